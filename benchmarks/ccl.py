@@ -31,8 +31,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from ccl_sides import OPTIONS, Case, Shared, measure, mpi_side, numpy_side
 
-from tvm_distir.native import ccl as native
-from tvm_distir.runtime.engines.mpi.launch import find_launcher
+from tvm_distir.execution.runtime.collectives import native_library as native
+from tvm_distir.execution.runtime.engines.mpi.launch import find_launcher
 
 TIMEOUT_S = 120.0
 MPI_CALLS = 50

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from tvm_distir.native import ccl as native
+from tvm_distir.execution.runtime.collectives import native_library as native
 
 TURNS = 12
 

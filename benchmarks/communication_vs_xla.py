@@ -18,7 +18,7 @@ from peers import JaxPeer
 from tvm import ir
 
 import tvm_distir as td
-from tvm_distir.plan import Plan
+from tvm_distir.core.plan.plan import Plan
 
 LAYERS = (1, 2, 8)
 SEQUENCE = {("param", "x"): "S[0], S[1]"}

@@ -25,9 +25,9 @@ from typing import Any
 from measure import cpu_seconds, interleaved, parser, print_setting, table
 
 import tvm_distir as td
-from tvm_distir.ir.rewrite import collector_paused
-from tvm_distir.program import Program
-from tvm_distir.strategy import make_plan
+from tvm_distir.core.rewriting.collector import collector_paused
+from tvm_distir.performance.program.program import Program
+from tvm_distir.planning.strategies.composition import make_plan
 
 SYSTEM = "dgx-a100"
 MOST_S = 0.5

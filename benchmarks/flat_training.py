@@ -19,8 +19,8 @@ from models import binding_count
 from tvm import ir
 
 import tvm_distir as td
-from tvm_distir.errors import DistIRError
-from tvm_distir.ir.attributes import PARAM_NAMES_ATTR
+from tvm_distir.core.ir.attributes import PARAM_NAMES_ATTR
+from tvm_distir.support.errors.tree import DistIRError
 
 LAYERS = 4
 SYSTEM = "dgx-a100"

@@ -21,9 +21,11 @@ from measure import parser, print_setting, table
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.runtime.collectives import ccl
-from tvm_distir.runtime.program import THREADS_VARIABLE, Lowered, np_dtype
-from tvm_distir.strategy import make_plan
+from tvm_distir.execution.runtime.collectives import ccl
+from tvm_distir.execution.runtime.program.cores import THREADS_VARIABLE
+from tvm_distir.execution.runtime.program.layout import np_dtype
+from tvm_distir.execution.runtime.program.lowered import Lowered
+from tvm_distir.planning.strategies.composition import make_plan
 
 CASES = [
     ("gpt", "zoo:gpt?size=tiny,layers=4,hidden=256,batch=4,seq=128,positions=128", "megatron:tp"),

@@ -19,26 +19,27 @@ from measure import parser, print_setting, table
 from tvm import ir, relax
 
 import tvm_distir as td
-from tvm_distir.ir.ops import dist_op_name
-from tvm_distir.ir.rewrite.substitute import substitute
-from tvm_distir.ir.rewrite.writer import with_body
-from tvm_distir.plan import Plan
-from tvm_distir.strategy import make_plan
-from tvm_distir.strategy.facts import as_mesh_spec, parameter_rule, tensor_parameters
-from tvm_distir.strategy.training import with_updates
-from tvm_distir.system import System
-from tvm_distir.transform import (
-    AnnotateSharding,
-    BucketGathers,
-    BucketReductions,
-    LegalizeRedistribute,
-    LowerDistIR,
-    OptimizeCollectives,
-    PropagateSharding,
-    ScheduleCollectives,
-    SplitCollectives,
-    traffic,
+from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.passes.annotate.passes import AnnotateSharding
+from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
+from tvm_distir.core.passes.lower.passes import LowerDistIR
+from tvm_distir.core.passes.propagate.passes import PropagateSharding
+from tvm_distir.core.plan.plan import Plan
+from tvm_distir.core.rewriting.substitute import substitute
+from tvm_distir.core.rewriting.writer import with_body
+from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.planning.strategies.model_info import (
+    as_mesh_spec,
+    parameter_rule,
+    tensor_parameters,
 )
+from tvm_distir.planning.strategies.training import with_updates
+from tvm_distir.transforms.optimize.bucket import BucketGathers, BucketReductions
+from tvm_distir.transforms.optimize.passes import OptimizeCollectives
+from tvm_distir.transforms.optimize.schedule import ScheduleCollectives
+from tvm_distir.transforms.optimize.split import SplitCollectives
+from tvm_distir.transforms.optimize.traffic import traffic
 
 Case = Callable[[int], tuple[ir.IRModule, Plan]]
 LARGE = models.Sizes(batch=16, seq=1024, hidden=2048, ffn=8192, heads=16)

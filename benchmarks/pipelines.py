@@ -67,9 +67,9 @@ def measured(case: Case, written_out: bool) -> dict[str, Any]:
         times_s[step], clock = now - clock, now
 
     import tvm_distir as td
-    from tvm_distir.ir.rewrite import collector_paused
-    from tvm_distir.strategy import make_plan
-    from tvm_distir.transform import ExpandSchedule
+    from tvm_distir.core.rewriting.collector import collector_paused
+    from tvm_distir.planning.strategies.composition import make_plan
+    from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule
 
     lap("import")
     numbers = {"micro_batches": case.micro_batches}

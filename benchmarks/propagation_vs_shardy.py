@@ -21,9 +21,9 @@ from peers import JaxPeer
 from tvm import ir
 
 import tvm_distir as td
-from tvm_distir import transform
-from tvm_distir.plan import Plan
-from tvm_distir.propagation import propagate
+from tvm_distir import transforms as transform
+from tvm_distir.core.plan.plan import Plan
+from tvm_distir.core.propagation.decide import propagate
 
 LAYERS = (1, 8, 32)
 LOWER = tvm.transform.Sequential(

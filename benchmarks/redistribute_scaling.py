@@ -16,8 +16,9 @@ from tvm import ir, relax
 from tvm.relax.distributed import Placement
 
 import tvm_distir as td
-from tvm_distir.ir import as_dtensor, placement_text
-from tvm_distir.redistribution.shards import bounds_of
+from tvm_distir.core.ir.placement import placement_text
+from tvm_distir.core.ir.types import as_dtensor
+from tvm_distir.core.redistribution.shards import bounds_of
 
 MESH = td.device_mesh({"dp": 2, "tp": 4})
 PLACES = list(itertools.product([-1, 0, 1], repeat=2))

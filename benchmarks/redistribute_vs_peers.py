@@ -20,9 +20,9 @@ from collectives import Collective, of_peer
 from measure import parser, print_setting, table
 from peers import JaxPeer, Peer, TorchPeer
 
-from tvm_distir.ir import P, R, placement_text
-from tvm_distir.redistribution import Planner
-from tvm_distir.redistribution.wire import step_wire
+from tvm_distir.core.ir.placement import P, R, placement_text
+from tvm_distir.core.redistribution.planner import Planner
+from tvm_distir.core.redistribution.wire import step_wire
 
 MESHES = ((2,), (4,), (8,), (2, 2), (4, 2), (2, 2, 2))
 EVERY: dict[str, dict[tuple[int, ...], int]] = {"torch DTensor": {}, "XLA:CPU": {(2, 2, 2): 11}}

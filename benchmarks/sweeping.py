@@ -20,7 +20,8 @@ from typing import Any
 from measure import parser, print_setting, table
 
 import tvm_distir as td
-from tvm_distir.sweeping import driver, learning
+from tvm_distir.planning.sweep import driver
+from tvm_distir.planning.sweep import partition as learning
 
 MODEL = "zoo:gpt?layers=32,dropout=0.1,fused_qkv=1"
 HIDDEN = [str(size) for size in range(4096, 10241, 256)]

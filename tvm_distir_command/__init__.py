@@ -20,7 +20,7 @@ def main() -> int:
     global registers
     registers = True
     try:
-        from tvm_distir.cli import main as run
+        from tvm_distir.interface.command.app import main as run
     except KeyboardInterrupt:
         if sys.stderr is not None:
             print("interrupted", file=sys.stderr)

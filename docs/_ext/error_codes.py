@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The directive ``error-codes``: the table of ``tvm_distir/errors/codes.py`` as it stands."""
+"""The directive ``error-codes``: the table of ``tvm_distir/support/errors/codes.py`` as it stands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-TABLE = Path(__file__).resolve().parents[2] / "tvm_distir/errors/codes.py"
+TABLE = Path(__file__).resolve().parents[2] / "tvm_distir/support/errors/codes.py"
 _LINE = re.compile(r'^    (?:# (?P<heading>.+)|"(?P<code>DIST\d{4})": "(?P<meaning>.+)",)$')
 
 

@@ -1,8 +1,8 @@
 // Licensed under the Apache License, Version 2.0; see LICENSE.
 // SPDX-License-Identifier: Apache-2.0
 //
-// The collectives that compiled level-5 code calls (signatures: tvm_distir/runtime/collectives/ccl.py), with
-// the bits of their reference, tvm_distir/collectives/meaning.py.
+// The collectives that compiled level-5 code calls (signatures: tvm_distir/execution/runtime/collectives/ccl.py), with
+// the bits of their reference, tvm_distir/core/collectives/meaning.py.
 
 #include <tvm/ffi/function.h>
 

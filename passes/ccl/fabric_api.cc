@@ -1,7 +1,7 @@
 // Licensed under the Apache License, Version 2.0; see LICENSE.
 // SPDX-License-Identifier: Apache-2.0
 //
-// What tvm_distir/native/ccl.py calls of a fabric.
+// What tvm_distir/execution/runtime/collectives/native_library.py calls of a fabric.
 
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/shape.h>

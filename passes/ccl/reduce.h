@@ -1,7 +1,7 @@
 // Licensed under the Apache License, Version 2.0; see LICENSE.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reductions over the terms of a group, bit-equal to tvm_distir/collectives/meaning.py.
+// Reductions over the terms of a group, bit-equal to tvm_distir/core/collectives/meaning.py.
 
 #ifndef TVM_DISTIR_PASSES_CCL_REDUCE_H_
 #define TVM_DISTIR_PASSES_CCL_REDUCE_H_
@@ -13,7 +13,7 @@
 
 namespace tvm_distir {
 
-// In the order of REDUCE_OPS in tvm_distir/collectives/meaning.py, and the average after them.
+// In the order of REDUCE_OPS in tvm_distir/core/collectives/meaning.py, and the average after them.
 enum ReduceOp : int64_t { kSum, kProd, kMin, kMax, kAvg, kReduceOpCount };
 
 // What one element type needs. Terms are reduced in the order of the vector, one after the other;

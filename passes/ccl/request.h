@@ -20,7 +20,7 @@ namespace tvm_distir {
 
 constexpr const char* kLoweringBug = "This is a bug of the lowering.";
 
-// In the order of NATIVE_KINDS in tvm_distir/native/ccl.py.
+// In the order of NATIVE_KINDS in tvm_distir/execution/runtime/collectives/native_library.py.
 enum Kind : int64_t {
   kAllReduce, kAllGather, kReduceScatter, kAllToAll, kPermute, kLocalSlice, kPartial, kAxisIndex,
   kBroadcast, kScatter, kGather

@@ -1,8 +1,8 @@
 // Licensed under the Apache License, Version 2.0; see LICENSE.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Collectives that no level-5 op stands for (signatures: tvm_distir/runtime/collectives/ccl.py),
-// with the bits of their reference, tvm_distir/collectives/rooted.py: from and to one rank, in parts
+// Collectives that no level-5 op stands for (signatures: tvm_distir/execution/runtime/collectives/ccl.py),
+// with the bits of their reference, tvm_distir/core/collectives/rooted.py: from and to one rank, in parts
 // of any size; and messages.
 
 #include <tvm/ffi/container/array.h>

@@ -20,7 +20,7 @@ struct Fault {
   std::string Text() const;
 };
 
-// Throws it through the FFI with its fields, as tvm_distir/errors/crossing.py does.
+// Throws it through the FFI with its fields, as tvm_distir/support/errors/ffi.py does.
 [[noreturn]] void Raise(const Fault& fault);
 
 // The fields that came with an error, or its text.

@@ -5,7 +5,7 @@
 //
 // An activity begins when all its tokens have come. Where links are full, speeds are max-min fair,
 // and found anew whenever an activity begins, ends, or goes on to a piece with other loads. The
-// same sums in the same order as in tvm_distir/native/meeting_reference.py.
+// same sums in the same order as in tvm_distir/performance/engine/meeting_reference.py.
 
 #ifndef TVM_DISTIR_PASSES_SIMULATE_MEETING_H_
 #define TVM_DISTIR_PASSES_SIMULATE_MEETING_H_
@@ -23,7 +23,7 @@ using Floats = std::vector<double>;
 constexpr int64_t kFlow = -1;  // instead of a map: a message
 constexpr int64_t kJoin = -2;  // ... what is there when all its tokens are
 
-// See tvm_distir/native/activities.py.
+// See tvm_distir/performance/engine/activities.py.
 struct Activities {
   Ints matrix, matrix_begin, matrix_ports;
   Ints kind, group, rank, spent;

@@ -4,39 +4,33 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import campaign_modules
-import campaign_plans
 import numpy as np
 import tvm
 import tvm_ffi
 from tvm import ir, relax
 
 import tvm_distir as td
-from tvm_distir.analysis import check_level
-from tvm_distir.errors import DistIRError
-from tvm_distir.ir import flat_types
-from tvm_distir.plan import Plan
-from tvm_distir.runtime import Reference, VirtualEngine
-from tvm_distir.runtime.program.layout import np_dtype
-from tvm_distir.transform import (
-    AnnotateSharding,
-    LegalizeRedistribute,
-    LowerDistIR,
-    OptimizeCollectives,
-    PropagateSharding,
-)
-from tvm_distir.verification.claims import claimed_collectives, differences
-from tvm_distir.verification.twin import widened, widened_inputs
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
-from systems import QUICK
+from tests.campaign import campaign_modules, campaign_plans
+from tests.planning.search.systems import QUICK
+from tvm_distir.core.analysis.levels import check_level
+from tvm_distir.core.ir.types import flat_types
+from tvm_distir.core.passes.annotate.passes import AnnotateSharding
+from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
+from tvm_distir.core.passes.lower.passes import LowerDistIR
+from tvm_distir.core.passes.propagate.passes import PropagateSharding
+from tvm_distir.core.plan.plan import Plan
+from tvm_distir.execution.runtime.engines.reference import Reference
+from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
+from tvm_distir.execution.runtime.program.layout import np_dtype
+from tvm_distir.execution.verification.collective_counts import claimed_collectives, differences
+from tvm_distir.execution.verification.float32_reference import widened, widened_inputs
+from tvm_distir.support.errors.tree import DistIRError
+from tvm_distir.transforms.optimize.passes import OptimizeCollectives
 
 RTOLS = {"float16": 3e-2, "bfloat16": 2e-1}
 RTOL = 1e-3

@@ -8,14 +8,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import campaign_ops
-import campaign_ops_nn
-import campaign_ops_rare
 import numpy as np
-from campaign_writer import SIZE_WEIGHTS, SIZES, Callee, Item, Skip, Writer
 from tvm import ir, relax
 
-from tvm_distir.runtime.program.layout import np_dtype
+from tests.campaign import campaign_ops, campaign_ops_nn, campaign_ops_rare
+from tests.campaign.campaign_writer import SIZE_WEIGHTS, SIZES, Callee, Item, Skip, Writer
+from tvm_distir.execution.runtime.program.layout import np_dtype
 
 OPS = campaign_ops.OPS + campaign_ops_nn.OPS + campaign_ops_rare.OPS
 SHARES = np.array([share for share, _ in OPS]) / sum(share for share, _ in OPS)

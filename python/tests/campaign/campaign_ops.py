@@ -7,9 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from campaign_writer import Item, Writer
 from tvm import relax
 from tvm.relax import op as R
+
+from tests.campaign.campaign_writer import Item, Writer
 
 
 def unary(w: Writer) -> Item:

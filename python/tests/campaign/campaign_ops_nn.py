@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from campaign_writer import EXACT_BOUNDS, NORM_DTYPES, Item, Skip, Writer
 from tvm import ir, relax
 from tvm.relax import op as R
+
+from tests.campaign.campaign_writer import EXACT_BOUNDS, NORM_DTYPES, Item, Skip, Writer
 
 CALL_BOUND = 64.0
 """Largest magnitude a private function is written for."""

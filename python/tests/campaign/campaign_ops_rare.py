@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from campaign_writer import EXACT_BOUNDS, NORM_DTYPES, Item, Skip, Writer
 from tvm import relax, te, tirx
 from tvm.relax import op as R
+
+from tests.campaign.campaign_writer import EXACT_BOUNDS, NORM_DTYPES, Item, Skip, Writer
 
 
 def _twice_plus_one(x: te.Tensor) -> te.Tensor:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from campaign_check import CAREFUL_EVERY, THREADS_EVERY, Case, Outcome, check
+from tests.campaign.campaign_check import CAREFUL_EVERY, THREADS_EVERY, Case, Outcome, check
 
 CASE_LIMIT_S = 60.0
 START_LIMIT_S = 120.0

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
-from campaign_check import Case, Outcome
+
+from tests.campaign.campaign_check import Case, Outcome
 
 FOLDER = Path(__file__).parent / "regressions"
 

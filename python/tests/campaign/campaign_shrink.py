@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import tvm_ffi
-from campaign_check import Case, Outcome, check
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_distir.transform import InlinePrivateFunctions
+from tests.campaign.campaign_check import Case, Outcome, check
+from tvm_distir.transforms.inline.passes import InlinePrivateFunctions
 
 Edit = Callable[[], Case]
 

@@ -3,8 +3,3 @@
 """Makes the campaign's files importable by its tests."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -1,26 +1,28 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Random modules, meshes and plans the whole way; `scripts/campaign.py` runs many more."""
+"""Random modules, meshes and plans the whole way; `scripts/checks/campaign.py` runs many more."""
 
 from __future__ import annotations
 
 import collections
 
-import campaign_check
-import campaign_modules
-import campaign_plans
-import campaign_runner
-import campaign_saved
-import campaign_shrink
 import numpy as np
 import pytest
 import tvm_ffi
-from campaign_check import Case, Outcome
 from tvm import ir, relax
 
-from tvm_distir.ops.families import reductions
-from tvm_distir.ops.local import masking
-from tvm_distir.transform import LowerDistIR
+from tests.campaign import (
+    campaign_check,
+    campaign_modules,
+    campaign_plans,
+    campaign_runner,
+    campaign_saved,
+    campaign_shrink,
+)
+from tests.campaign.campaign_check import Case, Outcome
+from tvm_distir.core.ops.families import reductions
+from tvm_distir.core.ops.local import masking
+from tvm_distir.core.passes.lower.passes import LowerDistIR
 
 SEEDS = (1000, 1060)
 REFUSALS = {"DIST0411"}

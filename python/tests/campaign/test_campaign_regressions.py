@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import json
 
-import campaign_saved
 import pytest
-from campaign_check import check
+
+from tests.campaign import campaign_saved
+from tests.campaign.campaign_check import check
 
 PATHS = sorted(campaign_saved.FOLDER.glob("*.json"))
 

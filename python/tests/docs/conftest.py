@@ -4,14 +4,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
-
-from doc_runner import Reader
+from tests.docs.doc_runner import Reader
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ class Reader:
         programs = folder / ".bin"
         programs.mkdir()
         command = programs / "tvm-distir"
-        program = f"#!/bin/sh\nexec '{sys.executable}' -m tvm_distir.cli \"$@\"\n"
+        program = f"#!/bin/sh\nexec '{sys.executable}' -m tvm_distir.interface.command \"$@\"\n"
         command.write_text(program, encoding="utf-8")
         command.chmod(0o755)
         package = Path(tvm_distir.__file__).resolve().parents[1]

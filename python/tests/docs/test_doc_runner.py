@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from doc_runner import Reader
+    from tests.docs.doc_runner import Reader
 
 
 def page(folder: Path, text: str) -> Path:

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tvm_distir import strategy
-from tvm_distir.cli.app import build_parser
-from tvm_distir.system import System
+from tvm_distir.core.cost_model.model import System
+from tvm_distir.interface.command.app import build_parser
+from tvm_distir.planning import strategies as strategy
 
 ROOT = Path(__file__).parents[3]
 
 
 def script():
     """The script that runs them all."""
-    path = ROOT / "scripts" / "docs_commands.py"
+    path = ROOT / "scripts" / "docs_tools" / "docs_commands.py"
     spec = importlib.util.spec_from_file_location("docs_commands", path)
     module = sys.modules["docs_commands"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

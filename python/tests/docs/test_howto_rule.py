@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tvm_distir.ops import registry
+from tvm_distir.core.ops import registry
 
 if TYPE_CHECKING:
-    from doc_runner import Reader
+    from tests.docs.doc_runner import Reader
 
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/howto/rule.md"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from doc_runner import Reader
+    from tests.docs.doc_runner import Reader
 
 HOWTO = Path(__file__).resolve().parents[3] / "docs/howto"
 

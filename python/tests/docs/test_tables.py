@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def writer() -> ModuleType:
-    """``scripts/update_docs_tables.py`` as a module."""
-    path = ROOT / "scripts/update_docs_tables.py"
+    """``scripts/docs_tools/update_docs_tables.py`` as a module."""
+    path = ROOT / "scripts/docs_tools/update_docs_tables.py"
     spec = importlib.util.spec_from_file_location("update_docs_tables", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import ir, relax, tirx
 
-from tvm_distir.verification import draw_inputs
+from tvm_distir.execution.verification.random_inputs import draw_inputs
 
 B, H, T, D = 4, 4, 6, 8
 E = H * D

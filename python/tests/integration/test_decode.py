@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,21 +12,7 @@ import tvm_ffi
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.analysis import check_level
-from tvm_distir.errors import LoweringError, PropagationError
-from tvm_distir.ops import PackedForm, register_packed_rule
-from tvm_distir.runtime import VirtualEngine
-from tvm_distir.transform import (
-    AnnotateSharding,
-    LegalizeRedistribute,
-    LowerDistIR,
-    OptimizeCollectives,
-    PropagateSharding,
-)
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from decode_models import (
+from tests.integration.decode_models import (
     UPDATES,
     B,
     E,
@@ -40,6 +24,15 @@ from decode_models import (
     tensor_cache,
     var,
 )
+from tvm_distir.core.analysis.levels import check_level
+from tvm_distir.core.ops.packed import PackedForm, register_packed_rule
+from tvm_distir.core.passes.annotate.passes import AnnotateSharding
+from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
+from tvm_distir.core.passes.lower.passes import LowerDistIR
+from tvm_distir.core.passes.propagate.passes import PropagateSharding
+from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
+from tvm_distir.support.errors.tree import LoweringError, PropagationError
+from tvm_distir.transforms.optimize.passes import OptimizeCollectives
 
 F32 = "float32"
 HEADS = {"wq": "S[1]", "wk": "S[1]", "wv": "S[1]", "wo": "S[0]"}

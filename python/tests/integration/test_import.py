@@ -66,7 +66,7 @@ def test_stock_passes_and_ops_answer_as_without_the_package():
 def test_tvms_runtime_only_library_has_no_ops_to_add():
     """With TVM_USE_RUNTIME_LIB=1 the import neither fails nor warns."""
     env = {**os.environ, "TVM_USE_RUNTIME_LIB": "1"}
-    code = "import tvm, tvm_distir; from tvm_distir.autoload import autoload; autoload()"
+    code = "import tvm, tvm_distir; from tvm_distir.interface.autoload import autoload; autoload()"
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert done.stdout == done.stderr == ""

@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 import tvm_distir as td
-from tvm_distir import strategy
-from tvm_distir.analysis import check_level
-from tvm_distir.frontend.onnx import gpt2
+from tvm_distir.core.analysis.levels import check_level
+from tvm_distir.models.onnx import gpt2
+from tvm_distir.planning import strategies as strategy
 
 pytestmark = pytest.mark.optimized  # these run as users do
 

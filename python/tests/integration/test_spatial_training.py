@@ -10,7 +10,7 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.strategy import make_plan
+from tvm_distir.planning.strategies.composition import make_plan
 
 nn, op = relax.op.nn, relax.op
 MESHES = {"spatial_parallel": {"sp": 2}, "data_parallel+spatial_parallel": {"dp": 2, "sp": 2}}

@@ -11,12 +11,13 @@ import sys
 import pytest
 
 import tvm_distir as td
-from tvm_distir.explain import explain
-from tvm_distir.frontend import load_model
-from tvm_distir.runtime import engine
-from tvm_distir.strategy import make_plan
-from tvm_distir.transform import AnnotateSharding, PropagateSharding
-from tvm_distir.transform.gradient import train_step
+from tvm_distir.core.passes.annotate.passes import AnnotateSharding
+from tvm_distir.core.passes.propagate.passes import PropagateSharding
+from tvm_distir.execution.runtime.engines.registry import engine
+from tvm_distir.interface.explain.explainer import explain
+from tvm_distir.models.model import load_model
+from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.transforms.training.train_step import train_step
 
 GPT = "zoo:gpt?size=tiny,layers=1,hidden=32,vocab=67,batch=8"
 VIT = "zoo:vit?size=tiny,layers=1,hidden=32,batch=8"
@@ -78,7 +79,9 @@ def test_explanations_decide_as_the_passes_do():
 
 def run(*words):
     done = subprocess.run(
-        [sys.executable, "-m", "tvm_distir.cli", *words], capture_output=True, text=True
+        [sys.executable, "-m", "tvm_distir.interface.command", *words],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

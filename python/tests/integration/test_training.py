@@ -9,12 +9,17 @@ from collections import Counter
 import pytest
 
 import tvm_distir as td
-from tvm_distir.analysis import check_level
-from tvm_distir.plan import Plan, data_positions
-from tvm_distir.strategy import make_plan
-from tvm_distir.strategy.facts import as_mesh_spec, parameter_rule, tensor_parameters
-from tvm_distir.strategy.training import with_updates
-from tvm_distir.transform import BucketGathers, BucketReductions
+from tvm_distir.core.analysis.levels import check_level
+from tvm_distir.core.plan.plan import Plan
+from tvm_distir.core.plan.roles import data_positions
+from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.planning.strategies.model_info import (
+    as_mesh_spec,
+    parameter_rule,
+    tensor_parameters,
+)
+from tvm_distir.planning.strategies.training import with_updates
+from tvm_distir.transforms.optimize.bucket import BucketGathers, BucketReductions
 
 #: Vocabularies that divide by nothing: the table is padded.
 SMALL = {"layers": 1, "hidden": 32, "heads": 4, "vocab": 63, "seq": 8, "batch": 4}

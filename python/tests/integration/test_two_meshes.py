@@ -18,8 +18,8 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 import tvm_distir as td
-from tvm_distir.analysis import check_level
-from tvm_distir.ir import mesh_index
+from tvm_distir.core.analysis.levels import check_level
+from tvm_distir.core.ir.mesh import mesh_index
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "two_meshes.py"

@@ -8,8 +8,8 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.plan import Plan
-from tvm_distir.transform import traffic
+from tvm_distir.core.plan.plan import Plan
+from tvm_distir.transforms.optimize.traffic import traffic
 
 F = "float32"
 IMAGE = [1, 2, 10, 6]

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The zoo's models on meshes of two and three axes: data, tensor, expert and spatial, verified.
 
-Larger sizes, and the bundled ONNX models: ``scripts/verify_models.py``.
+Larger sizes, and the bundled ONNX models: ``scripts/checks/verify_models.py``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import pytest
 
 import tvm_distir as td
-from tvm_distir import strategy
-from tvm_distir.analysis import check_level
-from tvm_distir.plan import Plan
+from tvm_distir.core.analysis.levels import check_level
+from tvm_distir.core.plan.plan import Plan
+from tvm_distir.planning import strategies as strategy
 
 MODELS = {
     "gpt": "zoo:gpt?size=tiny,layers=1,hidden=32,vocab=67,batch=12",

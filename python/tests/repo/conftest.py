@@ -26,7 +26,7 @@ class Module:
     path : Path
         Relative to the root of the repository.
     name : str
-        As it is imported, e.g. ``tvm_distir.ir.mesh``.
+        As it is imported, e.g. ``tvm_distir.core.ir.mesh``.
     is_package : bool
         Whether it is an ``__init__.py``.
     tree : ast.Module

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tvm_distir import errors
+from tvm_distir.support import errors
 
 if TYPE_CHECKING:
     from conftest import Module
 
 CODE = re.compile(r"DIST\d{4}")
-TABLE = Path("tvm_distir/errors/codes.py")
+TABLE = Path("tvm_distir/support/errors/codes.py")
 # The range of each class (docs/dev/architecture.md, "errors").
 RANGES = {
     "DependencyError": r"01(?![56])",

@@ -34,7 +34,7 @@ def rooms(root: Path) -> list[str]:
 
 
 def _absolute(module: Module, node: ast.ImportFrom) -> str:
-    """The module a ``from ... import`` names, e.g. ``tvm_distir.ir`` for ``from ..ir import``."""
+    """The module a ``from ... import`` names, e.g. ``tvm_distir.core.ir`` for ``from ..ir import``."""
     if not node.level:
         return node.module or ""
     words = module.name.split(".")
@@ -230,14 +230,34 @@ def test_the_package_itself_is_asked_by_the_command_only(house: House) -> None:
 @pytest.mark.parametrize(
     ("source", "name", "is_package", "expected"),
     [
-        ("from ..plan import Plan", "tvm_distir.ir.mesh", False, ("tvm_distir.plan", "Plan")),
-        ("from .. import plan", "tvm_distir.ir.mesh", False, ("tvm_distir", "plan")),
-        ("from .. import plan", "tvm_distir.ir", True, ("tvm_distir", "plan")),
-        ("from ..plan import Plan", "tvm_distir.ir", True, ("tvm_distir.plan", "Plan")),
-        ("from ...plan import P", "tvm_distir.frontend.zoo", True, ("tvm_distir.plan", "P")),
-        ("def f():\n from tvm_distir import p", "tvm_distir.ir.mesh", False, ("tvm_distir", "p")),
-        ("if TYPE_CHECKING:\n import tvm_distir.plan", "t.ir", True, ("tvm_distir.plan", None)),
-        ("import_module('tvm_distir.plan')", "tvm_distir.ir", True, ("tvm_distir.plan", None)),
+        (
+            "from ..plan import Plan",
+            "tvm_distir.core.ir.mesh",
+            False,
+            ("tvm_distir.core.plan", "Plan"),
+        ),
+        ("from .. import plan", "tvm_distir.core.ir.mesh", False, ("tvm_distir", "plan")),
+        ("from .. import plan", "tvm_distir.core.ir", True, ("tvm_distir", "plan")),
+        ("from ..plan import Plan", "tvm_distir.core.ir", True, ("tvm_distir.core.plan", "Plan")),
+        ("from ...plan import P", "tvm_distir.models.zoo", True, ("tvm_distir.core.plan", "P")),
+        (
+            "def f():\n from tvm_distir import p",
+            "tvm_distir.core.ir.mesh",
+            False,
+            ("tvm_distir", "p"),
+        ),
+        (
+            "if TYPE_CHECKING:\n import tvm_distir.core.plan",
+            "t.ir",
+            True,
+            ("tvm_distir.core.plan", None),
+        ),
+        (
+            "import_module('tvm_distir.core.plan')",
+            "tvm_distir.core.ir",
+            True,
+            ("tvm_distir.core.plan", None),
+        ),
     ],
 )
 def test_the_walk_sees_every_form_of_import(
@@ -250,9 +270,14 @@ def test_the_walk_sees_every_form_of_import(
 
 
 def test_wrong_imports_are_found(rooms: list[str], house: House) -> None:
-    up = Import("tvm_distir/errors/tree.py:1", "tvm_distir.errors.tree", "tvm_distir.cli", "main")
+    up = Import(
+        "tvm_distir/support/errors/tree.py:1",
+        "tvm_distir.support.errors.tree",
+        "tvm_distir.interface.command",
+        "main",
+    )
     assert len(_upward(rooms, house, [up])) == 1
-    inner = Import("x:1", "tvm_distir.transform.outline.x", "tvm_distir.transform.lower", "X")
+    inner = Import("x:1", "tvm_distir.transforms.outline.x", "tvm_distir.core.passes.lower", "X")
     assert len(_upward(rooms, house, [inner])) == 1
     assert _circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
     assert _circles({"a": {"b", "c"}, "b": {"c"}}) == []

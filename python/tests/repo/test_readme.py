@@ -21,9 +21,9 @@ def text(root: Path) -> str:
 
 @pytest.fixture(scope="module")
 def writer(root: Path) -> ModuleType:
-    """``scripts/update_readme.py`` as a module."""
+    """``scripts/docs_tools/update_readme.py`` as a module."""
     spec = importlib.util.spec_from_file_location(
-        "update_readme", root / "scripts/update_readme.py"
+        "update_readme", root / "scripts/docs_tools/update_readme.py"
     )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -40,7 +40,7 @@ def test_example_prints_what_the_readme_shows(text: str, writer: ModuleType) -> 
     assert slot is not None and "$ tvm-distir analyze" in slot[0]
     shown, printed = slot[0], writer.regenerate(slot[0])
     assert writer.without_timings(shown) == writer.without_timings(printed), (
-        "run .venv/bin/python scripts/update_readme.py"
+        "run .venv/bin/python scripts/docs_tools/update_readme.py"
     )
 
 

@@ -15,8 +15,8 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from tvm_distir import _versions
-from tvm_distir.errors import DependencyError
+from tvm_distir.support import versions as _versions
+from tvm_distir.support.errors.tree import DependencyError
 
 TVM, FFI = _versions.PINS
 Runner = Callable[[str], "subprocess.CompletedProcess[str]"]

@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Systems as data: the files that come with the package, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.reading import DATA, system_names
+from tvm_distir.support.errors.tree import HardwareError
+
+
+@pytest.fixture
+def data():
+    return json.loads((DATA / "dgx-a100.json").read_text())
+
+
+def test_names():
+    assert {"dgx-a100", "dgx-h100", "laptop-cpu"} <= set(system_names())
+
+
+@pytest.mark.parametrize("name", system_names())
+def test_every_number_has_a_source(name):
+    data = json.loads((DATA / f"{name}.json").read_text())
+    assert System.load(name).name == name == data["name"]
+
+    def keys(value, path):
+        if not isinstance(value, dict):
+            return [path] if isinstance(value, (int, float)) else []
+        return [leaf for key, one in value.items() for leaf in keys(one, [*path, key])]
+
+    sources = data.pop("sources")
+    data.pop("schema_version")
+    for constant in data.pop("constants", {}).values():
+        assert constant["source"] and constant["unit"] and constant["meaning"]
+    leaves = keys(data, [])
+    assert len(leaves) > 15
+    for leaf in leaves:
+        named = [".".join(leaf[:n]) for n in range(2, len(leaf) + 1)]
+        assert any(key in sources for key in named), leaf
+    prefixes = {".".join(leaf[:n]) for leaf in leaves for n in range(1, len(leaf) + 1)}
+    assert set(sources) <= prefixes, "a source of something that is not there"
+
+
+def test_load_by_path(tmp_path, data):
+    data["name"] = "mine"
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(data))
+    mine, stock = System.load(path), System.load("dgx-a100")
+    assert mine.name == "mine"
+    assert mine.device == stock.device
+    assert System.load(str(path)) == mine
+    assert mine.memory_capacity_bytes == 80 * 1024**3
+
+
+def test_frozen():
+    with pytest.raises(AttributeError):
+        System.load("dgx-a100").name = "other"
+
+
+def refused(data, code="DIST0703"):
+    with pytest.raises(HardwareError) as caught:
+        System.from_dict(data, "s.json")
+    assert caught.value.code == code
+    return str(caught.value)
+
+
+def changed(data, path, value):
+    out = copy.deepcopy(data)
+    *head, last = path.split("/")
+    node = out
+    for key in head:
+        node = node[key]
+    if value is ...:
+        del node[last]
+    else:
+        node[last] = value
+    return out
+
+
+def test_missing_names_the_available():
+    with pytest.raises(HardwareError) as caught:
+        System.load("dgx-a10")
+    text = str(caught.value)
+    assert text.startswith("DIST0701")
+    assert 'Did you mean "dgx-a100"?' in text
+    for name in system_names():
+        assert name in text
+
+
+@pytest.mark.parametrize("content", ["{", "", "\x00", '{"a": }'])
+def test_no_json(tmp_path, content):
+    path = tmp_path / "broken.json"
+    path.write_text(content)
+    with pytest.raises(HardwareError) as caught:
+        System.load(path)
+    assert caught.value.code == "DIST0702"
+    assert str(path) in str(caught.value)
+
+
+def test_binary_file(tmp_path):
+    path = tmp_path / "binary.json"
+    path.write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(HardwareError, match="DIST0702"):
+        System.load(path)
+
+
+def test_unknown_key_names_the_nearest(data):
+    text = refused(changed(data, "device/memory_bandwith_GBps", 1.0))
+    assert "s.json/device/memory_bandwith_GBps" in text
+    assert 'Did you mean "memory_bandwidth_GBps"?' in text
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("schema_version", 2),
+        ("schema_version", True),
+        ("device/memory_capacity_GiB", ...),
+        ("device/memory_capacity_GiB", 0),
+        ("device/memory_capacity_GiB", -1),
+        ("device/memory_capacity_GiB", "80"),
+        ("device/memory_capacity_GiB", True),
+        ("device/memory_bandwidth_GBps", float("nan")),
+        ("device/memory_bandwidth_GBps", float("inf")),
+        ("device/launch_floor_us", -0.5),
+        ("device/matmul_TFLOPs", {"float16": 312}),
+        ("device/matmul_TFLOPs", [312]),
+        ("device/efficiency/matmul", ...),
+        ("device/efficiency/matmul/flops", 1.5),
+        ("device/efficiency/matmul/flops", 0),
+        ("device/efficiency/mamtul", {"flops": 1, "bandwidth": 1}),
+        ("intra_node/devices_per_node", 0),
+        ("intra_node/devices_per_node", 8.0),
+        ("intra_node", ...),
+        ("inter_node/nics_per_node", None),
+        ("name", ""),
+        ("name", 3),
+        ("sources", []),
+        ("sources/x", 3),
+    ],
+)
+def test_wrong_values(data, path, value):
+    bad = changed(data, path, value)
+    assert path.split("/")[0] in refused(bad)
+
+
+@pytest.mark.parametrize("whole", [[], None, 3, "text"])
+def test_no_object(whole):
+    refused(whole)

@@ -1,0 +1,250 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of redistributions: executed on NumPy shards, and compared with an exhaustive search."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.core.passes import redistribute_harness as h
+from tests.core.passes.redistribute_search import FREE, Search
+from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.ir.placement import P, R, local_shape
+from tvm_distir.core.redistribution import planner
+from tvm_distir.core.redistribution.planner import Planner, plan_steps
+from tvm_distir.support.errors.tree import LoweringError, UsageError
+
+
+@pytest.mark.parametrize("mesh", h.MESHES, ids=str)
+@pytest.mark.parametrize("sizes", [h.EVEN, h.UNEVEN, h.RAGGED], ids=["even", "uneven", "ragged"])
+def test_executed_plans_give_the_placement(mesh, sizes):
+    """Some of the pairs that scripts/checks/prove_redistribute.py runs all of."""
+    cases = list(h.all_cases([mesh], [sizes]))
+    chosen = cases if len(cases) <= 150 else cases[:: len(cases) // 150]
+    plans = Planner()
+    for case in chosen:
+        steps = plans.plan(*h.request(case)).steps
+        assert not h.difference(case, steps), case.text()
+
+
+def test_a_wrong_step_is_found():
+    """The harness sees a step along the wrong dim, and one that takes padding for data."""
+    case = h.Case((8, 8), (0,), (1,), (2,), (0, 1))
+    (step,) = plan_steps((8, 8), (0,), (1,), (2,))
+    assert not h.difference(case, [step])
+    assert h.difference(case, [replace(step, gather_dim=1, split_dim=0)])
+    # Blocks of the inner axis are not cut further by the outer one: rank 1 would get its row 3.
+    case = h.Case((6,), (R, 0), (0, 0), (2, 2), (0, 1, 2, 3))
+    (step,) = plan_steps((6,), (R, R), (0, 0), (2, 2))
+    assert h.difference(case, [replace(step, axes=(0,))])
+
+
+def by_bytes(move, _):
+    """Four bytes an element on the wire, and the launch."""
+    _, elements, fixed, _ = move
+    return math.ceil(4 * elements) + fixed
+
+
+SMALL = [
+    ((2,), (7, 2)),
+    ((4,), (8, 6)),
+    ((2, 2), (6,)),
+    ((2, 2), (8, 6)),
+    ((2, 2), (5, 9)),
+    ((2, 3), (8, 9)),
+    ((2, 3), (40, 30)),
+    ((2, 2, 2), (5,)),
+]
+
+
+@pytest.mark.parametrize(("mesh", "shape"), SMALL, ids=str)
+@pytest.mark.parametrize("bound", [1.0, 4.0])
+def test_no_sequence_of_collectives_is_cheaper(mesh, shape, bound):
+    """All pairs of placements, partial ones included, within and without much memory."""
+    search, plans = Search(shape, mesh), Planner(memory_bound=bound)
+    for before, after in itertools.permutations(search.states, 2):
+        found = plans.plan(shape, before, after, mesh)
+        assert found.cost == search.cheapest(before, after, bound, by_bytes, 4), (before, after)
+
+
+def test_no_sequence_is_faster_on_a_system():
+    """Two nodes of two devices: the same by the times of a system, within a picosecond a step."""
+    system = System.load("dgx-a100")
+    near = replace(system.intra_node, devices_per_node=2, bandwidth_GBps=0.02)
+    far = replace(system.inter_node, bandwidth_per_nic_GBps=0.005)
+    system = replace(system, intra_node=near, inter_node=far)
+    shape, mesh = (40, 30), (2, 2)
+    search, plans = Search(shape, mesh), Planner(system)
+    ids = {(0,): [[0, 2], [1, 3]], (1,): [[0, 1], [2, 3]], (0, 1): [[0, 1, 2, 3]]}
+
+    def price(move, state):
+        after, elements, _, kind = move
+        if kind in ("local_slice", "partial"):
+            return FREE
+        pairs = enumerate(zip(state, after))
+        moving = kind in ("exchange", "terms")
+        axes = tuple(a for a, (x, y) in pairs if x != y or (moving and x >= 0))
+        k = math.prod(mesh[a] for a in axes)
+        result = {
+            "all_reduce": elements * k / 2 / (k - 1) if k > 1 else 0,
+            "reduce_scatter": elements / (k - 1),
+            "exchange": elements,
+            "terms": elements,
+        }.get(kind, elements * k / (k - 1))
+        groups = ids[axes]
+        sharing = system.nic_sharing(groups)
+        wire = "exchange" if moving else kind
+        times = [system.collective_time_s(wire, round(4 * result), g, sharing) for g in groups]
+        return round(1e12 * max(times)) + 8 * moving
+
+    for before, after in itertools.permutations(search.states, 2):
+        want = search.cheapest(before, after, 1.0, price, 4)
+        got = plans.plan(shape, before, after, mesh).cost
+        assert abs(got - want) <= 4, (before, after)
+
+
+def kinds(*args):
+    return [s.kind for s in plan_steps(*args)]
+
+
+def test_plans_are_the_natural_ones():
+    big = (1024, 1024)
+    assert kinds(big, (R, 0), (R, 0), (2, 2)) == []
+    assert kinds(big, (0,), (R,), (4,)) == ["all_gather"]
+    assert kinds(big, (0,), (1,), (4,)) == ["all_to_all"]
+    assert kinds(big, (P,), (R,), (4,)) == ["all_reduce"]
+    assert kinds(big, (P,), (1,), (4,)) == ["reduce_scatter"]
+    assert kinds(big, (R,), (1,), (4,)) == ["local_slice"]
+    assert kinds(big, (P, P), (R, R), (2, 4)) == ["all_reduce"]
+    assert kinds(big, (0, R), (0, 0), (2, 4)) == ["local_slice"]
+    # One collective over both axes, not one after the other.
+    assert kinds(big, (0, 0), (R, R), (2, 4)) == ["all_gather"]
+    assert kinds(big, (P, P), (0, 0), (2, 4)) == ["reduce_scatter"]
+    assert kinds(big, (0, 0), (1, 1), (2, 4)) == ["all_to_all"]
+    # Cut along the other axis before gathering, so that less is gathered.
+    assert kinds(big, (0, R), (R, 1), (2, 4)) == ["local_slice", "all_gather"]
+    # The same shards on other devices; the major axis gathered under a minor one.
+    assert kinds(big, (0, R), (R, 0), (2, 2)) == ["exchange"]
+    assert kinds(big, (0, 0), (R, 0), (2, 2)) == ["exchange"]
+    assert kinds(big, (0, 1), (1, 0), (2, 2)) == ["exchange"]
+
+
+def test_an_uneven_dim_over_two_axes():
+    """6 rows over 2 x 2 are 2 and 1 in each block of 3: blocks are cut and joined in place."""
+    for before, after, kind, axes in (
+        ((P, P), (0, 0), "reduce_scatter", (0, 1)),
+        ((0, P), (0, 0), "reduce_scatter", (1,)),
+        ((0, R), (0, 0), "local_slice", (1,)),
+        ((R, R), (0, 0), "local_slice", (0, 1)),
+        ((0, 0), (0, R), "all_gather", (1,)),
+        ((R, 0), (0, 0), "exchange", (0, 1)),
+    ):
+        (step,) = plan_steps((6,), before, after, (2, 2))
+        assert (step.kind, step.axes) == (kind, axes)
+
+
+@pytest.mark.parametrize("mesh", [(4,), (2, 2), (2, 2, 2)], ids=str)
+def test_no_shard_on_the_way_is_larger_than_the_ends(mesh):
+    shape, plans = (16, 8), Planner()
+    words = h.placements(2, len(mesh), True)
+    pairs = list(itertools.product(words, words))
+    for before, after in pairs[:: max(1, len(pairs) // 300)]:
+        found = plans.plan(shape, before, after, mesh)
+        ends = [math.prod(local_shape(shape, x, mesh)) for x in (before, after)]
+        way = [math.prod(local_shape(shape, s.after, mesh)) for s in found.steps]
+        assert max([*way, *ends]) == max(ends)
+        assert found.peak_bytes == 4 * max(ends)
+
+
+def test_more_memory_makes_some_plans_cheaper_and_none_dearer():
+    shape, mesh = (16, 8), (2, 2)
+    tight, loose = Planner(), Planner(memory_bound=None)
+    words = h.placements(2, 2, True)
+    costs = [
+        (tight.plan(shape, a, b, mesh).cost, loose.plan(shape, a, b, mesh).cost)
+        for a, b in itertools.product(words, words)
+    ]
+    assert all(x >= y for x, y in costs)
+
+
+def test_memory_bounds_that_cannot_be_kept():
+    with pytest.raises(UsageError) as bound:
+        Planner(memory_bound=0.5)
+    assert bound.value.code == "DIST0150"
+    plans = Planner(kinds=("all_gather", "local_slice"))
+    with pytest.raises(LoweringError) as caught:
+        plans.plan((8, 8), (0,), (1,), (2,))
+    assert caught.value.code == "DIST0509"
+    assert "128 bytes" in caught.value.what
+    # With room for the whole tensor there is a way.
+    plans = Planner(kinds=("all_gather", "local_slice"), memory_bound=2.0)
+    assert [s.kind for s in plans.plan((8, 8), (0,), (1,), (2,)).steps] == [
+        "all_gather",
+        "local_slice",
+    ]
+    plans = Planner(kinds=("all_gather", "local_slice"), memory_bound=2.0, memory_bytes=255)
+    with pytest.raises(LoweringError, match="255 bytes"):
+        plans.plan((8, 8), (0,), (1,), (2,))
+
+
+def test_a_slow_network_between_nodes_changes_the_plan():
+    """An all-gather over both axes runs at the pace of the slower one; one by one only a part."""
+    system = System.load("dgx-a100")
+    far = replace(system.inter_node, bandwidth_per_nic_GBps=0.1, nics_per_node=1)
+    slow = replace(system, inter_node=far)
+    shape, mesh, ends = (4096, 4096), (2, 8), ((0, 0), (R, R))
+    (one,) = Planner().plan(shape, *ends, mesh).steps
+    assert one.axes == (0, 1)
+    steps = Planner(slow).plan(shape, *ends, mesh).steps
+    assert len(steps) > 1 or steps[0].axes != (0, 1)
+
+
+def test_each_transition_is_planned_once(monkeypatch):
+    made = []
+
+    class Counted(planner.PathSearch):
+        def __init__(self, *args):
+            made.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(planner, "PathSearch", Counted)
+    plans = Planner()
+    first = plans.plan((8, 8), (0,), (1,), (2,))
+    assert plans.plan([8, 8], [0], [1], [2]) is first
+    assert len(made) == 1
+    plans.plan((8, 8), (0,), (1,), (2,), "float16")
+    plans.plan((8, 8), (0,), (1,), (2,), devices=(1, 0))
+    assert len(made) == 3
+
+
+def test_plans_do_not_depend_on_what_was_planned_before():
+    cases = [c for i, c in enumerate(h.all_cases([(2, 2, 2)], [h.UNEVEN])) if i % 97 == 0]
+    one, other = Planner(), Planner()
+    forward = [one.plan(*h.request(c)) for c in cases]
+    backward = [other.plan(*h.request(c)) for c in reversed(cases)]
+    assert forward == backward[::-1]
+
+
+def test_planning_is_quick_on_many_axes():
+    """Four axes and six dims: too many placements to search all, still planned in a moment."""
+    start = time.process_time()
+    steps = plan_steps((64,) * 6, (0, 0, 1, P), (2, R, 3, 0), (2, 2, 2, 2))
+    assert steps
+    assert time.process_time() - start < 20
+
+
+def test_padding_alone_does_not_forbid_a_way():
+    """The middle of the way has 250 x 128 elements, the source 125 x 255: as many shards."""
+    steps = plan_steps((250, 509), (P, 1, 0), (0, 1, 1), (2, 2, 2))
+    assert [(s.kind, s.after) for s in steps] == [
+        ("all_to_all", (P, 1, 1)),
+        ("reduce_scatter", (0, 1, 1)),
+    ]
+    # Ends of 3 x 5 elements; an eighth more where only padding makes it larger.
+    key = planner.Transition((5, 5), "float32", (0, R), (R, 0), (2, 2), (0, 1, 2, 3))
+    assert [Planner().means.limit_bytes(key, padded) for padded in (False, True)] == [60, 67]

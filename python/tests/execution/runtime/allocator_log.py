@@ -1,0 +1,87 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Run in a process of its own, with allocator_log.c preloaded: logs and storage plans as JSON.
+
+Each program runs once to be compiled, then once with the log; TVM's machine takes its memory block
+by block (``naive``). Of rank 0 the blocks behind its inputs count.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from tvm.runtime.vm import VirtualMachine
+
+import tvm_distir as td
+from tvm_distir.execution.runtime.engines.threads import engine
+from tvm_distir.execution.runtime.program.lowered import Lowered
+from tvm_distir.execution.runtime.program.planning import plan_storage
+from tvm_distir.execution.verification.random_inputs import draw_inputs
+from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.transforms.training.pipeline.expand_passes import RunInTurn
+
+LOG = ctypes.CDLL(None)
+threads: dict[int, int] = {}
+work = engine.work
+
+
+def noted(job, rank):
+    threads[rank] = threading.get_native_id()
+    work(job, rank)
+
+
+engine.work = noted
+engine.VirtualMachine = lambda library, device: VirtualMachine(library, device, memory_cfg="naive")
+
+
+def logged(call, skipped: int) -> list[int]:
+    """Sizes that rank 0 takes, negative where they are freed, without the first ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log"
+        LOG.log_begin()
+        call()
+        LOG.log_end(str(path).encode())
+        rows = [line.split() for line in path.read_text().splitlines()]
+    mine, found, seen = {}, [], 0
+    for thread, place, size in rows:
+        if size != "0":
+            mine.pop(place, None)  # another thread's now
+            if int(thread) == threads[0]:
+                seen += 1
+                mine[place] = int(size) if seen > skipped else 0
+                found.append(mine[place])
+        elif place in mine:
+            found.append(-mine.pop(place))
+    return [size for size in found if size]
+
+
+def measure(name: str, mesh: str, strategy: str, train: str) -> dict[str, list[int]]:
+    """Log a program, and plan it."""
+    axes = {key: int(size) for key, size in (part.split("=") for part in mesh.split(","))}
+    mod = getattr(td.zoo, name)(size="tiny", batch=4)
+    if train:
+        mod = td.train_step(mod, schedule=None if train == "step" else train)
+    local = td.distribute(mod, make_plan(mod, strategy, axes))
+    plain = mod if train in ("", "step") else RunInTurn()(mod)
+    values = draw_inputs(plain)
+
+    def run() -> None:
+        td.run(local, values, engine="threads")
+
+    run()
+    storage = plan_storage(local)
+    program = Lowered(local)
+    entry = next(one for one in program.entries if 0 in one.ranks)
+    inputs = len(program.mod[entry.function].params)
+    return {"log": logged(run, inputs), "plan": storage.walk(entry.function).sizes}
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        name, mesh, strategy, train = line.rstrip("\n").split(";")
+        print("FOUND" + json.dumps(measure(name, mesh, strategy, train)), flush=True)

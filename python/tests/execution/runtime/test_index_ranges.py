@@ -1,0 +1,174 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Indices outside of what they index: inputs are refused, computed ones read zeros."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+import tvm_distir as td
+from tvm_distir.execution.runtime.engines.reference import Reference
+from tvm_distir.support.errors.tree import EngineError
+
+TABLE = np.arange(1, 33, dtype="float32").reshape(8, 4)
+IDS = np.array([[0, 7, 3], [1, 2, 6]])
+
+
+def module(write, *types):
+    builder = relax.BlockBuilder()
+    params = [relax.Var(f"p{i}", relax.TensorType(list(s), d)) for i, (s, d) in enumerate(types)]
+    with builder.function("main", params, {"num_input": len(params)}):
+        with builder.dataflow():
+            result = builder.emit_output(write(builder, *params))
+        builder.emit_func_output(result)
+    return builder.finalize()
+
+
+def distributed(mod, *rules):
+    plan = {
+        "schema_version": 1,
+        "mesh": {"tp": 2},
+        "rules": [{"param": name, "placement": placement} for name, placement in rules],
+    }
+    return td.distribute(mod, td.Plan.from_dict(plan))
+
+
+def take(builder, table, ids):
+    return relax.op.take(table, ids, axis=0)
+
+
+def counted_take(builder, table, ids):
+    below = builder.emit(relax.op.less(ids, relax.const(0, "int64")))
+    moved = builder.emit(relax.op.add(ids, relax.const(8, "int64")))
+    return relax.op.take(table, builder.emit(relax.op.where(below, moved, ids)), axis=0)
+
+
+def with_id(value):
+    ids = IDS.copy()
+    ids[1, 2] = value
+    return ids
+
+
+TYPES = (((8, 4), "float32"), ((2, 3), "int64"))
+ENGINES = ("virtual", "threads", "processes")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("value", [8, -1, 100_000])
+def test_input_outside_of_its_table_is_refused(engine, value):
+    dist = distributed(module(take, *TYPES), ("p0", "S[0]"))
+    with pytest.raises(EngineError, match=r"at \[1, 2\]") as caught:
+        td.run(dist, [TABLE, with_id(value)], engine=engine)
+    assert caught.value.code == "DIST0619"
+
+
+def test_reference_and_parts_of_an_earlier_run_are_refused_as_well():
+    mod = module(take, *TYPES)
+    with pytest.raises(EngineError) as caught:
+        Reference(mod).run([TABLE, with_id(8)])
+    assert caught.value.code == "DIST0619"
+    same = module(lambda builder, ids: relax.op.add(ids, relax.const(1, "int64")), TYPES[1])
+    (parts,) = td.run(distributed(same, ("p0", "S[0]")), [IDS], outputs="sharded")
+    with pytest.raises(EngineError) as caught:
+        td.run(distributed(mod, ("p1", "S[0]")), [TABLE, parts])
+    assert caught.value.code == "DIST0619"
+
+
+def test_deployed_folder_refuses(tmp_path):
+    dist = distributed(module(take, *TYPES), ("p0", "S[0]"))
+    td.deploy(dist, tmp_path / "model")
+    loaded = td.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.run([TABLE, IDS])[0], TABLE[IDS])
+    with pytest.raises(EngineError) as caught:
+        loaded.run([TABLE, with_id(-1)])
+    assert caught.value.code == "DIST0619"
+
+
+@pytest.mark.parametrize(("value", "allowed"), [(-1, True), (-8, True), (-9, False), (8, False)])
+def test_indices_that_count_from_the_end(value, allowed):
+    dist = distributed(module(counted_take, *TYPES), ("p0", "S[0]"))
+    ids = with_id(value)
+    if allowed:
+        np.testing.assert_array_equal(td.run(dist, [TABLE, ids])[0], TABLE[ids])
+        return
+    with pytest.raises(EngineError) as caught:
+        td.run(dist, [TABLE, ids])
+    assert caught.value.code == "DIST0619"
+
+
+@pytest.mark.parametrize("mode", ["clip", "wrap"])
+def test_modes_that_allow_all_indices(mode):
+    mod = module(lambda builder, t, ids: relax.op.take(t, ids, axis=0, mode=mode), *TYPES)
+    ids = with_id(11)
+    found = td.run(distributed(mod, ("p0", "S[0]")), [TABLE, ids])[0]
+    np.testing.assert_array_equal(found, np.take(TABLE, ids, axis=0, mode=mode))
+
+
+def test_ignored_targets_are_allowed_and_others_are_not():
+    mod = module(
+        lambda builder, logits, targets: relax.op.nn.nll_loss(logits, targets, reduction="sum"),
+        ((4, 8), "float32"),
+        ((4,), "int64"),
+    )
+    dist = distributed(mod, ("p0", "S[0]"))
+    logits = TABLE.reshape(4, 8)
+    targets = np.array([1, -100, 7, 0])
+    wanted = -sum(logits[row, target] for row, target in enumerate(targets) if target >= 0)
+    np.testing.assert_array_equal(td.run(dist, [logits, targets])[0], wanted)
+    targets[0] = 8
+    with pytest.raises(EngineError) as caught:
+        td.run(dist, [logits, targets])
+    assert caught.value.code == "DIST0619"
+
+
+def shifted(builder, ids):
+    return builder.emit(relax.op.add(ids, relax.const(1 << 40, "int64")))
+
+
+COMPUTED = {
+    "take": lambda b, t, i: relax.op.take(t, shifted(b, i), axis=0),
+    "gather_elements": lambda b, t, i: relax.op.gather_elements(
+        t, b.emit(relax.op.broadcast_to(shifted(b, i), (3, 4))), axis=0
+    ),
+    "scatter_elements": lambda b, t, i: relax.op.scatter_elements(
+        t,
+        b.emit(relax.op.broadcast_to(shifted(b, i), (3, 4))),
+        b.emit(relax.op.ones((3, 4), "float32")),
+        axis=0,
+    ),
+    "take_backward": lambda b, t, i: relax.op.grad.take_backward(
+        b.emit(relax.op.ones((3, 4), "float32")),
+        t,
+        b.emit(relax.op.reshape(shifted(b, i), (3,))),
+        axis=0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_computed_indices_leave_no_buffer(name):
+    ids = np.array([[0], [2], [5]])
+    write = COMPUTED[name]
+    mod = module(write, TYPES[0], ((3, 1), "int64"))
+    found = Reference(mod).run([TABLE, ids])[0]
+    kept = name == "scatter_elements"  # nothing is written
+    np.testing.assert_array_equal(found, TABLE if kept else np.zeros_like(found))
+    np.testing.assert_array_equal(td.run(distributed(mod, ("p0", "S[0]")), [TABLE, ids])[0], found)
+
+
+def test_what_is_chosen_by_a_condition_may_hold_anything():
+    def write(builder, table, ids):
+        known = builder.emit(relax.op.greater(ids, relax.const(-1, "int64")))
+        near = builder.emit(relax.op.where(known, ids, relax.const(0, "int64")))
+        return relax.op.take(table, near, axis=0)
+
+    ids = with_id(-100)
+    found = td.run(distributed(module(write, *TYPES), ("p0", "S[0]")), [TABLE, ids])[0]
+    np.testing.assert_array_equal(found, TABLE[np.maximum(ids, 0)])
+
+
+def test_no_warning_of_tvm_is_shown(capfd):
+    Reference(module(take, ((9, 5), "float32"), ((2, 3), "int64")))
+    assert "segfaults" not in capfd.readouterr().err

@@ -1,0 +1,172 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels timed on this machine: what runs is what is timed, and times reach the prediction."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tvm_distir as td
+from tvm_distir.execution.runtime.program import timing
+from tvm_distir.execution.runtime.program.launched import launched
+from tvm_distir.performance.program.program import Program
+from tvm_distir.planning.strategies.composition import make_plan
+
+SPECS = {
+    "gpt": ("zoo:gpt?size=tiny", "megatron:axis=x"),
+    "moe": ("zoo:moe?size=tiny", "expert_parallel:axis=x"),
+    "resnet": ("zoo:resnet?size=tiny,batch=2", "data_parallel:axis=x"),
+}
+
+
+@pytest.fixture(scope="module")
+def lowered():
+    return {
+        name: td.distribute(mod, make_plan(mod, strategy, {"x": 2}))
+        for name, (spec, strategy) in SPECS.items()
+        for mod in [td.load_model(spec).mod]
+    }
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "CACHE", tmp_path)
+    monkeypatch.setattr(timing, "_LEAST_S", 1e-4)
+    return tmp_path
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@pytest.mark.parametrize("name", SPECS)
+def test_what_is_timed_is_what_runs(lowered, name, fuse):
+    mod = td.load_model(SPECS[name][0]).mod
+    report = td.verify(mod, dist=launched(lowered[name], fuse), rtol=1e-5)
+    assert report.equal
+
+
+def test_every_kernel_has_its_time(lowered, kept):
+    program = td.measure(lowered["gpt"])
+    plain = td.export(lowered["gpt"])
+    for name, fn in program.functions.items():
+        work = sum(op.flops for op in fn.ops if op.kernel_class == "matmul")
+        assert work == sum(
+            op.flops for op in plain.functions[name].ops if op.kernel_class == "matmul"
+        )
+        for op in fn.ops:
+            assert (op.measured_ps > 0) == (op.kind == "compute" and "axis_index" not in op.op)
+    assert Program.from_json(program.to_json()) == program
+
+
+def test_a_prediction_is_the_sum_of_the_times(kept):
+    mod = td.load_model("zoo:mlp?size=tiny").mod
+    program = td.measure(td.distribute(mod, make_plan(mod, "data_parallel:axis=x", {"x": 1})))
+    ops = [op for _, op in program.executed(program.entries[0].function)]
+    total_ps = sum(op.measured_ps for op in ops)
+    assert td.simulate(program, "laptop-cpu").time_s == pytest.approx(total_ps * 1e-12, rel=1e-12)
+    grouped = td.simulate(program, "dgx-a100-megatron")  # ops that were measured are kernels
+    assert grouped.time_s == pytest.approx(total_ps * 1e-12, rel=1e-12)
+
+
+def test_times_are_kept_by_kernel(lowered, kept, monkeypatch):
+    first = td.measure(lowered["resnet"])
+    assert len(list(kept.rglob("*.json"))) == 1
+
+    def never(*_):
+        raise AssertionError("timed again")
+
+    monkeypatch.setattr(timing, "_run_all", never)
+    assert td.measure(lowered["resnet"]).to_json() == first.to_json()
+    with pytest.raises(AssertionError, match="timed again"):
+        td.measure(lowered["resnet"], cached=False)
+
+
+def test_a_longer_kernel_takes_longer(kept):
+    """Sixteen times the work in one product: more than four times as long."""
+    times = []
+    for hidden in (128, 512):
+        mod = td.load_model(f"zoo:mlp?layers=1,hidden={hidden},batch=64,bias=0").mod
+        program = td.measure(td.distribute(mod, make_plan(mod, "data_parallel:axis=x", {"x": 1})))
+        (product,) = [op for op in program.functions["main"].ops if op.kernel_class == "matmul"]
+        times.append(product.measured_ps)
+    assert times[1] > 4 * times[0]
+    assert np.isfinite(times).all()
+
+
+BROKEN = {
+    "cut_short": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "list": lambda data: b"[1]",
+    "binary": lambda data: b"\xff\xfe\x00",
+    "deep": lambda data: b"[" * 100_000,
+    "nan": lambda data: json.dumps(dict.fromkeys(json.loads(data), float("nan"))).encode(),
+    "negative": lambda data: json.dumps(dict.fromkeys(json.loads(data), -1.0)).encode(),
+    "text": lambda data: json.dumps(dict.fromkeys(json.loads(data), "1")).encode(),
+    "a_year": lambda data: json.dumps(dict.fromkeys(json.loads(data), 3e7)).encode(),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_cache_is_measured_again(lowered, kept, monkeypatch, name):
+    monkeypatch.setattr(timing, "_run_all", lambda _, calls: dict.fromkeys(calls, 2.0))
+    whole = td.measure(lowered["gpt"])
+    (file,) = kept.rglob("*.json")
+    good = file.read_bytes()
+    file.write_bytes(BROKEN[name](good))
+    with pytest.warns(UserWarning) as caught:
+        again = td.measure(lowered["gpt"])
+    assert len(caught) == 1 and str(file) in str(caught[0].message)
+    assert again == whole and json.loads(file.read_bytes()) == json.loads(good)
+
+
+@pytest.mark.parametrize("hindrance", ["file", "pipe"])
+def test_times_are_used_that_cannot_be_kept(lowered, kept, monkeypatch, hindrance):
+    monkeypatch.setattr(timing, "_run_all", lambda _, calls: dict.fromkeys(calls, 2.0))
+    whole = td.measure(lowered["gpt"], cached=False)
+    (kept / "there").touch()
+    folder = kept / ("there" if hindrance == "file" else "new")
+    monkeypatch.setattr(timing, "CACHE", folder)
+    file = folder / "kernels" / f"{timing._machine()}.json"
+    if hindrance == "pipe":
+        file.parent.mkdir(parents=True)
+        os.mkfifo(file)
+    with pytest.warns(UserWarning) as caught:
+        assert td.measure(lowered["gpt"]) == whole
+    assert len(caught) == 1 and str(file) in str(caught[0].message)
+
+
+MEASURER = """
+import sys
+from pathlib import Path
+from tvm_distir.execution.runtime.program import timing
+
+timing.CACHE = Path(sys.argv[1])
+timing._calls = lambda kernels: dict.fromkeys(kernels)
+timing._key = str
+timing._run_all = lambda kernels, calls: dict.fromkeys(calls, 1.0)
+print("ready", flush=True)
+sys.stdin.readline()
+for count in range(200):
+    name = f"{sys.argv[2]}{count}"
+    timing._times({name: name}, True)
+"""
+
+
+def test_two_processes_keep_the_times_of_both(tmp_path):
+    command = [sys.executable, "-c", MEASURER, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen([*command, name], **pipes) for name in "ab"]
+    for process in both:
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in both:
+        process.communicate(timeout=120)
+        assert process.returncode == 0
+    (file,) = tmp_path.rglob("*.json")
+    assert json.loads(file.read_bytes()) == {f"{name}{n}": 1.0 for name in "ab" for n in range(200)}

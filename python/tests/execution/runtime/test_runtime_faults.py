@@ -1,0 +1,89 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Every fault of one rank, on the engines of this process: found in time, named, survived."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import fault_table as table
+import pytest
+
+from tvm_distir.execution.runtime.engines import termination as ends
+from tvm_distir.support.errors.tree import DistIRError
+
+TIMEOUT_S = 0.5
+GRACE_S = 1.0
+HERE = ("threads", "processes")
+CASES = [(e, f) for e in HERE for f in table.FAULTS if f.name in table.ENGINES[e].faults]
+
+
+def failure_of(engine, fault):
+    """Text of what the broken run raises."""
+    if fault.interrupts:
+        table.interrupt_soon()
+    with pytest.raises((DistIRError, KeyboardInterrupt)) as caught:
+        table.run_program(engine, fault)
+    return "KeyboardInterrupt" if fault.interrupts else str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "fault"), CASES, ids=[f"{e}-{f.name}" for e, f in CASES])
+def test_a_broken_rank_is_named_in_time_and_the_engine_goes_on(name, fault, monkeypatch):
+    monkeypatch.setattr(table, "LONG_S", 6.0)  # a thread that sleeps cannot be ended
+    table.run_program(table.engine_for(name, 20))
+    engine, before = table.engine_for(name, TIMEOUT_S), set(table._named_memory())
+    start_s = time.monotonic()
+    text = failure_of(engine, fault)
+    assert time.monotonic() - start_s < TIMEOUT_S + GRACE_S + 4  # of LONG_S
+    assert re.search(fault.text, text, re.DOTALL), text
+    assert not [n for n in table._named_memory() - before if "tvm" in n]
+    table.run_program(table.engine_for(name, 20))
+
+
+def test_ranks_that_are_all_stopped_are_given_up_when_they_are_found(monkeypatch):
+    """They had the time beyond the timeout that others get after a failure."""
+    now_s, failures = [0.0], []
+    monkeypatch.setattr(ends.time, "monotonic", lambda: now_s[0])
+    fabric = SimpleNamespace(
+        failure=None, progress=lambda: 7, fail=lambda rank, error: failures.append(error.code)
+    )
+    watch = ends.EndWatch(fabric, [0, 1, 2], 1.0, work=lambda: 5)
+    assert watch.go_on([])
+    now_s[0] = 1.0 + ends.GRACE_S
+    assert watch.go_on([]) and not failures
+    now_s[0] += 0.01
+    assert not watch.go_on([])
+    assert failures == ["DIST0613"]
+
+
+def test_a_row_of_the_table_is_a_process_with_an_exit_code():
+    row = table.table_row("processes", table.ENGINES["processes"], table.FAULTS[0], 1.0)
+    assert row["good"], row
+    assert row["code"] == 1
+    assert row["orphans"] == []
+
+
+def test_memory_of_another_job_is_not_left_behind():
+    folder = tempfile.mkdtemp(prefix="tvm_distir_test_", dir="/dev/shm")
+    held, left = (Path(folder) / name for name in ("held", "left"))
+    names = {f"{Path(folder).name}/{one.name}" for one in (held, left)}
+    try:
+        for one in (held, left):
+            one.write_bytes(bytes(4096))
+        with held.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+            assert table._in_use(names) == {f"{Path(folder).name}/held"}
+        assert not table._in_use(names)
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_row_that_finds_another_error_is_not_good(monkeypatch):
+    wrong = table.Fault("worker raises", table.FAULTS[0].act, "no such text")
+    row = table.table_row("threads", table.ENGINES["threads"], wrong, 1.0)
+    assert not row["good"]

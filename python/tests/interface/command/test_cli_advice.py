@@ -1,0 +1,135 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``analyze`` simulates the changes that it advises, and drops what does not gain."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tvm_distir.core import cost_model as system
+from tvm_distir.interface.command import main
+
+MLP = ["analyze", "zoo:mlp?layers=2", "--system", "dgx-a100"]
+TWO = [*MLP, "--strategy", "tensor_parallel", "--mesh", "tp=2"]
+
+
+def analysed(words, capsys, code=0):
+    assert main([*words, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_gains_are_those_of_the_changed_command(capsys):
+    found = analysed(TWO, capsys)
+    trials = [trial for one in found["advice"] for trial in one["gains"]]
+    data = next(t for t in trials if t["change"] == "--strategy data_parallel --mesh dp=2")
+    again = analysed([*MLP, *data["change"].split(), "--advice", "bounds"], capsys)
+    assert data["time_s"] == again["time_s"] and data["fits"]
+    assert data["gain"] == pytest.approx(found["time_s"] / again["time_s"])
+    assert data["peak_memory_bytes"] == again["peak_memory_bytes"]
+    assert all(t["gain"] >= 1.02 for t in trials)
+    without = [trial for one in found["advice"] for trial in one["others"]]
+    assert without and all(t["gain"] < 1.02 for t in without)
+
+
+MEMORY = ["analyze", "zoo:gpt?size=tiny", "--system", "dgx-a100", "--strategy", "data_parallel",
+          "--mesh", "dp=2"]  # fmt: skip
+
+
+def test_kernels_that_are_advised_are_an_option(capsys):
+    found = analysed(MEMORY, capsys)
+    trials = [t for one in found["advice"] for t in (*one["gains"], *one["others"])]
+    (kernels,) = (t for t in trials if "kernels" in t["change"])
+    again = analysed([*MEMORY, *kernels["change"].split(), "--advice", "bounds"], capsys)
+    assert kernels["time_s"] == again["time_s"] < found["time_s"]
+    assert main([*MEMORY, "--kernels", "nope"]) == 2
+    assert "DIST0701 --kernels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [TWO, MEMORY])
+def test_options_that_are_advised_are_there(given, capsys):
+    """Every option in the words of a change is one of the command."""
+    found = analysed([*given, "--advice", "full"], capsys)
+    changes = [t["change"] for one in found["advice"] for t in (*one["gains"], *one["others"])]
+    assert main(["analyze", "--help"]) == 0
+    there = capsys.readouterr().out
+    assert changes
+    for change in changes:
+        options = [word for word in change.split() if word.startswith("--")]
+        assert options and all(f"{option} " in there for option in options), change
+
+
+def test_more_samples_per_step_are_told_as_throughput(capsys):
+    found = analysed([*MEMORY, "--advice", "full"], capsys)
+    gains = [t for one in found["advice"] for t in one["gains"] if t["samples"] == 2]
+    assert gains
+    assert main([*MEMORY, "--advice", "full"]) == 0
+    said = capsys.readouterr().out
+    number = r"([\d.]+)([kM]?)"
+    scale = {"": 1.0, "k": 1e3, "M": 1e6}
+    for trial in gains:
+        line = next(t for t in said.splitlines() if t.strip().startswith(trial["change"] + ":"))
+        pattern = rf"throughput {number} -> {number} samples/s; 2 x the samples per step: "
+        before, unit, after, other = re.search(pattern, line).groups()
+        ratio = float(after) * scale[other] / (float(before) * scale[unit])
+        assert ratio == pytest.approx(trial["gain"], rel=0.02)
+
+
+def test_text_says_what_was_tried(capsys):
+    assert main(TWO) == 0
+    said = capsys.readouterr().out
+    assert "--strategy data_parallel --mesh dp=2: predicted gain " in said
+    assert "(a bound: no communication but what compute hides)" in said
+    assert "Tried, and gains nothing: --system with links of twice the bandwidth" in said
+
+
+def test_bounds_alone(capsys):
+    found = analysed([*TWO, "--advice", "bounds"], capsys)
+    assert all(one["formula"] and not one["gains"] + one["others"] for one in found["advice"])
+
+
+def test_quick_leaves_some_to_full(capsys):
+    quick, full = (analysed([*TWO, "--advice", how], capsys) for how in ("quick", "full"))
+    counts = [
+        [sum(len(one[key]) for one in found["advice"]) for key in ("gains", "others", "untried")]
+        for found in (quick, full)
+    ]
+    assert counts[0][2] > 0 == counts[1][2]
+    assert sum(counts[0]) >= sum(counts[1])  # what is refused is no advice
+
+
+def test_what_makes_a_step_fit_is_simulated(tmp_path, capsys):
+    data = Path(system.__file__).parent / "data" / "dgx-a100.json"
+    small = json.loads(data.read_text(encoding="utf-8"))
+    small["device"]["memory_capacity_GiB"] = 0.03
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(small))
+    words = "--train --optimizer adam --strategy data_parallel --mesh dp=4".split()
+    given = ["analyze", "zoo:mlp?layers=2", *words, "--system", str(path)]
+    assert main([*given, "--json"]) == 3
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    (fit,) = (one for one in found["advice"] if one["part"] == "fit")
+    (gain,) = fit["gains"]
+    assert gain["change"].startswith("--strategy zero:stage=") and gain["fits"]
+    assert all(trial["fits"] is False for trial in fit["others"])
+    assert f"[{gain['change']} makes it fit: " in said.err
+
+
+def test_more_micro_batches_of_a_fixed_batch_are_more_samples(tmp_path, capsys):
+    path = str(tmp_path / "mlp.py")
+    assert main(["convert", "zoo:mlp?layers=4", path]) == 0
+    stages = ["--strategy", "pipeline:micro_batches=2", "--mesh", "pp=2", "--advice", "full"]
+    found = analysed(["analyze", path, "--system", "dgx-a100", "--train", *stages], capsys)
+    trials = [t for one in found["advice"] for t in (*one["gains"], *one["others"])]
+    (more,) = (t for t in trials if t["change"] == "--strategy pipeline:micro_batches=4")
+    assert more["samples"] == 2 and more["gain"] > 1  # each is a batch as the file has it
+    assert more["gain"] == pytest.approx(2 * found["time_s"] / more["time_s"])
+
+
+def test_no_way_of_judging(capsys):
+    assert main([*TWO, "--advice", "all"]) == 2
+    assert 'DIST0152 --advice: "all" is no way of judging advice' in capsys.readouterr().err

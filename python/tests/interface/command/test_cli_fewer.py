@@ -1,0 +1,27 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``analyze`` says so where one device is as fast as all."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvm_distir.interface.command import main
+
+TINY = "zoo:gpt?size=tiny"
+ALL = ["--strategy", "tensor_parallel", "--system", "dgx-a100"]
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "more", "told"),
+    [
+        (TINY, "tp=8", [], True),
+        (TINY, "tp=1", [], False),
+        ("zoo:gpt?size=gpt2", "tp=2", [], False),
+        (TINY, "tp=8", ["--train"], False),
+    ],
+)
+def test_fewer_devices_that_are_as_fast_are_told(model, mesh, more, told, capsys):
+    assert main(["analyze", model, "--mesh", mesh, *ALL, *more]) == 0
+    said = capsys.readouterr().err
+    assert ("warning: one device is as fast as these 8: it takes 0.157 ms" in said) is told

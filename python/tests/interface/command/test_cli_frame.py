@@ -1,0 +1,170 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The frame of the command: option values, and what becomes of failures."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+
+import pytest
+
+from tvm_distir.interface.command import app, main, opt
+from tvm_distir.interface.command.values import parse_batch, parse_mesh, parse_seed
+from tvm_distir.support.errors.tree import (
+    DistIRError,
+    InfeasibleError,
+    MeshError,
+    ModelError,
+    UsageError,
+)
+
+Fail = Callable[[BaseException], None]
+
+
+def test_mesh_keeps_the_order_of_axes() -> None:
+    assert list(parse_mesh("tp=4, dp=2").items()) == [("tp", 4), ("dp", 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "code"),
+    [
+        ("", MeshError, "DIST0201"),
+        ("   ", MeshError, "DIST0201"),
+        ("dp=0", MeshError, "DIST0201"),
+        ("dp=-2", MeshError, "DIST0201"),
+        ("dp=two", MeshError, "DIST0201"),
+        ("dp=2.0", MeshError, "DIST0201"),
+        ("dp=", MeshError, "DIST0201"),
+        ("dp=２", MeshError, "DIST0201"),
+        ("dp=2=3", MeshError, "DIST0201"),
+        ("dp", UsageError, "DIST0152"),
+        ("=2", UsageError, "DIST0152"),
+        ("dp=2,", UsageError, "DIST0152"),
+        ("dp=2,dp=2", UsageError, "DIST0152"),
+        ("d p=2", UsageError, "DIST0152"),
+    ],
+)
+def test_bad_meshes(text: str, error: type[DistIRError], code: str) -> None:
+    with pytest.raises(error) as caught:
+        parse_mesh(text)
+    assert caught.value.code == code and caught.value.remedy and caught.value.place == "--mesh"
+
+
+def test_batch_and_seed() -> None:
+    assert parse_batch(None) is None and parse_batch("8") == 8 and parse_seed("0") == 0
+    for text in ("0", "-1", "x", "1.5", ""):
+        with pytest.raises(UsageError, match="DIST0152"):
+            parse_batch(text)
+    for text in ("-1", str(2**32), "x"):
+        with pytest.raises(UsageError, match="DIST0152"):
+            parse_seed(text)
+
+
+@pytest.fixture
+def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
+    """Make ``tvm-distir opt`` raise a given exception."""
+    monkeypatch.delenv("TVM_DISTIR_DEBUG", raising=False)
+
+    def set_failure(error: BaseException) -> None:
+        def run(_: argparse.Namespace) -> int:
+            raise error
+
+        monkeypatch.setattr(opt, "run", run)
+
+    return set_failure
+
+
+ARGUMENTS = ["opt", "-p", "lower", "in.py"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ModelError("DIST0301", "no such file", place="m.onnx", remedy="Look."), 1),
+        (UsageError("DIST0150", "what", place="here", remedy="Do."), 2),
+        (InfeasibleError("DIST0801", "too big", place="device 0", remedy="Cut."), 3),
+    ],
+)
+def test_our_errors_are_one_line_on_stderr(
+    error: DistIRError, code: int, fail: Fail, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail(error)
+    assert main(ARGUMENTS) == code
+    out, err = capsys.readouterr()
+    assert out == "" and err == f"{error}\n" and err.startswith("DIST")
+
+
+def test_other_errors_are_our_bugs(fail: Fail, capsys: pytest.CaptureFixture[str]) -> None:
+    fail(KeyError("a\nb" * 400))
+    assert main(ARGUMENTS) == 70
+    out, err = capsys.readouterr()
+    assert out == "" and len(err.splitlines()) == 1 and len(err) < 600
+    assert err.startswith("DIST0901 internal error: KeyError: ") and "--debug" in err
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_debug_shows_the_traceback(
+    how: str, fail: Fail, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail(ValueError("inner"))
+    if how == "environment":
+        monkeypatch.setenv("TVM_DISTIR_DEBUG", "1")
+    assert main([*ARGUMENTS, "--debug"] if how == "option" else ARGUMENTS) == 70
+    err = capsys.readouterr().err
+    assert "Traceback" in err and err.splitlines()[-1].startswith("DIST0901")
+
+
+def test_an_interrupt_exits_130(fail: Fail, capsys: pytest.CaptureFixture[str]) -> None:
+    fail(KeyboardInterrupt())
+    assert main(ARGUMENTS) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_warnings_are_messages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: argparse.Namespace) -> int:
+        warnings.simplefilter("default")
+        warnings.warn("mind\nthis", stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(opt, "run", run)
+    assert main(ARGUMENTS) == 0
+    assert capsys.readouterr() == ("", "warning: mind this\n")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["analyze", "--help"], ["--version"]])
+def test_help_and_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert "tvm-distir" in out and err == ""
+
+
+def test_every_command_has_the_debug_option() -> None:
+    parser = app.build_parser()
+    for words in (
+        ["analyze", "m", "--system", "s"],
+        ["verify", "m", "--engine", "e"],
+        ARGUMENTS,
+        ["simulate", "p", "--system", "s"],
+    ):
+        assert parser.parse_args([*words, "--debug"]).debug is True
+
+
+def test_the_frame_itself_does_not_load_tvm() -> None:
+    code = (
+        "import sys, types\n"
+        "package = types.ModuleType('tvm_distir')\n"
+        f"package.__path__ = [{str(app.__file__).rsplit('/cli/', 1)[0]!r}]\n"
+        "package.__version__ = '0'\n"
+        "sys.modules['tvm_distir'] = package\n"
+        "from tvm_distir.interface.command import main\n"
+        "codes = main(['--help']), main(['analyze']), main(['opt', '-p', 'x', 'in.py'])\n"
+        "assert codes == (0, 2, 2), codes\n"
+        "assert 'tvm' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)

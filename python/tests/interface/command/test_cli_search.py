@@ -1,0 +1,106 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir search``."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tvm_distir.interface.command import main
+from tvm_distir.planning.search import trials
+
+MODEL = "zoo:gpt?size=tiny,layers=1,hidden=32,heads=2,vocab=64,seq=8,batch=4,positions=8"
+CLUSTER = ["--devices", "4", "--system", "dgx-a100"]
+
+
+def said(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+    """What ``search`` prints."""
+    assert main(["search", MODEL, *CLUSTER, *arguments]) == code
+    out, err = capsys.readouterr()
+    return out if code == 0 else err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--gap", "100%"], 2, "DIST0152 --gap"),
+        (["--gap", "much"], 2, "DIST0152 --gap"),
+        (["--memory", "80 apples"], 2, "DIST0152 --memory"),
+        (["--top", "0"], 2, "DIST0152 --top"),
+        (["--devices", "x"], 2, "DIST0152 --devices"),
+        (["--max", "pt=2"], 2, 'DIST0152 most: there is no axis "pt"'),
+        (["--micro-batch", "1,a"], 2, "DIST0152 --micro-batch"),
+        (["--resume"], 2, "DIST0151 --resume"),
+        (["--clip", "1"], 2, "DIST0151.*--clip needs --train"),
+        (["--max", "dp=1,tp=2"], 3, "DIST0802 search: no mesh of 4 devices"),
+        (["--memory", "1KiB"], 3, "DIST0801 search: none of 2 candidates"),
+        (["--compare", "megatronn"], 2, "DIST0230 .*megatronn"),
+        (["--compare", "pipeline"], 1, "DIST0"),
+        (["--system", "dgx-a10"], 2, "DIST0701 --system"),
+    ],
+)
+def test_refusals(
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert re.search(words, said(arguments, capsys, code))
+
+
+def test_plans_are_taken_by_analyze(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The step that the table promises is what analyze finds of the plan; verify runs it."""
+    folder = tmp_path / "found"
+    data = json.loads(said(["-o", str(folder), "--json"], capsys))
+    plan = ["--plan", str(folder / "1.plan.json")]
+    assert main(["analyze", MODEL, *plan, "--system", "dgx-a100", "--json"]) == 0
+    analysis = json.loads(capsys.readouterr().out)
+    assert analysis["time_s"] == data["plans"][0]["time_s"]
+    assert main(["verify", MODEL, *plan, "--engine", "virtual"]) == 0
+    capsys.readouterr()
+    page = tmp_path / "found.html"
+    again = said(["-o", str(folder), "--resume", "--why", "--report", str(page)], capsys)
+    again, why = again.split("what the second best placement of the weights would add")
+    assert "mlp.up_proj.weight" in why
+    assert "<svg" in page.read_text() and "mlp.up_proj.weight" in page.read_text()
+    head = ["#", "plan", "step", "compute", "comm", "labels", "gap", "peak"]
+    assert again.splitlines()[0].split() == head
+    assert len(again.splitlines()) == 5 + len(data["plans"])
+
+
+def test_a_step_of_training_with_what_it_is_compared_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, train = tmp_path / "found", ["--train", "--optimizer", "adam"]
+    axes = ["--axes", "pp,dp,tp", "--fix", "pp=2", "--micro-batch", "2"]
+    text = said([*train, *axes, "--compare", "data_parallel", "-o", str(folder)], capsys)
+    assert "pp=2,dp=2" in text and "candidates:" in text
+    assert re.search(r"#  plan +step +compute +comm +labels +gap +peak\n", text)
+    assert "proved: no plan of these takes less than " in text
+    plan = ["--plan", str(folder / "1.plan.json")]
+    assert main(["analyze", MODEL, *plan, *train, "--system", "dgx-a100", "--json"]) == 0
+    found = json.loads((folder / "search.json").read_text())["plans"][0]
+    analysis = json.loads(capsys.readouterr().out)
+    assert analysis["time_s"] == found["time_s"]
+    assert analysis["pipeline"]["ranks"] == found["stages"] == 2
+
+
+def test_an_interrupt_keeps_what_was_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, calls = trials.labeller_of, []
+
+    def interrupted(*given: Any, **more: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return make(*given, **more)
+
+    monkeypatch.setattr(trials, "labeller_of", interrupted)
+    folder = tmp_path / "found"
+    assert said(["-o", str(folder)], capsys, 130).endswith("interrupted\n")
+    data = json.loads((folder / "search.json").read_text())
+    assert not data["complete"] and len(data["plans"]) == 1
+    assert (folder / "1.plan.json").exists()

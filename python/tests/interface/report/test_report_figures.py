@@ -1,0 +1,201 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What to change first, links, roofline and critical path: figures that add up."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import tvm_distir as td
+from tests.interface.report.report_samples import GIB, sample
+from tests.performance.simulation.hand_programs import SYSTEM, Build, program, random_program
+from tests.performance.simulation.hand_stages import Sizes, stages
+from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.reading import system_names
+from tvm_distir.core.plan.schedules.schedule import Schedule
+from tvm_distir.interface.report.advice import advice, advice_lines
+from tvm_distir.interface.report.document import to_dict
+from tvm_distir.interface.report.html import to_html
+from tvm_distir.interface.report.links import links_of
+from tvm_distir.interface.report.model import Trial
+from tvm_distir.interface.report.text import to_text
+from tvm_distir.performance.simulation.critical import PathPart, critical_path
+from tvm_distir.performance.simulation.result import PipelineResult
+from tvm_distir.performance.simulation.simulator import simulate
+
+
+def test_the_largest_part_is_told_first():
+    analysis = sample()
+    found = advice(analysis)
+    assert [round(one.saves_s, 6) for one in found] == [4e-3, 4e-3]
+    assert "all_reduce over tp (4 times" in found[0].what and "add" in found[1].what
+    idle = replace(
+        analysis,
+        time_s=40e-3,
+        devices=[replace(one, idle_s=20e-3) for one in analysis.devices],
+        pipeline=PipelineResult("1f1b", 4, 1, 8, 0.5),
+    )
+    first = advice(idle)[0]
+    assert "8 micro-batches, 4 ranks" in first.what and first.saves_s == 20e-3
+    assert "What to change first" in to_text(idle) and 'id="first"' in to_html(idle)
+    assert to_dict(idle)["advice"][0]["saves_s"] == 20e-3
+
+
+def test_changes_that_were_simulated():
+    """Those that gain stand with their part, the best first; a part without any is dropped."""
+    trials = (
+        Trial("communication", "--mesh tp=4", 16e-3, 1.25, 1, 4, GIB, True),
+        Trial("communication", "--batch 16", 20e-3, 2.0, 2, 2, GIB, True),
+        Trial("communication", "--mesh dp=8", 2e-3, 10.0, 1, 8, 20 * GIB, False),
+        Trial("memory", "kernels", 19.9e-3, 1.005, 1, 4, GIB, True),
+        Trial("fit", "--recompute full", 25e-3, 0.8, 1, 4, GIB, True),
+    )
+    analysis = replace(sample(), trials=trials, untried=(("launch", "x"), ("compute", "--mesh y")))
+    fit, over, _, last = (one for one in advice(analysis))
+    assert [one.change for one in over.gains] == ["--batch 16", "--mesh tp=4"]
+    assert fit.gains == trials[-1:] and last.untried == ("--mesh y",)
+    lines = advice_lines(analysis)
+    assert lines[1] == "  --recompute full: fits with 1.00 GiB (20.0 ms -> 25.0 ms)"
+    assert lines[3] == (
+        "  --batch 16: predicted gain 2.00x (throughput 400 -> 800 samples/s; "
+        "2 x the samples per step: 20.0 ms -> 20.0 ms, on 2 devices instead of 4)"
+    )
+    assert lines[-2:] == [
+        "  not tried (--advice full): --mesh y",
+        "Tried, and gains nothing: --mesh dp=8 (does not fit); kernels.",
+    ]
+    assert not any(line.startswith("passes over memory") for line in lines)
+    assert to_dict(analysis)["advice"][1]["gains"][0]["gain"] == 2.0
+
+
+def test_only_arithmetic_is_left():
+    ops = (replace(sample().ops[0], time_s=16e-3),)
+    devices = [replace(one, compute_s=20e-3, exposed_comm_s=0.0) for one in sample().devices]
+    (only,) = advice(replace(sample(), ops=ops, devices=devices))
+    assert only.saves_s == pytest.approx(20e-3 - 1e-3)  # 10**9 FLOP of a peak of 10**12 per second
+
+
+def test_traffic_by_link():
+    """Axis tp lies inside of nodes of eight devices, dp crosses them."""
+    one = program(
+        (("dp", "tp"), (2, 8)),
+        main=Build(0)
+        .param("x")
+        .collective("a", "x", "all_reduce", 1000, 8, (1,))
+        .collective("b", "a", "all_reduce", 500, 2, (0,))
+        .done("b"),
+    )
+    system = System.load("dgx-a100")
+    result = simulate(one, system)
+    inside, between = links_of(result.collectives, one, system)
+    assert inside.kinds == ("all_reduce over tp",) and between.kinds == ("all_reduce over dp",)
+    sizes = {row.mesh_axis: row.wire_bytes_per_device for row in result.collectives}
+    # Eight groups along dp leave each node, over its eight adapters.
+    assert (inside.bytes, between.bytes) == (sizes["tp"], 8 * sizes["dp"])
+    assert (inside.per, between.per) == ("device", "node")
+    assert between.time_s == result.collectives[0].time_s
+    assert between.rate_bytes_per_s == pytest.approx(8e9 * system.inter_node.bandwidth_per_nic_GBps)
+
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute",
+         "exchange")  # fmt: skip
+
+
+def _one_collective(kind: str, axes: tuple[int, ...], members: int):
+    """A large collective on two nodes of so many devices, inside of nodes or across them."""
+    size = math.prod((2, members)[axis] for axis in axes)
+    body = Build(0).param("x").collective("a", "x", kind, 1 << 32, size, axes).done("a")
+    return program((("dp", "tp"), (2, members)), main=body)
+
+
+def _message(members: int):
+    """A large message from each device of a node to one of the next node."""
+    sender = Build(0).param("x").transfer("s", "x", "send", 1 << 32, 1).done("s")
+    receiver = Build(1).param("y").transfer("r", "", "recv", 1 << 32, 0).done("r")
+    meshes = [(("tp",), (members,))] * 2
+    return program(*meshes, main_mesh0=sender, main_mesh1=receiver)
+
+
+@pytest.fixture(scope="module")
+def pipeline():
+    """A large training step in two stages with tensor parallelism, whose messages go in parts."""
+    mod = td.load_model(
+        "zoo:gpt?size=tiny,hidden=4096,heads=8,seq=2048,positions=2048,batch=64"
+    ).mod
+    step = td.train_step(mod, schedule={"kind": "1f1b", "stages": 2, "micro_batches": 2})
+    plan = td.strategy.make_plan(step, "pipeline:micro_batches=2+megatron", {"pp": 2, "tp": 4})
+    return td.export(td.distribute(step, plan))
+
+
+def _on_nodes(made, members: int):
+    """The second rank's devices on the second node."""
+    first, second = made.meshes
+    ids = tuple(range(members, members + len(second.device_ids)))
+    return replace(made, meshes=(first, replace(second, device_ids=ids)))
+
+
+@pytest.mark.parametrize("name", system_names())
+def test_no_rate_is_above_what_the_links_carry(name, pipeline):
+    """Over large values rates come near the capacity, and never exceed it."""
+    system = System.load(name)
+    members = system.intra_node.devices_per_node
+    programs = [_message(members), _on_nodes(pipeline, members)]
+    for kind in KINDS:
+        programs += [_one_collective(kind, axes, members) for axes in ((0,), (1,), (0, 1))]
+        programs.append(_one_collective(kind, (1,), 2 * members))
+    largest = dict.fromkeys(("device", "node"), 0.0)
+    for one in programs:
+        uses = links_of(simulate(one, system).collectives, one, system)
+        assert uses
+        for use in uses:
+            share = use.bytes / use.time_s / use.rate_bytes_per_s
+            assert share <= 1 + 1e-6, (use, one.functions)
+            largest[use.per] = max(largest[use.per], share)
+    line = system.inter_node.nics_per_node * system.inter_node.bandwidth_per_nic_GBps * 1e9
+    assert all(use.rate_bytes_per_s <= line for use in uses if use.per == "node")
+    assert largest["device"] > 0.9 and largest["node"] > 0.6
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: random_program(np.random.default_rng(3)),
+        lambda: random_program(np.random.default_rng(4)),
+        lambda: stages(Schedule("1f1b", 4, 6), Sizes(moved=5000)),
+        lambda: stages(Schedule("gpipe", 3, 5), Sizes(moved=5000)),
+    ],
+)
+def test_the_critical_path_adds_up_to_the_step(make):
+    result = simulate(make(), SYSTEM)
+    parts = critical_path(result.lanes)
+    assert sum(round(one.time_s * 1e12) for one in parts) == round(result.time_s * 1e12)
+
+
+def test_the_critical_path_of_a_pipeline():
+    """The first micro-batch goes forward through all ranks, then the last rank is always busy."""
+    result = simulate(stages(Schedule("1f1b", 3, 4), Sizes(moved=0)), SYSTEM)
+    (work, *others) = (one for one in critical_path(result.lanes) if one.time_s)
+    assert not others and work.name == "op"
+    assert work.time_s == pytest.approx((4 + 3 - 1) * (3 + 6) * 1e-6)
+
+
+def test_figures_of_the_page():
+    analysis = replace(
+        sample(),
+        path=lambda: (PathPart("matmul", "compute", 4, 12e-3), PathPart("waiting", "", 1, 8e-3)),
+    )
+    page = to_html(analysis)
+    assert 'id="path"' in page and "waiting" in page
+    (drawn,) = re.findall(r'<svg class="plot".*?</svg>', page, re.DOTALL)
+    tree = ElementTree.fromstring(drawn)
+    points = tree.findall("circle")
+    assert len(points) == 1 and points[0].find("title").text.startswith("matmul: 12.0 ms")
+    line = tree.find("polyline").attrib["points"].split()
+    heights = [float(point.split(",")[1]) for point in line]
+    assert heights[0] > heights[1] == heights[2]

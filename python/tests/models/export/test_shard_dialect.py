@@ -1,0 +1,253 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""MLIR's dialect ``shard``: what is written is read back, what others write is taken or named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import tvm_distir as td
+from tvm_distir import transforms as transform
+from tvm_distir.core.analysis.levels import level_of
+from tvm_distir.execution.runtime.engines.reference import Reference
+from tvm_distir.execution.verification.random_inputs import draw_inputs
+from tvm_distir.interface.command import main
+from tvm_distir.support.errors.tree import ModelError
+
+MESH = {"dp": 2, "tp": 2}
+GRID = "shard.grid @g(shape = 2x3)\n"
+PORT = 'tvm_distir.port = {{grid = @g, index = 0 : i64, placement = "{}", shape = array<i64: {}>}}'
+
+
+@pytest.fixture(scope="module")
+def mlp():
+    mod = td.zoo.build("mlp", {"batch": "4", "layers": "2", "hidden": "32"})
+    return mod, td.strategy.make_plan(mod, "data_parallel+tensor_parallel", MESH)
+
+
+@pytest.fixture(scope="module")
+def levels(mlp):
+    mod, plan = mlp
+    annotated = transform.AnnotateSharding(plan)(mod)
+    placed = transform.PropagateSharding()(annotated)
+    local = td.distribute(mod, plan)
+    return [mod, annotated, placed, transform.LegalizeRedistribute()(placed), local]
+
+
+def equal(found, expected):
+    tvm.ir.assert_structural_equal(found, expected)
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_every_level_is_read_back(mlp, levels, index):
+    text = td.to_stablehlo(levels[index], "shard")
+    assert "sdy." not in text and "mhlo." not in text
+    back = td.from_stablehlo(text, inline=0)
+    assert level_of(back) == ("global", "annotated", "annotated", "annotated", "local")[index]
+    equal(td.from_stablehlo(td.to_stablehlo(back, "shard"), inline=0), back)
+    inputs = draw_inputs(mlp[0], 0)
+    expected = Reference(mlp[0]).run(inputs)
+    if index in (1, 2):
+        assert td.verify(back, None).equal
+    elif index in (0, 4):
+        run = Reference(back).run if index == 0 else lambda given: td.run(back, given)
+        for array, other in zip(run(inputs), expected, strict=True):
+            np.testing.assert_allclose(array, other, 2e-4, 2e-5)
+
+
+def test_attributes_stay(levels):
+    local = td.from_stablehlo(td.to_stablehlo(levels[4], "shard"), inline=0)
+    for name in ("mesh_axes", "mesh_names", "device_num"):
+        equal(local.attrs[name], levels[4].attrs[name])
+    for name in ("dist.io", "dist.param_names", "num_input"):
+        equal(local["main"].attrs[name], levels[4]["main"].attrs[name])
+
+
+def read(body, argument="%a: tensor<4x6xf32>", results="tensor<4x6xf32>", attributes="", grid=GRID):
+    text = f"{grid}func.func @main({argument}) -> ({results}) {attributes} {{\n{body}\n}}\n"
+    return td.from_stablehlo(text, inline=0)
+
+
+T = "tensor<4x6xf32>"
+NUMBERED = f"""  %n = shard.process_linear_index on @g : index
+  %i = arith.index_cast %n : index to i64
+  %t = tensor.from_elements %i : tensor<i64>
+  %f = stablehlo.convert %t : (tensor<i64>) -> tensor<f32>
+  %w = stablehlo.broadcast_in_dim %f, dims = [] : (tensor<f32>) -> {T}
+  %x = stablehlo.multiply %a, %w : {T}
+"""
+"""Each process has the argument times its number."""
+
+
+# Each line, the type of its result, and what each process gets of all that they have.
+COLLECTIVES = [
+    ("all_reduce %x on @g grid_axes = [0, 1]", T, lambda all_, i: sum(all_)),
+    ("all_reduce %x on @g grid_axes = [1] reduction = max", T,
+     lambda all_, i: all_[3 * (i // 3) + 2]),
+    ("all_reduce %x on @g grid_axes = [0] reduction = <average>", T,
+     lambda all_, i: (all_[i % 3] + all_[i % 3 + 3]) / 2),
+    ("all_reduce %x on @g", T, lambda all_, i: all_[i]),
+    ("reduce %x on @g grid_axes = [0] reduction = sum root = [0]", T,
+     lambda all_, i: all_[i % 3] + all_[i % 3 + 3]),
+    ("broadcast %x on @g grid_axes = [1, 0] root = [2, 1]", T, lambda all_, i: all_[5]),
+    ("scatter %x on @g grid_axes = [0] scatter_axis = 0 root = [1]", "tensor<2x6xf32>",
+     lambda all_, i: all_[i % 3 + 3][2 * (i // 3) : 2 * (i // 3) + 2]),
+    ("gather %x on @g grid_axes = [0] gather_axis = 1 root = [1]", "tensor<4x12xf32>",
+     lambda all_, i: np.concatenate([all_[i % 3], all_[i % 3 + 3]], 1)),
+    ("all_gather %x on @g grid_axes = [0, 1] gather_axis = 0", "tensor<24x6xf32>",
+     lambda all_, i: np.concatenate(all_)),
+    ("all_slice %x on @g grid_axes = [1] slice_axis = 1", "tensor<4x2xf32>",
+     lambda all_, i: all_[i][:, 2 * (i % 3) : 2 * (i % 3) + 2]),
+    ("reduce_scatter %x on @g grid_axes = [0] scatter_axis = 1", "tensor<4x3xf32>",
+     lambda all_, i: (all_[i % 3] + all_[i % 3 + 3])[:, 3 * (i // 3) : 3 * (i // 3) + 3]),
+    ("all_to_all %x on @g grid_axes = [0] split_axis = 0 concat_axis = 1", "tensor<2x12xf32>",
+     lambda all_, i: np.concatenate(
+         [all_[j][2 * (i // 3) : 2 * (i // 3) + 2] for j in (i % 3, i % 3 + 3)], 1)),
+    ("shift %x on @g grid_axes = [1] shift_axis = 1 offset = 1 rotate", T,
+     lambda all_, i: all_[3 * (i // 3) + (i - 1) % 3]),
+    ("shift %x on @g grid_axes = [1] shift_axis = 1 offset = -1", T,
+     lambda all_, i: all_[i + 1] if i % 3 < 2 else 0 * all_[i]),
+]  # fmt: skip
+
+
+def program(line, kind):
+    """Each process makes of ``%x`` what the line says; results lie side by side."""
+    rooted = "root = " in line
+    signature = f"({T}) -> {kind}" if rooted else f"{T} -> {kind}"
+    rows, columns = (int(n) for n in kind.removeprefix("tensor<").split("x")[:2])
+    given = PORT.format("S[0], S[1]", f"{2 * rows}, {3 * columns}")
+    return read(
+        f"{NUMBERED}  %r = shard.{line} : {signature}\n  return %r : {kind}",
+        f"%a: {T} {{{PORT.format('R, R', '4, 6')}}}",
+        f"{kind} {{{given}}}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "expected"), COLLECTIVES, ids=[line[:40] for line, _, _ in COLLECTIVES]
+)
+def test_collectives_of_others(line, kind, expected):
+    array = np.arange(1, 25, dtype="float32").reshape(4, 6)
+    mod = program(line, kind)
+    assert level_of(mod) == "local"
+    (whole,) = td.run(mod, [array], "virtual")
+    held = [array * np.float32(i) for i in range(6)]
+    rows = [[expected(held, 3 * i + j) for j in range(3)] for i in range(2)]
+    np.testing.assert_array_equal(whole, np.block(rows))
+    again = td.from_stablehlo(td.to_stablehlo(mod, "shard"), inline=0)
+    np.testing.assert_array_equal(td.run(again, [array], "virtual")[0], whole)
+
+
+def test_shardings_of_others():
+    mod = read(
+        """  %s = shard.sharding @g split_axes = [[0], [1]] : !shard.sharding
+  %b = shard.shard %a to %s : tensor<4x6xf32>
+  %t = shard.get_sharding %b : tensor<4x6xf32> -> !shard.sharding
+  %c = stablehlo.add %b, %b : tensor<4x6xf32>
+  %d = shard.shard %c to %t : tensor<4x6xf32>
+  return %d : tensor<4x6xf32>"""
+    )
+    text = mod.script()
+    assert level_of(mod) == "annotated" and text.count('placement="S[0], S[1]"') == 2
+    assert [list(axes) for axes in mod.attrs["mesh_axes"]] == [["0", "1"]]
+
+
+def test_the_old_name_of_the_dialect():
+    mod = read(
+        """  %s = mesh.sharding @g split_axes = [[], [0, 1]] : !mesh.sharding
+  %b = mesh.shard %a to %s annotate_for_users : tensor<4x6xf32>
+  return %b : tensor<4x6xf32>""",
+        grid="mesh.mesh @g(shape = 2x3)\n",
+    )
+    assert 'placement="S[1], S[1]"' in mod.script()
+
+
+def test_uneven_shards_say_where_they_begin():
+    x = relax.Var("x", relax.TensorType([5, 6], "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(relax.op.nn.relu(x)))
+    rules = [{"param": "x", "placement": "S[0], R", "mesh": "m"}]
+    plan = {"schema_version": 1, "meshes": {"m": {"axes": {"a": 2, "b": 3}}}, "rules": rules}
+    mod = transform.AnnotateSharding(td.Plan.from_dict(plan))(builder.get())
+    text = td.to_stablehlo(mod, "shard")
+    assert "static_sharded_dims_offsets = array<i64: 0, 3, 5>" in text
+    assert 'placement="S[0], R"' in td.from_stablehlo(text).script()
+    with pytest.raises(ModelError, match=r"DIST0372 .*begin at"):
+        td.from_stablehlo(text.replace("0, 3, 5", "0, 2, 5"))
+
+
+SHARD = "%b = shard.shard %a to %s : tensor<4x6xf32>\n  return %b : tensor<4x6xf32>"
+MOVED = "\n  return %r : tensor<4x6xf32>"
+UNSAID = [
+    (f"%s = shard.sharding @h split_axes = [[0]] : !shard.sharding\n{SHARD}", "DIST0372"),
+    (f"%s = shard.sharding @g split_axes = [[2]] : !shard.sharding\n{SHARD}", "DIST0372"),
+    (f"%s = shard.sharding @g split_axes = [[0], [0]] : !shard.sharding\n{SHARD}", "DIST0372"),
+    (f"%s = shard.sharding @g split_axes = [[1, 0]] : !shard.sharding\n{SHARD}", "DIST0372"),
+    (f"%s = shard.sharding @g split_axes = [[], [], [0]] : !shard.sharding\n{SHARD}", "DIST0372"),
+    ("%s = shard.sharding @g split_axes = [[0]] halo_sizes = [1, 1] : !shard.sharding\n"
+     f"{SHARD}", "DIST0372"),
+    (f"%s = shard.get_sharding %a : {T} -> !shard.sharding\n{SHARD}", "DIST0372"),
+    (f"%s = stablehlo.add %a, %a : {T}\n{SHARD}", "DIST0372"),
+    (f"%r = shard.send %a on @g grid_axes = [0] destination = [1] : ({T}) -> {T}{MOVED}",
+     "DIST0371"),
+    (f"%r = shard.recv %a on @g grid_axes = [0] source = [0] : ({T}) -> {T}{MOVED}", "DIST0371"),
+    (f"%r = shard.update_halo %a on @g split_axes = [[0]] halo_sizes = [1, 1] : {T}{MOVED}",
+     "DIST0371"),
+    (f"%r = shard.all_reduce %a on @g grid_axes = [0] : {T} -> {T}{MOVED}", "DIST0372"),
+    (f"%r = shard.all_reduce %a on @g grid_axes = [0] reduction = generic : {T} -> {T}{MOVED}",
+     "DIST0372"),
+    (f"%r = shard.all_gather %a on @g grid_axes = [1, 0] gather_axis = 0 : {T} -> {T}{MOVED}",
+     "DIST0372"),
+    ("%n = shard.process_linear_index on @g : index\n"
+     f"%r = shard.broadcast %a on @g grid_axes = [0] root = [%n] : ({T}, index) -> {T}{MOVED}",
+     "DIST0372"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "code"), UNSAID, ids=[body[:50] for body, _ in UNSAID])
+def test_what_is_not_taken_is_named(body, code):
+    with pytest.raises(ModelError) as caught:
+        read(body)
+    assert caught.value.code == code and "text:" in str(caught.value)
+
+
+def test_grids_of_open_size():
+    body = f"%s = shard.sharding @g split_axes = [[0]] : !shard.sharding\n{SHARD}"
+    with pytest.raises(ModelError, match=r"DIST0372 .*whose size is open"):
+        read(body, grid="shard.grid @g(shape = 2x?)\n")
+
+
+def test_ports_that_do_not_fit():
+    for wrong in ("4, 7", "4"):
+        with pytest.raises(td.errors.DistIRError, match=r"DIST0372|DIST0205"):
+            local = f"%a: {T} {{{PORT.format('S[0], R', wrong)}}}"
+            read(f"return %a : {T}", local, f"{T} {{{PORT.format('R, R', '4, 6')}}}")
+
+
+def test_what_is_not_written_is_named(mlp):
+    mod, _ = mlp
+    plan = td.Plan.from_dict(
+        {
+            "schema_version": 1,
+            "meshes": {"m": {"axes": {"dp": 2}, "device_ids": [1, 0]}},
+            "rules": [{"param": "x", "placement": "S[0]", "mesh": "m"}],
+        }
+    )
+    with pytest.raises(ModelError, match=r"DIST0380 .*processes of a grid"):
+        td.to_stablehlo(transform.AnnotateSharding(plan)(mod), "shard")
+
+
+def test_on_the_command_line(tmp_path):
+    path, local = tmp_path / "m.shard.mlir", tmp_path / "local.shard.mlir"
+    plan = ["--strategy", "data_parallel", "--mesh", "dp=2"]
+    zoo = "zoo:mlp?batch=4,layers=1,hidden=16"
+    assert main(["convert", zoo, str(path), *plan, "--to", "annotated"]) == 0
+    assert "shard.shard" in path.read_text(encoding="utf-8")
+    assert main(["convert", str(path), str(local), "--to", "local"]) == 0
+    assert "shard.grid" in local.read_text(encoding="utf-8")
+    assert main(["convert", str(local), str(tmp_path / "out.py")]) == 0
+    assert "dist.io" in (tmp_path / "out.py").read_text(encoding="utf-8")

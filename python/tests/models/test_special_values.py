@@ -1,0 +1,197 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""NaN, infinities, signed zeros and indices out of range are those of torch, JAX and ONNX."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import tvm_distir as td
+from tvm_distir.execution.runtime.engines.reference import Reference
+from tvm_distir.support.errors.tree import EngineError
+
+NAN, INF = np.nan, np.inf
+ROWS = np.array(
+    [
+        [1.0, NAN, -2.0, INF, 0.5, -0.0],
+        [NAN, 0.5, -INF, 3.0, NAN, 7.0],
+        [-INF, -INF, -INF, -INF, -INF, -INF],
+        [INF, INF, 2.0, INF, -INF, 1.0],
+        [NAN, NAN, NAN, NAN, NAN, NAN],
+        [-3.0, 2.0, 2.0, 1.0, 0.0, -1.5],
+    ]
+)
+TYPES = ("float32", "float64")
+TORCH = {
+    "isnan": lambda t, a: t.isnan(a),
+    "isinf": lambda t, a: t.isinf(a),
+    "isfinite": lambda t, a: t.isfinite(a),
+    "unequal": lambda t, a: a != a,
+    "unequal numbers": lambda t, a: a != 0.5,
+    "bools multiplied": lambda t, a: (a > 0) * (a < 2),
+    "nan_to_num": lambda t, a: t.nan_to_num(a),
+    "nansum": lambda t, a: t.nansum(a, 1),
+    "relu": lambda t, a: t.relu(a),
+    "relu6": lambda t, a: t.nn.functional.relu6(a),
+    "hardtanh": lambda t, a: t.nn.functional.hardtanh(a),
+    "hardsigmoid": lambda t, a: t.nn.functional.hardsigmoid(a),
+    "leaky_relu": lambda t, a: t.nn.functional.leaky_relu(a),
+    "elu": lambda t, a: t.nn.functional.elu(a),
+    "clamp": lambda t, a: a.clamp(-1, 1),
+    "clamp_min": lambda t, a: a.clamp(min=0),
+    "maximum": lambda t, a: t.maximum(a, a * 0 + 1),
+    "minimum": lambda t, a: t.minimum(a * 0 + 1, a),
+    "amax": lambda t, a: a.amax(1),
+    "amin": lambda t, a: a.amin(0),
+    "max of all": lambda t, a: a.max(),
+    "max along": lambda t, a: a.max(1)[1],
+    "argmax": lambda t, a: a.argmax(1),
+    "argmin": lambda t, a: a.argmin(0, keepdim=True),
+    "argmax of all": lambda t, a: a.argmax(),
+    "sort": lambda t, a: a.sort(dim=1, stable=True)[0],
+    "sort descending": lambda t, a: a.sort(0, descending=True)[0],
+    "argsort": lambda t, a: t.argsort(a, dim=1, stable=True),
+    "topk": lambda t, a: a.topk(3, 1)[0],
+    "topk smallest": lambda t, a: a.topk(4, 1, largest=False)[0],
+    "sign": lambda t, a: t.sign(a),
+    "max_pool1d": lambda t, a: t.nn.functional.max_pool1d(a, 3, 2, 1),
+    "max_pool2d": lambda t, a: t.nn.functional.max_pool2d(a[None, None], 3, 1, 1),
+    "softmax": lambda t, a: t.softmax(a, 1),
+    "times zero": lambda t, a: a * 0,
+    "zero over": lambda t, a: 0 / a,
+}
+JAX = {
+    "isnan": lambda j, a: j.isnan(a),
+    "isfinite": lambda j, a: j.isfinite(a),
+    "nan_to_num": lambda j, a: j.nan_to_num(a),
+    "nansum": lambda j, a: j.nansum(a, 1),
+    "nanmax": lambda j, a: j.nanmax(a, 1),
+    "maximum": lambda j, a: j.maximum(a, 0),
+    "minimum": lambda j, a: j.minimum(a, a * 0 + 1),
+    "max": lambda j, a: a.max(1),
+    "min": lambda j, a: a.min(0),
+    "clip": lambda j, a: j.clip(a, -1, 1),
+    "sort": lambda j, a: j.sort(a, 1),
+    "argsort": lambda j, a: j.argsort(a, 1),
+    "argmax": lambda j, a: j.argmax(a, 1),
+    "argmin": lambda j, a: j.argmin(a, 0),
+    "sign": lambda j, a: j.sign(a),
+    "not less": lambda j, a: ~(a <= 0),
+    "unequal": lambda j, a: a != a,
+    "take filled": lambda j, a: j.take(a, np.array([0, 9, -1, -9]), axis=0, mode="fill"),
+    "take clipped": lambda j, a: j.take(a, np.array([0, 9, 5]), axis=0, mode="clip"),
+    "set outside": lambda j, a: a.at[np.array([0, 9])].set(4.0),
+}
+ONNX = {
+    "IsNaN": {},
+    "IsInf": {},
+    "Relu": {},
+    "Sign": {},
+    "Clip": {"lows": [-1.0, 1.0]},
+    "Max": {"lows": [0.0]},
+    "Min": {"lows": [0.0]},
+    "ReduceMax": {"axes": [1]},
+    "ReduceMin": {"axes": [1]},
+    "ArgMax": {"axis": 1},
+    "ArgMin": {"axis": 1},
+}
+
+
+def same(found, wanted):
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(wanted), strict=True)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_values_are_those_of_torch(dtype):
+    torch = pytest.importorskip("torch", reason="the extra torch is not installed")
+
+    class All(torch.nn.Module):
+        def forward(self, a):
+            return tuple(write(torch, a) for write in TORCH.values())
+
+    a = torch.from_numpy(ROWS.astype(dtype))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mod = td.from_exported_program(torch.export.export(All(), (a,)))
+    found = Reference(mod).run([a.numpy()])
+    for name, one, wanted in zip(TORCH, found, All()(a), strict=True):
+        if name in ("softmax", "leaky_relu", "elu", "hardsigmoid"):
+            np.testing.assert_allclose(one, wanted.numpy(), 1e-6, err_msg=name)
+            continue
+        np.testing.assert_array_equal(one, wanted.numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_values_are_those_of_jax(dtype):
+    jax = pytest.importorskip("jax", reason="the extra jax is not installed")
+
+    def every(a):
+        return tuple(write(jax.numpy, a) for write in JAX.values())
+
+    a = ROWS.astype(dtype)
+    with jax.enable_x64(True):
+        program = jax.jit(every)
+        text, wanted = program.lower(a).as_text(), program(a)
+    found = Reference(td.from_stablehlo(text)).run([a])
+    for name, one, other in zip(JAX, found, wanted, strict=True):
+        np.testing.assert_array_equal(one, np.asarray(other), err_msg=name)
+
+
+@pytest.mark.parametrize("op", ONNX)
+def test_values_are_those_of_onnx(op):
+    onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
+    from onnx import TensorProto, helper, numpy_helper
+    from onnx.reference import ReferenceEvaluator
+
+    options = dict(ONNX[op])
+    lows = options.pop("lows", [])
+    names = [f"c{i}" for i in range(len(lows))]
+    constants = [numpy_helper.from_array(np.float32(v), n) for v, n in zip(lows, names)]
+    kind = {"Is": TensorProto.BOOL, "Ar": TensorProto.INT64}.get(op[:2], TensorProto.FLOAT)
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x", *names], ["y"], **options)],
+        "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ROWS.shape)],
+        [helper.make_tensor_value_info("y", kind, None)],
+        constants,
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    a = ROWS.astype("float32")
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": a})
+    same(Reference(td.from_onnx(model)).run([a])[0], wanted)
+
+
+@pytest.mark.parametrize("value", [63, 64, -1, 100_000])
+@pytest.mark.parametrize("kind", ["embedding", "index", "index_select"])
+def test_indices_are_refused_where_torch_refuses_them(kind, value):
+    torch = pytest.importorskip("torch", reason="the extra torch is not installed")
+
+    class Table(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(64, 4)
+
+        def forward(self, ids):
+            if kind == "embedding":
+                return self.table(ids)
+            if kind == "index":
+                return self.table.weight[ids]
+            return torch.index_select(self.table.weight, 0, ids)
+
+    model = Table().eval()
+    program = torch.export.export(model, (torch.zeros(4, dtype=torch.int64),))
+    mod = td.from_exported_program(program)
+    ids = torch.tensor([0, 5, value, 2])
+    inputs = [ids.numpy(), model.table.weight.detach().numpy()]
+    try:
+        wanted = model(ids).detach().numpy()
+    except IndexError:
+        with pytest.raises(EngineError) as caught:
+            Reference(mod).run(inputs)
+        assert caught.value.code == "DIST0619"
+    else:
+        same(Reference(mod).run(inputs)[0], wanted)

@@ -1,0 +1,86 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Compares starts of random functions and pipelines with those of their flat task graphs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import numpy as np
+
+from tests.performance.native.random_loads import random_loads
+from tests.performance.native.random_maps import Flat, random_functions
+from tests.performance.native.random_pipelines import Pipeline, starts_of
+from tvm_distir.performance.engine.activities import Loads
+from tvm_distir.performance.engine.functions import NEVER, STREAM_PORTS
+from tvm_distir.performance.engine.maps import maps_of
+from tvm_distir.performance.engine.meeting import meet
+from tvm_distir.performance.engine.schedule import schedule
+
+MOST = 1500
+"""Ops up to which the plain reference is asked as well."""
+
+
+def engines(flat: Flat) -> tuple[str, ...]:
+    """Which engines are asked."""
+    return ("native", "reference") if len(flat.ops) < MOST else ("native",)
+
+
+def differing_functions(seeds: Iterable[int]) -> tuple[int, list[str]]:
+    """Random hierarchical functions, every second with a host: their number, what differs."""
+    wrong, count = [], 0
+    for seed in seeds:
+        rng = random.Random(seed)
+        made = random_functions(rng, rng.randint(1, 4), seed % 2 == 1)
+        last, flat = len(made.all) - 1, Flat()
+        flat.call(made, last, [-1] * made.all[last][0])
+        wanted = np.array(schedule(flat.tasks())[0])[flat.ops]
+        for engine in engines(flat):
+            maps = maps_of(made.table, engine)
+            head = np.zeros(STREAM_PORTS, np.int64)
+            times = np.concatenate((head, np.full(len(maps.ports(last)), NEVER)))
+            if not np.array_equal(maps.expand(last, times[None])[0], wanted):
+                wrong.append(f"function {seed}, {engine}")
+        count += 1
+    return count, wrong
+
+
+def differing_pipelines(seeds: Iterable[int]) -> tuple[int, list[str]]:
+    """Random pipelines, every third with a host: their number, what differs."""
+    wrong, count = [], 0
+    for seed in seeds:
+        pipeline = Pipeline(random.Random(seed), seed % 3 == 2)
+        flat, tasks = pipeline.flat()
+        start, _ = schedule(flat.tasks())
+        wanted = [start[own].tolist() for own in tasks]
+        for engine in engines(flat):
+            maps = maps_of(pipeline.functions.table, engine)
+            if starts_of(maps, pipeline.units(maps)) != wanted:
+                wrong.append(f"pipeline {seed} ({pipeline.schedule.kind}), {engine}")
+        count += 1
+    return count, wrong
+
+
+def differing_meetings(seeds: Iterable[int]) -> tuple[int, list[str]]:
+    """Random pipelines on links that are often full: their number, what differs.
+
+    Where nothing loads a link all is as without; the engines are equal event by event.
+    """
+    wrong, count = [], 0
+    for seed in seeds:
+        pipeline, found = Pipeline(random.Random(seed), seed % 3 == 2), []
+        for engine in ("native", "reference"):
+            maps = maps_of(pipeline.functions.table, engine)
+            units = pipeline.units(maps)
+            plain, alone = maps.run(units), meet(maps, units, Loads.none(units), engine)
+            names = ("times", "finish", "sent", "position")
+            same = all(np.array_equal(getattr(alone.ran, n), getattr(plain, n)) for n in names)
+            if not same or len(alone.clock):
+                wrong.append(f"meeting {seed}, {engine}, alone")
+            met = meet(maps, units, random_loads(random.Random(seed), units), engine)
+            found.append((met.ran.finish, met.ran.sent, met.ended, met.clock_begin, met.clock))
+        if not all(np.array_equal(*both) for both in zip(*found, strict=True)):
+            wrong.append(f"meeting {seed} ({pipeline.schedule.kind})")
+        count += 1
+    return count, wrong

@@ -1,0 +1,99 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The loader: where it looks, and that nothing is a silent fallback."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tvm_distir.performance.engine.schedule import schedule
+from tvm_distir.performance.engine.tasks import Tasks
+from tvm_distir.support.errors.tree import DependencyError
+from tvm_distir.support.native import loader
+from tvm_distir.support.native.loader import LIBRARY_VARIABLE, library_path, load_library
+
+
+def refused():
+    with pytest.raises(DependencyError) as caught:
+        load_library()
+    assert caught.value.code == "DIST0110"
+    assert caught.value.remedy
+    return str(caught.value)
+
+
+def test_variable_names_no_file(monkeypatch, tmp_path):
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "none.so"))
+    assert "none.so" in refused()
+
+
+def test_no_library_is_an_error_of_the_scheduler_too(monkeypatch, tmp_path):
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "none.so"))
+    with pytest.raises(DependencyError):
+        schedule(Tasks.from_pairs([1], [0], []))
+
+
+def test_a_file_that_is_no_library(monkeypatch, tmp_path):
+    path = tmp_path / "text.so"
+    path.write_text("hello")
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(path))
+    assert "cannot be loaded" in refused()
+
+
+def test_a_copy_is_loaded(monkeypatch, tmp_path):
+    path = tmp_path / "copy.so"
+    shutil.copy(library_path(), path)
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(path))
+    assert load_library()["abi_version"]() == loader.ABI_VERSION
+
+
+def test_other_version(monkeypatch, tmp_path):
+    path = tmp_path / "old.so"
+    shutil.copy(library_path(), path)
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(path))
+    built = loader.ABI_VERSION
+    monkeypatch.setattr(loader, "ABI_VERSION", 99)
+    text = refused()
+    assert f"has version {built}" in text
+    assert "needs 99" in text
+
+
+def test_a_library_of_others(monkeypatch, tmp_path):
+    source, path = tmp_path / "other.c", tmp_path / "other.so"
+    source.write_text("int nothing(void) { return 0; }\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", path, source], check=True)
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(path))
+    assert "another library" in refused()
+
+
+def test_not_installed(monkeypatch, tmp_path):
+    monkeypatch.delenv(LIBRARY_VARIABLE, raising=False)
+    monkeypatch.setattr(loader, "_found", loader._found.__wrapped__)
+    monkeypatch.setattr(loader, "_candidates", lambda: iter([tmp_path / "a.so", tmp_path / "b.so"]))
+    text = refused()
+    assert "a.so" in text
+    assert "b.so" in text
+    assert LIBRARY_VARIABLE in text
+
+
+def test_the_first_candidate_that_exists(monkeypatch, tmp_path):
+    monkeypatch.delenv(LIBRARY_VARIABLE, raising=False)
+    (tmp_path / "b.so").touch()
+    monkeypatch.setattr(loader, "_candidates", lambda: iter([tmp_path / "a.so", tmp_path / "b.so"]))
+    assert library_path() == tmp_path / "b.so"
+
+
+def test_import_loads_nothing(tmp_path):
+    """Neither a missing nor a broken library disturbs whoever does not need it."""
+    code = "import tvm_distir.support.native, tvm_distir.support.native.loader as l; print(l._load.cache_info())"
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path), LIBRARY_VARIABLE: "/none.so"},
+    )
+    assert "misses=0" in out.stdout

@@ -1,0 +1,102 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Units and messages that share links: closed forms, and the native code against its reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.performance.native.random_loads import loads_of
+from tests.performance.native.simulation_proof import differing_meetings
+from tvm_distir.performance.engine.activities import ENDLESS
+from tvm_distir.performance.engine.functions import FunctionTable
+from tvm_distir.performance.engine.maps import maps_of
+from tvm_distir.performance.engine.meeting import meet
+from tvm_distir.performance.engine.meeting_reference import fair_speeds
+from tvm_distir.performance.engine.units import RUN, SEND, Units
+
+ENGINES = ("native", "reference")
+
+
+def messages(spent, links, capacity, lead=0, engine="native"):
+    """When messages of so many picoseconds end, all sent at 0 by ranks of their own."""
+    count = len(spent)
+    units = Units(
+        np.zeros(0, np.int64),
+        np.zeros(0, np.int64),
+        np.array([[SEND, k, k, 0, 3] for k in range(count)], np.int64),
+        np.arange(count + 1),
+        np.arange(count + 1),
+        np.array([[k, 0] for k in range(count)], np.int64),
+        np.array([[0, one] for one in spent], np.int64),
+        count,
+        1,
+    )
+    before = [(float(lead), 1.0, {})] if lead else []
+    classes = [[(ENDLESS, 1.0, {})]] * count
+    classes += [[*before, (ENDLESS, 1.0, own)] for own in links]
+    maps = maps_of(FunctionTable(), engine)
+    return meet(maps, units, loads_of(classes, capacity), engine).ended[:, 0].tolist()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_messages_share_a_link(engine):
+    def on_one(spent, lead=0):
+        return messages(spent, [{0: 5.0}] * len(spent), [5.0], lead, engine)
+
+    assert on_one([1000]) == [1000]
+    assert on_one([1000, 1000]) == [2000, 2000]
+    assert on_one([1000] * 7) == [7000] * 7
+    assert on_one([1000, 3000]) == [2000, 4000]
+    assert on_one([1000, 1000], lead=400) == [1600, 1600]
+    assert messages([1000, 1000], [{0: 5.0}, {1: 5.0}], [5.0, 5.0], 0, engine) == [1000, 1000]
+    assert messages([1000, 1000], [{0: 2.0}, {0: 2.0}], [4.0], 0, engine) == [1000, 1000]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_max_min_fair_on_a_small_network(engine):
+    """Bertsekas and Gallager: who is held by one link leaves the rest of another to others."""
+    found = messages([1200] * 3, [{0: 1.0, 1: 1.0}, {0: 1.0}, {1: 1.5}], [1.0, 2.0], 0, engine)
+    assert found == [2400, 2400, 1200]
+    found = messages([1000] * 4, [{0: 1.0, 1: 1.0}, {0: 1.0}, {0: 1.0}, {1: 1.0}], [1.0, 1.0])
+    assert found == [3000, 3000, 3000, 1500]
+
+
+def test_fair_speeds():
+    assert fair_speeds([1.0, 1.0], [{0: 1.0}, {0: 1.0}], [1.0]) == [0.5, 0.5]
+    assert fair_speeds([1.0, 1.0], [{0: 0.25}, {0: 1.0}], [1.0]) == [1.0, 0.75]
+    assert fair_speeds([0.5, 1.0], [{0: 0.5}, {0: 1.0}], [1.0]) == [0.5, 0.75]
+
+
+def work(spent):
+    """A table with a function of one kernel."""
+    return FunctionTable([0, 1, 1, 1], [0, 0, spent, 0, -1, 0, 1], [], [0], [0])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_message_slows_the_unit_beside_it(engine):
+    units = Units(
+        np.array([0], np.int64),
+        np.array([0, 0], np.int64),
+        np.array([[SEND, 0, 0, 0, 3], [RUN, 0, 0, 0, 0]], np.int64),
+        np.array([0, 2]),
+        np.array([0, 1]),
+        np.array([[0, 0]], np.int64),
+        np.array([[0, 400]], np.int64),
+        1,
+        1,
+    )
+    idle = [(ENDLESS, 1.0, {})]
+    loads = loads_of(
+        [idle, idle, [(ENDLESS, 1.0, {0: 1.0})]], [1.0], [[-1, -1], [-1, -1], [0, -1]], 0.8
+    )
+    found = meet(maps_of(work(1000), engine), units, loads, engine)
+    assert found.ran.finish[0, 0] == 1080 and found.ended[0, 0] == 400
+    assert found.clock.tolist() == [[0, 0], [320, 400]]
+    assert found.real(0, np.array([0, 160, 320, 1000])).tolist() == [0, 200, 400, 1080]
+
+
+def test_random_pipelines_meet():
+    """As without meeting where there are no loads; both engines are equal event by event."""
+    assert differing_meetings(range(30)) == (30, [])

@@ -1,0 +1,138 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""All native collectives, between threads and between processes, against NumPy bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import tvm_distir as td
+from tests.performance.native import collective_cases as cases
+from tests.performance.native.rank_threads import run_ranks
+from tvm_distir.core.collectives import rooted
+from tvm_distir.core.ir import ops
+from tvm_distir.execution.runtime.collectives import native_library as native
+from tvm_distir.execution.runtime.engines.processes.engine import ProcessesEngine
+from tvm_distir.support.errors.tree import EngineError
+
+SEEDS = range(len(cases.DTYPES))
+
+
+def fabric_of(ranks):
+    return native.CclFabric(ranks, 20.0)
+
+
+def first_error(got):
+    return next((e for e in got.values() if isinstance(e, BaseException)), None)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_threads(seed):
+    ranks = [2, 5, 0, 3, 7, 1][: 2 + seed % 5]
+    error = first_error(
+        run_ranks(fabric_of(ranks), ranks, lambda r: cases.run_cases(r, ranks, seed))
+    )
+    assert error is None, error
+
+
+def module(ranks):
+    mesh = td.device_mesh({"a": len(ranks)}, device_ids=ranks)
+    port = {"dtype": "float32", "placement": "R", "shape": [1], "index": 0}
+    seed = {**port, "name": "seed", "dtype": "int64"}
+    io = {"mesh": 0, "inputs": [seed], "outputs": [{**port, "name": "ok"}]}
+    x = relax.Var("seed", relax.TensorType((1,), "int64"))
+    bb = relax.BlockBuilder()
+    with bb.function("main", [x], {"dist.io": io}):
+        args = [bb.emit(ops.axis_index(mesh, 0)), relax.ShapeExpr(list(ranks)), x]
+        out = relax.op.call_dps_packed(cases.RUN, args, out_ty=relax.TensorType((1,), "float32"))
+        bb.emit_func_output(bb.emit(out))
+    mod = bb.finalize()
+    mod.update_global_info("mesh", [mesh])
+    return mod
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_processes(seed):
+    engine = ProcessesEngine(60, preload=[cases.__name__])
+    (ok,) = engine.run(module([2, 0, 3, 1][: 2 + seed % 3]), [np.array([seed])])
+    assert ok.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64"])
+def test_an_average_of_integers_is_divided_toward_zero(dtype):
+    xs = [np.array([-3, 3, -5, 127], dtype), np.array([0, 0, 2, 127], dtype)]
+    want = np.array([-1, 1, -1, 127 if dtype == "int64" else -1], dtype)
+    assert np.array_equal(rooted.reduce_terms(xs, "avg"), want)
+    got = run_ranks(
+        fabric_of([0, 1]),
+        [0, 1],
+        lambda r: cases.call("all_reduce", [[0, 1]], xs[r], [4], tvm.runtime.empty((4,), dtype)),
+    )
+    assert np.array_equal(got[0], want)
+    assert np.array_equal(got[1], want)
+
+
+def refused(body, text):
+    got = run_ranks(fabric_of([0, 1, 2]), [0, 1, 2], body)
+    for error in got.values():
+        assert isinstance(error, EngineError), error
+        assert error.code == "DIST0611"
+    with pytest.raises(EngineError, match=text):
+        raise got[0]
+
+
+def call(name, x, arguments, out_shape):
+    x = np.asarray(x)
+    out = tvm.runtime.empty(out_shape, str(x.dtype))
+    return cases.call(name, [[0, 1, 2]], x, arguments, out)
+
+
+F = "float32"
+WRONG = {
+    "bool has no average": lambda r: call("all_reduce", np.ones(4, bool), [4], (4,)),
+    "has no position 3": lambda r: call("broadcast", np.ones(4, F), [3], (4,)),
+    "expect 3 along dim 0, the operand has 4": lambda r: call(
+        "scatter", np.ones(4 if r == 1 else 1, F), [1, 0], (1,)
+    ),
+    "rank 0 expects 4 along dim 0, the parts add up to 6": lambda r: call(
+        "gather", np.ones(r + 1, F), [0, 0], (4,)
+    ),
+    "rank 1 called gather.*float64.* while rank 0 called gather.*float32": lambda r: call(
+        "gather", np.ones(1, "float64" if r == 1 else F), [0, 0], (3,)
+    ),
+    r"rank 2 called broadcast\(root=1\).* while rank 0 called broadcast\(root=0\)": lambda r: call(
+        "broadcast", np.ones(4, F), [r // 2], (4,)
+    ),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_calls_are_refused_by_all(text):
+    refused(WRONG[text], text)
+
+
+def test_memory_of_messages_is_used_again():
+    """400 messages of 1 MiB do not need 400 MiB."""
+
+    def body(rank):
+        x = tvm.runtime.tensor(np.full(1 << 18, rank, F))
+        for _ in range(50):
+            for number in range(4):
+                native.send(x, number, 1 - rank, b"x")
+            for number in range(4):
+                native.await_message(number, 1 - rank, "a message")
+                native.take_message(number, 1 - rank, x)
+        return float(x.numpy()[0])
+
+    before = resident_bytes()
+    got = run_ranks(fabric_of([0, 1]), [0, 1], body)
+    assert set(got.values()) == {0.0, 1.0}
+    assert resident_bytes() - before < 100 << 20
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096

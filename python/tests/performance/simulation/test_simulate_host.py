@@ -1,0 +1,87 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A host that issues ops: by hand, and entries as maps against entries op by op."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.performance.simulation.hand_programs import MICRO, SYSTEM, Build, program, random_program
+from tests.performance.simulation.hand_stages import Sizes, stages
+from tvm_distir.core.plan.schedules.schedule import Schedule
+from tvm_distir.performance.simulation.costs import OpCosts
+from tvm_distir.performance.simulation.simulator import simulate
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """Let each op take the host so many microseconds; collectives make it wait."""
+
+    def set_up(issue_us, host_waits=False):
+        plain = OpCosts.row
+
+        def row(self, function, number):
+            found = plain(self, function, number)
+            waits = host_waits and found.op.kind == "collective"
+            return replace(found, issue_ps=issue_us * 10**6, host_waits=waits)
+
+        monkeypatch.setattr(OpCosts, "row", row)
+
+    return set_up
+
+
+def starts_us(result):
+    return [round(event.start_s / MICRO, 6) for event in result.events]
+
+
+@pytest.mark.parametrize("engine", ["native", "reference"])
+def test_launches_bound_short_ops(host, engine):
+    """4 us per launch: ops of 1 us wait for theirs; behind one of 20 us the host is ahead."""
+    host(4)
+    build = Build().param("x")
+    for name, before, time_us in (("a", "x", 1), ("b", "a", 1), ("c", "b", 20), ("d", "c", 1)):
+        build.compute(name, before, time_us)
+    result = simulate(program((("x",), (1,)), main=build.done("d")), SYSTEM, engine=engine)
+    assert starts_us(result) == [4, 8, 12, 32]
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_the_host_waits_for_collectives(host, fold):
+    """All-reduce of 4000 bytes by 4 takes 22 us; what follows is issued behind it."""
+    host(4, host_waits=True)
+    build = Build().param("x").collective("r", "x", "all_reduce", 4000, 4).compute("a", "x", 1)
+    made = program((("tp",), (4,)), main=build.done("r a"))
+    result = simulate(made, SYSTEM, fold_devices=fold)
+    assert starts_us(result)[:2] == [4, 30]
+
+
+@pytest.mark.parametrize("host_waits", [False, True])
+@pytest.mark.parametrize("seed", range(200, 212))
+def test_random_programs(host, seed, host_waits):
+    """Folded, functions are maps; unfolded, all that communicates is looked at op by op."""
+    host(7, host_waits)
+    made = random_program(np.random.default_rng(seed))
+    results = [
+        simulate(made, SYSTEM),
+        simulate(made, SYSTEM, engine="reference"),
+        simulate(made, SYSTEM, fold_devices=False),
+    ]
+    shown = []
+    for result in results:
+        lanes = {lane.devices[0]: lane for lane in result.lanes}
+        shown.append([(e.start_s, e.duration_s) for d in (0, 4) for e in lanes[d].events()])
+    assert shown[0] == shown[1] == shown[2]
+    assert results[0].devices == results[1].devices == results[2].devices
+
+
+def test_units_of_a_schedule_are_issued_too(host):
+    """Each unit of 3 and 6 us has an empty op beside its kernel: 5 us are longer than 3."""
+    made = stages(Schedule("1f1b", 1, 4), Sizes(3, 6))
+    before = simulate(made, SYSTEM)
+    host(5)
+    found = [simulate(made, SYSTEM, engine=engine) for engine in ("native", "reference")]
+    assert found[0].time_s == found[1].time_s > before.time_s
+    assert found[0].devices == found[1].devices

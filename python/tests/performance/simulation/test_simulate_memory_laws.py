@@ -1,0 +1,147 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Laws of memory that every program in stages obeys: roles add up, and nothing stays behind."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tvm import ir
+
+import tvm_distir as td
+from tvm_distir.core.plan.schedules.programs import programs
+from tvm_distir.core.plan.schedules.schedule import Schedule
+from tvm_distir.core.plan.schedules.timeline import in_flight
+from tvm_distir.performance.fusion.grouped import grouped
+from tvm_distir.performance.fusion.profile import profile_names
+from tvm_distir.performance.memory.caching_allocator import Framework
+from tvm_distir.performance.memory.ranks import RankMemories, RankMemory
+from tvm_distir.performance.program.program import Program
+from tvm_distir.planning.strategies.composition import make_plan
+
+MICRO_BATCHES = (8, 12, 16)
+"""So many that ranks of all but one kind of schedule hold as many activations with each."""
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "dtype": "bfloat16"},
+    "gpt": {"hidden": 64, "heads": 4, "dtype": "float16", "dropout": 0.1},
+}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "gpipe": {"kind": "gpipe"},
+    "1f1b": {"kind": "1f1b"},
+    "interleaved": {"kind": "interleaved", "chunks": 2},
+    "zero_bubble": {"kind": "zero_bubble"},
+    "zero_bubble_v": {"kind": "zero_bubble_v", "chunks": 2},
+    "stash": {"kind": "1f1b", "stash": True},
+}
+CASES = [
+    ("llama", "1f1b", "none"),
+    ("llama", "gpipe", "none"),
+    ("llama", "interleaved", "layer=full"),
+    ("llama", "zero_bubble", "layer=core"),
+    ("llama", "zero_bubble_v", "none"),
+    ("llama", "stash", "none"),
+    ("gpt", "1f1b", "layer=core"),
+    ("gpt", "interleaved", "none"),
+    ("gpt", "zero_bubble_v", "layer=checkpoint"),
+]
+
+
+@functools.cache
+def local(model: str, schedule: str, recompute: str) -> ir.IRModule:
+    """A step in two ranks of stages over two devices each, at level 5."""
+    count = MICRO_BATCHES[-1]
+    layers = 4 if "chunks" in SCHEDULES[schedule] else 2
+    made = getattr(td.zoo, model)(layers=layers, batch=count, seq=64, vocab=128, **MODELS[model])
+    said = {**SCHEDULES[schedule], "stages": 2, "micro_batches": count}
+    step = td.train_step(made, optimizer="adamw", master=True, schedule=said, recompute=recompute)
+    chunks = Schedule(**said).chunks
+    pipeline = f"pipeline:micro_batches={count},schedule={said['kind']},chunks={chunks}"
+    return td.distribute(step, make_plan(step, f"{pipeline}+megatron", {"pp": 2, "tp": 2}))
+
+
+@functools.cache
+def exported(model: str, schedule: str, recompute: str) -> Program:
+    """Its program."""
+    return td.export(local(model, schedule, recompute))
+
+
+@functools.cache
+def framework(case: tuple[str, str, str], profile: str, block: int) -> tuple[Program, Framework]:
+    """The step grouped into kernels, and the levels of its functions."""
+    program = grouped(exported(*case), profile)
+    return program, Framework(program, block)
+
+
+def measured(case: tuple[str, str, str], profile: str, block: int, count: int) -> list[RankMemory]:
+    """Memory of each rank with so many micro-batches of the same size."""
+    program, levels = framework(case, profile, block)
+    assert program.staged is not None
+    schedule = replace(program.staged.schedule, micro_batches=count)
+    staged = replace(program.staged, schedule=schedule)
+    memories = RankMemories(program, staged, levels)
+    return [memories.of(rank, steps) for rank, steps in enumerate(programs(schedule))]
+
+
+@pytest.mark.parametrize("profile", profile_names())
+@pytest.mark.parametrize("block", [1, 512], ids=["exact", "framework"])
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_roles_at_the_peak_add_up_to_it(
+    case: tuple[str, str, str], block: int, profile: str
+) -> None:
+    for one in measured(case, profile, block, MICRO_BATCHES[0]):
+        account = one.account
+        assert sum(account.at_peak.values()) == account.peak_bytes == one.during.max()
+        assert all(size <= account.most[role] for role, size in account.at_peak.items())
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[1] != "stash"][::3], ids="-".join)
+def test_roles_of_the_storage_plan_add_up_to_its_peak(case: tuple[str, str, str]) -> None:
+    whole = replace(exported(*case), storage=td.plan_storage(local(*case)))
+    for lane in td.simulate(whole, "dgx-a100", allocator="tvm").lanes:
+        assert sum(lane.account.at_peak.values()) == lane.account.peak_bytes > 0
+
+
+@pytest.mark.parametrize("profile", profile_names())
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_no_micro_batch_leaves_memory_behind(case: tuple[str, str, str], profile: str) -> None:
+    """What is there after the step depends on no number of micro-batches, nor does the peak.
+
+    The peak grows only where the schedule holds more activations at once.
+    """
+    staged = exported(*case).staged
+    assert staged is not None
+    left, peaks = [], []
+    for count in MICRO_BATCHES:
+        orders = replace(staged.schedule, micro_batches=count).orders
+        ranks = measured(case, profile, 512, count)
+        left.append([int(one.after[-1]) for one in ranks])
+        peaks.append(
+            [(in_flight(o), one.account.peak_bytes) for o, one in zip(orders, ranks, strict=True)]
+        )
+    assert left[0] == left[1] == left[2]
+    for few, some, many in zip(*peaks, strict=True):
+        held, bytes_held = zip(few, some, many, strict=True)
+        steps = [(held[k + 1] - held[k], bytes_held[k + 1] - bytes_held[k]) for k in (0, 1)]
+        assert steps[0] == steps[1]  # as many activations more, as many bytes more
+        if not steps[0][0]:
+            assert not steps[0][1]
+
+
+@pytest.mark.parametrize("profile", profile_names())
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_tensors_have_the_type_that_other_units_read(
+    case: tuple[str, str, str], profile: str
+) -> None:
+    """Grouping ops into kernels leaves in memory what a phase hands over, not a wider value."""
+    program = grouped(exported(*case), profile)
+    assert program.staged is not None
+    lives = Framework(program, 1).lives
+    for role in program.staged.roles:
+        for phase in role.phases:
+            own = lives[phase.function]
+            for slot, buffer in zip(phase.outputs, own.results, strict=True):
+                if buffer >= own.params:
+                    assert own.sizes[buffer] == role.slots[slot].bytes, role.slots[slot].name

@@ -1,0 +1,26 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Systems that the tests of search share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import tvm_distir as td
+
+A100 = td.System.load("dgx-a100")
+
+
+def _quick() -> td.System:
+    """An A100 without latencies, on which small models are worth distributing."""
+    path = Path(td.__file__).parent / "core" / "cost_model" / "data" / "dgx-a100.json"
+    data = json.loads(path.read_text())
+    data["name"] = "quick"
+    data["device"]["launch_floor_us"] = 1e-6
+    for net in ("intra_node", "inter_node"):
+        data[net]["latency_us"] = data[net]["setup_us"] = 0.0
+    return td.System.from_dict(data)
+
+
+QUICK = _quick()

@@ -1,0 +1,505 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Search over meshes, stages and micro-batches."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+
+import tvm_distir as td
+from tests.planning.search.systems import A100, QUICK
+from tvm_distir.core.plan.plan import Plan
+from tvm_distir.execution.runtime.program.joining import same_bits
+from tvm_distir.execution.verification.random_inputs import draw_inputs
+from tvm_distir.planning.search import trials
+from tvm_distir.planning.search.candidates import (
+    Candidate,
+    Constraints,
+    Enumeration,
+    factorisations,
+    kept_rules,
+)
+from tvm_distir.planning.search.driver import search
+from tvm_distir.planning.search.folder import Folder
+from tvm_distir.planning.search.uneven_stages import Uneven
+from tvm_distir.support.errors.tree import (
+    InfeasibleError,
+    InternalError,
+    OutputError,
+    PlanError,
+    UsageError,
+)
+
+
+def _gpt(batch: int):
+    return td.zoo.gpt(size="tiny", layers=4, batch=batch)
+
+
+def _short(batch: int):
+    return td.zoo.gpt(size="tiny", layers=2, batch=batch)
+
+
+ADAM = {"optimizer": "adam"}
+
+
+class TestEnumeration:
+    """What is enumerated."""
+
+    @pytest.mark.parametrize("number", [1, 7, 24, 96, 960])
+    @pytest.mark.parametrize("count", [1, 2, 3])
+    def test_factorisations_are_all_there_are(self, number, count):
+        divisors = [n for n in range(1, number + 1) if number % n == 0]
+        every = itertools.product(divisors, repeat=count)
+        assert list(factorisations(number, count)) == [x for x in every if math.prod(x) == number]
+
+    def test_each_mesh_comes_once_whatever_its_axes_are_called(self):
+        found = list(Enumeration(Constraints(), 24, A100, None, stages=False))
+        shapes = [tuple(size for _, size in one.axes) for one in found]
+        assert len(set(shapes)) == len(shapes)
+        assert sorted(shapes) == sorted(
+            {tuple(n for n in x if n > 1) for x in factorisations(24, 2)}
+        )
+
+    def test_constraints_hold(self):
+        rules = Constraints(("pp", "dp", "tp"), {"tp": 8}, {"pp": 4}, ("tp",))
+        found = Enumeration(rules, 96, A100, 96, stages=True)
+        kept = {(one.stages, one.axes) for one in found}
+        sizes = [(4, dp, tp) for dp in range(1, 25) for tp in (1, 2, 4, 8) if 4 * dp * tp == 96]
+        assert kept == {
+            (pp, tuple((n, s) for n, s in (("dp", dp), ("tp", tp)) if s > 1))
+            for pp, dp, tp in sizes
+        }
+
+    def test_groups_inside_a_node_do_not_leave_it(self):
+        """Nodes of 8: 3 and 6 devices would lie across their border, and so would 16."""
+        rules = Constraints(("dp", "tp"), inside_node=("tp",))
+        found = Enumeration(rules, 96, A100, None, stages=False)
+        assert {dict(one.axes).get("tp", 1) for one in found} == {1, 2, 4, 8}
+
+    def test_micro_batches_divide_the_batch(self):
+        rules = Constraints(("pp", "dp"), fixed={"pp": 2}, micro_batches=(1, 3, 4), chunks=(1, 2))
+        found = list(Enumeration(rules, 4, A100, 24, stages=True))
+        assert {(one.micro_batches, one.chunks) for one in found} == {
+            (12, 1), (12, 2), (4, 1), (4, 2), (3, 1)
+        }  # fmt: skip
+
+    def test_an_unknown_axis_is_refused(self):
+        with pytest.raises(UsageError, match='DIST0152 most: there is no axis "pt"'):
+            Constraints(("dp", "tp"), most={"pt": 8})
+
+    def test_kept_rules_go_by_names_of_axes(self):
+        rules = [{"param": "x", "placement": "S[0], R", "stationary": True}]
+        keep = Plan.from_dict({"schema_version": 1, "mesh": {"dp": 2, "tp": 2}, "rules": rules})
+        mesh = next(iter(Enumeration(Constraints(fixed={"tp": 1}), 8, A100, None, stages=False)))
+        assert kept_rules(keep, mesh.mesh).rules[0].placement == (0,)
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """A search for a training step on eight devices, everything solved."""
+    return search(_gpt, 8, QUICK, batch=16, train=ADAM, top=99)
+
+
+class TestPlans:
+    """What is found."""
+
+    def test_times_are_those_of_the_plans(self, steps):
+        """As another run distributes and simulates them, read from their JSON."""
+        step = td.train_step(_gpt(16), **ADAM)
+        labelled = [found for found in steps.plans if not found.row.why]
+        assert len(labelled) == 3 and steps.complete
+        assert [found.row.why for found in steps.plans if found.row.why] == ["zero:stage=3"]
+        for found in steps.plans:
+            plan = td.strategy.with_updates(step, Plan.from_dict(found.plan.to_dict()))
+            program = td.export(td.distribute(step, plan, system=QUICK))
+            assert td.simulate(program, QUICK).time_s == found.time_s
+        times = [found.time_s for found in steps.plans]
+        assert times == sorted(times)
+
+    def test_shares_are_those_of_an_analysis(self, steps):
+        for found in steps.plans:
+            busy = max(
+                found.simulated.devices, key=lambda device: device.compute_s + device.exposed_comm_s
+            )
+            compute, comm = found.row.shares
+            assert compute == busy.compute_s / found.time_s
+            assert comm == busy.exposed_comm_s / found.time_s
+            assert 0 < compute < compute + comm <= 1.0 + 1e-9
+
+    def test_no_time_is_below_what_is_proved(self, steps):
+        assert steps.least_s == min(row.least_s for row in steps.rows)
+        for row in steps.rows:
+            assert 0 < row.least_s <= row.time_s
+            assert row.gap <= 0.01
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "data_parallel+megatron",
+            "data_parallel+megatron:sequence=1",
+            "zero:stage=1",
+            "zero:stage=3",
+        ],
+    )
+    def test_the_best_is_no_worse_than_a_strategy_on_any_mesh(self, steps, text):
+        """ZeRO-3, whose gathers are begun a layer ahead, is tried as it is."""
+        compared = search(
+            _gpt, 8, QUICK, batch=16, train=ADAM, top=1,
+            constraints=Constraints(fixed={"dp": 8} if "zero" in text else {}),
+            compare=(text, lambda mod, mesh, known: td.strategy.make_plan(mod, text, mesh, known)),
+        )  # fmt: skip
+        assert compared.baseline is not None
+        assert steps.plans[0].time_s <= compared.baseline.time_s
+
+    def test_a_bug_in_what_is_compared_with_is_no_refusal(self):
+        """Some meshes may be refused; an internal error is told, whatever other meshes give."""
+
+        def make(mod, mesh, known):
+            if mesh.get("tp", 1) == 1:
+                raise InternalError("DIST0901", "a bug", place="here", remedy="Report it.")
+            return td.strategy.make_plan(mod, "tensor_parallel", mesh, known)
+
+        with pytest.raises(InternalError):
+            search(
+                _gpt, 4, QUICK, batch=16, train=ADAM, top=1,
+                constraints=Constraints(("dp", "tp")), compare=("tensor_parallel", make),
+            )  # fmt: skip
+
+    def test_a_plan_is_compared_with_as_it_is(self):
+        """One of the stages of a search before, and one for other devices."""
+        rules = Constraints(("pp", "dp", "tp"), fixed={"pp": 2}, micro_batches=(2,))
+        first = search(_gpt, 4, QUICK, batch=16, train=ADAM, constraints=rules, top=1).plans[0]
+        given = Plan.from_dict(first.plan.to_dict())
+        found = search(_gpt, 4, QUICK, batch=16, train=ADAM, top=9, compare=("mine", given))
+        assert (found.baseline.time_s, found.baseline.why) == (first.time_s, "mine")
+        assert found.baseline.candidate == first.row.candidate
+        assert [one.plan for one in found.plans if one.row.why == "mine"] == [given]
+        with pytest.raises(UsageError, match=r"DIST0151 mine: .* for 4 devices, the search for 8"):
+            search(_gpt, 8, QUICK, batch=16, train=ADAM, compare=("mine", given))
+
+    def test_a_plan_that_does_not_fit_is_compared_with_but_not_given(self):
+        step = td.train_step(_gpt(16), **ADAM)
+        plan = td.strategy.make_plan(step, "data_parallel", {"dp": 4}, QUICK)
+        peak = td.simulate(td.export(td.distribute(step, plan, system=QUICK)), QUICK)
+        found = search(
+            _gpt, 4, QUICK, batch=16, train=ADAM, top=9, compare=("mine", plan),
+            memory_bytes=peak.peak_memory_bytes - 1,
+        )  # fmt: skip
+        assert (found.baseline.time_s, found.baseline.state) == (peak.time_s, "memory")
+        assert found.plans and all(one.row.why != "mine" for one in found.plans)
+
+    def test_a_strategy_that_is_better_is_given(self):
+        """Where only one placement is searched, another one that is faster comes first."""
+        rules = [{"param": "wte.weight", "placement": "R", "stationary": True}]
+        keep = Plan.from_dict({"schema_version": 1, "mesh": {"tp": 4}, "rules": rules})
+        found = search(
+            _gpt, 4, QUICK, batch=16, train=ADAM, top=1,
+            constraints=Constraints(("tp",), keep=keep),
+            compare=("best", lambda mod, mesh, known: td.label(mod, mesh, known).plan()),
+        )  # fmt: skip
+        assert found.baseline is not None and len(found.plans) == 1
+        best = min([row for row in found.rows if row.time_s], key=lambda row: row.time_s)
+        first = found.plans[0].row
+        assert first.time_s == min(best.time_s, found.baseline.time_s)
+
+    def test_a_bound_cuts_nothing_that_is_better(self, steps):
+        cut = search(_gpt, 8, QUICK, batch=16, train=ADAM, top=1)
+        assert cut.plans[0].row == steps.plans[0].row
+
+    def test_plans_run_and_are_equal_to_one_device(self, steps):
+        step = td.train_step(_gpt(16), **ADAM)
+        found = steps.plans[0]
+        plan = td.strategy.with_updates(step, found.plan)
+        report = td.verify(step, plan, engine="virtual")
+        assert report.equal and report.collectives
+
+    def test_the_front_has_what_no_other_beats(self, steps):
+        solved = [(row.time_s, row.peak_bytes) for row in steps.rows]
+        front = {(row.time_s, row.peak_bytes) for row in steps.front}
+        for time_s, peak in solved:
+            beaten = any(t <= time_s and p <= peak and (t, p) != (time_s, peak) for t, p in solved)
+            assert beaten or (time_s, peak) in front
+
+
+class TestStages:
+    """Pipelines."""
+
+    rules = Constraints(("pp", "dp", "tp"), fixed={"pp": 2}, micro_batches=(2,))
+
+    def test_plans_of_stages_run(self):
+        found = search(_gpt, 4, QUICK, batch=8, train=ADAM, constraints=self.rules, top=9)
+        assert {one.row.candidate.micro_batches for one in found.plans} == {2, 4}
+        for one in found.plans:
+            schedule = one.plan.schedule
+            model = _gpt(8 // schedule.micro_batches)
+            step = td.train_step(model, schedule=schedule, **ADAM)
+            plan = td.strategy.with_updates(step, one.plan)
+            assert td.verify(step, plan, engine="virtual").equal
+            program = td.export(td.distribute(step, plan, system=QUICK))
+            assert td.simulate(program, QUICK).time_s == one.time_s
+
+    def test_what_does_not_fit_is_made_again(self):
+        free = search(_gpt, 2, QUICK, batch=8, train=ADAM, constraints=self.rules).plans[0]
+        rules = Constraints(
+            ("pp", "dp", "tp"), fixed={"pp": 2}, micro_batches=(2,), recompute=("none", "full")
+        )
+        limit = int(0.95 * free.row.peak_bytes)
+        found = search(_gpt, 2, QUICK, batch=8, train=ADAM, constraints=rules, memory_bytes=limit)
+        best = found.plans[0]
+        assert best.row.candidate.recompute == "full" and best.row.peak_bytes <= limit
+        assert found.space["memory"] == 1
+        assert best.plan.recompute == {"*": "full"}
+
+    def test_nothing_that_fits_is_refused(self):
+        with pytest.raises(InfeasibleError, match="DIST0801 search: none of 1 candidates"):
+            search(_gpt, 2, QUICK, batch=8, train=ADAM, constraints=self.rules, memory_bytes=1000)
+
+
+@pytest.fixture(scope="module")
+def everything():
+    """A search with stages from which no estimate leaves anything out."""
+    rules = TestOutlook.rules
+    return search(_short, 4, QUICK, batch=8, train=ADAM, constraints=rules, top=99, margin=9.0)
+
+
+class TestOutlook:
+    """What layers say before anything is labelled."""
+
+    rules = Constraints(("pp", "dp", "tp"), micro_batches=(2,))
+
+    def test_it_is_near_what_is_simulated(self, everything):
+        near = [row.time_s / row.likely_s for row in everything.rows if row.state == "solved"]
+        assert len(near) >= 3
+        assert max(near) < 2.5 * min(near)
+        assert all(0.2 * row.time_s < row.least_s < row.time_s for row in everything.rows)
+
+    def test_what_it_leaves_out_is_no_better(self, everything):
+        found = search(_short, 4, QUICK, batch=8, train=ADAM, constraints=self.rules, top=1)
+        assert found.space["estimate"] + found.space.get("bound", 0) > 0
+        assert found.plans[0].row == everything.plans[0].row
+
+
+@pytest.mark.parametrize(
+    ("axes", "rules", "batch", "words"),
+    [
+        ("dp,tp", {"most": {"dp": 1, "tp": 2}}, 8, "dp at most 1 and tp at most 2 exclude all"),
+        ("dp,tp", {"most": {"dp": 2}, "fixed": {"tp": 3}}, 8, "left: tp=3 exclude all"),
+        (
+            "dp,tp,cp",
+            {"most": {"cp": 1}, "fixed": {"dp": 2, "tp": 1}},
+            8,
+            "cp at most 1 and dp=2 and tp=1 exclude all",
+        ),
+        (
+            "pp,dp",
+            {"fixed": {"pp": 2}, "most": {"dp": 4}, "micro_batches": (3,)},
+            8,
+            "pp=2 and micro-batches of 3 in a batch of 8 exclude all",
+        ),
+    ],
+)
+def test_the_fewest_constraints_that_contradict_each_other_are_named(axes, rules, batch, words):
+    given = Constraints(tuple(axes.split(",")), **rules)
+    with pytest.raises(InfeasibleError, match=f"DIST0802 search: no mesh of 4 .*{words}"):
+        search(_gpt, 4, QUICK, batch=batch, train=ADAM, constraints=given)
+
+
+@pytest.mark.parametrize("devices", [24, 96, 960])
+def test_numbers_that_are_no_powers_of_two(devices):
+    rules = Constraints(most={"tp": 4}, fixed={"dp": devices // 3})
+    found = search(_gpt, devices, QUICK, batch=devices, constraints=rules, top=1)
+    assert dict(found.plans[0].row.candidate.axes) == {"dp": devices // 3, "tp": 3}
+
+
+def test_the_least_that_is_needed_is_said():
+    """Of all meshes that which needs least; with that it fits, or nearly."""
+    mod = td.zoo.gpt(size="tiny", vocab=1 << 18, batch=8)
+    with pytest.raises(InfeasibleError, match=r"DIST0801 .* needs least: \S+: ") as caught:
+        search(mod, 4, QUICK, memory_bytes=1000)
+    needed = float(caught.value.what.split("at least ")[1].split(" GiB")[0]) * 2**30
+    assert needed > 2**25
+    assert search(mod, 4, QUICK, memory_bytes=int(2 * needed)).plans
+
+
+def test_a_module_has_its_own_batch():
+    found = search(td.zoo.vit(size="tiny", batch=8), 4, QUICK)
+    assert found.plans and found.plans[0].row.candidate.schedule is None
+    with pytest.raises(UsageError, match="DIST0151"):
+        search(td.zoo.vit(size="tiny", batch=8), 4, QUICK, batch=8)
+
+
+class TestFolder:
+    """Searches that go on."""
+
+    def test_an_interrupted_search_goes_on(self, tmp_path, monkeypatch):
+        whole = search(_gpt, 4, QUICK, batch=8, train=ADAM)
+        make, calls = trials.labeller_of, []
+
+        def interrupted(*given, **more):
+            calls.append(given)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return make(*given, **more)
+
+        monkeypatch.setattr(trials, "labeller_of", interrupted)
+        folder = Folder(tmp_path, {"what": 1}, resume=False)
+        first = search(_gpt, 4, QUICK, batch=8, train=ADAM, folder=folder)
+        assert not first.complete and first.space["left"] == len(first.rows) - 1
+        folder = Folder(tmp_path, {"what": 1}, resume=True)
+        second = search(_gpt, 4, QUICK, batch=8, train=ADAM, folder=folder)
+        assert second.rows == whole.rows and second.complete
+        assert [one.plan for one in second.plans] == [one.plan for one in whole.plans]
+        assert len(calls) == 1 + len(whole.rows)  # the first one is not labelled again
+
+    def test_other_settings_are_refused(self, tmp_path):
+        folder = Folder(tmp_path, {"model": "a"}, resume=False)
+        folder.finish(search(_gpt, 4, QUICK, batch=8, folder=folder))
+        with pytest.raises(UsageError, match=r"DIST0151 .*other settings \(model\)"):
+            Folder(tmp_path, {"model": "b"}, resume=True)
+        with pytest.raises(UsageError, match=r"DIST0151 .*holds a search already"):
+            Folder(tmp_path, {"model": "a"}, resume=False)
+
+    def test_a_search_that_failed_is_no_hindrance(self, tmp_path):
+        path = tmp_path / "found"
+        with pytest.raises(InfeasibleError, match="DIST0801"):
+            settings = {"memory": "1KiB"}
+            search(
+                _gpt,
+                4,
+                QUICK,
+                batch=8,
+                memory_bytes=1024,
+                folder=Folder(path, settings, resume=False),
+            )
+        assert (path / "rows.jsonl").exists() and not (path / "search.json").exists()
+        folder = Folder(path, {"memory": None}, resume=False)
+        folder.finish(search(_gpt, 4, QUICK, batch=8, folder=folder))
+        assert json.loads((path / "search.json").read_text())["settings"] == {"memory": None}
+
+    def test_a_failure_after_plans_were_found_loses_none(self, tmp_path):
+        def refused(*_):
+            raise PlanError("DIST0233", "no such thing", place="", remedy="")
+
+        folder = Folder(tmp_path, {}, resume=False)
+        with pytest.raises(PlanError, match="DIST0233"):
+            search(_gpt, 4, QUICK, batch=8, folder=folder, compare=("it", refused))
+        before = (tmp_path / "rows.jsonl").read_text()
+        with pytest.raises(UsageError, match=r"DIST0151 .*other settings \(model\)"):
+            Folder(tmp_path, {"model": "b"}, resume=False)
+        folder = Folder(tmp_path, {}, resume=False)
+        search(_gpt, 4, QUICK, batch=8, folder=folder)
+        assert (tmp_path / "rows.jsonl").read_text() == before
+
+    @pytest.mark.parametrize("name", ["search.json", "1.plan.json"])
+    def test_files_of_the_user_are_not_replaced(self, tmp_path, name):
+        folder = Folder(tmp_path, {}, resume=False)
+        folder.finish(search(_gpt, 4, QUICK, batch=8, folder=folder))
+        Folder(tmp_path, {}, resume=True)
+        assert (tmp_path / "2.plan.json").exists()
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(OutputError, match=f"DIST0160 -o: .* holds {name}"):
+            Folder(tmp_path, {}, resume=True)
+        folder = Folder(tmp_path, {}, resume=False, force=True)
+        folder.finish(search(_gpt, 4, QUICK, batch=8, folder=folder, top=1))
+        assert not (tmp_path / "2.plan.json").exists()
+        Folder(tmp_path, {}, resume=True)
+
+    def test_what_is_written_can_be_read(self, tmp_path):
+        folder = Folder(tmp_path, {}, resume=False)
+        found = search(_gpt, 4, QUICK, batch=8, folder=folder)
+        paths = folder.finish(found)
+        data = json.loads((tmp_path / "search.json").read_text())
+        assert [row["time_s"] for row in data["plans"]] == [one.time_s for one in found.plans]
+        assert [Plan.load(path) for path in paths[1:]] == [one.plan for one in found.plans]
+
+
+class TestStageDevices:
+    """Pipelines whose stages have different numbers of devices."""
+
+    @staticmethod
+    def model(batch: int):
+        return td.zoo.gpt(size="tiny", layers=4, batch=batch, vocab=4096)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def found(cls):
+        """The vocabulary is behind the last layer; a mesh of three devices is left out."""
+        rules = Constraints(
+            ("pp", "dp", "tp"), {"dp": 2, "tp": 2}, micro_batches=(1, 2), stage_devices="any"
+        )
+        return search(cls.model, 3, QUICK, batch=16, train=ADAM, constraints=rules, top=9)
+
+    def test_they_win_where_layers_are_uneven(self, found):
+        best = found.plans[0].row.candidate
+        assert [math.prod(n for _, n in axes) for axes in best.ranks] == [1, 2]
+        equal = [one for one in found.plans if not one.row.candidate.ranks]
+        assert equal and equal[0].time_s > found.plans[0].time_s
+
+    def test_the_plan_can_be_deployed(self, found, tmp_path):
+        given = found.plans[0].plan
+        model = self.model(16 // given.schedule.micro_batches)
+        step = td.train_step(model, schedule=given.schedule, **ADAM)
+        local = td.distribute(step, td.strategy.with_updates(step, given), system=QUICK)
+        inputs = draw_inputs(step, 3)
+        want = td.run(local, inputs, engine="virtual")
+        deployed = td.deploy(local, tmp_path / "deployed")
+        files = sorted(path.name for path in (tmp_path / "deployed").glob("*.so"))
+        assert files == ["main_mesh0.so", "main_mesh1.so"]
+        given = deployed.run(inputs, engine="threads")
+        assert len(given) == len(want) > 2
+        assert all(same_bits(a, b) for a, b in zip(given, want, strict=True))
+
+    def test_the_plan_is_complete_and_runs_as_one_device(self, found):
+        best = found.plans[0]
+        given = Plan.from_dict(best.plan.to_dict())
+        assert [mesh.axes for mesh in given.meshes] == [{"tp": 2}, {"dp": 1}]
+        assert given.schedule.meshes == ("mesh1", "mesh0")
+        model = self.model(16 // given.schedule.micro_batches)
+        step = td.train_step(model, schedule=given.schedule, **ADAM)
+        plan = td.strategy.with_updates(step, given)
+        program = td.export(td.distribute(step, plan, system=QUICK))
+        assert td.simulate(program, QUICK).time_s == best.time_s
+        report = td.verify(step, plan, engine="threads")
+        assert report.equal
+        kinds = {one.kind for one in report.collectives}
+        assert "send" in kinds and len(kinds) > 1
+
+    def test_no_time_is_below_what_is_proved(self, found):
+        solved = [row for row in found.rows if row.time_s is not None]
+        assert len(solved) >= 3
+        assert all(0 < row.least_s < row.time_s for row in solved)
+
+    def test_they_are_found_where_no_equal_stages_are(self):
+        rules = Constraints(
+            ("pp", "dp", "tp"), {"tp": 2}, {"pp": 2, "dp": 1}, micro_batches=(4,),
+            stage_devices="any",
+        )  # fmt: skip
+        found = search(self.model, 3, QUICK, batch=16, train=ADAM, constraints=rules, top=9)
+        assert found.plans and all(one.row.candidate.ranks for one in found.plans)
+
+    def test_sizes_are_powers_of_two_and_whole_nodes(self):
+        rules = Constraints(("pp", "dp", "tp"), inside_node=("tp",))
+        uneven = Uneven(Enumeration(rules, 40, A100, 40, stages=True), None, None)
+        kinds = uneven._kinds(2, 16)
+        assert {math.prod(n for _, n in axes) for axes in kinds} == {1, 2, 4, 8, 16, 32}
+        assert (("dp", 3), ("tp", 8)) not in kinds and (("dp", 16), ("tp", 2)) in kinds
+
+    def test_meshes_begin_at_multiples_of_their_sizes(self):
+        one, four = (("dp", 1),), (("dp", 2), ("tp", 2))
+        candidate = Candidate(one, 4, 8, ranks=(one, four, (("tp", 2),), one))
+        meshes = {mesh.name: (mesh.start, dict(mesh.axes)) for mesh in candidate.meshes}
+        assert meshes == {
+            "mesh0": (0, {"dp": 2, "tp": 2}), "mesh1": (4, {"tp": 2}), "mesh2": (6, {"dp": 1})
+        }  # fmt: skip
+        assert candidate.schedule.meshes == ("mesh2", "mesh0", "mesh1", "mesh2")
+
+    def test_other_words_are_refused(self):
+        with pytest.raises(UsageError, match='DIST0152 stage_devices: "all"'):
+            Constraints(stage_devices="all")
+        keep = Plan.from_dict({"schema_version": 1, "mesh": {"tp": 4}, "rules": []})
+        with pytest.raises(UsageError, match="DIST0151 stage_devices"):
+            Constraints(keep=keep, stage_devices="any")

@@ -1,0 +1,71 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``recompute="auto"`` stays within its bound where a strategy leaves values whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+import tvm_distir as td
+from tests.transforms.training.pipeline_models import tower
+from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.planning.strategies.memory_fit import fitted
+from tvm_distir.support.errors.tree import InfeasibleError
+
+GIB = 2**30
+MODEL = td.zoo.gpt(size="tiny", layers=2, batch=4, seq=64)
+SCHEDULE = {"kind": "1f1b", "stages": 2, "micro_batches": 4}
+
+
+def _make(recompute: str | Mapping[str, str]) -> Any:
+    return td.train_step(
+        MODEL, optimizer="adam", schedule=SCHEDULE, recompute=recompute, system="dgx-a100"
+    )
+
+
+def _planned(step: Any) -> Any:
+    return make_plan(step, "pipeline:micro_batches=4+megatron", {"pp": 2, "tp": 2})
+
+
+def _peak(step: Any) -> int:
+    local = td.distribute(step, _planned(step), system="dgx-a100")
+    return td.simulate(td.export(local), "dgx-a100").peak_memory_bytes
+
+
+def test_what_is_measured_too_much_is_taken_off_the_bound() -> None:
+    """Megatron without sequence parallelism leaves what lies between layers whole."""
+    most, least = (_peak(_make(policy)) for policy in ("none", "full"))
+    bound = (most + least) // 2
+    said = f"auto:memory_gib={bound / GIB!r},activations=2,weights=2"
+    assert _peak(_make(said)) > bound
+    step, plan = fitted(_make, _planned, said, "dgx-a100")
+    assert least <= _peak(step) <= bound
+    assert plan.recompute == _planned(step).recompute != {}
+
+
+def test_what_no_choice_holds_is_said_by_name() -> None:
+    """The same step whatever is said: all attempts are made, then the least is named."""
+    step, said = td.train_step(tower(1, 2), "mse"), list[Any]()
+
+    def make(recompute: Any) -> Any:
+        said.append(recompute)
+        return step
+
+    def planned(mod: Any) -> Any:
+        return make_plan(mod, "data_parallel", {"dp": 2})
+
+    with pytest.raises(InfeasibleError, match=r"DIST0803.*measured in 7 choices"):
+        fitted(make, planned, "auto:memory_gib=1e-6,activations=2")
+    assert [text.partition(":")[0] for text in said] == [*["auto"] * 5, "selective", "full"]
+    assert said[4] == f"auto:memory_gib={int(1e-6 * GIB) / GIB!r},activations=1,weights=1"
+
+
+def test_other_policies_are_taken_as_they_are() -> None:
+    made = []
+    step, plan = fitted(lambda said: made.append(said) or _make(said), _planned, "layer=full")
+    assert made == ["layer=full"]
+    assert plan.recompute["layer"] == "full"
+    assert step is not None

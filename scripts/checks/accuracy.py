@@ -1,0 +1,96 @@
+#!/usr/bin/env python
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of predicted times against published ones, as a table.
+
+``python scripts/checks/accuracy.py [steps] [products] [perceptrons]``, none: all. Constants are fitted to
+``benchmarks/measured`` and tested out of fold; those of vTrain's steps also on the tables of two
+papers that nothing is fitted to. The first run makes 178 programs, which are kept on disk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+import tvm_distir as td
+from tvm_distir.planning.calibration.calibrate import Calibration, calibrate
+from tvm_distir.planning.calibration.row_files import read_rows
+from tvm_distir.planning.calibration.rows import Row
+from tvm_distir.planning.calibration.step_times import with_constants
+from tvm_distir.planning.calibration.steps import Model
+
+MEASURED = Path(__file__).parents[2] / "benchmarks" / "measured"
+BEFORE = {
+    "matmul_efficiency": 0.88, "unaligned_efficiency": 0.3, "memory_efficiency": 0.75,
+    "scores_factor": 1.3, "logits_factor": 1.5, "kernel_gap_us": 1.5, "python_launch_us": 60.0,
+    "unit_overhead_us": 250.0, "collective_factor": 1.0, "nic_efficiency": 0.8,
+    "nic_efficiency_gradients": 0.5,
+}  # fmt: skip
+"""Centers of the priors: those of the system that comes with the package know all rows."""
+MULTI_WEIGHT = 5.0
+"""Of rows over several nodes, of which there are few."""
+
+
+def tested(rows: list[Row], fitted: Calibration) -> str:
+    """Mean and signed mean error of rows on Selene, by constants fitted elsewhere."""
+    selene = with_constants(td.System.load("selene-megatron"), fitted.values)
+    times = Model(rows, selene).times_s({})
+    error = 100 * (times / np.array([row.time_s for row in rows]) - 1)
+    each = " ".join(f"{one:+.1f}" for one in error)
+    return f"{np.abs(error).mean():.2f} | {error.mean():+.2f} | {each}"
+
+
+def several_nodes(rows: list[Row], found: Calibration) -> float:
+    """Mean error of the rows of several nodes, out of fold, from those by nodes."""
+    per_node = found.system.intra_node.devices_per_node
+    count = Counter(-(-row.devices // per_node) for row in rows)
+    return sum(n * found.errors_percent[f"nodes {k}"] for k, n in count.items()) / len(rows)
+
+
+def steps() -> None:
+    """Steps of GPTs."""
+    single = read_rows(MEASURED / "vtrain_single_node.csv")
+    multi = [
+        dataclasses.replace(row, weight=MULTI_WEIGHT)
+        for row in read_rows(MEASURED / "vtrain_multi_node.csv")
+    ]
+    system = with_constants(td.System.load("dgx-a100-megatron"), BEFORE, "assumed")
+    print("single node alone\n" + calibrate(system, single).to_text())
+    joint = calibrate(system, [*single, *multi], folds=10)
+    print("both\n" + joint.to_text())
+    print(f"several nodes, out of fold: {several_nodes(multi, joint):.2f} %\n")
+    print("| not fitted to | mean error, % | bias, % | rows |\n|--|--:|--:|--|")
+    for name in ("sc21_table1", "korthikanti_table5"):
+        print(f"| {name} | {tested(read_rows(MEASURED / f'{name}.csv'), joint)} |")
+
+
+def products() -> None:
+    """Matrix products, timed one by one."""
+    for name, system in (("a100_pcie", "dgx-a100-megatron"), ("b200", "dgx-b200-megatron")):
+        found = calibrate(system, MEASURED / f"products_{name}.csv")
+        print(f"products, {name}\n" + found.to_text())
+
+
+def perceptrons() -> None:
+    """Data-parallel perceptrons on V100 whose links nobody told."""
+    near = ("intra_node.bandwidth_GBps", "intra_node.share")
+    rows = MEASURED / "v100_mlp.csv"
+    for folds in (5, 2):
+        found = calibrate(MEASURED / "v100-mlp.json", rows, fit_also=near, folds=folds)
+        print(f"perceptrons, {folds} folds\n" + found.to_text())
+
+
+def main() -> None:
+    """Fit and print."""
+    parts = {"steps": steps, "products": products, "perceptrons": perceptrons}
+    for name in sys.argv[1:] or parts:
+        parts[name]()
+
+
+if __name__ == "__main__":
+    main()

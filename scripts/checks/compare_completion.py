@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Compare what propagation makes of hand-made weights with their best completion.
+
+Usage: scripts/checks/compare_completion.py
+The weights are those of strategies; nothing else of their plans is kept. Prints a row of a
+Markdown table for each model and strategy: the best completion (labels whose price is proved to be
+least, simulated, collectives not hidden), and how far above it propagation is, with the plan
+completed and by the rules alone. Exits with 1 where a completed plan is more than 2 % above.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import tvm_distir as td
+from tvm_distir.planning.strategies.training import new_names
+from tvm_distir.support.errors.tree import DistIRError
+
+SETTINGS = (
+    ("llama?size=8b,layers=2,batch=16", {"dp": 2, "tp": 4}, "dgx-a100"),
+    ("llama?size=8b,layers=4,batch=64", {"dp": 8, "tp": 8}, "dgx-h100"),
+    ("gpt?size=gpt3-6.7b,layers=2,batch=16", {"dp": 2, "tp": 4}, "dgx-a100"),
+    ("bert?size=bert-large,layers=2,batch=32", {"dp": 4, "tp": 2}, "dgx-a100"),
+)
+"""Zoo model, mesh, system."""
+
+STRATEGIES = (
+    "data_parallel+megatron",
+    "zero:stage=1+megatron",
+    "zero:stage=3+megatron",
+)
+MOST = 0.02
+
+
+def weights_of(mod: Any, plan: td.Plan) -> td.Plan:
+    """The rules of a plan that place inputs and what replaces them, none of them stationary."""
+    updated = new_names(mod)
+    kept = [rule for rule in plan.rules if rule.kind == "param" or rule.name in updated]
+    return td.Plan(plan.meshes, tuple(replace(rule, stationary=False, moving=()) for rule in kept))
+
+
+def main() -> int:
+    """Run the command."""
+    apart: list[tuple[float, float]] = []
+    print("| model | mesh | weights of | best completion, ms | completed | rules alone |")
+    print("|---|---|---|--:|--:|--:|")
+    for model, mesh, name in SETTINGS:
+        system = td.System.load(name)
+        for trained in (False, True):
+            mod = td.load_model(f"zoo:{model}").mod
+            if trained:
+                mod = td.train_step(mod, optimizer="adam")
+            for text in STRATEGIES:
+                try:
+                    plan = weights_of(mod, td.strategy.make_plan(mod, text, mesh, system))
+                except DistIRError:  # no strategy is for every model
+                    continue
+                best = td.label(mod, mesh, system, fixed=plan, gap=0.0005).distribute()
+                plain: dict[str, Any] = {"system": system, "bucket_bytes": 0, "ahead_bytes": 0}
+                found = [
+                    td.distribute(mod, one, **plain) for one in (replace(plan, complete=True), plan)
+                ]
+                least, completed, alone = (
+                    td.simulate(td.export(one), system, blocking=True).time_s
+                    for one in (best, *found)
+                )
+                apart.append((completed / least - 1, alone / least - 1))
+                print(
+                    f"| {model}{' Adam' if trained else ''} | {mesh} of {name} | {text} "
+                    f"| {1e3 * least:.3f} | {apart[-1][0]:+.1%} | {apart[-1][1]:+.1%} |",
+                    flush=True,
+                )
+    far = sum(one > MOST for one, _ in apart)
+    for what, column in zip(("completed", "by the rules alone"), zip(*apart), strict=True):
+        print(
+            f"{len(column)} plans {what}: {sum(column) / len(column):.1%} above the best "
+            f"completion on average, at most {max(column):.1%}"
+        )
+    return 1 if far else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Prove the sharding rules of this checkout by execution: every op, every case, every placement.
+
+Usage: scripts/checks/prove_rules.py [WORD ...] [--op NAME] [--missing] [--lowered]
+As ``python -m tvm_distir.execution.rule_validation``, on the sources beside this script whatever else is
+installed. With --lowered each sharded call is also lowered by the passes and run on virtual
+devices (minutes). Prints "N ops, M cases, ..., W wrong"; exits 1 when something is wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+
+def lowered(words: list[str]) -> int:
+    """Lower and run each sharded call; return how many placements differ."""
+    sys.path.insert(0, str(ROOT / "python"))
+    from tests.core.ops.rule_lowered import NOT_LOWERED, prove_lowered
+
+    from tvm_distir.execution.rule_validation.table.table import TABLE
+
+    ran = differ = 0
+    for case in TABLE:
+        if words and not any(w in case.name for w in words):
+            continue
+        if case.numpy is not None or case.name in NOT_LOWERED:
+            print(f"not lowered: {case.name}: {NOT_LOWERED.get(case.name, 'TVM has no kernel')}")
+            continue
+        count, wrong = prove_lowered(case)
+        ran, differ = ran + count, differ + len(wrong)
+        if wrong:
+            print(case.name, *wrong, sep="\n  ")
+    print(f"{ran} placements lowered, {differ} wrong")
+    return differ
+
+
+def main() -> int:
+    """Run the command."""
+    import tvm_distir
+
+    found = Path(tvm_distir.__file__).resolve().parent
+    if found != ROOT / "tvm_distir":
+        print(f"prove_rules: {found} was imported, not {ROOT / 'tvm_distir'}", file=sys.stderr)
+        return 2
+    from tvm_distir.execution.rule_validation.__main__ import main as validate
+
+    arguments = [a for a in sys.argv[1:] if a != "--lowered"]
+    code = validate(arguments)
+    if "--lowered" in sys.argv[1:]:
+        code |= bool(lowered([a for a in arguments if not a.startswith("-")]))
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,146 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the devices that meet in a branch take it together, at level 5.
+
+Along which mesh axes a value may differ between devices follows from where it comes from: an
+input along the axes that cut it, ``axis_index`` along its axis; a collective makes its result
+equal along its axes or different; all else hands on what its operands have. The condition of an
+``If`` may differ along none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.ir.async_ops import collective_op, is_done
+from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.mesh import mesh_key, mesh_shape, meshes
+from tvm_distir.core.ir.ops import call_axes, dist_op_name
+from tvm_distir.core.ir.placement import parse_placement
+
+Axis = tuple[Any, int]
+"""A mesh, as its key, and the number of an axis."""
+Axes = frozenset[Axis]
+NONE: Axes = frozenset()
+
+SAME = ("all_reduce", "all_gather")
+"""Collectives whose result is the same along their axes."""
+
+
+class Differing:
+    """Mesh axes along which the values of the functions of a module differ between devices.
+
+    Results are kept per function and what its arguments have; a tuple has a tuple of them.
+    """
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        self.mod = mod
+        self.known: dict[Any, Any] = {}
+        self.found: list[tuple[str, Any, Axes]] = []
+
+    def conditions(self) -> list[tuple[str, Any, Axes]]:
+        """What must not be: function, variable of the ``If`` and axes, in order."""
+        for gv, fn in sorted(self.mod.functions.items(), key=lambda item: str(item[0].name_hint)):
+            if isinstance(fn, relax.Function) and fn.attrs and IO_ATTR in fn.attrs:
+                self._function(str(gv.name_hint), fn, self._inputs(fn))
+        return self.found
+
+    def _inputs(self, fn: relax.Function) -> tuple[Any, ...]:
+        io, here = fn.attrs[IO_ATTR], meshes(self.mod)
+        own = mesh_key(here[int(io["mesh"])])
+        found = []
+        for item in io["inputs"]:
+            other = item["mesh"] if "mesh" in item else None
+            key = own
+            if other is not None:
+                key = tuple(int(n) for n in other["shape"]), tuple(int(d) for d in other["devices"])
+            found.append(_cut(key, str(item["placement"])))
+        return tuple(found)
+
+    def _function(self, name: str, fn: relax.Function, given: tuple[Any, ...]) -> Any:
+        key = (name, given)
+        if key not in self.known:
+            self.known[key] = NONE  # of a recursive call
+            self.known[key] = self._body(name, fn.body, dict(zip(fn.params, given)))
+        return self.known[key]
+
+    def _body(self, name: str, seq: relax.SeqExpr, state: dict[Any, Any]) -> Any:
+        for block in seq.blocks:
+            for b in block.bindings:
+                state[b.var] = self._value(name, b.var, b.value, state)
+        return self._of(seq.body, state)
+
+    def _of(self, expr: Any, state: dict[Any, Any]) -> Any:
+        """Of an operand."""
+        if isinstance(expr, relax.Tuple):
+            return tuple(self._of(item, state) for item in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            whole = self._of(expr.tuple_value, state)
+            return whole[int(expr.index)] if isinstance(whole, tuple) else whole
+        return state.get(expr, NONE) if isinstance(expr, ir.Var) else NONE
+
+    def _value(self, name: str, var: Any, value: Any, state: dict[Any, Any]) -> Any:
+        if isinstance(value, relax.If):
+            axes = _all(self._of(value.cond, state))
+            if axes:
+                self.found.append((name, var, axes))
+            sides = [
+                self._body(name, seq, dict(state))
+                for seq in (value.true_branch, value.false_branch)
+            ]
+            return _joined(sides)
+        if not isinstance(value, ir.Call):
+            return self._of(value, state)
+        given = tuple(self._of(arg, state) for arg in value.args)
+        if isinstance(value.op, ir.GlobalVar) and isinstance(self.mod[value.op], relax.Function):
+            return self._function(str(value.op.name_hint), self.mod[value.op], given)
+        if dist_op_name(value) is not None:
+            return _collective(value, _all(given))
+        return _all(given)
+
+
+def _cut(key: Any, placement: str) -> Axes:
+    """Axes of a mesh along which a placement cuts, of those with more than one device."""
+    labels = parse_placement(placement)
+    return frozenset((key, a) for a, label in enumerate(labels) if label >= 0 and key[0][a] > 1)
+
+
+def _collective(call: ir.Call, given: Axes) -> Axes:
+    """Of the result of a ``R.dist`` op."""
+    if is_done(call):
+        return given
+    kind = collective_op(call) or str(dist_op_name(call))
+    key = mesh_key(call.attrs["device_mesh"])
+    if kind in ("send", "recv"):
+        return given if kind == "send" else _cut(key, str(call.attrs["placement"]))
+    sizes = mesh_shape(call.attrs["device_mesh"])
+    axes = frozenset((key, a) for a in call_axes(call) if sizes[a] > 1)
+    if kind in SAME:
+        return given - axes
+    if kind == "exchange":
+        return (given - axes) | _cut(key, str(call.attrs["peer_placement"]))
+    return given | axes
+
+
+def _leaves(tree: Any) -> Iterator[Axes]:
+    if isinstance(tree, tuple):
+        for item in tree:
+            yield from _leaves(item)
+    else:
+        yield tree
+
+
+def _all(tree: Any) -> Axes:
+    """All axes of a (nested) tuple."""
+    return NONE.union(*_leaves(tree))
+
+
+def _joined(trees: Sequence[Any]) -> Any:
+    """What either of two values has, field by field where both are tuples."""
+    one, other = trees
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return tuple(_joined(pair) for pair in zip(one, other))
+    return _all(one) | _all(other)

@@ -1,0 +1,134 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What is in flight in a function of level 5: begun once, waited for once, read by nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.ir.async_ops import is_done, started_op
+from tvm_distir.core.ir.attributes import IN_FLIGHT_ATTR
+from tvm_distir.core.rewriting.calls import op_name
+from tvm_distir.core.rewriting.scopes import all_bindings
+from tvm_distir.core.rewriting.substitute import variables
+from tvm_distir.support import LevelError
+
+Tree = int | None | tuple["Tree", ...]
+"""Numbers of what is in flight, as the tuples lie; None: at hand."""
+
+
+class InFlight:
+    """Follows what is in flight through the bindings of a function.
+
+    What a start gives is read by one ``collective_done``, and a done reads nothing else. Between
+    the two it may lie in tuples, and cross the boundary of a private function, once, where the
+    attribute ``dist.in_flight`` of that function says so.
+
+    Parameters
+    ----------
+    mod : IRModule
+    fn : Function
+    error : callable
+        Makes an error of a place and what is there.
+    """
+
+    def __init__(
+        self, mod: ir.IRModule, fn: relax.Function, error: Callable[[str, str], LevelError]
+    ) -> None:
+        self.mod, self.fn, self.error = mod, fn, error
+        self.flying: dict[Any, Tree] = {}
+        self.names: list[str] = []
+        self.taken: set[int] = set()
+
+    def check(self) -> None:
+        """Refuse what is read otherwise, twice or never (LevelError DIST0451)."""
+        for place in _places(self.fn, "params"):
+            param = self.fn.params[place]
+            self.flying[param] = self._begun(param.ty, str(param.name))
+        for binding in all_bindings(self.fn.body):
+            self._binding(
+                binding.var, binding.value, f"{binding.var.name} ({op_name(binding.value)})"
+            )
+        given, result = _places(self.fn, "results"), self._tree(self.fn.body.body)
+        for place in given:
+            if isinstance(result, tuple):
+                self._take(result[place], "result", "what is in flight")
+        if not given and any(True for _ in _leaves(result)):
+            raise self.error("result", "what is in flight")
+        left = [name for number, name in enumerate(self.names) if number not in self.taken]
+        if left:
+            raise self.error(left[0], "a start without its done")
+
+    def _binding(self, var: Any, value: Any, where: str) -> None:
+        if is_done(value):
+            tree = self._tree(value.args[0])
+            if not isinstance(tree, int):
+                raise self.error(where, "a done without a start of its own")
+            self._take(tree, where, "a done without a start of its own")
+            return
+        kind = type(value)
+        if kind in (relax.Tuple, relax.TupleGetItem, ir.Var, relax.DataflowVar):
+            tree = self._tree(value)
+            if tree is not None:
+                self.flying[var] = tree
+            return
+        results = self._call(value, where) if kind is ir.Call else ()
+        if kind is not ir.Call and any(v in self.flying for v in variables(value)):
+            raise self.error(where, "a use of what is in flight")
+        if started_op(value) is not None:
+            self.flying[var] = self._begun(var.ty, str(var.name))
+        elif results:
+            self.flying[var] = tuple(
+                self._begun(ty, f"{var.name}[{place}]") if place in results else None
+                for place, ty in enumerate(var.ty.fields)
+            )
+
+    def _call(self, value: ir.Call, where: str) -> tuple[int, ...]:
+        """Take the arguments that a call waits for; fields of its result that are in flight."""
+        callee = self.mod[value.op] if type(value.op) is ir.GlobalVar else None
+        known = isinstance(callee, relax.Function)
+        waits = _places(callee, "params") if known else ()
+        for place, arg in enumerate(value.args):
+            if place in waits:
+                self._take(self._tree(arg), where, "an argument that is not in flight")
+            elif any(v in self.flying for v in variables(arg)):
+                raise self.error(where, "a use of what is in flight")
+        return _places(callee, "results") if known else ()
+
+    def _begun(self, ty: Any, name: str) -> Tree:
+        if isinstance(ty, relax.TupleType):
+            return tuple(self._begun(field, f"{name}[{n}]") for n, field in enumerate(ty.fields))
+        self.names.append(name)
+        return len(self.names) - 1
+
+    def _tree(self, expr: Any) -> Tree:
+        if type(expr) is relax.Tuple:
+            fields = tuple(self._tree(field) for field in expr.fields)
+            return None if all(field is None for field in fields) else fields
+        if type(expr) is relax.TupleGetItem:
+            whole = self._tree(expr.tuple_value)
+            return whole[int(expr.index)] if isinstance(whole, tuple) else None
+        return self.flying.get(expr) if isinstance(expr, ir.Var) else None
+
+    def _take(self, tree: Tree, where: str, fault: str) -> None:
+        numbers = list(_leaves(tree))
+        if not numbers or not self.taken.isdisjoint(numbers):
+            raise self.error(where, fault)
+        self.taken.update(numbers)
+
+
+def _leaves(tree: Tree) -> Iterator[int]:
+    if isinstance(tree, tuple):
+        for field in tree:
+            yield from _leaves(field)
+    elif tree is not None:
+        yield tree
+
+
+def _places(fn: relax.Function, what: str) -> tuple[int, ...]:
+    """Parameters or fields of the result of a function that are in flight."""
+    notes: Any = fn.attrs[IN_FLIGHT_ATTR] if fn.attrs and IN_FLIGHT_ATTR in fn.attrs else {}
+    return tuple(int(place) for place in notes[what]) if what in notes else ()

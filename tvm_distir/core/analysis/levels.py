@@ -1,0 +1,180 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``check_level``: the first binding that does not belong to a level, named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir.async_ops import DONE, start_name
+from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.branches import holds_branch
+from tvm_distir.core.ir.mesh import mesh_index, mesh_shape, meshes
+from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
+from tvm_distir.core.ir.placement import check_placement, labels_of
+from tvm_distir.core.ir.types import flat_types, is_private, relax_functions, tensor_type
+from tvm_distir.core.rewriting.calls import op_name
+from tvm_distir.support import LevelError
+
+from .conditions import Differing
+from .in_flight import InFlight
+from .names import LEVELS
+from .partial import PartialState
+
+_MOVES = (*COLLECTIVES, "local_slice", *TRANSFERS)
+ALLOWED: dict[int, tuple[str, ...]] = {
+    1: (),
+    2: ("annotate_sharding",),
+    3: ("redistribute", "partial"),
+    4: ("partial", *_MOVES),
+    5: ("partial", "axis_index", *_MOVES, *map(start_name, COLLECTIVES), DONE),
+}
+"""``relax.dist.*`` ops each level may hold."""
+
+
+def check_level(mod: ir.IRModule, level: int | str) -> None:
+    """Raise unless a module is at an IR level.
+
+    Parameters
+    ----------
+    mod : IRModule
+    level : int or str
+        1 global, 2 annotated, 3 distributed, 4 legalized, 5 local: the number or the name.
+
+    Raises
+    ------
+    LevelError
+        DIST0451 naming the first offending function and binding.
+    """
+    numbers = {name: number for number, name in LEVELS.items()}
+    level = numbers.get(level, 0) if isinstance(level, str) else level
+    if level not in LEVELS:
+        raise LevelError(
+            "DIST0451",
+            "there is no such level",
+            place="check_level",
+            remedy="Use 1 to 5, or their names.",
+        )
+    if level >= 2 and not meshes(mod):
+        raise LevelError(
+            "DIST0451",
+            f"a module of level {level} ({LEVELS[level]}) needs a mesh",
+            place="module",
+            remedy='Add it: mod.update_global_info("mesh", meshes).',
+        )
+    for gv, fn in relax_functions(mod):
+        _Checker(mod, str(gv.name_hint), fn, level).run()
+    if level == 5 and any(holds_branch(fn) for _, fn in relax_functions(mod)):
+        _check_conditions(mod)
+
+
+def level_of(mod: ir.IRModule) -> str:
+    """Name of the level that a module is at: the first one whose rules it keeps.
+
+    Raises
+    ------
+    LevelError
+        DIST0451 where it keeps those of none; what is told is what the legalized level lacks.
+    """
+    if any(fn.attrs and IO_ATTR in fn.attrs for _, fn in relax_functions(mod)):
+        return LEVELS[5]
+    if not meshes(mod):
+        return LEVELS[1]
+    for level in (2, 3):
+        try:
+            check_level(mod, level)
+        except LevelError:
+            continue
+        return LEVELS[level]
+    check_level(mod, 4)
+    return LEVELS[4]
+
+
+def _check_conditions(mod: ir.IRModule) -> None:
+    """Devices that meet in a branch take it together."""
+    for name, var, axes in Differing(mod).conditions():
+        numbers = sorted({axis for _, axis in axes})
+        what = f"a condition that differs between devices along mesh axes {numbers}"
+        raise _Checker(mod, name, mod[name], 5).error(f"{var.name} (If)", what)
+
+
+class _Checker:
+    """Checks one function."""
+
+    def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, level: int) -> None:
+        self.mod, self.name, self.fn, self.level = mod, name, fn, level
+
+    def error(self, where: str, what: str) -> LevelError:
+        """Error at a place of this function."""
+        return LevelError(
+            "DIST0451",
+            f"{what}, which a module of level {self.level} ({LEVELS[self.level]}) must not have",
+            place=f"{self.name}/{where}",
+            remedy="Run the passes in order: annotate, propagate, legalize, lower.",
+        )
+
+    def run(self) -> None:
+        """Parameters, bindings, result, then partial sums."""
+        for p in self.fn.params:
+            self.type(p.name, p.ty)
+        for b in self.bindings(self.fn.body):
+            where = f"{b.var.name} ({op_name(b.value)})"
+            self.type(where, b.var.ty)
+            self.expression(where, b.value)
+        if self.level == 5:
+            InFlight(self.mod, self.fn, self.error).check()
+        self.type("result", self.fn.ret_ty)
+        if self.level in (3, 4):
+            PartialState(self.mod, self.name, self.fn, legalized=self.level == 4).check()
+        if self.level == 5 and not is_private(self.fn):
+            if not (self.fn.attrs and IO_ATTR in self.fn.attrs):
+                raise LevelError(
+                    "DIST0451",
+                    f"the attribute {IO_ATTR} is missing",
+                    place=self.name,
+                    remedy="Lower the module with LowerDistIR, which writes it.",
+                )
+
+    def bindings(self, body: Any) -> Iterator[Any]:
+        """All bindings of a body, in order, those of branches included."""
+        for block in body.blocks:
+            for b in block.bindings:
+                if isinstance(b.value, relax.If):
+                    yield from self.bindings(b.value.true_branch)
+                    yield from self.bindings(b.value.false_branch)
+                yield b
+
+    def type(self, where: str, ty: Any) -> None:
+        """Tensor types are DTensors at levels 3 and 4, plain tensors elsewhere."""
+        for leaf in flat_types(ty):
+            if tensor_type(leaf) is None:
+                continue
+            placed = isinstance(leaf, DTensorType)
+            if placed and self.level not in (3, 4):
+                raise self.error(where, f"a DTensor ({leaf.placement})")
+            if not placed and self.level in (3, 4):
+                raise self.error(where, "a tensor without mesh and placement")
+            if placed:
+                mesh_index(self.mod, leaf.device_mesh)
+                check_placement(
+                    labels_of(leaf.placement),
+                    mesh_shape(leaf.device_mesh),
+                    int(leaf.tensor_ty.ndim),
+                    f"{self.name}/{where}",
+                )
+
+    def expression(self, where: str, value: Any) -> None:
+        """Only the ``R.dist`` ops of the level."""
+        if isinstance(value, relax.If):
+            if self.level in (3, 4):
+                raise self.error(where, "an If")
+            return
+        if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
+            name = str(value.op.name)
+            short = name.removeprefix("relax.dist.")
+            if name.startswith("relax.dist.") and short not in ALLOWED[self.level]:
+                raise self.error(where, f"R.dist.{short}")

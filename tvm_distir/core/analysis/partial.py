@@ -1,0 +1,173 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Recomputes which values are partial sums at levels 3 and 4, and checks that all are completed.
+
+At level 3 a reducing call is complete unless its result is wrapped in ``R.dist.partial``; at
+level 4 it is partial until a collective reduces it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir.attributes import PARTIAL_ATTR
+from tvm_distir.core.ir.ops import call_axes
+from tvm_distir.core.ir.placement import P, R, labels_of
+from tvm_distir.core.ir.types import FieldLeaves, is_private, value_types
+from tvm_distir.core.ops.lookup import rule_of
+from tvm_distir.core.ops.match import match_factor
+from tvm_distir.core.ops.packed import is_packed_call
+from tvm_distir.core.rewriting.native.reading import Reading, read_functions
+from tvm_distir.support import LevelError
+
+Axes = frozenset[int]
+NONE: Axes = frozenset()
+
+
+def declared(fn: relax.Function, kind: str, index: int) -> Axes:
+    """Mesh axes along which a flat parameter or result is declared partial."""
+    if not (fn.attrs and PARTIAL_ATTR in fn.attrs):
+        return NONE
+    table = fn.attrs[PARTIAL_ATTR][kind]
+    return frozenset(int(a) for a in table[str(index)]) if str(index) in table else NONE
+
+
+class PartialState:
+    """Partial sums of one function."""
+
+    def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, *, legalized: bool) -> None:
+        self.mod, self.name, self.fn, self.legalized = mod, name, fn, legalized
+        self.state: dict[Any, list[Axes]] = {}
+        self._leaves = FieldLeaves(value_types)
+        index = 0
+        for p in fn.params[:]:
+            leaves = value_types(p.ty)
+            self.state[p] = [declared(fn, "params", index + i) for i in range(len(leaves))]
+            index += len(leaves)
+
+    def error(self, where: str, what: str) -> LevelError:
+        """Error at a binding."""
+        return LevelError(
+            "DIST0452",
+            what,
+            place=f"{self.name}/{where}",
+            remedy="Complete it with a redistribute (level 3) or a reduction (level 4).",
+        )
+
+    def of(self, expr: Any) -> list[Axes]:
+        """Partial axes per leaf of an expression."""
+        if isinstance(expr, relax.Tuple):
+            return [axes for f in expr.fields[:] for axes in self.of(f)]
+        if isinstance(expr, relax.TupleGetItem):
+            whole, leaves = self.of(expr.tuple_value), self._leaves.of(expr)
+            return whole[leaves.start : leaves.stop]
+        if expr in self.state:
+            return self.state[expr]
+        return [NONE] * len(value_types(expr.ty))
+
+    def check(self, reading: Reading | None = None) -> None:
+        """Walk the bindings; the result must be as declared.
+
+        Of like bindings whose operands are partial alike the first is looked at. ``reading``:
+        of the function, where there is one already.
+        """
+        reading = read_functions([self.fn])[0] if reading is None else reading
+        numbers: dict[tuple[Axes, ...], int] = {}  # of what a variable may have
+        have = [numbers.setdefault(tuple(axes), len(numbers)) for axes in self.state.values()]
+        known: dict[tuple[int, ...], tuple[list[Axes], int]] = {}
+        for i, (like, b) in enumerate(zip(reading.like, reading.bindings, strict=True)):
+            key = (like, *(have[n] if n >= 0 else -1 for n in reading.used(i)))
+            found = known.get(key) if like >= 0 else None
+            if found is None:
+                axes = self._value(b)
+                found = known[key] = axes, numbers.setdefault(tuple(axes), len(numbers))
+            self.state[reading.variables[len(have)]] = found[0]
+            have.append(found[1])
+        self._result()
+
+    def _result(self) -> None:
+        found = self.of(self.fn.body.body)
+        for i, axes in enumerate(found):
+            want = declared(self.fn, "results", i) if is_private(self.fn) else NONE
+            if axes != want:
+                raise self.error(
+                    f"result {i}",
+                    f"partial along mesh axes {sorted(axes)}, declared {sorted(want)}",
+                )
+
+    def _value(self, b: Any) -> list[Axes]:
+        value, where = b.value, b.var.name
+        if not isinstance(value, ir.Call):
+            return self.of(value)
+        if isinstance(value.op, ir.GlobalVar):
+            return self._call(where, value)
+        if not isinstance(value.op, ir.Op) or is_packed_call(value):
+            return [NONE] * len(value_types(b.var.ty))
+        name = str(value.op.name)
+        if name.startswith("relax.dist.") and name != "relax.dist.call_tir_local_view":
+            return self._dist(where, name.removeprefix("relax.dist."), value)
+        return self._op(where, name, value, b.var.ty)
+
+    def _call(self, where: str, call: ir.Call) -> list[Axes]:
+        callee = self.mod[call.op]
+        given = [axes for a in call.args for axes in self.of(a)]
+        for i, axes in enumerate(given):
+            want = declared(callee, "params", i)
+            if axes != want:
+                raise self.error(
+                    f"{where} ({call.op.name_hint})",
+                    f"argument {i} is partial along mesh axes {sorted(axes)}, the function wants "
+                    f"{sorted(want)}",
+                )
+        return [declared(callee, "results", i) for i in range(len(value_types(call.ty)))]
+
+    def _dist(self, where: str, short: str, call: ir.Call) -> list[Axes]:
+        have = self.of(call.args[0])[0] if len(call.args) else NONE
+        if short == "partial":
+            named = frozenset(int(a) for a in call.attrs["mesh_axes"])
+            return [have | named if self.legalized else named]
+        if short in ("redistribute", "recv"):
+            return [NONE]
+        if short in ("all_reduce", "reduce_scatter"):
+            axes = frozenset(call_axes(call))
+            if str(call.attrs["op"]) == "sum" and not axes <= have:
+                raise self.error(
+                    f"{where} ({short})",
+                    f"a reduction along mesh axes {sorted(axes)} of a value partial along "
+                    f"{sorted(have)}",
+                )
+            return [have - axes]
+        if short == "send" and have:
+            raise self.error(f"{where} (send)", "a partial sum is sent to another mesh")
+        return [have]
+
+    def _op(self, where: str, name: str, call: ir.Call, out: Any) -> list[Axes]:
+        rule = rule_of(call, self.mod, out)
+        given = [axes for a in call.args for axes in self._tensors(a)]
+        types = [t for a in call.args for t in value_types(a.ty)]
+        results = value_types(out)
+        rank = max([len(labels_of(t.placement)) for t in results if _placed(t)], default=0)
+        left: list[int] = []
+        for axis in range(rank):
+            ins = [
+                P if axis in axes else labels_of(t.placement)[axis] if _placed(t) else None
+                for axes, t in zip(given, types)
+            ]
+            outs = [labels_of(t.placement)[axis] if _placed(t) else R for t in results]
+            place = f"{self.name}/{where} ({name.removeprefix('relax.')})"
+            factor = match_factor(rule, ins, outs, place)
+            carried = P in ins
+            starts = factor is not None and rule.factors[factor].reduces
+            if carried or (starts and self.legalized):
+                left.append(axis)
+        return [frozenset(left)] * len(results)
+
+    def _tensors(self, expr: Any) -> list[Axes]:
+        return self.of(expr) if value_types(expr.ty) else []
+
+
+def _placed(ty: Any) -> bool:
+    return isinstance(ty, DTensorType)

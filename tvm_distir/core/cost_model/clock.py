@@ -1,0 +1,122 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The clock that passes and the simulator share: times of ops in integer picoseconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm_distir.support import SimulationError
+
+from .model import System
+from .network import GroupLayout, pair_up
+
+PICOSECONDS = 10**12
+_LARGEST_S = (1 << 62) / PICOSECONDS
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Duration of a kernel, and what it is bound by (see :class:`.model.Roofline`)."""
+
+    duration_ps: int
+    bound_by: str
+
+
+class Clock:
+    """Times of kernels, collectives and transfers on a system; equal ones are computed once.
+
+    Every method takes the ``place`` that an error names, and raises SimulationError DIST0721 for
+    a time that is not finite or does not fit.
+    """
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self._kernels: dict[tuple[int, int, str, str], KernelTime] = {}
+        self._collectives: dict[
+            tuple[str, int, GroupLayout, bool], tuple[int, dict[object, int]]
+        ] = {}
+        self._pairs: dict[tuple[tuple[int, ...], tuple[int, ...]], GroupLayout] = {}
+
+    def kernel(
+        self, flops: int, moved_bytes: int, kernel_class: str, dtype: str, place: str = ""
+    ) -> KernelTime:
+        """Time of a kernel, by :meth:`System.roofline`."""
+        key = (flops, moved_bytes, kernel_class, dtype)
+        if key not in self._kernels:
+            found = self.system.roofline(flops, moved_bytes, kernel_class, dtype)
+            self._kernels[key] = KernelTime(picoseconds(found.time_s, place), found.bound_by)
+        return self._kernels[key]
+
+    def collective_ps(
+        self,
+        kind: str,
+        payload_bytes: int,
+        layout: GroupLayout,
+        place: str = "",
+        gradients: bool = False,
+    ) -> int:
+        """Time of a collective in the slowest of the groups, which all run at once.
+
+        ``gradients``: a sum of gradients behind a step, see :meth:`System.spread_time_s`.
+        """
+        return self._collective(kind, payload_bytes, layout, place, gradients)[0]
+
+    def group_durations_ps(
+        self, kind: str, payload_bytes: int, layout: GroupLayout, place: str = ""
+    ) -> tuple[int, ...]:
+        """Time of a collective in each of the groups, which all run at once."""
+        _, times = self._collective(kind, payload_bytes, layout, place, False)
+        return tuple(times[spread] for spread in layout.spreads)
+
+    def _collective(
+        self, kind: str, payload_bytes: int, layout: GroupLayout, place: str, gradients: bool
+    ) -> tuple[int, dict[object, int]]:
+        key = (kind, payload_bytes, layout, gradients)
+        if key not in self._collectives:
+            times: dict[object, int] = {
+                spread: picoseconds(
+                    self.system.spread_time_s(
+                        kind, payload_bytes, spread, layout.sharing, gradients
+                    ),
+                    place,
+                )
+                for spread in layout.kinds
+            }
+            self._collectives[key] = max(times.values(), default=0), times
+        return self._collectives[key]
+
+    def transfer_ps(self, kind: str, wire_bytes: int, layout: GroupLayout, place: str = "") -> int:
+        """Time of a transfer between the pairs of :meth:`transfer_layout`."""
+        if not wire_bytes or not layout.spreads:
+            return 0
+        return self.collective_ps(kind, wire_bytes, layout, place)
+
+    def transfer_layout(self, here: Sequence[int], there: Sequence[int]) -> GroupLayout:
+        """Layout of the devices of two meshes, each paired with another one of the other mesh."""
+        per_node = self.system.intra_node.devices_per_node
+        base = min((*here, *there), default=0) // per_node * per_node  # as on the first nodes
+        key = tuple(one - base for one in here), tuple(one - base for one in there)
+        if key not in self._pairs:
+            self._pairs[key] = self.system.layout(pair_up(*key))
+        return self._pairs[key]
+
+
+def picoseconds(time_s: float, place: str = "") -> int:
+    """Round seconds to picoseconds.
+
+    Raises
+    ------
+    SimulationError
+        DIST0721 for what is not finite or does not fit.
+    """
+    if not math.isfinite(time_s) or not 0 <= time_s <= _LARGEST_S:
+        raise SimulationError(
+            "DIST0721",
+            f"it would take {time_s:.3g} s",
+            place=place,
+            remedy="Check the numbers of the system and the sizes of the program.",
+        )
+    return round(time_s * PICOSECONDS)

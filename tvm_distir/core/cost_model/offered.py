@@ -1,0 +1,54 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Systems that other packages offer, each by an entry point of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tvm_distir.support import Offer, offers
+
+GROUP = "tvm_distir.systems"
+"""What an entry point of this group stands for: a package or folder that holds ``NAME.json``, such
+a file, its content, or a function that gives one of these."""
+
+
+def offered_names() -> tuple[str, ...]:
+    """Names of the systems of other packages; nothing is imported for it."""
+    return tuple(offer.name for offer in offers(GROUP))
+
+
+def offered(name: str) -> tuple[Any, str] | Path:
+    """What another package says of a system: plain data and its place, or a JSON file.
+
+    Raises
+    ------
+    DependencyError
+        DIST0114 where that package cannot be loaded, or has no such thing.
+    """
+    offer = next(one for one in offers(GROUP) if one.name == name)
+    found = offer.load()
+    if callable(found):
+        try:
+            found = found()
+        except Exception as error:  # whatever the package's own code raises
+            raise offer.fault(f"it fails: {type(error).__name__}: {error}") from error
+    if isinstance(found, Mapping):
+        return found, f"{offer.package}, system {name}"
+    return _file(offer, found)
+
+
+def _file(offer: Offer, found: Any) -> Path:
+    if isinstance(found, ModuleType):
+        folders = list(getattr(found, "__path__", ())) or [Path(str(found.__file__)).parent]
+        found = Path(folders[0], f"{offer.name}.json")
+    if not isinstance(found, str | Path):
+        raise offer.fault(f"it is no file, folder or data of a system but {found!r}")
+    path = Path(found)
+    path = path / f"{offer.name}.json" if path.is_dir() else path
+    if not path.is_file():
+        raise offer.fault(f"there is no file {path}")
+    return path

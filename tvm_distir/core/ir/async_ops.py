@@ -1,0 +1,94 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives in two ops: ``R.dist.<collective>_start`` and ``R.dist.collective_done`` (level 5).
+
+A start takes the operand and attributes of its collective and is typed as its result. What it
+gives is *in flight*: only one ``collective_done`` may read it and gives the value, in the same
+function, or in another one where :data:`.attributes.IN_FLIGHT_ATTR` of both says so. Between the
+two the collective may run beside other work; an engine may also do it at once. The order of the
+bindings is the order in which a device issues them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.support import MeshError
+
+from . import ops
+from .infer import INFER
+from .names import COLLECTIVES
+
+DONE = "collective_done"
+_SUFFIX = "_start"
+
+
+def start_name(kind: str) -> str:
+    """Name of the op that starts a collective."""
+    return f"{kind}{_SUFFIX}"
+
+
+def started_op(expr: Any) -> str | None:
+    """The collective that a call starts, None for every other expression."""
+    name = ops.dist_op_name(expr)
+    return name.removesuffix(_SUFFIX) if name is not None and name.endswith(_SUFFIX) else None
+
+
+def collective_op(expr: Any) -> str | None:
+    """Short name of an ``R.dist`` op; of a start, that of its collective."""
+    return started_op(expr) or ops.dist_op_name(expr)
+
+
+def is_done(expr: Any) -> bool:
+    """Whether an expression is a ``collective_done``."""
+    return ops.dist_op_name(expr) == DONE
+
+
+def start(call: ir.Call) -> ir.Call:
+    """The start of a collective."""
+    name = ops.PREFIX + start_name(str(ops.dist_op_name(call)))
+    return ir.Call(ir.Op.get(name), list(call.args), call.attrs)
+
+
+def collective_done(x: ir.Expr) -> ir.Call:
+    """Wait for the collective that ``x``, the result of a start, belongs to; typed as ``x``."""
+    return ir.Call(ir.Op.get(ops.PREFIX + DONE), [x])
+
+
+def _starter(kind: str) -> Callable[..., ir.Call]:
+    base = ops.CONSTRUCTORS[kind]
+
+    def make(*args: Any, **attrs: Any) -> ir.Call:
+        return start(base(*args, **attrs))
+
+    make.__name__ = start_name(kind)
+    make.__doc__ = f"Start an ``{kind}``; the result is in flight until ``{DONE}``."
+    return make
+
+
+def _local(name: str, infer: Callable[[ir.Call, Any], Any]) -> Callable[[ir.Call, Any], Any]:
+    def check(call: ir.Call, builder: Any) -> Any:
+        if len(call.args) != 1 or not isinstance(call.args[0].ty, relax.TensorType):
+            raise MeshError(
+                "DIST0207",
+                "its operand is not one local tensor",
+                place=f"R.dist.{name}",
+                remedy="Split collectives at level 5, with SplitCollectives.",
+            )
+        return infer(call, builder)
+
+    return check
+
+
+def register_ops() -> None:
+    """Add the ops of :mod:`.ops` and these to TVM's registry and to the TVMScript parser."""
+    for kind in COLLECTIVES:
+        name = start_name(kind)
+        ops.CONSTRUCTORS[name] = _starter(kind)
+        INFER[name] = _local(name, INFER[kind])
+    ops.CONSTRUCTORS[DONE] = collective_done
+    INFER[DONE] = _local(DONE, lambda call, _: call.args[0].ty)
+    ops.register()

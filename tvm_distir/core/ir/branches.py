@@ -1,0 +1,290 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Branches of an ``If`` as private functions of their free variables.
+
+Before::
+
+    if c:
+        a = R.matmul(x, w)
+        y = R.nn.relu(a)
+    else:
+        y = R.negative(x)
+
+:func:`lift_branches`, for what has no control flow of its own (propagation, DTensors)::
+
+    y_then = cls.main_y_then(x, w)
+    y_else = cls.main_y_else(x)
+    y = R.where(c, y_then, y_else)
+
+:func:`outline_branches`, for TVM's memory planner, which hands storage of one branch to what
+runs without it (the other branch, or what follows the ``If``)::
+
+    if c:
+        y = cls.main_y_then(x, w)
+    else:
+        y = cls.main_y_else(x)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax
+
+from tvm_distir.support import PropagationError
+
+from .attributes import BRANCH_ATTR, OPEN_AXES_ATTR, STATIONARY_ATTR
+from .types import flat_types, relax_functions
+
+SIDES = ("then", "else")
+
+
+def holds_branch(fn: relax.Function) -> bool:
+    """Whether a function holds an ``If`` (which cannot stand in a dataflow block)."""
+    return isinstance(fn.body, relax.SeqExpr) and any(
+        isinstance(block, relax.BindingBlock)
+        and not isinstance(block, relax.DataflowBlock)
+        and any(isinstance(b.value, relax.If) for b in block.bindings)
+        for block in fn.body.blocks
+    )
+
+
+def branch_of(fn: Any) -> tuple[str, str] | None:
+    """The ``If`` that a function is a branch of, and its side; None for other functions."""
+    if not isinstance(fn, relax.Function) or not fn.attrs or BRANCH_ATTR not in fn.attrs:
+        return None
+    name, _, side = str(fn.attrs[BRANCH_ATTR]).rpartition(":")
+    return name, side
+
+
+def lift_branches(mod: ir.IRModule) -> ir.IRModule:
+    """Replace every ``If`` by calls of its branches and an ``R.where`` per result tensor.
+
+    Functions of branches are private and marked by the attribute ``dist.branch``. Both are pure
+    and total by construction of Relax, so the module computes the same.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1 or 2; it is not changed (and returned when it holds no ``If``).
+
+    Raises
+    ------
+    PropagationError
+        DIST0413 naming the ``If``: an impure branch, a result that is no tensor, branches of
+        different shapes, a condition that is no scalar tensor.
+    """
+    return _Lifter(mod, select=True).run()
+
+
+def outline_branches(mod: ir.IRModule) -> ir.IRModule:
+    """Replace the branches of every ``If`` by calls of private functions; the ``If`` stays.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Of plain tensors; it is not changed (and returned when it holds no ``If``).
+    """
+    return _Lifter(mod, select=False).run()
+
+
+class _Lifter:
+    """Lifts the branches of all functions of a module."""
+
+    def __init__(self, mod: ir.IRModule, *, select: bool) -> None:
+        self.mod, self.select = mod, select
+        self.builder = relax.BlockBuilder()
+        self.functions: dict[Any, Any] = dict(mod.functions.items())
+        self.taken = {str(gv.name_hint) for gv in mod.functions}
+        self.function = ""
+        self.notes: Any = {}
+
+    def run(self) -> ir.IRModule:
+        """Return the new module, or the old one when nothing is to be done."""
+        found = [(gv, fn) for gv, fn in relax_functions(self.mod) if holds_branch(fn)]
+        if not found:
+            return self.mod
+        for gv, fn in found:
+            self.function, self.notes = str(gv.name_hint), fn.attrs or {}
+            body = self._sequence(fn.body)
+            self.functions[gv] = relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, fn.attrs)
+        return ir.IRModule(self.functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
+
+    def _sequence(self, seq: relax.SeqExpr) -> relax.SeqExpr:
+        blocks = []
+        for block in seq.blocks:
+            if isinstance(block, relax.DataflowBlock):
+                blocks.append(block)
+                continue
+            bindings: list[Any] = []
+            for b in block.bindings:
+                bindings.extend(self._branches(b) if isinstance(b.value, relax.If) else [b])
+            blocks.append(relax.BindingBlock(bindings))
+        return _sequence(blocks, seq.body)
+
+    def _branches(self, binding: Any) -> list[Any]:
+        value, var = binding.value, binding.var
+        if self.select:
+            self._check_condition(var, value.cond)
+        name = self._fresh(f"{self.function}_{re.sub(r'[^0-9A-Za-z_]', '_', str(var.name))}")
+        branches = []
+        for side, seq in zip(SIDES, (value.true_branch, value.false_branch), strict=True):
+            if self.select:
+                self._check_branch(var, side, seq)
+            if self.select or not _only_calls(seq):
+                seq = self._outlined(var, name, side, seq)
+            branches.append(seq)
+        if self.select:
+            calls = [seq.blocks[0].bindings[0].value for seq in branches]
+            return self._selection(var, value.cond, calls)
+        new = relax.If(value.cond, *branches)
+        relax.expr._update_type(new, value.ty)
+        return [relax.VarBinding(var, new)]
+
+    def _outlined(self, var: Any, name: str, side: str, seq: relax.SeqExpr) -> relax.SeqExpr:
+        """Return a branch that is one call of the function made of it."""
+        call = self._lifted(name, side, self._sequence(seq))
+        inner = relax.Var(f"{var.name}_{side}", call.ty)
+        return _sequence([relax.BindingBlock([relax.VarBinding(inner, call)])], inner)
+
+    def _fresh(self, wish: str) -> str:
+        name, number = wish, 0
+        while any(f"{name}_{side}" in self.taken for side in SIDES):
+            number += 1
+            name = f"{wish}_{number}"
+        self.taken.update(f"{name}_{side}" for side in SIDES)
+        return name
+
+    def _lifted(self, name: str, side: str, seq: relax.SeqExpr) -> ir.Call:
+        """Make a branch a function of its free variables; return the call of it."""
+        free = [v for v in relax.analysis.free_vars(seq) if not isinstance(v.ty, ir.PrimType)]
+        attrs = {BRANCH_ATTR: f"{name}:{side}", **self._notes_inside(seq)}
+        pure = not relax.analysis.contains_impure_call(seq)
+        args: list[Any] = list(free)
+        fn = relax.Function(free, seq, seq.body.ty, pure)
+        sizes = list(relax.analysis.free_symbolic_vars(fn))
+        if sizes:  # a parameter that gives the symbolic sizes that no tensor gives
+            args.append(relax.ShapeExpr(sizes))
+            free.append(relax.Var("sizes", args[-1].ty))
+            fn = relax.Function(free, seq, seq.body.ty, pure)
+        fn = relax.utils.copy_with_new_vars(fn)
+        made = ir.make_node("ir.DictAttrs", **attrs)
+        fn = relax.Function(fn.params, fn.body, fn.ret_ty, pure, made)
+        gv = ir.GlobalVar(f"{name}_{side}")
+        relax.expr._update_type(gv, fn.ty)
+        self.functions[gv] = fn
+        return self.builder.normalize(ir.Call(gv, args))
+
+    def _notes_inside(self, seq: relax.SeqExpr) -> dict[str, Any]:
+        """Notes on annotated variables that the branch binds."""
+        bound = [str(b.var.name) for block in seq.blocks for b in block.bindings]
+        stationary = {str(n) for n in self.notes.get(STATIONARY_ATTR, [])}
+        opened = {str(n): list(axes) for n, axes in self.notes.get(OPEN_AXES_ATTR, {}).items()}
+        attrs: dict[str, Any] = {}
+        if stationary & set(bound):
+            attrs[STATIONARY_ATTR] = [n for n in bound if n in stationary]
+        if set(opened) & set(bound):
+            attrs[OPEN_AXES_ATTR] = {n: opened[n] for n in bound if n in opened}
+        return attrs
+
+    # selection -------------------------------------------------------------------------
+
+    def _selection(self, var: Any, cond: Any, calls: list[ir.Call]) -> list[Any]:
+        bindings, sides = [], []
+        for side, call in zip(SIDES, calls, strict=True):
+            sides.append(relax.Var(f"{var.name}_{side}", call.ty))
+            bindings.append(relax.VarBinding(sides[-1], call))
+        chosen = self._chosen(str(var.name), cond, sides[0], sides[1], bindings)
+        if not tvm_ffi.structural_equal(var.ty, chosen.ty):
+            raise self._error(
+                var,
+                f"its branches give {sides[0].ty} and {sides[1].ty}",
+                "Let both give tensors of the same known shapes.",
+            )
+        bindings.append(relax.VarBinding(var, chosen))
+        return bindings
+
+    def _chosen(self, name: str, cond: Any, one: Any, other: Any, bindings: list[Any]) -> Any:
+        """Choose leaf by leaf; what is not the outermost value is bound."""
+        if not isinstance(one.ty, relax.TupleType):
+            return self.builder.normalize(relax.op.where(cond, one, other))
+        fields = []
+        for i in range(len(one.ty.fields)):
+            items = []
+            for side, whole in zip(SIDES, (one, other), strict=True):
+                item = relax.TupleGetItem(whole, i)
+                items.append(relax.Var(f"{name}_{side}_{i}", whole.ty.fields[i]))
+                bindings.append(relax.VarBinding(items[-1], item))
+            value = self._chosen(f"{name}_{i}", cond, items[0], items[1], bindings)
+            fields.append(relax.Var(f"{name}_{i}", value.ty))
+            bindings.append(relax.VarBinding(fields[-1], value))
+        return self.builder.normalize(relax.Tuple(fields))
+
+    # refusals --------------------------------------------------------------------------
+
+    def _error(self, var: Any, what: str, remedy: str) -> PropagationError:
+        return PropagationError(
+            "DIST0413", what, place=f"{self.function}/{var.name} (If)", remedy=remedy
+        )
+
+    def _check_condition(self, var: Any, cond: Any) -> None:
+        ty = cond.ty
+        scalar = isinstance(ty, relax.TensorType) and int(ty.ndim) == 0
+        if not scalar or str(ty.dtype) != "bool":
+            raise self._error(
+                var,
+                f"its condition is {ty}, all devices can agree on a tensor only",
+                'Compute it as R.Tensor((), "bool").',
+            )
+
+    def _check_branch(self, var: Any, side: str, seq: relax.SeqExpr) -> None:
+        if relax.analysis.contains_impure_call(seq):
+            raise self._error(
+                var,
+                f'its branch "{side}" holds an impure call: effects may not be lifted out of it',
+                "Move the call out of the If, or make it a pure one (call_pure_packed).",
+            )
+        leaves = flat_types(seq.body.ty)
+        wrong = [ty for ty in leaves if not isinstance(ty, relax.TensorType)]
+        if wrong or not leaves:
+            raise self._error(
+                var,
+                f'its branch "{side}" gives {wrong[0] if wrong else "nothing"}, which is no tensor',
+                "Let it give tensors, or tuples of them.",
+            )
+        if any(ty.shape is None for ty in leaves) or not tvm_ffi.structural_equal(
+            seq.body.ty, var.ty
+        ):
+            raise self._error(
+                var,
+                f'its branch "{side}" gives {seq.body.ty}, the If {var.ty}',
+                "Let both branches give tensors of the same known shapes.",
+            )
+
+
+def _only_calls(seq: relax.SeqExpr) -> bool:
+    """Whether a branch calls functions of the module and does nothing else."""
+    return all(
+        isinstance(b.value, ir.Call) and isinstance(b.value.op, ir.GlobalVar)
+        for block in seq.blocks
+        for b in block.bindings
+    )
+
+
+def branch_calls(mod: ir.IRModule, fn: relax.Function) -> Iterator[tuple[Any, str, str]]:
+    """Bindings of a function that call lifted branches: binding, name of the ``If``, side."""
+    for block in fn.body.blocks:
+        for b in block.bindings:
+            if isinstance(b.value, ir.Call) and isinstance(b.value.op, ir.GlobalVar):
+                found = branch_of(mod[b.value.op])
+                if found is not None:
+                    yield b, *found
+
+
+def _sequence(blocks: list[Any], result: Any) -> relax.SeqExpr:
+    seq = relax.SeqExpr(blocks, result)
+    relax.expr._update_type(seq, result.ty)
+    return seq

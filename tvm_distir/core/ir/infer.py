@@ -1,0 +1,221 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Type inference of the plugin's ops, for DTensors (by placement) and local tensors (by shape)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import ir, relax, tirx
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.support import MeshError
+
+from .mesh import mesh_shape
+from .placement import (
+    R,
+    blocks_fault,
+    check_placement,
+    labels_of,
+    local_shape,
+    parse_placement,
+    placement_of,
+    placement_text,
+)
+from .types import static_shape
+
+Infer = Callable[[ir.Call, Any], Any]
+
+
+def _short(call: ir.Call) -> str:
+    return str(call.op.name).removeprefix("relax.")
+
+
+def _refuse(call: ir.Call, what: str, remedy: str) -> MeshError:
+    return MeshError("DIST0207", what, place=f"R.{_short(call)}", remedy=remedy)
+
+
+def _axes(call: ir.Call) -> tuple[int, ...]:
+    """Mesh axes in the attribute ``mesh_axis`` (one or several) or ``mesh_axes``, sorted."""
+    attrs = call.attrs
+    found = attrs["mesh_axes"] if "mesh_axes" in attrs else attrs["mesh_axis"]
+    axes = (int(found),) if isinstance(found, int) else tuple(int(a) for a in found)
+    rank = len(mesh_shape(attrs["device_mesh"]))
+    for axis in axes:
+        if not 0 <= axis < rank:
+            what = f"mesh axis {axis} of a mesh with {rank} axes"
+            raise _refuse(call, what, f"Use 0 to {rank - 1}.")
+    if len(set(axes)) != len(axes) or not axes:
+        raise _refuse(call, f"the mesh axes {list(axes)}", "Name each axis once, at least one.")
+    return tuple(sorted(axes))
+
+
+def _check_blocks(call: ir.Call, labels: Sequence[int], axes: Sequence[int], dim: int) -> None:
+    """Refuse a step whose blocks of ``dim`` along ``axes`` are not contiguous.
+
+    ``labels`` are those on the side of the step where the axes do not shard the dim.
+    """
+    why = blocks_fault(labels, axes, dim)
+    if why:
+        raise _refuse(call, why, "Move the later axes first, or use R.dist.exchange.")
+
+
+def _change(call: ir.Call, old: int, new: int, anywhere: bool) -> DTensorType:
+    """Result type when the label along the call's mesh axes changes from old to new.
+
+    ``anywhere``: whether the shards need not be parts of the blocks that the other axes leave.
+    """
+    ty, axes = call.args[0].ty, _axes(call)
+    labels = labels_of(ty.placement)
+    ndim = int(ty.tensor_ty.ndim)
+    for dim in (old, new):
+        if dim != R and not 0 <= dim < ndim:
+            raise _refuse(call, f"dim {dim} of a tensor with {ndim} dims", "Name a dim it has.")
+    if old != R and old == new:
+        raise _refuse(call, f"dim {old} is joined and cut", "Name two dims.")
+    for axis in axes:
+        if labels[axis] != old:
+            raise _refuse(
+                call,
+                f"the operand lies {ty.placement} along mesh axis {axis}",
+                "Give it in the form the op starts from.",
+            )
+    rest = tuple(R if a in axes else x for a, x in enumerate(labels))
+    for dim in (old, new):
+        if dim != R and not anywhere:
+            _check_blocks(call, rest, axes, dim)
+    after = tuple(new if a in axes else x for a, x in enumerate(labels))
+    return DTensorType(ty.tensor_ty, ty.device_mesh, placement_of(after))
+
+
+def _scaled(call: ir.Call, times: int | None, over: int | None) -> relax.TensorType:
+    """Local result type: dim ``times`` grows by the group size, dim ``over`` shrinks."""
+    ty, sizes = call.args[0].ty, mesh_shape(call.attrs["device_mesh"])
+    n = math.prod(sizes[a] for a in _axes(call))
+    if ty.shape is None:
+        raise _refuse(call, "the operand's shape is unknown", "Give it a shape.")
+    shape = list(ty.shape)
+    for dim in (times, over):
+        if dim is not None and not 0 <= dim < len(shape):
+            raise _refuse(
+                call, f"dim {dim} of a tensor with {len(shape)} dims", "Name a dim it has."
+            )
+    if times is not None:
+        shape[times] = shape[times] * n
+    if over is not None:
+        size = shape[over]
+        if isinstance(size, tirx.IntImm) and int(size) % n:
+            raise _refuse(
+                call,
+                f"dim {over} of size {int(size)} is not divisible by the {n} ranks of the group",
+                f"Pad it to {-(-int(size) // n) * n} first.",
+            )
+        shape[over] = tirx.floordiv(size, n)
+    return relax.TensorType(shape, ty.dtype, ty.vdevice)
+
+
+def _operand(call: ir.Call) -> Any:
+    if len(call.args) != 1:
+        raise _refuse(call, f"{len(call.args)} operands", "Give one tensor.")
+    ty = call.args[0].ty
+    if not isinstance(ty, relax.TensorType | DTensorType):
+        raise _refuse(call, f"an operand of type {ty}", "Give one tensor.")
+    return ty
+
+
+def _same(call: ir.Call, _: Any) -> Any:
+    return _operand(call)
+
+
+def _shifted(call: ir.Call, _: Any) -> Any:
+    _axes(call)
+    return _operand(call)
+
+
+def _reduced(call: ir.Call, _: Any) -> Any:
+    """all_reduce and partial: the type stays; the value must not be sharded along the axes."""
+    ty = _operand(call)
+    for axis in _axes(call):
+        if isinstance(ty, DTensorType) and labels_of(ty.placement)[axis] != R:
+            raise _refuse(
+                call,
+                f"the operand is sharded along mesh axis {axis} ({ty.placement})",
+                "Reduce along axes it is not sharded over.",
+            )
+    if str(call.attrs["op"]) not in ("sum", "prod", "min", "max"):
+        raise _refuse(call, f"reduction {call.attrs['op']!r}", "Use sum, prod, min or max.")
+    return ty
+
+
+def _mover(old: str | None, new: str | None, anywhere: bool = False) -> Infer:
+    """Inference of an op that goes from dim attribute ``old`` to dim attribute ``new``."""
+
+    def infer(call: ir.Call, _: Any) -> Any:
+        ty = _operand(call)
+        a = None if old is None else int(call.attrs[old])
+        b = None if new is None else int(call.attrs[new])
+        if isinstance(ty, DTensorType):
+            return _change(call, R if a is None else a, R if b is None else b, anywhere)
+        return _scaled(call, a, b)
+
+    return infer
+
+
+def _exchange(call: ir.Call, _: Any) -> Any:
+    """Exchange: from one placement of the whole ``shape`` to another on the same mesh."""
+    ty, axes, attrs = _operand(call), _axes(call), call.attrs
+    mesh, shape = attrs["device_mesh"], [int(n) for n in attrs["shape"]]
+    sizes = mesh_shape(mesh)
+    sides = [parse_placement(str(attrs[k])) for k in ("placement", "peer_placement")]
+    for labels in sides:
+        check_placement(labels, sizes, len(shape), f"R.{_short(call)}")
+        if any(x != R for a, x in enumerate(labels) if a not in axes):
+            raise _refuse(
+                call,
+                f'the placement "{placement_text(labels)}" shards along an axis other than '
+                f"{list(axes)}",
+                "Name every mesh axis that shards.",
+            )
+    before, after = sides
+    if isinstance(ty, DTensorType):
+        if labels_of(ty.placement) != before:
+            raise _refuse(
+                call,
+                f'the operand lies "{ty.placement}", the op starts from "{placement_text(before)}"',
+                "Give it in the form the op starts from.",
+            )
+        return DTensorType(ty.tensor_ty, ty.device_mesh, placement_of(after))
+    own, want = static_shape(ty), tuple(local_shape(shape, before, sizes))
+    if own is not None and own != want:
+        raise _refuse(call, f"a shard of shape {own}, not {want}", "Give it a padded shard.")
+    return relax.TensorType(local_shape(shape, after, sizes), ty.dtype, ty.vdevice)
+
+
+def _recv(call: ir.Call, _: Any) -> Any:
+    mesh, shape = call.attrs["device_mesh"], [int(n) for n in call.attrs["shape"]]
+    labels, dtype = parse_placement(str(call.attrs["placement"])), str(call.attrs["dtype"])
+    if len(call.args):
+        return DTensorType(relax.TensorType(shape, dtype), mesh, placement_of(labels))
+    return relax.TensorType(local_shape(shape, labels, mesh_shape(mesh)), dtype)
+
+
+def _index(call: ir.Call, _: Any) -> Any:
+    _axes(call)
+    return relax.TensorType([], "int64")
+
+
+INFER: dict[str, Infer] = {
+    "partial": _reduced,
+    "all_reduce": _reduced,
+    "all_gather": _mover("dim", None),
+    "reduce_scatter": _mover(None, "dim", anywhere=True),
+    "all_to_all": _mover("gather_dim", "split_dim"),
+    "local_slice": _mover(None, "dim"),
+    "collective_permute": _shifted,
+    "exchange": _exchange,
+    "send": _same,
+    "recv": _recv,
+    "axis_index": _index,
+}

@@ -1,0 +1,247 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Device meshes: construction, axis names, coordinates and rank groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tvm import ir
+from tvm.relax.distributed import DeviceMesh
+
+from tvm_distir.support import MAX_DEVICES, MAX_INT, MeshError, nearest, shortened
+
+from .handles import handle
+
+MESH_INFO = "mesh"
+AXES_ATTR = "mesh_axes"
+NAMES_ATTR = "mesh_names"
+DEVICE_NUM_ATTR = "device_num"
+
+MOST_KEYS = 64
+MOST_DEVICES_KEPT = 1 << 12
+"""Meshes whose keys are kept, those met last, and how many devices one of them may have."""
+
+_KEYS: dict[int, tuple[DeviceMesh, tuple[tuple[int, ...], tuple[int, ...]]]] = {}  # by handle
+
+
+def check_axes(axes: Mapping[str, int], place: str = "mesh") -> None:
+    """Refuse a mesh without axes, or with an axis whose size is not a positive integer."""
+    if not axes:
+        raise MeshError(
+            "DIST0201", "the mesh has no axis", place=place, remedy='Name at least one: {"dp": 2}.'
+        )
+    for name, size in axes.items():
+        if not isinstance(name, str) or not name:
+            raise MeshError(
+                "DIST0201", f"{name!r} is no axis name", place=place, remedy="Use a word."
+            )
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            told = shortened(size if isinstance(size, int) else repr(size))
+            raise MeshError(
+                "DIST0201",
+                f'axis "{shortened(name)}" has size {told}',
+                place=place,
+                remedy="Give a positive integer.",
+            )
+    if math.prod(axes.values()) > MAX_DEVICES:
+        sizes = " x ".join(shortened(size) for size in axes.values())
+        raise MeshError(
+            "DIST0201",
+            f"a mesh of {sizes} devices is too large",
+            place=place,
+            remedy=f"A mesh has at most {MAX_DEVICES:,} devices.",
+        )
+
+
+def device_mesh(
+    axes: Mapping[str, int] | Sequence[int],
+    *,
+    start: int = 0,
+    device_ids: Sequence[int] | None = None,
+) -> DeviceMesh:
+    """Make a TVM ``DeviceMesh`` from named axes.
+
+    Parameters
+    ----------
+    axes : mapping of str to int, or sequence of int
+        Axis names and sizes, or sizes alone (``[2, 4]``), major first.
+        TVM's mesh holds no names: they live in the module
+        attribute ``mesh_axes``.
+    start : int
+        The first device id, when ``device_ids`` is not given.
+    device_ids : sequence of int, optional
+        The devices in row-major order of the axes.
+
+    Raises
+    ------
+    MeshError
+        DIST0201 for bad axes, DIST0202 for device ids that do not fit.
+    """
+    if isinstance(axes, (list, tuple)):
+        axes = {str(number): size for number, size in enumerate(axes)}
+    if not isinstance(axes, Mapping):
+        raise MeshError(
+            "DIST0201",
+            f"the axes are {shortened(repr(axes))}",
+            place="mesh",
+            remedy='Give names and sizes, {"dp": 2, "tp": 4}, or sizes alone, [2, 4].',
+        )
+    check_axes(axes)
+    count = math.prod(axes.values())
+    if device_ids is None:
+        good = isinstance(start, int) and not isinstance(start, bool)
+        if not good or not 0 <= start <= MAX_INT - count:
+            raise MeshError(
+                "DIST0202",
+                f"start is {shortened(start)}",
+                place="mesh",
+                remedy=f"Give 0 or more; device ids are at most {MAX_INT}.",
+            )
+        return DeviceMesh(tuple(axes.values()), ir.Range(start, start + count))
+    ids = [int(d) for d in device_ids]
+    if len(ids) != count:
+        raise MeshError(
+            "DIST0202",
+            f"{len(ids)} device ids for a mesh of {count} devices",
+            place="mesh",
+            remedy=f"Give {count} ids.",
+        )
+    if len(set(ids)) != count or min(ids) < 0 or max(ids) > MAX_INT:
+        raise MeshError(
+            "DIST0202",
+            "a device id is negative, too large or stands twice",
+            place="mesh",
+            remedy=f"Give ids from 0 to {MAX_INT}, each once.",
+        )
+    if ids == list(range(ids[0], ids[0] + count)):
+        return DeviceMesh(tuple(axes.values()), ir.Range(ids[0], ids[0] + count))
+    return DeviceMesh(tuple(axes.values()), ids)
+
+
+def mesh_shape(mesh: DeviceMesh) -> tuple[int, ...]:
+    """Sizes of the mesh's axes, major first."""
+    return tuple(mesh.shape)
+
+
+def mesh_devices(mesh: DeviceMesh) -> npt.NDArray[np.int64]:
+    """Device ids, as an array of the mesh's shape."""
+    shape = mesh_shape(mesh)
+    count = math.prod(shape)
+    if mesh.device_range is not None:
+        first = int(mesh.device_range.min)
+        return np.arange(first, first + count, dtype=np.int64).reshape(shape)
+    ids = np.array([int(d) for d in mesh.device_ids], dtype=np.int64)
+    if ids.size != count or len(set(ids.tolist())) != count:
+        raise MeshError(
+            "DIST0202",
+            f"{ids.size} device ids ({len(set(ids.tolist()))} distinct) for the shape {shape}",
+            place="mesh",
+            remedy="Give each device of the mesh one id.",
+        )
+    return ids.reshape(shape)
+
+
+def mesh_key(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(shape, device ids): equal exactly when two meshes are the same, hashable."""
+    known = _KEYS.get(handle(mesh))
+    if known is not None:
+        return known[1]
+    key = mesh_shape(mesh), tuple(mesh_devices(mesh).ravel().tolist())
+    if len(key[1]) <= MOST_DEVICES_KEPT:
+        while len(_KEYS) >= MOST_KEYS:
+            _KEYS.pop(next(iter(_KEYS)), None)
+        _KEYS[handle(mesh)] = mesh, key
+    return key
+
+
+def axis_groups(mesh: DeviceMesh, axes: Sequence[int]) -> list[list[int]]:
+    """Rank groups over the product of some axes.
+
+    Parameters
+    ----------
+    mesh : DeviceMesh
+    axes : sequence of int
+        Mesh axis numbers; the order of ranks in a group is row-major over these axes in
+        mesh order.
+
+    Returns
+    -------
+    groups : list of list of int
+        Device ids; groups in row-major order of the other axes.
+    """
+    devices = mesh_devices(mesh)
+    moved = sorted({int(a) for a in axes})
+    if not moved or moved[0] < 0 or moved[-1] >= devices.ndim:
+        raise MeshError(
+            "DIST0206",
+            f"mesh axes {list(axes)} of a mesh with {devices.ndim} axes",
+            remedy=f"Use axes 0 to {devices.ndim - 1}.",
+        )
+    rest = [a for a in range(devices.ndim) if a not in moved]
+    size = math.prod(devices.shape[a] for a in moved)
+    table = devices.transpose(rest + moved).reshape(-1, size)
+    return [[int(d) for d in row] for row in table]
+
+
+def device_coordinates(mesh: DeviceMesh, device: int) -> tuple[int, ...]:
+    """Coordinates of a device in the mesh."""
+    where = np.argwhere(mesh_devices(mesh) == device)
+    if len(where) != 1:
+        raise MeshError("DIST0206", f"device {device} is not in the mesh", remedy="Check its ids.")
+    return tuple(int(c) for c in where[0])
+
+
+def meshes(mod: ir.IRModule) -> list[DeviceMesh]:
+    """All meshes of the module, ``global_infos["mesh"]``."""
+    infos: Any = mod.global_infos
+    return list(infos[MESH_INFO]) if MESH_INFO in infos else []
+
+
+def mesh_index(mod: ir.IRModule, mesh: DeviceMesh) -> int:
+    """Position of a mesh in ``global_infos["mesh"]``."""
+    key = mesh_key(mesh)
+    for i, other in enumerate(meshes(mod)):
+        if mesh_key(other) == key:
+            return i
+    raise MeshError(
+        "DIST0206",
+        f"a mesh of shape {key[0]} is not among the module's global_infos",
+        remedy='Add it: mod.update_global_info("mesh", meshes).',
+    )
+
+
+def mesh_axes(mod: ir.IRModule) -> list[list[str]]:
+    """Axis names per mesh; unnamed axes are "0", "1", ..."""
+    found = meshes(mod)
+    attrs: Any = mod.attrs or {}
+    if AXES_ATTR not in attrs:
+        return [[str(a) for a in range(len(mesh_shape(m)))] for m in found]
+    names = [[str(n) for n in row] for row in attrs[AXES_ATTR]]
+    if [len(row) for row in names] != [len(mesh_shape(m)) for m in found]:
+        raise MeshError(
+            "DIST0201",
+            f"the attribute {AXES_ATTR} is {names}, which does not fit the module's meshes",
+            remedy="Give one list of names per mesh, one name per axis.",
+        )
+    return names
+
+
+def mesh_names(mod: ir.IRModule) -> list[str]:
+    """Names of the meshes; unnamed ones are "mesh0", "mesh1", ..."""
+    attrs: Any = mod.attrs or {}
+    if NAMES_ATTR in attrs:
+        return [str(n) for n in attrs[NAMES_ATTR]]
+    return [f"mesh{i}" for i in range(len(meshes(mod)))]
+
+
+def axis_number(mod: ir.IRModule, mesh: int, name: str) -> int:
+    """Number of the axis called ``name`` of the module's mesh number ``mesh``."""
+    names = mesh_axes(mod)[mesh]
+    if name not in names:
+        raise MeshError("DIST0206", f'no mesh axis "{name}"', remedy=nearest(name, names))
+    return names.index(name)

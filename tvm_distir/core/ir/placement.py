@@ -1,0 +1,244 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Placements as tuples of labels, and the arithmetic of shards.
+
+A *label* says how a value lies along one mesh axis: ``d >= 0`` sharded on dim d,
+:data:`R` replicated, :data:`P` a partial sum (never part of TVM's ``Placement``).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tvm_distir.support import MeshError, parse_int, shortened
+
+if TYPE_CHECKING:
+    from tvm.relax.distributed import Placement
+
+R = -1
+P = -2
+Labels = tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_placement(text: str) -> Labels:
+    """Read TVM's text form: ``"S[0], R"`` gives ``(0, -1)``.
+
+    Raises
+    ------
+    MeshError
+        DIST0203 when an entry is neither ``R`` nor ``S[d]`` with d >= 0.
+    """
+    labels = []
+    for word in text.split(","):
+        entry = word.strip()
+        if entry == "R":
+            labels.append(R)
+            continue
+        shards = entry.startswith("S[") and entry.endswith("]")
+        dim = parse_int(entry[2:-1]) if shards else None
+        if dim is None:
+            raise MeshError(
+                "DIST0203",
+                f'"{shortened(entry)}" in the placement "{shortened(text)}" is neither R nor '
+                "S(dim)",
+                remedy='Write one entry per mesh axis, as in "S[0], R".',
+            )
+        labels.append(dim)
+    return tuple(labels)
+
+
+def placement_text(labels: Sequence[int]) -> str:
+    """Text form of labels; :data:`P` is written ``P`` (for messages only)."""
+    return ", ".join("R" if x == R else "P" if x == P else f"S[{x}]" for x in labels)
+
+
+@functools.lru_cache(maxsize=4096)
+def _placement(labels: Labels) -> Placement:
+    if any(x < R for x in labels):
+        raise MeshError(
+            "DIST0203",
+            f"a partial sum has no placement of its own: {placement_text(labels)}",
+            remedy="Complete it first.",
+        )
+    from tvm.relax.distributed import Placement
+
+    return Placement.from_text(placement_text(labels))
+
+
+def placement_of(labels: Sequence[int]) -> Placement:
+    """TVM ``Placement`` of labels (without :data:`P`)."""
+    return _placement(tuple(labels))
+
+
+@functools.lru_cache(maxsize=4096)
+def labels_of(placement: Placement) -> Labels:
+    """Labels of a TVM ``Placement``."""
+    out = []
+    for spec in placement.dim_specs[:]:
+        kind = int(spec.kind)
+        axis = int(spec.axis)
+        if kind == 0 and axis < 0:
+            raise MeshError(
+                "DIST0203", f"a placement shards dim {axis}", remedy="Dims count from 0."
+            )
+        out.append(axis if kind == 0 else R)
+    return tuple(out)
+
+
+def check_placement(
+    labels: Sequence[int], mesh_shape: Sequence[int], ndim: int, place: str
+) -> None:
+    """Refuse labels that do not fit a mesh or a tensor (DIST0204, DIST0205)."""
+    if len(labels) != len(mesh_shape):
+        raise MeshError(
+            "DIST0204",
+            f'the placement "{placement_text(labels)}" has {len(labels)} entries, '
+            f"the mesh {len(mesh_shape)} axes",
+            place=place,
+            remedy="Give one entry per mesh axis.",
+        )
+    for x in labels:
+        if x >= ndim:
+            raise MeshError(
+                "DIST0205",
+                f'the placement "{placement_text(labels)}" shards dim {x} of a tensor '
+                f"with {ndim} dims",
+                place=place,
+                remedy=f"Use dims 0 to {ndim - 1}." if ndim else "Replicate it.",
+            )
+
+
+def shard_counts(labels: Sequence[int], mesh_shape: Sequence[int], ndim: int) -> list[int]:
+    """Into how many shards each dim is cut."""
+    counts = [1] * ndim
+    for x, n in zip(labels, mesh_shape):
+        if x >= 0:
+            counts[x] *= n
+    return counts
+
+
+def ceil_div(size: Any, count: int) -> Any:
+    """``ceil(size / count)``, for ints and symbolic sizes."""
+    if count == 1:
+        return size
+    if isinstance(size, int):
+        return -(-size // count)
+    try:
+        return -(-int(size) // count)
+    except TypeError:
+        from tvm import tirx
+        from tvm.sym import Analyzer
+
+        return Analyzer().simplify(tirx.floordiv(size + (count - 1), count))
+
+
+def local_shape(
+    shape: Sequence[Any], labels: Sequence[int], mesh_shape: Sequence[int]
+) -> list[Any]:
+    """Shape of one (padded) shard."""
+    counts = shard_counts(labels, mesh_shape, len(shape))
+    return [ceil_div(n, k) for n, k in zip(shape, counts)]
+
+
+def blocks_fault(labels: Sequence[int], axes: Sequence[int], dim: int) -> str:
+    """Why cutting ``dim`` along more mesh axes (or joining it) is not local to their groups.
+
+    Each block that the other axes leave must be the shards of one group, one behind the other: no
+    later axis may shard the dim.
+
+    Parameters
+    ----------
+    labels : sequence of int
+        Placement on the side of the step where ``axes`` do not shard the dim.
+    axes : sequence of int
+        Mesh axes of the step.
+    dim : int
+
+    Returns
+    -------
+    why : str
+        Empty when the step is sound.
+    """
+    first = min(axes)
+    for axis, label in enumerate(labels):
+        if label == dim and axis > first:
+            return (
+                f"dim {dim} is sharded by mesh axis {axis} after axis {first} too: "
+                "its blocks are not contiguous"
+            )
+    return ""
+
+
+def is_padded_inside(size: int, parts: Sequence[int]) -> bool:
+    """Whether shards of a dim cut by several axes are padded elsewhere than at the dim's end.
+
+    ``parts`` are the sizes of the axes, in mesh order. So it is where the blocks of an axis do
+    not hold whole shards of the axes behind it: 250 in 2 blocks of 125, each in shards of 63.
+    """
+    count = math.prod(parts)
+    shard = -(-size // count) if count else 0
+    for k in parts:
+        block, count = -(-size // k), count // k
+        if size > block != count * shard:
+            return True
+        size = block
+    return False
+
+
+def shard_range(size: int, parts: Sequence[int], coords: Sequence[int]) -> tuple[int, int]:
+    """Start and stop of what a device holds of a dim that several axes cut.
+
+    Each axis cuts the blocks of those before it into parts of ``ceil(block / k)`` elements, the
+    last of which may be short or empty; so the largest shard has ``ceil(size / (k1 k2 ...))``.
+
+    Parameters
+    ----------
+    size : int
+    parts, coords : sequence of int
+        Sizes of the axes in mesh order, and the device's places along them.
+    """
+    start, stop, block = 0, size, size
+    for k, c in zip(parts, coords, strict=True):
+        block = -(-block // k)
+        start = min(stop, start + c * block)
+        stop = min(stop, start + block)
+    return start, stop
+
+
+def shard_offsets(
+    shape: Sequence[int], labels: Sequence[int], mesh_shape: Sequence[int]
+) -> list[int]:
+    """Where shards begin, and the last one ends, dim by dim that is cut.
+
+    Examples
+    --------
+    >>> shard_offsets([10, 8], [0, 1], [4, 2])
+    [0, 3, 6, 9, 10, 0, 4, 8]
+    """
+    found: list[int] = []
+    for dim, size in enumerate(shape):
+        parts = [k for k, label in zip(mesh_shape, labels) if label == dim]
+        if parts:
+            places = itertools.product(*(range(k) for k in parts))
+            found += [shard_range(size, parts, place)[0] for place in places] + [size]
+    return found
+
+
+def shard_slices(
+    shape: Sequence[int], labels: Sequence[int], mesh_shape: Sequence[int], coords: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Per dim, the (start, stop) of the whole tensor that a device holds: :func:`shard_range`.
+
+    ``start`` may equal ``stop``: with ceil-sized shards the last ones of a block can be empty.
+    """
+    bounds = []
+    for d, n in enumerate(shape):
+        cutting = [a for a, x in enumerate(labels) if x == d]
+        parts, places = [mesh_shape[a] for a in cutting], [coords[a] for a in cutting]
+        bounds.append(shard_range(int(n), parts, places))
+    return bounds

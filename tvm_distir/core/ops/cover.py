@@ -1,0 +1,140 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which ops, and which calls of a module, have a sharding rule, and what each allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core.ir.types import flat_types, relax_functions, static_shape, tensor_type
+from tvm_distir.core.rewriting.calls import TIR_CALLS
+from tvm_distir.support import PropagationError
+
+from .factor import Rule
+from .lookup import rule_of
+from .match import describe_factor
+from .registry import registered_ops
+from .unruled import why_none, why_system
+
+
+@dataclass(frozen=True)
+class OpCoverage:
+    """Where an op's rule comes from: ``hand``, ``derived`` (from its kernel), ``none``.
+
+    ``system``: no tensor computation, or a collective; it is not sharded by a rule.
+
+    Attributes
+    ----------
+    op : str
+    source : str
+    why : str
+        For ``system`` and ``none``, why there is no rule.
+    """
+
+    op: str
+    source: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class CallCoverage:
+    """One distinct call of a module.
+
+    Attributes
+    ----------
+    op : str
+        What is called.
+    signature : str
+        Shapes of operands and results.
+    count : int
+        How often it stands in the module's functions.
+    source : str
+        ``hand``, ``derived`` or ``none``.
+    factors : tuple of str
+        What may be cut, as ``S(0), R -> S(0)``.
+    whole : tuple of str
+        What must be whole, as ``in0.dim1: why``; for ``none``, the error.
+    """
+
+    op: str
+    signature: str
+    count: int
+    source: str
+    factors: tuple[str, ...]
+    whole: tuple[str, ...]
+
+
+def op_coverage() -> tuple[OpCoverage, ...]:
+    """All Relax ops TVM knows, by name, with the source of their rules."""
+    hand = set(registered_ops())
+    rows = []
+    for name in sorted(str(n) for n in ir.Op.list_op_names() if str(n).startswith("relax.")):
+        kernel = name in TIR_CALLS or ir.Op.get(name).get_attr("FLegalize") is not None
+        none = why_none(name) or ("" if kernel else "it has no legalization to derive one from")
+        if name in hand:
+            rows.append(OpCoverage(name, "hand"))
+        elif (system := why_system(name)) is not None:
+            rows.append(OpCoverage(name, "system", system))
+        else:
+            rows.append(OpCoverage(name, "none" if none else "derived", none))
+    return tuple(rows)
+
+
+def _shape_text(ty: Any) -> str:
+    shape = static_shape(ty)
+    if tensor_type(ty) is None or shape is None:
+        return "?"
+    return "(" + ",".join(str(n) for n in shape) + ")"
+
+
+def _signature(call: ir.Call, result: Any) -> str:
+    ins = [_shape_text(t) for a in call.args for t in flat_types(a.ty) if tensor_type(t)]
+    return f"{' '.join(ins) or '-'} -> {' '.join(map(_shape_text, flat_types(result)))}"
+
+
+def _whole(rule: Rule) -> tuple[str, ...]:
+    return tuple(
+        f"{where}: {why}" for where, why in rule.why_whole.items() if why != "its extent is 1"
+    )
+
+
+def call_coverage(mod: ir.IRModule) -> tuple[CallCoverage, ...]:
+    """Distinct op calls of a module's Relax functions, in order of first appearance."""
+    found: dict[tuple[str, str, str], CallCoverage] = {}
+    counts: dict[tuple[str, str, str], int] = {}
+    for _, func in relax_functions(mod):
+        for binding in (b for block in func.body.blocks for b in block.bindings):
+            call = getattr(binding, "value", None)
+            if not isinstance(call, ir.Call) or not isinstance(call.op, ir.Op):
+                continue
+            name, signature = str(call.op.name), _signature(call, binding.var.ty)
+            try:
+                rule = rule_of(call, mod, binding.var.ty)
+                factors = tuple(
+                    describe_factor(f) + ("" if f.kind != "stat" else " (stat)")
+                    for f in rule.factors
+                )
+                row = CallCoverage(name, signature, 0, rule.source, factors, _whole(rule))
+            except PropagationError as error:
+                row = CallCoverage(name, signature, 0, "none", (), (str(error),))
+            key = (name, signature, "; ".join((*row.factors, *row.whole)))
+            found.setdefault(key, row)
+            counts[key] = counts.get(key, 0) + 1
+    return tuple(
+        CallCoverage(r.op, r.signature, counts[k], r.source, r.factors, r.whole)
+        for k, r in found.items()
+    )
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Aligned text table; the last column is not padded."""
+    lines = [head, *rows]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(head) - 1)]
+    return "\n".join(
+        "  ".join([*(x.ljust(w) for x, w in zip(line, widths)), line[-1]]).rstrip()
+        for line in lines
+    )

@@ -1,0 +1,155 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Walks the blocks of a PrimFunc once, telling which buffers hold terms of a reduction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import DataType
+
+from tvm_distir.core.ops.dims import plain
+
+from .blocks import Block, Store, children, kind_of, loads
+
+#: Buffer number to the kind of reduction its contents are terms of ("" when complete).
+States = dict[int, str]
+
+_ZERO = -1
+
+
+def _widens(source: str, target: str) -> bool:
+    if "float" not in source or "float" not in target:
+        return False
+    return int(DataType(target).bits) >= int(DataType(source).bits)
+
+
+def degree(e: Any, partial: Callable[[Any], bool]) -> int | None:
+    """Degree of a value in the loads of partial buffers.
+
+    0: free of them. 1: homogeneous linear (its terms may be summed before or after). -1: the
+    constant zero, which is both. None: neither.
+    """
+    kind = kind_of(e)
+    if kind == "TensorLoad":
+        if any(partial(x.source) for i in e.indices for x in loads(i)):
+            return None
+        return int(partial(e.source))
+    if kind in ("IntImm", "FloatImm"):
+        return _ZERO if plain(e) == 0 else 0
+    if kind == "Call" and str(e.op.name).endswith("if_then_else"):
+        condition, yes, no = (degree(x, partial) for x in e.args)
+        return _agree(yes, no) if condition in (0, _ZERO) else None
+    if kind == "Select":
+        condition, yes, no = (degree(x, partial) for x in children(e))
+        return _agree(yes, no) if condition in (0, _ZERO) else None
+    parts = [degree(x, partial) for x in children(e)]
+    if all(p in (0, _ZERO) for p in parts):
+        return 0
+    if None in parts:
+        return None
+    if kind in ("Add", "Sub"):
+        return _agree(parts[0], parts[1])
+    if kind == "Mul":
+        return 1 if sorted(p or 0 for p in parts)[0] <= 0 else None
+    if kind == "Div":
+        return 1 if parts[1] == 0 and "float" in str(e.ty.dtype) else None
+    if kind == "Cast":
+        return 1 if _widens(str(e.value.ty.dtype), str(e.ty.dtype)) else None
+    return None
+
+
+def _agree(x: int | None, y: int | None) -> int | None:
+    if x is None or y is None:
+        return None
+    if x == _ZERO:
+        return y
+    return x if y in (_ZERO, x) else None
+
+
+def _passes(block: Block, store: Store, kind: str, is_partial: Callable[[Any], bool]) -> bool:
+    """Whether a block's result is a term of the same reduction when its partial operands are."""
+    aside = (*store.read()[1:], *store.indices)  # conditions and bound values are not followed
+    if any(is_partial(x.source) for e in aside for x in loads(e)):
+        return False
+    if any(block.reduced):
+        if kind != "sum" or block.combiner != "sum":
+            return False
+        return degree(block.term, is_partial) == 1
+    if kind_of(store.value) == "TensorLoad":
+        return degree(store.value, is_partial) == 1
+    return kind == "sum" and degree(store.value, is_partial) == 1
+
+
+def _has_scale(e: Any) -> bool:
+    """Whether a value holds a number other than 0 and 1 outside of indices."""
+    if kind_of(e) == "TensorLoad":
+        return False
+    if kind_of(e) in ("IntImm", "FloatImm"):
+        return plain(e) not in (0, 1)
+    return any(_has_scale(child) for child in children(e))
+
+
+def flow(
+    blocks: list[Block],
+    number: Callable[[Any], int],
+    cut: set[tuple[str, int, int]],
+    start: States,
+    strict: bool,
+) -> States | str:
+    """State of every buffer after the last block, or why the cut is not possible.
+
+    Parameters
+    ----------
+    blocks : list of Block
+        In program order.
+    number : callable
+        Number of a buffer.
+    cut : set of nodes
+        The class that is cut (empty: none).
+    start : States
+        Partial operands.
+    strict : bool
+        Refuse to process terms further than copying them, and to scale them.
+    """
+    states: States = dict(start)
+    sliced = {b for kind, b, _ in cut if kind == "dim"}
+    written: set[int] = set()
+    for index, block in enumerate(blocks):
+        walked = [k for k in range(len(block.extents)) if ("iter", index, k) in cut]
+        if len(walked) > 1:
+            return "two loops of one kernel step would have to walk it together"
+        for store in block.stores:
+            target = number(store.buffer)
+            values = store.read() if block.term is None else [block.term]
+            sources = {number(x.source) for e in (*values, *store.indices) for x in loads(e)}
+            kinds = {states[b] for b in sources if states.get(b)}
+            state = ""
+            if len(kinds) > 1:
+                return "terms of different reductions meet"
+            if walked and kinds:
+                return "it is reduced and used again"
+            if walked and block.reduced[walked[0]]:
+                if target in sliced:
+                    return "it is reduced and used again"
+                if strict and _has_scale(block.term):
+                    return "what is reduced is scaled by a number that may depend on its extent"
+                state = block.combiner
+            elif walked:
+                if target not in sliced:
+                    return "a loop over it writes the same elements again"
+            elif kinds:
+                state = kinds.pop()
+                copies = kind_of(store.value) == "TensorLoad" and not any(block.reduced)
+                if strict and cut and not copies:
+                    return "the reduced value is processed further"
+                if not _passes(block, store, state, lambda b: bool(states.get(number(b)))):
+                    return "a reduced value is used in a way that is not linear"
+            elif target in sliced:
+                return "it is written as a whole"
+            if target in written and states.get(target, "") != state:
+                return "a buffer would hold complete values and terms"
+            written.add(target)
+            states[target] = state
+    return states

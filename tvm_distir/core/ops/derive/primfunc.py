@@ -1,0 +1,187 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rules derived from TIR.
+
+A factor is a class of iteration variables and buffer dims that are cut together: moving a
+variable by one block of its extent moves every index of a dim of the class by one block of that
+dim, and leaves all else as it is (``tir_shift``). Union-find ties them; whatever does not move so
+pins its class. Then the blocks are walked once per class: a spatial variable makes results cut,
+a reduced one terms of its reduction, and terms may only pass through linear blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+from tvm_distir.core.ops.dims import size_bytes
+from tvm_distir.core.ops.draft import CallShape, Draft
+from tvm_distir.core.ops.factor import Rule
+
+from .blocks import Block, NotUnderstood, blocks_of, count_flops, kind_of, loads
+from .classes import Buffers, Node, NodeClasses, class_size, visit
+from .flow import States, flow
+
+#: Judges a factor (operand dims, result dims, size): None, or why the op cannot follow it.
+Accept = Callable[[dict[int, int], dict[int, int], Any], str | None]
+
+
+def _add_factor(
+    draft: Draft,
+    classes: NodeClasses,
+    buffers: Buffers,
+    blocks: list[Block],
+    nodes: list[Node],
+    accept: Accept | None,
+) -> str | None:
+    """Add the factor of a class, or return why its dims must be whole."""
+    pinned = [classes.pins[n] for n in nodes if n in classes.pins]
+    if pinned:
+        return pinned[0]
+    inputs = len(draft.call.ins)
+    dims = [(b, d) for kind, b, d in nodes if kind == "dim" and b < buffers.params]
+    if len({b for b, _ in dims}) != len(dims):
+        return "two dims of one tensor move together"
+    found = class_size(classes, blocks, nodes)
+    if found is None:
+        return "its extents cannot be cut into equal blocks"
+    size, aligned = found
+    cut = {(kind, a, b) for kind, a, b in nodes}
+    states = flow(blocks, buffers.number, cut, {}, accept is not None)
+    if isinstance(states, str):
+        return states
+    results = [states.get(b, "") for b in range(inputs, buffers.params)]
+    kinds = {s for s in results if s}
+    if kinds and (len(kinds) > 1 or "" in results):
+        return "some results are reduced over it and others not"
+    ins = {b: d for b, d in dims if b < inputs}
+    outs = {b - inputs: d for b, d in dims if b >= inputs}
+    if not ins and (not outs or kinds):
+        return None
+    if kinds and outs:
+        return "it is reduced and used again"
+    if accept is not None and (refusal := accept(ins, outs, size)) is not None:
+        return refusal
+    results_are_terms = bool(kinds)
+    draft.tie(
+        ins,
+        outs,
+        kinds.pop() if kinds else "map",
+        size=size if isinstance(size, int) else None,
+        uneven=aligned and not results_are_terms and not _gathered(blocks, buffers),
+    )
+    return None
+
+
+def _linear(draft: Draft, buffers: Buffers, blocks: list[Block]) -> None:
+    """Find operand groups that all results are linear in: single ones, pairs, all the rest."""
+    inputs = len(draft.call.ins)
+    results = range(inputs, buffers.params)
+
+    def carries(group: tuple[int, ...]) -> bool:
+        start: States = dict.fromkeys(group, "sum")
+        states = flow(blocks, buffers.number, set(), start, False)
+        return not isinstance(states, str) and all(states.get(b) == "sum" for b in results)
+
+    single = [i for i in range(inputs) if carries((i,))]
+    draft.linear(*((i,) for i in single))
+    rest = [i for i in range(inputs) if i not in single]
+    groups = list(combinations(rest, 2))
+    if len(rest) > 2:
+        groups.append(tuple(rest))  # type: ignore[arg-type]
+    draft.linear(*(g for g in groups if carries(g)))
+
+
+def _product_of_loads(block: Block) -> bool:
+    term = block.term
+    while term is not None and kind_of(term) == "Cast":
+        term = term.value
+    if term is None or block.combiner != "sum" or kind_of(term) != "Mul":
+        return False
+    sources = [x.source for e in (term.a, term.b) for x in list(loads(e))[:1]]
+    return len(sources) == 2 and not sources[0].same_as(sources[1])
+
+
+def _gathered(blocks: list[Block], buffers: Buffers) -> list[int]:
+    """Numbers of the buffers that are indexed by values."""
+    return sorted(
+        {
+            buffers.number(x.source)
+            for block in blocks
+            for store in block.stores
+            for e in store.read()
+            for x in loads(e)
+            if any(True for i in x.indices for _ in loads(i))
+        }
+    )
+
+
+def _fits(buffers: Buffers, shape: CallShape) -> bool:
+    """Whether the PrimFunc's buffers are the call's operands and results."""
+    described = [*shape.ins, *shape.outs]
+    if buffers.params != len(described):
+        return False
+    for own, given in zip(buffers.shapes, described):
+        pairs = list(zip(own, given))
+        if len(own) != len(given) or any(
+            isinstance(x, int) and isinstance(y, int) and x != y for x, y in pairs
+        ):
+            return False
+    return True
+
+
+def _state_work(draft: Draft, buffers: Buffers, blocks: list[Block], flops: int) -> None:
+    call = draft.call
+    gathered = [i for i in _gathered(blocks, buffers) if i < len(call.ins)]
+    if any(map(_product_of_loads, blocks)):
+        draft.work(flops, "matmul")
+    elif gathered:  # as many elements as the largest result has
+        read = {
+            i: min(
+                size_bytes(call.ins[i], call.in_dtypes[i]),
+                max(size_bytes(s, call.in_dtypes[i]) for s in call.outs),
+            )
+            for i in gathered
+        }
+        draft.work(flops, "gather", in_bytes=read)
+
+
+def analyse(func: Any, shape: CallShape, accept: Accept | None = None) -> Draft:
+    """Draft the rule of a PrimFunc called with the described operands.
+
+    With ``accept``, only factors that it accepts, and whose terms are not processed further.
+    """
+    draft = Draft(shape, "derived")
+    flops = count_flops(func.body)
+    draft.work(flops)
+    buffers = Buffers(func)
+    if not _fits(buffers, shape):
+        draft.default_why = "the PrimFunc's buffers are not the call's operands and results"
+        return draft
+    try:
+        blocks = list(blocks_of(func.body))
+        classes = NodeClasses()
+        for number, block in enumerate(blocks):
+            visit(classes, buffers, number, block)
+    except NotUnderstood as reason:
+        draft.default_why = f"its TIR is not understood: it holds {reason}"
+        return draft
+    for nodes in classes.members().values():
+        why = _add_factor(draft, classes, buffers, blocks, nodes, accept)
+        for kind, b, d in nodes:
+            if why is not None and kind == "dim" and b < buffers.params:
+                out = b >= len(shape.ins)
+                draft.whole("out" if out else "in", b - out * len(shape.ins), d, why)
+    draft.default_why = "its TIR does not walk it"
+    _linear(draft, buffers, blocks)
+    _state_work(draft, buffers, blocks, flops)
+    return draft
+
+
+def derive_primfunc(func: Any, shape: CallShape) -> Rule:
+    """Derive the rule of a ``call_tir`` from its PrimFunc.
+
+    Anything that is not understood makes dims whole, with the reason in ``why_whole``.
+    """
+    return analyse(func, shape).rule()

@@ -1,0 +1,238 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a rule writer sees of a call (``CallShape``), and the sheet the rule is written on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_distir.core.cost_model.hardware import KERNEL_CLASSES
+from tvm_distir.support import PropagationError
+
+from .dims import Shape, elements, same, size_bytes
+from .factor import KINDS, REDUCING, Factor, Rule, Work
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """A call without its values: what a rule may depend on.
+
+    Attributes
+    ----------
+    op : str
+        Name of the op.
+    attrs : object
+        The call's attributes.
+    ins, outs : tuple of shapes
+        Shapes of the flattened tensor operands and results.
+    in_dtypes, out_dtypes : tuple of str
+        Their dtypes.
+    args : tuple
+        Per argument: the tuple of flattened operand numbers it brings when it is a tensor or a
+        tuple of tensors, otherwise its plain value (number, or tuple of numbers for shapes).
+    """
+
+    op: str
+    attrs: Any
+    ins: tuple[Shape, ...]
+    outs: tuple[Shape, ...]
+    in_dtypes: tuple[str, ...]
+    out_dtypes: tuple[str, ...]
+    args: tuple[Any, ...]
+
+    def integers(self, name: str) -> tuple[int, ...] | None:
+        """An attribute that is an int, an array of ints, or nothing."""
+        value = getattr(self.attrs, name)
+        if value is None:
+            return None
+        return (int(value),) if isinstance(value, int) else tuple(int(x) for x in value)
+
+    def axes(self, name: str, ndim: int) -> tuple[int, ...]:
+        """An attribute that names axes, counted from the front; all axes when it is None."""
+        value = self.integers(name)
+        return tuple(range(ndim)) if value is None else tuple(x % ndim for x in value)
+
+    @property
+    def floats(self) -> bool:
+        """Whether the first result holds floating-point numbers."""
+        return "float" in self.out_dtypes[0]
+
+
+class Draft:
+    """Collects the factors of one call and turns them into a checked :class:`Rule`.
+
+    A dim of extent 1 cannot be cut: :meth:`tie` leaves it out, so operands that are broadcast
+    need no case of their own.
+    """
+
+    def __init__(self, call: CallShape, source: str = "hand") -> None:
+        self.call = call
+        self.source = source
+        self.default_why = "the op's rule does not cut it"
+        self._factors: list[Factor] = []
+        self._linear: list[tuple[int, ...]] = []
+        self._why: dict[tuple[str, int, int], str] = {}
+        self._taken: set[tuple[str, int, int]] = set()
+        self._flops = 0
+        self._in_bytes: dict[int, int] = {}
+        self._out_bytes: dict[int, int] = {}
+        self._kernel_class = "memory"
+
+    def _fault(self, what: str) -> PropagationError:
+        return PropagationError(
+            "DIST0403", what, place=f"rule of {self.call.op}", remedy="Correct the sharding rule."
+        )
+
+    def tie(
+        self,
+        ins: Mapping[int, int],
+        outs: Mapping[int, int],
+        kind: str = "map",
+        *,
+        size: Any = None,
+        comm_bytes: int = 0,
+        uneven: bool = True,
+        rescale: bool = False,
+        apart: bool = False,
+        adjacent: bool = False,
+        kernels: int = 0,
+        passes: int = 0,
+    ) -> None:
+        """Add a factor: operand dims and result dims that are cut together.
+
+        Parameters
+        ----------
+        ins, outs : mapping of int to int
+            Operand (result) number to its dim. A reduced operand dim has no result dim.
+        kind : str
+            See :class:`Factor`.
+        size : int or Expr, optional
+            When the extents differ: how many blocks there are at most. Of a halo, the extents
+            need not be multiples of it (see :func:`.halo.most_blocks`).
+        comm_bytes : int
+            Payload inside the call (halo, stat).
+        uneven : bool
+            False forbids padding even where the extents agree.
+        rescale : bool
+            See :class:`Factor`.
+        apart : bool
+            Rows of neighbours are exchanged: each tied dim is cut into padded blocks of its own
+            extent, whatever the size.
+        adjacent : bool
+            See :class:`Factor`; what is ``apart`` is adjacent too.
+        kernels, passes : int
+            See :class:`Factor`.
+
+        Raises
+        ------
+        PropagationError
+            DIST0403 when a dim does not exist, is in two factors, or extents disagree.
+        """
+        if kind not in KINDS:
+            raise self._fault(f'unknown factor kind "{kind}"')
+        kept: list[tuple[str, int, int, Any]] = []
+        for side, dims, shapes in (("in", ins, self.call.ins), ("out", outs, self.call.outs)):
+            for number, dim in dims.items():
+                if not 0 <= number < len(shapes) or not 0 <= dim < len(shapes[number]):
+                    raise self._fault(f"there is no {side}{number}.dim{dim}")
+                extent = shapes[number][dim]
+                if not (isinstance(extent, int) and extent == 1):
+                    kept.append((side, number, dim, extent))
+        if not kept or (isinstance(size, int) and size == 1):
+            return
+        even = all(same(kept[0][3], k[3]) for k in kept[1:])
+        if size is None:
+            if not even:
+                raise self._fault(
+                    "tied dims of different extents: "
+                    + ", ".join(f"{s}{i}.dim{d} is {n}" for s, i, d, n in kept)
+                )
+            size = kept[0][3]
+        for side, number, dim, _ in kept:
+            if (side, number, dim) in self._taken:
+                raise self._fault(f"{side}{number}.dim{dim} stands in two factors")
+            self._taken.add((side, number, dim))
+        where = {(side, number): dim for side, number, dim, _ in kept}
+        pads = uneven and even and isinstance(size, int) and kept[0][3] == size
+        pads = pads or (uneven and apart)
+        self._factors.append(
+            Factor(
+                size,
+                tuple(where.get(("in", i)) for i in range(len(self.call.ins))),
+                tuple(where.get(("out", i)) for i in range(len(self.call.outs))),
+                kind,
+                comm_bytes,
+                pads,
+                rescale,
+                apart or adjacent,
+                kernels,
+                passes,
+            )
+        )
+
+    def whole(self, side: str, number: int, dim: int, why: str) -> None:
+        """Say why a dim cannot be cut (the first reason given stays)."""
+        self._why.setdefault((side, number, dim), why)
+
+    def linear(self, *groups: Sequence[int]) -> None:
+        """Add operand groups the call is linear in: f(sum of terms) = sum of f(terms)."""
+        self._linear.extend(tuple(g) for g in groups)
+
+    def work(
+        self,
+        flops: int = 0,
+        kernel_class: str = "memory",
+        in_bytes: Mapping[int, int] | None = None,
+        out_bytes: Mapping[int, int] | None = None,
+    ) -> None:
+        """State the work; bytes only of operands that are not read (written) whole once."""
+        if kernel_class not in KERNEL_CLASSES:
+            raise self._fault(f'unknown kernel class "{kernel_class}"')
+        self._flops, self._kernel_class = flops, kernel_class
+        self._in_bytes = dict(in_bytes or {})
+        self._out_bytes = dict(out_bytes or {})
+
+    def per_element(self, count: int = 1) -> None:
+        """State the work as ``count`` operations per element of the first result."""
+        self.work(count * elements(self.call.outs[0]) if self.call.outs else 0)
+
+    def rule(self) -> Rule:
+        """Return the finished rule."""
+        call = self.call
+        in_bytes = tuple(size_bytes(s, t) for s, t in zip(call.ins, call.in_dtypes))
+        out_bytes = tuple(size_bytes(s, t) for s, t in zip(call.outs, call.out_dtypes))
+        view = self._kernel_class == "view"
+        work = Work(
+            self._flops,
+            tuple(0 if view else self._in_bytes.get(i, b) for i, b in enumerate(in_bytes)),
+            tuple(0 if view else self._out_bytes.get(i, b) for i, b in enumerate(out_bytes)),
+            self._kernel_class,
+        )
+        why: dict[str, str] = {}
+        for side, shapes in (("in", call.ins), ("out", call.outs)):
+            for number, shape in enumerate(shapes):
+                for dim, extent in enumerate(shape):
+                    if (side, number, dim) in self._taken:
+                        continue
+                    one = isinstance(extent, int) and extent == 1
+                    reason = self._why.get((side, number, dim), self.default_why)
+                    why[f"{side}{number}.dim{dim}"] = "its extent is 1" if one else reason
+        for group in self._linear:
+            if not group or not all(0 <= i < len(call.ins) for i in group):
+                raise self._fault(f"linear group {group} names operands the call does not have")
+        for factor in self._factors:
+            if factor.kind in REDUCING and any(d is not None for d in factor.outs):
+                raise self._fault(f"a {factor.kind} factor walks a result dim")
+        return Rule(
+            call.op,
+            tuple(self._factors),
+            tuple(self._linear),
+            self._flops,
+            in_bytes,
+            out_bytes,
+            why,
+            work,
+            self.source,
+        )

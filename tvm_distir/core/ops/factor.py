@@ -1,0 +1,142 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a sharding rule says: factors, linear operand groups, and the work of the call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Kinds of a factor whose results are terms of a reduction.
+REDUCING = ("sum", "max", "min", "prod")
+#: All kinds of a factor.
+KINDS = ("map", *REDUCING, "halo", "stat")
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One iteration space of a call, which devices along a mesh axis may divide in blocks.
+
+    Attributes
+    ----------
+    size : int or tvm Expr
+        Into how many equal blocks the space divides at most: a mesh axis of n devices needs
+        ``size % n == 0`` (or ``uneven``). For dims tied one to one it is their extent; a tied
+        dim of extent m times the size is cut into blocks of whole m's. Those of a halo may
+        have any extents, see :func:`.halo.most_blocks`.
+    ins, outs : tuple of int or None
+        Per flattened tensor operand and result, the dim that walks the space; None: whole.
+    kind : str
+        ``map``: each device computes its block of the results. ``sum``, ``max``, ``min``,
+        ``prod``: each device computes a term of that reduction. ``halo``: as map, with neighbour
+        rows exchanged. ``stat``: as map, with statistics reduced inside the call; a result that
+        is such a statistic is complete.
+    comm_bytes : int
+        Bytes exchanged inside the whole call: a halo's rows (also those that a ``sum`` over a
+        spatial dim reads of its neighbours), or one of two statistics (of a
+        softmax, maximum and sum) that are reduced. What gathers or scans instead is priced so.
+    uneven : bool
+        Whether an extent that does not divide may be padded.
+    rescale : bool
+        A ``sum`` whose terms are means of their part: each is multiplied by
+        (extent of the part / whole extent) before it is summed.
+    adjacent : bool
+        The call reads across the borders of shards, so that no padding may lie between them: one
+        mesh axis may cut an uneven extent, several may not.
+    kernels, passes : int
+        Of a ``stat``: how many kernels of the first operand's size a device then runs in the place
+        of one, and how often they read or write as much; 0 where it stays about one.
+    """
+
+    size: Any
+    ins: tuple[int | None, ...]
+    outs: tuple[int | None, ...]
+    kind: str = "map"
+    comm_bytes: int = 0
+    uneven: bool = False
+    rescale: bool = False
+    adjacent: bool = False
+    kernels: int = 0
+    passes: int = 0
+
+    @property
+    def reduces(self) -> bool:
+        """Whether the results are terms of a reduction."""
+        return self.kind in REDUCING
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one execution of a call costs the device.
+
+    Attributes
+    ----------
+    flops : int
+        Arithmetic operations (a multiply-add counts two).
+    in_bytes, out_bytes : tuple of int
+        Bytes really read of each flattened operand and written of each result: a table look-up
+        reads the rows it takes, a view nothing.
+    kernel_class : str
+        One of :data:`tvm_distir.core.cost_model.hardware.KERNEL_CLASSES`.
+    """
+
+    flops: int
+    in_bytes: tuple[int, ...]
+    out_bytes: tuple[int, ...]
+    kernel_class: str = "memory"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a call may be sharded along one mesh axis.
+
+    Attributes
+    ----------
+    op : str
+        Name of the op, or of the PrimFunc of a ``call_tir``.
+    factors : tuple of Factor
+        Along one mesh axis a call follows one of them, or none. A dim stands in one at most.
+    linear : tuple of tuple of int
+        Operand groups: when all operands of a group are partial sums and the others are not
+        sharded, the results are partial sums.
+    flops : int
+        Arithmetic operations of the whole call.
+    in_bytes, out_bytes : tuple of int
+        Sizes of the operands and results in bytes. (What the kernel moves stands in ``work``.)
+    why_whole : mapping of str to str
+        For each dim in no factor, as ``in0.dim1`` or ``out0.dim2``, why it must be whole.
+    work : Work
+        What the call costs.
+    source : str
+        ``hand`` or ``derived`` (from TIR).
+    """
+
+    op: str
+    factors: tuple[Factor, ...]
+    linear: tuple[tuple[int, ...], ...]
+    flops: int
+    in_bytes: tuple[int, ...]
+    out_bytes: tuple[int, ...]
+    why_whole: Mapping[str, str]
+    work: Work = field(default_factory=lambda: Work(0, (), ()))
+    source: str = "hand"
+
+    @functools.cached_property
+    def ties(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Per factor, the (slot, dim) pairs it ties; slots are the operands, then the results."""
+        return tuple(
+            tuple((slot, d) for slot, d in enumerate((*f.ins, *f.outs)) if d is not None)
+            for f in self.factors
+        )
+
+    @functools.cached_property
+    def summing(self) -> int:
+        """Bit i: factor i leaves terms of a sum, which may wait to be added up."""
+        return sum(1 << i for i, f in enumerate(self.factors) if f.kind == "sum")
+
+    @functools.cached_property
+    def carrying(self) -> tuple[int, ...]:
+        """Operands whose partial sums the results may carry on."""
+        return tuple(sorted({i for group in self.linear for i in group}))

@@ -1,0 +1,132 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions: windows over cut rows, and the gradient of a weight as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core.ops.dims import elements, nominal
+from tvm_distir.core.ops.draft import CallShape, Draft
+from tvm_distir.core.ops.local.attrs import changed
+from tvm_distir.core.ops.local.call import LocalCall
+from tvm_distir.core.ops.local.halo import with_halo
+from tvm_distir.core.ops.local.sliding import slid, spatial
+from tvm_distir.core.ops.padding import ZERO_TERMS
+from tvm_distir.core.ops.registration import Family
+from tvm_distir.core.ops.windows.halo import Window, exchange, windows
+from tvm_distir.core.ops.windows.halo_back import tie_contracted, turned
+from tvm_distir.core.ops.windows.spatial import (
+    convolution_layouts,
+    no_blocks,
+    tie_spatial,
+    unsupported,
+)
+
+FAMILY: Family = Family()
+
+
+def _contracted(cx: LocalCall, layout: str) -> list[tuple[int, int]]:
+    """Spatial dims, of data and kernel, that several devices sum over (a weight's gradient)."""
+    found = []
+    for factor in cx.form.factors:
+        if factor is None or not factor.reduces:
+            continue
+        dim, kernel_dim = factor.ins
+        if dim is None or kernel_dim is None or layout[dim] in "NC":
+            continue
+        if cx.ins[0].shard.counts[dim] > 1 and (dim, kernel_dim) not in found:
+            cx.check_order(cx.ins[0].shard, dim)
+            cx.check_order(cx.ins[1].shard, kernel_dim)
+            found.append((dim, kernel_dim))
+    return found
+
+
+def convolution_on_shards(cx: LocalCall) -> Any:
+    """Neighbour rows along cut spatial dims; cut along its channels, a device's own groups.
+
+    A weight's gradient gets those that the windows at its own positions read.
+    """
+    a, weight = cx.call.attrs, cx.ins[1].shard
+    layout, kernel_layout = str(a.data_layout), str(a.kernel_layout)
+    kernel = tuple(weight.whole[kernel_layout.index(c)] for c in layout if c not in "NC")
+    x, pads = slid(cx, layout, kernel, 0)
+    for dim, kernel_dim in _contracted(cx, layout):
+        k = spatial(layout).index(layout[dim])
+        own, taps = cx.ins[0].shard, cx.outs[0].whole[str(a.out_layout).index(layout[dim])]
+        window = turned(windows(a, kernel)[k], taps)
+        plan = exchange(window, own.whole[dim], weight.whole[kernel_dim], own.counts[dim])
+        x = with_halo(cx, 0, x, dim, plan)
+        pads[k] = pads[k + len(kernel)] = 0
+    groups = int(a.groups)
+    if groups > 1:
+        groups //= cx.ins[0].shard.counts[layout.index("C")]
+    attrs = changed(a, padding=pads, groups=groups)
+    return ir.Call(cx.call.op, [x, cx.operand(1)], attrs)
+
+
+def _tie_contracted(draft: Draft, data: str, weight: str, out: str, sliding: list[Window]) -> None:
+    """Spatial dims of the convolution that is a weight's gradient, in which all rows are summed.
+
+    Such a convolution has the samples as its input channels: its data layout names them first.
+    """
+    names = [c for c in data if c not in "NC"]
+    for name, window in zip(names, sliding):
+        d, k, o = data.index(name), weight.index(name), out.index(name)
+        why = no_blocks(draft.call.ins[0][d], draft.call.ins[1][k])
+        if why is None and isinstance(draft.call.outs[0][o], int):
+            tie_contracted(draft, d, k, window, draft.call.outs[0][o])
+        draft.whole("out", 0, o, "positions of the kernel whose gradient it is")
+        for number, dim in ((0, d), (1, k)):
+            draft.whole("in", number, dim, f"spatial dim of a weight's gradient: {why}")
+
+
+@FAMILY.rule(
+    "relax.nn.conv1d",
+    "relax.nn.conv2d",
+    "relax.nn.conv3d",
+    local=convolution_on_shards,
+    padding=ZERO_TERMS,
+)
+def convolution(call: CallShape) -> Draft:
+    """Batch and output channels are kept, input channels summed; groups are cut as a whole.
+
+    Spatial dims need neighbour rows; those of a weight's gradient are summed, too.
+    FLOPs: 2 x results x (input channels per group) x kernel.
+    """
+    draft = Draft(call)
+    found = convolution_layouts(call)
+    if found is None:
+        return unsupported(draft)
+    data, weight, out = found
+    groups = int(call.attrs.groups)
+    w = call.ins[1]
+    kernel = tuple(nominal(w[weight.index(c)]) for c in data if c not in "NC")
+    draft.tie({0: data.index("N")}, {0: out.index("N")})
+    if groups == 1:
+        draft.tie({1: weight.index("O")}, {0: out.index("C")})
+        draft.tie({0: data.index("C"), 1: weight.index("I")}, {}, "sum")
+    else:
+        draft.tie(
+            {0: data.index("C"), 1: weight.index("O")},
+            {0: out.index("C")},
+            size=groups,
+            uneven=False,
+        )
+        draft.whole("in", 1, weight.index("I"), "channels are cut in whole groups")
+    for c in data:
+        if c not in "NC":
+            draft.whole("in", 1, weight.index(c), "kernel positions move together")
+    sliding = windows(call.attrs, kernel)
+    if data.index("C") < data.index("N"):
+        _tie_contracted(draft, data, weight, out, sliding)
+    else:
+        tie_spatial(draft, data, out, sliding, "convolution")
+    draft.linear((0,), (1,))
+    taps = nominal(w[weight.index("I")])
+    for n in kernel:
+        taps *= n
+    draft.work(2 * elements(call.outs[0]) * taps, "conv")
+    return draft

@@ -1,0 +1,70 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of ops that make tensors from nothing, or draw them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core.ops.draft import CallShape, Draft
+from tvm_distir.core.ops.local.call import LocalCall
+from tvm_distir.core.ops.padding import ZEROS_KEPT, Padding, Zeros
+from tvm_distir.core.ops.registration import SAME_OP, Family
+
+FAMILY: Family = Family()
+
+
+def full_on_shards(cx: LocalCall) -> Any:
+    """Fill the local shape."""
+    return relax.op.full(cx.outs[0].local, cx.operand(0), cx.call.attrs.dtype)
+
+
+def zeros_on_shards(cx: LocalCall) -> Any:
+    """Zeros of the local shape."""
+    return relax.op.zeros(cx.outs[0].local, cx.outs[0].dtype)
+
+
+def ones_on_shards(cx: LocalCall) -> Any:
+    """Ones of the local shape."""
+    return relax.op.ones(cx.outs[0].local, cx.outs[0].dtype)
+
+
+@FAMILY.rule("relax.full", local=full_on_shards)
+@FAMILY.rule("relax.zeros", local=zeros_on_shards, padding=Padding(zeros=Zeros.MADE))
+@FAMILY.rule("relax.ones", local=ones_on_shards)
+def filled(call: CallShape) -> Draft:
+    """One value everywhere: any dim can be cut."""
+    draft = Draft(call)
+    for d in range(len(call.outs[0])):
+        draft.tie({}, {0: d})
+    return draft
+
+
+@FAMILY.rule("relax.full_like", "relax.ones_like", local=SAME_OP)
+@FAMILY.rule("relax.zeros_like", local=SAME_OP, padding=ZEROS_KEPT)
+def filled_like(call: CallShape) -> Draft:
+    """One value everywhere, cut like the operand (which is not read)."""
+    draft = Draft(call)
+    for d in range(len(call.outs[0])):
+        draft.tie({0: d}, {0: d})
+    draft.work(0, in_bytes={0: 0})
+    return draft
+
+
+@FAMILY.rule("relax.arange", "relax.eye", "relax.eye_like", "relax.hamming_window", local=SAME_OP)
+def positional(call: CallShape) -> Draft:
+    """Values depend on the position: all dims are whole."""
+    draft = Draft(call)
+    draft.default_why = "its values depend on the position"
+    return draft
+
+
+@FAMILY.rule("relax.multinomial_from_uniform", local=SAME_OP)
+def sampled(call: CallShape) -> Draft:
+    """Drawn samples: all dims are whole."""
+    draft = Draft(call)
+    draft.default_why = "samples are drawn: all devices must draw the same"
+    draft.per_element()
+    return draft

@@ -1,0 +1,59 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The list of the families: what stands here is known, nothing else."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tvm_distir.core.ops.registration import Family
+
+from . import (
+    attention,
+    contraction,
+    convolution,
+    creation,
+    elementwise,
+    indexing,
+    joining,
+    layout,
+    looking_up,
+    losses,
+    norms,
+    ordering,
+    pad,
+    pooling,
+    pooling_back,
+    reductions,
+    reshape,
+    resize,
+    softmax,
+    transposed,
+    triangles,
+    vision,
+)
+
+FAMILIES: Final[tuple[Family, ...]] = (
+    attention.FAMILY,
+    contraction.FAMILY,
+    convolution.FAMILY,
+    creation.FAMILY,
+    elementwise.FAMILY,
+    indexing.FAMILY,
+    joining.FAMILY,
+    layout.FAMILY,
+    looking_up.FAMILY,
+    losses.FAMILY,
+    norms.FAMILY,
+    ordering.FAMILY,
+    pad.FAMILY,
+    pooling.FAMILY,
+    pooling_back.FAMILY,
+    reductions.FAMILY,
+    reshape.FAMILY,
+    resize.FAMILY,
+    softmax.FAMILY,
+    transposed.FAMILY,
+    triangles.FAMILY,
+    vision.FAMILY,
+)

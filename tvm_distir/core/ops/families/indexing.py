@@ -1,0 +1,155 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of ops that read or write at computed places: take, gather, scatter, one_hot."""
+
+from __future__ import annotations
+
+from tvm_distir.core.ops.dims import same
+from tvm_distir.core.ops.draft import CallShape, Draft
+from tvm_distir.core.ops.padding import Padding
+from tvm_distir.core.ops.registration import SAME_OP, Family
+
+from .looking_up import INDEXED, reads_result
+
+FAMILY: Family = Family()
+
+
+@FAMILY.rule("relax.gather_elements", local=SAME_OP, padding=Padding(indices=(1,)))
+def gather_elements(call: CallShape) -> Draft:
+    """Dims other than the axis are kept where data and indices agree; so are indices' rows."""
+    draft = Draft(call)
+    data, index = call.ins
+    axis = int(call.attrs.axis) % len(data)
+    for d in range(len(data)):
+        if d == axis:
+            draft.tie({1: d}, {0: d})
+        elif same(data[d], index[d]):
+            draft.tie({0: d, 1: d}, {0: d})
+    draft.default_why = INDEXED
+    draft.linear((0,))
+    reads_result(draft)
+    return draft
+
+
+@FAMILY.rule("relax.gather_nd", local=SAME_OP, padding=Padding(indices=(1,)))
+def gather_nd(call: CallShape) -> Draft:
+    """Batch dims, index dims and dims of the data that are not indexed are kept."""
+    draft = Draft(call)
+    data, index = call.ins
+    batch, depth = int(call.attrs.batch_dims), index[-1]
+    draft.default_why = INDEXED
+    draft.whole("in", 1, len(index) - 1, "it holds one index")
+    for d in range(batch):
+        draft.tie({0: d, 1: d}, {0: d})
+    for d in range(batch, len(index) - 1):
+        draft.tie({1: d}, {0: d})
+    if isinstance(depth, int):
+        for k, d in enumerate(range(batch + depth, len(data))):
+            draft.tie({0: d}, {0: len(index) - 1 + k})
+    draft.linear((0,))
+    reads_result(draft)
+    return draft
+
+
+@FAMILY.rule("relax.index_tensor", local=SAME_OP)
+def index_tensor(call: CallShape) -> Draft:
+    """Broadcast index dims and dims of the data that are not indexed are kept."""
+    draft = Draft(call)
+    indices = call.args[1]
+    data = call.ins[0]
+    rank = max(len(call.ins[i]) for i in indices)
+    for d in range(rank):  # no padding: its indices would have to be valid
+        ins = {i: d - rank + len(call.ins[i]) for i in indices if d - rank + len(call.ins[i]) >= 0}
+        draft.tie(ins, {0: d}, uneven=False)
+    for k, d in enumerate(range(len(indices), len(data))):
+        draft.tie({0: d}, {0: rank + k})
+    draft.default_why = INDEXED
+    draft.linear((0,))
+    reads_result(draft)
+    return draft
+
+
+@FAMILY.rule("relax.index_put", local=SAME_OP)
+def index_put(call: CallShape) -> Draft:
+    """Dims of the data that are not indexed are kept."""
+    draft = Draft(call)
+    indices, (values,) = call.args[1], call.args[2]
+    data, update = call.ins[0], call.ins[values]
+    for d in range(len(indices), len(data)):
+        own = d - len(data) + len(update)
+        if own >= 0 and same(update[own], data[d]):
+            draft.tie({0: d, values: own}, {0: d})
+    draft.default_why = INDEXED
+    draft.linear((0, values))
+    draft.work(0, "gather")
+    return draft
+
+
+@FAMILY.rule("relax.scatter_elements", local=SAME_OP, padding=Padding(indices=(1,)))
+def scatter_elements(call: CallShape) -> Draft:
+    """Dims other than the axis are kept where data, indices and updates agree."""
+    draft = Draft(call)
+    data, index, update = call.ins
+    axis = int(call.attrs.axis) % len(data)
+    for d in range(len(data)):
+        if d != axis and same(data[d], index[d]) and same(data[d], update[d]):
+            draft.tie({0: d, 1: d, 2: d}, {0: d})
+    draft.default_why = INDEXED
+    if str(call.attrs.reduction) in ("update", "add"):
+        draft.linear((0, 2))
+    draft.work(0, "gather")
+    return draft
+
+
+@FAMILY.rule("relax.scatter_nd", local=SAME_OP)
+def scatter_nd(call: CallShape) -> Draft:
+    """Dims of the data that are not indexed are kept."""
+    draft = Draft(call)
+    data, index, update = call.ins
+    depth = index[-1]
+    if isinstance(depth, int):
+        for d in range(depth, len(data)):
+            draft.tie({0: d, 2: len(update) - len(data) + d}, {0: d})
+    draft.default_why = INDEXED
+    if str(call.attrs.reduction) in ("update", "add"):
+        draft.linear((0, 2))
+    draft.work(0, "gather")
+    return draft
+
+
+@FAMILY.rule("relax.slice_scatter", local=SAME_OP)
+def slice_scatter(call: CallShape) -> Draft:
+    """Dims other than the axis are kept; jointly linear in data and slice."""
+    draft = Draft(call)
+    axis = int(call.attrs.axis) % len(call.ins[0])
+    for d in range(len(call.ins[0])):
+        if d != axis:
+            draft.tie({0: d, 1: d}, {0: d})
+    draft.default_why = "a slice of it is written"
+    draft.linear((0, 1))
+    return draft
+
+
+@FAMILY.rule("relax.one_hot", local=SAME_OP)
+def one_hot(call: CallShape) -> Draft:
+    """Index dims are kept; the new dim is whole."""
+    draft = Draft(call)
+    rank = len(call.outs[0])
+    axis = int(call.attrs.axis) % rank
+    for d in range(rank):
+        if d != axis:
+            draft.tie({0: d if d < axis else d - 1}, {0: d})
+    draft.default_why = "what it holds depends on the position"
+    draft.per_element()
+    return draft
+
+
+@FAMILY.rule("relax.bucketize", local=SAME_OP)
+def bucketize(call: CallShape) -> Draft:
+    """Dims of the input are kept; the boundaries are whole."""
+    draft = Draft(call)
+    for d in range(len(call.ins[0])):
+        draft.tie({0: d}, {0: d})
+    draft.default_why = "it is searched"
+    draft.per_element(8)
+    return draft

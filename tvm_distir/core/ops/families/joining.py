@@ -1,0 +1,71 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of ops that join or part tensors: concat, stack, split, meshgrid."""
+
+from __future__ import annotations
+
+from tvm_distir.core.ops.draft import CallShape, Draft
+from tvm_distir.core.ops.padding import ZEROS_KEPT
+from tvm_distir.core.ops.registration import SAME_OP, Family
+
+FAMILY: Family = Family()
+
+
+@FAMILY.rule("relax.concat", local=SAME_OP, padding=ZEROS_KEPT)
+def concat(call: CallShape) -> Draft:
+    """Dims other than the axis are kept; linear in all operands together."""
+    draft = Draft(call)
+    ndim = len(call.outs[0])
+    axis = (call.integers("axis") or (0,))[0] % ndim
+    for d in range(ndim):
+        if d != axis:
+            draft.tie(dict.fromkeys(range(len(call.ins)), d), {0: d})
+    draft.default_why = "operands follow one another: a block holds parts of several"
+    draft.linear(range(len(call.ins)))
+    return draft
+
+
+@FAMILY.rule("relax.stack", local=SAME_OP, padding=ZEROS_KEPT)
+def stack(call: CallShape) -> Draft:
+    """The operands' dims are kept; linear in all operands together."""
+    draft = Draft(call)
+    ndim = len(call.outs[0])
+    axis = (call.integers("axis") or (0,))[0] % ndim
+    for d in range(ndim):
+        if d != axis:
+            own = d if d < axis else d - 1
+            draft.tie(dict.fromkeys(range(len(call.ins)), own), {0: d})
+    draft.default_why = "it counts the operands"
+    draft.linear(range(len(call.ins)))
+    return draft
+
+
+@FAMILY.rule("relax.split", local=SAME_OP, padding=ZEROS_KEPT)
+def split(call: CallShape) -> Draft:
+    """Dims other than the axis are kept."""
+    draft = Draft(call)
+    ndim = len(call.ins[0])
+    axis = int(call.attrs.axis) % ndim
+    for d in range(ndim):
+        if d != axis:
+            draft.tie({0: d}, dict.fromkeys(range(len(call.outs)), d))
+    draft.default_why = "its sections follow one another: a block holds parts of several"
+    draft.linear((0,))
+    return draft
+
+
+@FAMILY.rule("relax.meshgrid", local=SAME_OP)
+def meshgrid(call: CallShape) -> Draft:
+    """Each operand walks its own dim of every result.
+
+    With ``xy`` the first two change places, which TVM's result type does not say: such results
+    have another shape than their type, and nothing is cut.
+    """
+    draft = Draft(call)
+    if str(call.attrs.indexing) == "xy" and len(call.ins) > 1:
+        draft.default_why = "TVM's result type has the first two dims in the wrong places"
+        return draft
+    for i, shape in enumerate(call.ins):
+        if shape:
+            draft.tie({i: 0}, dict.fromkeys(range(len(call.outs)), i))
+    return draft

@@ -1,0 +1,125 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Look-ups in a table and their gradient: the rows may lie on several devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core.ops.dims import elements
+from tvm_distir.core.ops.draft import CallShape, Draft
+from tvm_distir.core.ops.local.call import LocalCall
+from tvm_distir.core.ops.local.places import as_int64, own_places
+from tvm_distir.core.ops.padding import Padding, Reduced
+from tvm_distir.core.ops.registration import Family
+
+FAMILY: Family = Family()
+
+
+INDEXED = "it is indexed"
+
+
+def reads_result(draft: Draft, operand: int = 0) -> None:
+    """A gather reads from its table as many bytes as it writes."""
+    rule = draft.rule()
+    read = min(rule.in_bytes[operand], rule.out_bytes[0])
+    draft.work(0, "gather", in_bytes={operand: read})
+
+
+def take_on_shards(cx: LocalCall) -> Any:
+    """Rows of the table on several devices: each looks up its own, zeros stand for the rest."""
+    axes = tuple(
+        a
+        for a, f in enumerate(cx.form.factors)
+        if f is not None and f.reduces and int(cx.mesh.shape[a]) > 1
+    )
+    if not axes:
+        return cx.same()
+    a, table, index = cx.call.attrs, cx.ins[0].shard, cx.ins[1].shard
+    axis = int(a.axis) % len(table.whole) if a.axis is not None else 0
+    whole = table.whole[axis]
+    places, mode = cx.operand(1), str(a.mode)
+    if mode in ("clip", "wrap"):
+        places = as_int64(cx, places)
+    if mode == "clip":
+        places = cx.emit(relax.op.clip(places, 0, whole - 1), "places")
+    elif mode == "wrap":
+        places = cx.emit(relax.op.floor_mod(places, relax.const(whole, "int64")), "places")
+    here, near = own_places(cx, places, 0, axis)
+    found = cx.emit(relax.op.take(cx.operand(0), near, axis=axis, mode="fast"), "found")
+    shape = list(index.local) + [1] * (len(table.whole) - 1 - axis)
+    wide = cx.emit(relax.op.reshape(here, shape), "here")
+    return relax.op.where(wide, found, cx.scalar(0, table.dtype))
+
+
+@FAMILY.rule("relax.take", local=take_on_shards, padding=Padding(Reduced.UNREAD, indices=(1,)))
+def take(call: CallShape) -> Draft:
+    """Table dims and index dims are kept; rows of the indexed dim give terms of a sum.
+
+    A device that holds some rows looks up what it has and zeros for the rest.
+    """
+    draft = Draft(call)
+    table, index = call.ins[0], call.ins[1] if len(call.ins) > 1 else ()
+    axes = call.integers("axis")
+    if axes is None and len(table) != 1:
+        draft.default_why = "the table is flattened first"
+        for d in range(len(index)):
+            draft.tie({1: d}, {0: d})
+    else:
+        axis = axes[0] % len(table) if axes else 0
+        if call.floats or "int" in call.out_dtypes[0]:
+            draft.tie({0: axis}, {}, "sum")
+        for d in range(len(table)):
+            if d != axis:
+                draft.tie({0: d}, {0: d if d < axis else d - 1 + len(index)})
+        for d in range(len(index)):
+            draft.tie({1: d}, {0: axis + d})
+    draft.linear((0,))
+    reads_result(draft)
+    return draft
+
+
+def take_backward_on_shards(cx: LocalCall) -> Any:
+    """Rows of the table on several devices: each adds up what was looked up among its own."""
+    a, grad, table = cx.call.attrs, cx.ins[0].shard, cx.ins[1].shard
+    axis = int(a.axis) if a.axis is not None else 0
+    axes = cx.axes_of_dim(1, axis)
+    if not axes:
+        return cx.same()
+    here, near = own_places(cx, cx.operand(2), 1, axis)
+    shape = [1] * axis + list(cx.ins[2].shard.local) + [1] * (len(table.whole) - 1 - axis)
+    wide = cx.emit(relax.op.reshape(here, shape), "here")
+    mine = cx.emit(relax.op.where(wide, cx.operand(0), cx.scalar(0, grad.dtype)), "mine")
+    near = cx.emit(relax.op.astype(near, cx.ins[2].shard.dtype), "near")
+    return relax.op.grad.take_backward(mine, cx.operand(1), near, axis)
+
+
+@FAMILY.rule(
+    "relax.grad.take_backward",
+    local=take_backward_on_shards,
+    padding=Padding(Reduced.ZEROS, indices=(2,)),
+)
+def take_backward(call: CallShape) -> Draft:
+    """Gradient of the table: its dims are kept, the indices summed over; linear in the gradient.
+
+    Operands: gradient of the result, table (of which only the shape counts), indices. A device
+    that holds some rows adds up what was looked up among them. TVM's kernel takes a negative axis
+    for the first one, and does not walk the table then: such a call is left whole.
+    """
+    draft = Draft(call)
+    table, index = call.ins[1], call.ins[2]
+    axes = call.integers("axis")
+    if axes is not None and axes[0] >= 0:
+        axis = axes[0]
+        for d in range(len(table)):
+            if d != axis:
+                draft.tie({0: d if d < axis else d - 1 + len(index), 1: d}, {0: d})
+        for d in range(len(index)):
+            draft.tie({0: axis + d, 2: d}, {}, "sum")
+        draft.tie({1: axis}, {0: axis})
+    draft.default_why = INDEXED
+    draft.linear((0,))
+    draft.work(elements(call.ins[0]), "gather", in_bytes={1: 0})
+    return draft

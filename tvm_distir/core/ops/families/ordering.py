@@ -1,0 +1,165 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Ops along an axis whose elements have an order: scans, sorts and the k best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvm_distir.core.ir import ops
+from tvm_distir.core.ops.draft import CallShape, Draft
+from tvm_distir.core.ops.local.call import LocalCall
+from tvm_distir.core.ops.local.halo import fetched
+from tvm_distir.core.ops.local.masking import neutral_element
+from tvm_distir.core.ops.local.statistics import filled
+from tvm_distir.core.ops.registration import SAME_OP, Family
+from tvm_distir.core.ops.statistic import statistic_bytes
+
+FAMILY: Family = Family()
+
+
+def _other_dims(call: CallShape, axis: int) -> Draft:
+    draft = Draft(call)
+    for d in range(len(call.ins[0])):
+        if d != axis:
+            draft.tie({0: d}, dict.fromkeys(range(len(call.outs)), d))
+    return draft
+
+
+def scan_on_shards(cx: LocalCall) -> Any:
+    """The own scan, on top of what all ranks before have: their totals are scanned by doubling."""
+    own, a = cx.ins[0].shard, cx.call.attrs
+    if a.axis is None:
+        return cx.same()
+    axis = int(a.axis) % len(own.whole)
+    axes = cx.axes_of_dim(0, axis)
+    if not axes:
+        return cx.same()
+    summed = str(cx.call.op.name) == "relax.cumsum"
+    join = relax.op.add if summed else relax.op.multiply
+    dtype = cx.outs[0].dtype
+    mine = cx.emit(cx.same(), "own")
+    x = filled(cx, cx.operand(0), [axis], 0 if summed else 1, own.dtype)
+    if own.dtype != dtype:
+        x = cx.emit(relax.op.astype(x, dtype), "wide")
+    fold = relax.op.sum if summed else relax.op.prod
+    total = cx.emit(fold(x, [axis], keepdims=True), "total")
+    before = _from_before(cx, total, axes, 1, summed, dtype)
+    hop = 1
+    while hop < own.counts[axis] - 1:
+        further = _from_before(cx, before, axes, hop, summed, dtype)
+        before = cx.emit(join(before, further), "before")
+        hop *= 2
+    return join(mine, before)
+
+
+def _from_before(
+    cx: LocalCall, x: Any, axes: Sequence[int], hop: int, summed: bool, dtype: str
+) -> Any:
+    """``x`` of the rank ``hop`` places before me; the neutral element where there is none."""
+    found = fetched(cx, x, axes, hop)
+    if summed:
+        return found  # zeros arrive where there is no rank
+    there = relax.op.greater_equal(cx.position(axes), relax.const(hop, "int64"))
+    there = cx.emit(there, "there")
+    return cx.emit(relax.op.where(there, found, cx.scalar(1, dtype)), "before")
+
+
+@FAMILY.rule("relax.cumsum", "relax.cumprod", local=scan_on_shards)
+def scan(call: CallShape) -> Draft:
+    """All dims are kept; along the axis the totals of the parts are scanned over the devices.
+
+    A running sum is linear.
+    """
+    axes = call.integers("axis")
+    if axes is None:
+        draft = Draft(call)
+        draft.default_why = "the operand is flattened and scanned"
+    else:
+        shape = call.ins[0]
+        axis = axes[0] % len(shape)
+        draft = _other_dims(call, axis)
+        rows = statistic_bytes(shape, (axis,), call.out_dtypes[0])
+        draft.tie({0: axis}, {0: axis}, "stat", comm_bytes=rows)
+    if call.op == "relax.cumsum" and call.in_dtypes == call.out_dtypes:
+        draft.linear((0,))
+    draft.per_element()
+    return draft
+
+
+@FAMILY.rule("relax.sort", "relax.argsort", local=SAME_OP)
+def order(call: CallShape) -> Draft:
+    """Dims other than the axis are kept. The axis stays whole.
+
+    Where an element goes depends on all others: a sort over devices moves every element about as
+    often as a gather does. Only the first few can be merged (topk).
+    """
+    axis = int(call.attrs.axis) % len(call.ins[0])
+    draft = _other_dims(call, axis)
+    draft.default_why = "it is sorted: where an element goes depends on all others"
+    return _compared(draft, axis)
+
+
+def topk_on_shards(cx: LocalCall) -> Any:
+    """The best of each device gathered, and the best of these taken.
+
+    Of equal values the first counts, on one device as over several: the order of the devices is
+    that of the elements, and padding comes last: none may lie between them.
+    """
+    own, a = cx.ins[0].shard, cx.call.attrs
+    axis = int(a.axis) % len(own.whole)
+    axes = cx.axes_of_dim(0, axis)
+    if not axes:
+        return cx.same()
+    cx.check_order(own, axis)
+    count, largest, dtype = int(a.k), bool(a.largest), str(a.dtype)
+    worst = neutral_element("max" if largest else "min", own.dtype)
+    if not largest and "float" in own.dtype:
+        worst = np.array(np.nan, worst.dtype)  # greater than all numbers
+    x = filled(cx, cx.operand(0), [axis], worst, own.dtype)
+    some = min(count, own.local[axis])
+    best = cx.emit(relax.op.topk(x, some, axis, "both", largest, dtype), "best")
+    values, places = (cx.emit(relax.TupleGetItem(best, i), "best") for i in (0, 1))
+    start = cx.emit(relax.op.astype(cx.start(0, axis), dtype), "start")
+    places = cx.emit(relax.op.add(places, start), "places")
+    for mesh_axis in reversed(axes):
+        values, places = (
+            cx.emit(ops.all_gather(v, cx.mesh, mesh_axis, axis), "best") for v in (values, places)
+        )
+    kind = str(a.ret_type)
+    if kind == "values":
+        return relax.op.topk(values, count, axis, "values", largest, dtype)
+    merged = cx.emit(relax.op.topk(values, count, axis, "both", largest, "int64"), "merged")
+    chosen = cx.emit(relax.TupleGetItem(merged, 1), "chosen")
+    indices = cx.emit(relax.op.gather_elements(places, chosen, axis=axis), "indices")
+    if kind == "indices":
+        return indices
+    return relax.Tuple([cx.emit(relax.TupleGetItem(merged, 0), "values"), indices])
+
+
+@FAMILY.rule("relax.topk", local=topk_on_shards)
+def topk(call: CallShape) -> Draft:
+    """Dims other than the axis are kept; along the axis the best of the parts are merged.
+
+    The result is whole along the axis.
+    """
+    shape, count = call.ins[0], int(call.attrs.k)
+    axis = int(call.attrs.axis) % len(shape)
+    draft = _other_dims(call, axis)
+    extent = shape[axis]
+    if 0 < count and not (isinstance(extent, int) and count >= extent):
+        best = tuple(count if d == axis else n for d, n in enumerate(shape))
+        comm_bytes = statistic_bytes(best, (), call.in_dtypes[0]) + statistic_bytes(best, ())
+        draft.tie({0: axis}, {}, "stat", comm_bytes=comm_bytes, adjacent=True)
+    draft.default_why = "all its elements are put in order"
+    return _compared(draft, axis)
+
+
+def _compared(draft: Draft, axis: int) -> Draft:
+    extent = draft.call.ins[0][axis]
+    draft.per_element(max(1, extent.bit_length() if isinstance(extent, int) else 10))
+    return draft

@@ -1,0 +1,178 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Pools: windows over cut rows; an average may count what is no padding only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.ops.dims import elements
+from tvm_distir.core.ops.draft import CallShape, Draft
+from tvm_distir.core.ops.local.attrs import changed
+from tvm_distir.core.ops.local.call import LocalCall
+from tvm_distir.core.ops.local.sliding import halo_dims, lowest, pool_kernel, slid, spatial
+from tvm_distir.core.ops.registration import SAME_OP, Family
+from tvm_distir.core.ops.windows.halo import Window, exchange, windows
+from tvm_distir.core.ops.windows.spatial import letters, tie_spatial, unsupported
+
+FAMILY: Family = Family()
+
+
+def _pool(cx: LocalCall, value: Any) -> Any:
+    a = cx.call.attrs
+    x, pads = slid(cx, str(a.layout), pool_kernel(a), value)
+    return ir.Call(cx.call.op, [x], changed(a, padding=pads))
+
+
+def max_pool_on_shards(cx: LocalCall) -> Any:
+    """Neighbour rows along cut spatial dims; the lowest number around the border."""
+    return _pool(cx, lowest(cx.ins[0].shard.dtype))
+
+
+@dataclass(frozen=True)
+class _Border:
+    """A cut dim whose border windows average fewer rows than the others.
+
+    Attributes
+    ----------
+    dim, result_dim, spatial : int
+        Its numbers among the operand's, the result's and the spatial dims.
+    window : Window
+    first, last : int
+        How many rows of the whole result they are at either end.
+    end : int
+        Where the own shard ends in what the windows read.
+    over : int
+        Rows that the last window reaches behind the whole operand.
+    """
+
+    dim: int
+    result_dim: int
+    spatial: int
+    window: Window
+    first: int
+    last: int
+    end: int
+    over: int
+
+
+def _borders(cx: LocalCall, names: list[str], sliding: list[Window]) -> list[_Border]:
+    a, own, out = cx.call.attrs, cx.ins[0].shard, cx.outs[0]
+    found = []
+    for dim, result_dim in () if a.count_include_pad else halo_dims(cx):
+        k = names.index(str(a.layout)[dim])
+        extent, result, count = own.whole[dim], out.whole[result_dim], own.counts[dim]
+        first, last = sliding[k].borders(extent, result)
+        if not first and not last:
+            continue
+        plan = exchange(sliding[k], extent, result, count)
+        if plan.drift or extent % count or result % count or first + last > result // count:
+            raise cx.fault(
+                "DIST0507",
+                f"dim {dim} of size {extent} is cut into {count} parts, too small or uneven for "
+                "an average that counts no padding",
+                "Use fewer devices, or replicate the dim.",
+            )
+        over = max(0, sliding[k].overhang(extent, result))
+        end = sliding[k].before + own.local[dim]
+        found.append(_Border(dim, result_dim, k, sliding[k], first, last, end, over))
+    return found
+
+
+def _averaged(cx: LocalCall, x: Any, pads: list[int], borders: list[_Border]) -> Any:
+    """Average; the border rows of the whole result apart, as the op does with its padding."""
+    if not borders:
+        return cx.emit(ir.Call(cx.call.op, [x], changed(cx.call.attrs, padding=pads)), "average")
+    one, rest = borders[0], borders[1:]
+    inner = _averaged(cx, x, pads, rest)
+    rows, step, parts = int(inner.ty.shape[one.result_dim]), one.window.stride, []
+    axes, ranks = cx.axes_of_dim(0, one.dim), cx.ins[0].shard.counts[one.dim]
+
+    def part(value: Any, dim: int, begin: int, end: int) -> Any:
+        return cx.emit(relax.op.strided_slice(value, [dim], [begin], [end]), "rows")
+
+    def chosen(place: int, begin: int, end: int, before: int, after: int, at: int, to: int) -> None:
+        """Result rows at:to of the rank at ``place`` come of rows begin:end with padding."""
+        mine = list(pads)
+        mine[one.spatial], mine[one.spatial + len(pads) // 2] = before, after
+        apart = _averaged(cx, part(x, one.dim, begin, end), mine, rest)
+        here = relax.op.equal(cx.position(axes), relax.const(place, "int64"))
+        usual = part(inner, one.result_dim, at, to)
+        parts.append(cx.emit(relax.op.where(cx.emit(here, "here"), apart, usual), "rows"))
+
+    before, last = one.window.before, rows - one.last
+    if one.first:
+        end = (one.first - 1) * step + one.window.reach
+        chosen(0, before, end, before, 0, 0, one.first)
+    if last > one.first:
+        parts.append(part(inner, one.result_dim, one.first, last))
+    if one.last:
+        chosen(ranks - 1, last * step, one.end, 0, one.over, last, rows)
+    return cx.emit(relax.op.concat(parts, one.result_dim), "average")
+
+
+def avg_pool_on_shards(cx: LocalCall) -> Any:
+    """Neighbour rows along cut spatial dims; zeros around the border.
+
+    Where zeros are not counted, the first and last rows of the whole result are computed apart.
+    """
+    a = cx.call.attrs
+    names, kernel = spatial(str(a.layout)), pool_kernel(a)
+    borders = _borders(cx, names, windows(a, kernel))
+    if not borders:
+        return _pool(cx, 0)
+    x, pads = slid(cx, str(a.layout), kernel, 0)
+    return _averaged(cx, x, pads, borders)
+
+
+@FAMILY.rule(
+    "relax.nn.max_pool1d", "relax.nn.max_pool2d", "relax.nn.max_pool3d", local=max_pool_on_shards
+)
+@FAMILY.rule(
+    "relax.nn.avg_pool1d", "relax.nn.avg_pool2d", "relax.nn.avg_pool3d", local=avg_pool_on_shards
+)
+def pool(call: CallShape) -> Draft:
+    """Batch and channels are kept; an average is linear."""
+    draft = Draft(call)
+    data = letters(str(call.attrs.layout))
+    out = letters(str(call.attrs.out_layout) or str(call.attrs.layout))
+    if data is None or out is None:
+        return unsupported(draft)
+    kernel = call.integers("pool_size") or (1,)
+    count = len(data) - 2
+    kernel = kernel * (count // len(kernel))
+    for c in "NC":
+        draft.tie({0: data.index(c)}, {0: out.index(c)})
+    tie_spatial(draft, data, out, windows(call.attrs, kernel), "pool")
+    if "avg" in call.op and call.floats:  # an integer average rounds
+        draft.linear((0,))
+    taps = 1
+    for n in kernel:
+        taps *= n
+    draft.per_element(taps)
+    return draft
+
+
+@FAMILY.rule(
+    "relax.nn.adaptive_avg_pool1d",
+    "relax.nn.adaptive_avg_pool2d",
+    "relax.nn.adaptive_avg_pool3d",
+    local=SAME_OP,
+)
+def adaptive_pool(call: CallShape) -> Draft:
+    """Batch and channels are kept; spatial windows depend on the whole extents."""
+    draft = Draft(call)
+    data = letters(str(call.attrs.layout))
+    out = letters(str(call.attrs.out_layout) or str(call.attrs.layout))
+    if data is None or out is None:
+        return unsupported(draft)
+    for c in "NC":
+        draft.tie({0: data.index(c)}, {0: out.index(c)})
+    draft.default_why = "the windows of an adaptive pool depend on the whole extent"
+    if call.floats:
+        draft.linear((0,))
+    draft.work(elements(call.ins[0]))
+    return draft

@@ -1,0 +1,206 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions and statistics: terms of what is summed, or reduced inside the call."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core.ops.dims import elements, same
+from tvm_distir.core.ops.draft import CallShape, Draft
+from tvm_distir.core.ops.local.call import LocalCall
+from tvm_distir.core.ops.local.masking import neutral_element
+from tvm_distir.core.ops.local.statistics import Moments, cutting_axes, filled, reduced
+from tvm_distir.core.ops.padding import ZERO_TERMS, Padding, Reduced
+from tvm_distir.core.ops.registration import SAME_OP, Family
+from tvm_distir.core.ops.statistic import statistic_bytes
+from tvm_distir.support import PropagationError
+
+FAMILY: Family = Family()
+
+
+def tie_reduction(
+    draft: Draft,
+    axes: tuple[int, ...],
+    keepdims: bool,
+    kind: str | None,
+    rescale: bool = False,
+    comm_bytes: int = 0,
+) -> None:
+    """Tie kept dims, and reduced ones by ``kind`` (None: they must be whole)."""
+    shape, place = draft.call.ins[0], 0
+    for d in range(len(shape)):
+        if d in axes:
+            if kind is not None:
+                draft.tie({0: d}, {}, kind, rescale=rescale, comm_bytes=comm_bytes)
+            place += keepdims
+        else:
+            draft.tie({0: d}, dict.fromkeys(range(len(draft.call.outs)), place))
+            place += 1
+    draft.work(elements(shape))
+
+
+def _has_no_extreme(call: CallShape, axes: tuple[int, ...]) -> PropagationError | None:
+    """Error about a maximum or minimum of no elements: TVM leaves its memory as it was."""
+    empty = [d for d in axes if call.ins[0][d] == 0]
+    if not empty or elements(call.outs[0]) == 0:
+        return None
+    return PropagationError(
+        "DIST0419",
+        f"dim {empty[0]} has no elements, and so no {call.op[-3:]}: what TVM computes is whatever "
+        "its memory holds",
+        place=call.op,
+        remedy="Leave the call out, or give the dim elements.",
+    )
+
+
+def mean_on_shards(cx: LocalCall) -> Any:
+    """Over a cut dim: the local sum divided by the whole count, one term of the mean."""
+    if not any(f is not None and f.reduces for f in cx.form.factors):
+        return cx.same()
+    a, own = cx.call.attrs, cx.ins[0].shard
+    ndim = len(own.whole)
+    axes = range(ndim) if a.axis is None else [int(x) % ndim for x in a.axis]
+    count = math.prod(own.whole[d] for d in axes)
+    total = cx.emit(relax.op.sum(cx.operand(0), list(axes), bool(a.keepdims)), "sum")
+    return relax.op.divide(total, cx.scalar(count, own.dtype))
+
+
+_KIND = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod"}
+
+
+@FAMILY.rule("relax.sum", local=SAME_OP, padding=ZERO_TERMS)
+@FAMILY.rule("relax.mean", local=mean_on_shards, padding=ZERO_TERMS)
+@FAMILY.rule(
+    "relax.max", "relax.min", "relax.prod", local=SAME_OP, padding=Padding(Reduced.NEUTRAL)
+)
+def reduction(call: CallShape) -> Draft:
+    """Reduced dims give terms of the reduction; a mean's terms are rescaled by their part.
+
+    Raises
+    ------
+    PropagationError
+        DIST0419 for a maximum or minimum of no elements.
+    """
+    draft = Draft(call)
+    name = call.op.removeprefix("relax.")
+    axes = call.axes("axis", len(call.ins[0]))
+    if name in ("max", "min") and (fault := _has_no_extreme(call, axes)) is not None:
+        raise fault
+    rounds = name == "mean" and not call.floats
+    kind = None if rounds else _KIND[name]
+    tie_reduction(draft, axes, bool(call.attrs.keepdims), kind, name == "mean")
+    if rounds:
+        draft.default_why = "an integer mean rounds"
+    if name in ("sum", "mean") and not rounds:
+        draft.linear((0,))
+    return draft
+
+
+def spread_on_shards(cx: LocalCall) -> Any:
+    """Mean, then the mean of squared differences, reduced."""
+    a, own = cx.call.attrs, cx.ins[0].shard
+    ndim = len(own.whole)
+    dims = list(range(ndim)) if a.axis is None else [int(x) % ndim for x in a.axis]
+    axes = cutting_axes(cx, dims)
+    if not axes:
+        return cx.same()
+    count = math.prod(own.whole[d] for d in dims)
+    _, _, found = Moments(cx, cx.operand(0), dims, axes, count).centred()
+    if str(cx.call.op.name) == "relax.std":
+        found = cx.emit(relax.op.sqrt(found), "root")
+    return found if bool(a.keepdims) else relax.op.reshape(found, list(cx.outs[0].local))
+
+
+@FAMILY.rule("relax.variance", "relax.std", local=spread_on_shards)
+def spread(call: CallShape) -> Draft:
+    """Kept dims; reduced ones with mean and squares reduced inside, the result complete."""
+    draft = Draft(call)
+    axes = call.axes("axis", len(call.ins[0]))
+    rows = statistic_bytes(call.ins[0], axes, call.out_dtypes[0])
+    tie_reduction(draft, axes, bool(call.attrs.keepdims), "stat", comm_bytes=rows)
+    return draft
+
+
+def extreme_place_on_shards(cx: LocalCall) -> Any:
+    """The extreme reduced; then the first place where a device has it, NaN before all else."""
+    a, own = cx.call.attrs, cx.ins[0].shard
+    axis = 0 if a.axis is None else int(a.axis) % len(own.whole)
+    axes = cx.axes_of_dim(0, axis)
+    if not axes:
+        return cx.same()
+    kind = "max" if str(cx.call.op.name) == "relax.argmax" else "min"
+    extreme, place = (
+        (relax.op.max, relax.op.argmax) if kind == "max" else (relax.op.min, relax.op.argmin)
+    )
+    x = filled(cx, cx.operand(0), [axis], neutral_element(kind, own.dtype), own.dtype)
+    mine = cx.emit(extreme(x, axis, keepdims=True), kind)
+    best = reduced(cx, mine, axes, kind, kind)
+    here = cx.emit(place(x, axis, keepdims=True), "place")
+    there = cx.emit(relax.op.add(here, cx.start(0, axis)), "place")
+    nowhere = relax.const(own.whole[axis], "int64")
+    has = cx.emit(relax.op.equal(mine, best), "has")
+    if "float" in own.dtype:  # a NaN is the extreme, and equal to nothing
+        nan = cx.emit(relax.op.logical_not(cx.emit(relax.op.equal(mine, mine), "number")), "nan")
+        has = cx.emit(relax.op.logical_or(has, nan), "has")
+    first = cx.emit(relax.op.where(has, there, nowhere), "place")
+    first = reduced(cx, first, axes, "min", "place")
+    return first if bool(a.keepdims) else relax.op.reshape(first, list(cx.outs[0].local))
+
+
+@FAMILY.rule("relax.argmax", "relax.argmin", local=extreme_place_on_shards)
+def extreme_place(call: CallShape) -> Draft:
+    """Kept dims; the axis with the extreme and its first place reduced inside.
+
+    Raises
+    ------
+    PropagationError
+        DIST0419 for the place of an extreme of no elements.
+    """
+    draft = Draft(call)
+    shape = call.ins[0]
+    axes = call.axes("axis", len(shape))
+    if (fault := _has_no_extreme(call, axes)) is not None:
+        raise fault
+    flat = len(axes) > 1
+    rows = statistic_bytes(shape, axes, "int64")
+    kind = None if flat else "stat"
+    tie_reduction(draft, axes, bool(call.attrs.keepdims), kind, comm_bytes=rows)
+    draft.default_why = "the place counts all elements of the operand"
+    return draft
+
+
+@FAMILY.rule("relax.median", local=SAME_OP)
+def median(call: CallShape) -> Draft:
+    """Reduced dims must be whole."""
+    draft = Draft(call)
+    tie_reduction(draft, call.axes("axis", len(call.ins[0])), bool(call.attrs.keepdims), None)
+    draft.default_why = "the medians of the parts do not give the median"
+    return draft
+
+
+def collapse_sum_to_on_shards(cx: LocalCall) -> Any:
+    """Sum to the local shape."""
+    return relax.op.collapse_sum_to(cx.operand(0), cx.outs[0].local)
+
+
+@FAMILY.rule("relax.collapse_sum_to", local=collapse_sum_to_on_shards, padding=ZERO_TERMS)
+@FAMILY.rule("relax.collapse_sum_like", local=SAME_OP, padding=ZERO_TERMS)
+def collapse_sum(call: CallShape) -> Draft:
+    """Sum over the dims that the result lacks or has with extent 1."""
+    draft = Draft(call)
+    shape, out = call.ins[0], call.outs[0]
+    for d, extent in enumerate(shape):
+        own = d - len(shape) + len(out)
+        if own >= 0 and same(out[own], extent):
+            like = {1: own} if len(call.ins) > 1 else {}
+            draft.tie({0: d, **like}, {0: own})
+        elif own < 0 or (isinstance(out[own], int) and out[own] == 1):
+            draft.tie({0: d}, {}, "sum")
+    draft.default_why = "its extent is not provably that of the result"
+    draft.linear((0,))
+    draft.work(elements(shape), in_bytes={1: 0} if len(call.ins) > 1 else None)
+    return draft

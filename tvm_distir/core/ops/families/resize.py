@@ -1,0 +1,62 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Resizing of images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.ops.draft import CallShape, Draft
+from tvm_distir.core.ops.local.call import LocalCall
+from tvm_distir.core.ops.registration import Family
+from tvm_distir.core.ops.windows.spatial import letters, unsupported
+
+FAMILY: Family = Family()
+
+
+NEAREST = "nearest_neighbor"
+"""Method of a resize that copies pixels."""
+
+
+def resize_on_shards(cx: LocalCall) -> Any:
+    """A cut spatial dim is one of copied pixels: its local size is that of the local result."""
+    attrs, out = cx.call.attrs, cx.outs[0].local
+    size = [n for n, letter in zip(out, str(attrs.layout), strict=True) if letter not in "NC"]
+    return ir.Call(cx.call.op, [cx.operand(0), relax.ShapeExpr(size)], attrs)
+
+
+@FAMILY.rule("relax.image.resize2d", "relax.image.resize3d", local=resize_on_shards)
+def resize(call: CallShape) -> Draft:
+    """Batch and channels are kept, and spatial dims whose pixels are copied whole times."""
+    draft = Draft(call)
+    data = letters(str(call.attrs.layout))
+    if data is None:
+        return unsupported(draft)
+    for d, c in enumerate(data):
+        if c in "NC":
+            draft.tie({0: d}, {0: d})
+        elif _copies(call, call.ins[0][d], call.outs[0][d]):
+            draft.tie({0: d}, {0: d}, size=call.ins[0][d])
+    draft.default_why = "sampled positions depend on the whole extent"
+    draft.per_element(8)
+    return draft
+
+
+def _copies(call: CallShape, extent: Any, result: Any) -> bool:
+    """Whether a spatial dim of a resize repeats each pixel the same number of times.
+
+    A result o of k copies comes from floor(o / k), or from the pixel whose middle is nearest to
+    (o + 1/2) / k - 1/2: that is less than 1/2 away from one pixel, so rounding has no ties.
+    """
+    if not isinstance(extent, int) or not isinstance(result, int) or extent < 2:
+        return False
+    mode, rounding = (
+        str(call.attrs.coordinate_transformation_mode),
+        str(call.attrs.rounding_method),
+    )
+    kept = (mode == "asymmetric" and rounding == "floor") or (
+        mode == "half_pixel" and rounding.startswith("round")
+    )
+    return str(call.attrs.method) == NEAREST and kept and result % extent == 0

@@ -1,0 +1,39 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of detection ops: images are independent, the boxes of one image are not."""
+
+from __future__ import annotations
+
+from tvm_distir.core.ops.dims import same
+from tvm_distir.core.ops.draft import CallShape, Draft
+from tvm_distir.core.ops.registration import SAME_OP, Family
+
+FAMILY: Family = Family()
+
+
+@FAMILY.rule(
+    "relax.vision.get_valid_counts",
+    "relax.vision.non_max_suppression",
+    "relax.vision.multibox_transform_loc",
+    local=SAME_OP,
+)
+def per_image(call: CallShape) -> Draft:
+    """Dim 0 counts images, in all results and in the operands that are given per image."""
+    draft = Draft(call)
+    images = call.ins[0][0]
+    ins = {i: 0 for i, shape in enumerate(call.ins) if shape and same(shape[0], images)}
+    outs = {j: 0 for j, shape in enumerate(call.outs) if shape and same(shape[0], images)}
+    if len(outs) == len(call.outs):
+        draft.tie(ins, outs, uneven=False)  # padding would be boxes to count
+    draft.default_why = "the boxes of an image are compared with each other"
+    draft.per_element(8)
+    return draft
+
+
+@FAMILY.rule("relax.vision.all_class_non_max_suppression", local=SAME_OP)
+def all_images(call: CallShape) -> Draft:
+    """The boxes kept of all images and classes follow one another: all dims are whole."""
+    draft = Draft(call)
+    draft.default_why = "the boxes kept of all images and classes stand in one list"
+    draft.per_element(8)
+    return draft

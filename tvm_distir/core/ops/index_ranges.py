@@ -1,0 +1,316 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which operands of ops are indices, what they may be, and which inputs must be so.
+
+:func:`index_range` is the table of the ops. ``verify`` draws the indices of a module inside of
+it; :func:`input_index_ranges` follows the inputs of a function to it, and a run refuses inputs
+that are outside (``bind_inputs``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.ir.branches import branch_of
+from tvm_distir.core.ir.types import flat_types, known_shape, named_leaves, tensor_type
+
+_VIEWS = frozenset(
+    {
+        "relax.astype",
+        "relax.broadcast_to",
+        "relax.expand_dims",
+        "relax.flatten",
+        "relax.permute_dims",
+        "relax.reshape",
+        "relax.squeeze",
+        *(
+            f"relax.dist.{name}"
+            for name in (
+                "annotate_sharding",
+                "redistribute",
+                "all_gather",
+                "all_to_all",
+                "exchange",
+                "local_slice",
+                "send",
+                "recv",
+            )
+        ),
+    }
+)
+"""Ops whose result holds every element of operand 0, and nothing else."""
+
+
+@dataclass(frozen=True)
+class IndexRange:
+    """What the indices of an operand may be.
+
+    Attributes
+    ----------
+    low, high : int
+        They lie in ``[low, high)``.
+    ignored : int, optional
+        A number outside that is allowed all the same.
+    strict : bool
+        Whether the op reads elsewhere for other indices; False where it clips or masks them.
+    """
+
+    low: int
+    high: int
+    ignored: int | None = None
+    strict: bool = True
+
+    def meet(self, other: IndexRange) -> IndexRange:
+        """What both allow, for indices with two uses."""
+        same = self.ignored if self.ignored == other.ignored else None
+        return IndexRange(max(self.low, other.low), min(self.high, other.high), same)
+
+    def numbers(self) -> tuple[int, ...]:
+        """``low``, ``high`` and, where there is one, what is ignored: an item of ``dist.io``."""
+        return (self.low, self.high, *(() if self.ignored is None else (self.ignored,)))
+
+
+def _shape(expr: Any) -> tuple[int, ...]:
+    """Static shape of an operand, () when unknown."""
+    shape = known_shape(expr.ty) if getattr(expr, "ty", None) is not None else None
+    return shape or ()
+
+
+def index_range(call: ir.Call, operand: int, leaf: int = 0) -> IndexRange | None:
+    """What the indices in an operand of a call may be; None where it holds no indices.
+
+    Parameters
+    ----------
+    call : ir.Call
+        Of an op, its types global.
+    operand : int
+    leaf : int
+        Number of the tensor in an operand that is a tuple.
+    """
+    name = str(call.op.name) if isinstance(call.op, ir.Op) else ""
+    data = _shape(call.args[0]) if call.args else ()
+    if name in ("relax.nn.nll_loss", "relax.grad.nll_loss_backward"):
+        first = int(name == "relax.grad.nll_loss_backward")
+        classes = _shape(call.args[first])
+        if operand != first + 1 or not classes:
+            return None
+        return IndexRange(0, classes[min(1, len(classes) - 1)], int(call.attrs.ignore_index))
+    if name == "relax.one_hot":
+        return IndexRange(0, int(call.attrs.depth), strict=False) if operand == 0 else None
+    if operand == 2 and name == "relax.grad.take_backward":
+        table, axis = _shape(call.args[1]), call.attrs.axis
+        return _along(table, axis, 0)
+    if operand != 1 or not data:
+        return None
+    if name == "relax.take":
+        return _along(data, call.attrs.axis, 0, str(call.attrs.mode) == "fast")
+    if name == "relax.gather_elements":
+        return _along(data, call.attrs.axis, 0)
+    if name == "relax.scatter_elements":  # TVM's kernel counts negative ones from the end
+        return _along(data, call.attrs.axis, 1)
+    if name == "relax.index_tensor":
+        return IndexRange(0, data[leaf])
+    if name == "relax.index_put":
+        return IndexRange(-data[leaf], data[leaf])
+    if name in ("relax.gather_nd", "relax.scatter_nd"):
+        # A row of the operand names several dims: of which of them an element is, is not followed.
+        first = int(call.attrs.batch_dims) if name == "relax.gather_nd" else 0
+        depth = (_shape(call.args[1]) or (1,))[-1]
+        dims = data[first : first + depth]
+        return IndexRange(0, min(dims, default=0), strict=len(set(dims)) == 1)
+    return None
+
+
+def _along(data: tuple[int, ...], axis: Any, below: int, strict: bool = True) -> IndexRange | None:
+    if not data:
+        return None
+    size = math.prod(data) if axis is None else data[int(axis)]
+    return IndexRange(-size * below, size, strict=strict)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a value holds: all elements of a parameter's tensor, ``below`` counted from the end.
+
+    Attributes
+    ----------
+    number : int
+        Of the tensor among the flattened parameters.
+    below : int
+        What was added to negative elements.
+    """
+
+    number: int
+    below: int = 0
+
+
+class _Walker:
+    """Follows integers from the parameters of functions, of private ones once each."""
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        self.functions = {str(gv.name_hint): fn for gv, fn in mod.functions.items()}
+        self.done: dict[str, dict[int, IndexRange]] = {}
+
+    def ranges(self, fn: relax.Function) -> dict[int, IndexRange]:
+        """Ranges by the number of the tensor among the flattened parameters."""
+        walk = _FunctionWalk(self)
+        number = 0
+        for param in fn.params:
+            leaves = flat_types(param.ty)
+            walk.declare(param, number)
+            number += len(leaves)
+        if walk.held or walk.tuples:
+            walk.sequence(fn.body)
+        return walk.found
+
+    def of_private(self, name: str) -> dict[int, IndexRange]:
+        """Ranges of a callee's parameters; none for a kernel, a branch or in a recursion."""
+        fn = self.functions.get(name)
+        if not isinstance(fn, relax.Function) or branch_of(fn) is not None:
+            return {}
+        if name not in self.done:
+            self.done[name] = {}
+            self.done[name] = self.ranges(fn)
+        return self.done[name]
+
+
+class _FunctionWalk:
+    """Follows the integer parameters of one function through its bindings.
+
+    Only what always happens counts: neither slices, of which the rest may hold anything, nor the
+    branches of an ``If``, nor what is chosen by a condition.
+    """
+
+    def __init__(self, owner: _Walker) -> None:
+        self.owner = owner
+        self.held: dict[Any, _Held] = {}
+        self.tuples: dict[Any, int] = {}
+        self.made: dict[Any, Any] = {}
+        self.negative: dict[Any, Any] = {}
+        self.moved: dict[Any, tuple[Any, int]] = {}
+        self.found: dict[int, IndexRange] = {}
+
+    def declare(self, param: Any, number: int) -> None:
+        """Follow a parameter that is a tensor of integers, or a tuple of tensors."""
+        if isinstance(param.ty, relax.TupleType):
+            if all(tensor_type(field) is not None for field in param.ty.fields):
+                self.tuples[param] = number
+            return
+        tensor: Any = tensor_type(param.ty)
+        if tensor is not None and "int" in str(tensor.dtype):
+            self.held[param] = _Held(number)
+
+    def sequence(self, body: Any) -> None:
+        for block in getattr(body, "blocks", []):
+            for binding in block.bindings:
+                value = getattr(binding, "value", None)
+                if isinstance(value, ir.Call):
+                    self._call(binding.var, value)
+                elif isinstance(value, relax.Tuple):
+                    self.made[binding.var] = value
+                elif isinstance(value, relax.TupleGetItem):
+                    self._field(binding.var, value)
+                elif isinstance(value, relax.Var) and value in self.held:
+                    self.held[binding.var] = self.held[value]
+
+    def _field(self, var: Any, item: Any) -> None:
+        made = self.made.get(item.tuple_value)
+        if made is not None and made.fields[int(item.index)] in self.held:
+            self.held[var] = self.held[made.fields[int(item.index)]]
+        start, tensor = self.tuples.get(item.tuple_value), tensor_type(item.ty)
+        if start is not None and tensor is not None and "int" in str(tensor.dtype):
+            self.held[var] = _Held(start + int(item.index))
+
+    def _call(self, var: Any, call: ir.Call) -> None:
+        args = [self.made.get(arg, arg) if isinstance(arg, relax.Var) else arg for arg in call.args]
+        followed = (isinstance(arg, relax.Tuple) or arg in self.held for arg in args)
+        if not args or not any(followed):
+            return
+        if isinstance(call.op, ir.GlobalVar):
+            self._called(call, args)
+            return
+        name = str(call.op.name) if isinstance(call.op, ir.Op) else ""
+        if name in _VIEWS and args[0] in self.held:
+            self.held[var] = self.held[args[0]]
+        elif name == "relax.less" and _number(args[1]) == 0:
+            self.negative[var] = args[0]
+        elif name == "relax.add" and (size := _number(args[1])) is not None:
+            self.moved[var] = (args[0], size)
+        elif name == "relax.where":
+            self._chosen(var, *args)
+        else:
+            for operand, leaf, tensor in _tensors(args):
+                self._used(tensor, index_range(call, operand, leaf))
+
+    def _chosen(self, var: Any, condition: Any, moved: Any, kept: Any) -> None:
+        """``where(x < 0, x + size, x)``: negative indices count from the end."""
+        source, size = self.moved.get(moved, (None, 0))
+        tested = self.negative.get(condition)
+        if kept in self.held and tested is not None and source is not None:
+            if kept.same_as(source) and kept.same_as(tested):
+                self.held[var] = _Held(self.held[kept].number, size)
+
+    def _called(self, call: ir.Call, args: Sequence[Any]) -> None:
+        number = 0
+        ranges = self.owner.of_private(str(call.op.name_hint))
+        for arg in args:
+            tensors = list(arg.fields) if isinstance(arg, relax.Tuple) else [arg]
+            for tensor in tensors:
+                self._used(tensor, ranges.get(number))
+                number += len(flat_types(tensor.ty))
+
+    def _used(self, tensor: Any, allowed: IndexRange | None) -> None:
+        held = self.held.get(tensor) if isinstance(tensor, relax.Var) else None
+        if held is None or allowed is None or not allowed.strict:
+            return
+        low = min(allowed.low, -held.below)
+        allowed = IndexRange(low, allowed.high, allowed.ignored)
+        known = self.found.get(held.number)
+        self.found[held.number] = allowed if known is None else known.meet(allowed)
+
+
+def _tensors(args: Sequence[Any]) -> Iterator[tuple[int, int, Any]]:
+    for operand, arg in enumerate(args):
+        for leaf, tensor in enumerate(arg.fields if isinstance(arg, relax.Tuple) else [arg]):
+            yield operand, leaf, tensor
+
+
+def _number(expr: Any) -> int | None:
+    """A constant of one integer everywhere, else None."""
+    if not isinstance(expr, ir.GenericConst):
+        return None
+    values = expr.value.numpy()
+    if values.dtype.kind not in "iu" or values.size == 0 or values.min() != values.max():
+        return None
+    return int(values.flat[0])
+
+
+def input_index_ranges(mod: ir.IRModule, fn: relax.Function) -> dict[tuple[int, str], IndexRange]:
+    """What the inputs of a function must be where they are indices in any case.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At the levels 1 to 4; its private functions are followed.
+    fn : relax.Function
+        Of the module.
+
+    Returns
+    -------
+    dict of (int, str) to IndexRange
+        By the position of a parameter, and what the name of its tensor has beyond the parameter's
+        (:func:`tvm_distir.core.ir.types.named_leaves`). Inputs that a condition, a slice or arithmetic stands
+        before are left out: what is computed is masked in the kernels.
+    """
+    ranges = _Walker(mod).ranges(fn)
+    leaves = [
+        (position, suffix)
+        for position, param in enumerate(fn.params)
+        for suffix, _ in named_leaves("", param.ty)
+    ]
+    return {leaves[number]: allowed for number, allowed in ranges.items()}

@@ -1,0 +1,159 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""DTensor type inference for the ops TVM gives none: the plain type, placed by the op's rule.
+
+Without it a module that shards a convolution could be built but not parsed back. TVM's own
+inference functions keep answering on plain tensors and on meshes of one axis, the only ones TVM's
+passes know; on meshes of more axes, where they lose placements, and on bfloat16, which some
+of them refuse, the rule answers. Ops that take a tuple of tensors, which TVM asks for their plain
+inference even on DTensors, answer as before on plain tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir.mesh import mesh_key
+from tvm_distir.core.ir.placement import R, labels_of, placement_of
+from tvm_distir.core.ir.types import flat_types, tensor_type
+
+from .factor import Rule
+from .lookup import rule_of
+from .match import follows
+from .packed import PACKED_OPS
+
+TUPLE_OPS = ("relax.concat", "relax.stack", "relax.einsum", "relax.meshgrid")
+NO_BFLOAT16 = tuple(
+    f"relax.{name}"
+    for name in (
+        "acos acosh asin asinh atan atanh cos cosh erf exp log rsqrt sigmoid sin sinh sqrt tan "
+        "tanh nn.gelu nn.gelu_tanh nn.silu nn.softmax nn.log_softmax"
+    ).split()
+)
+"""Ops whose DTensor inference in TVM 0.27 calls bfloat16 no float."""
+
+KEPT = ("relax.dist.", "relax.ccl.", "relax.builtin.")
+"""Families whose inference is about placements already."""
+
+OWN_TYPES = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_tir_with_grad")
+"""Ops whose calls carry their result types."""
+
+PLAIN, DIST = "FInferType", "dist.FInferType"
+
+
+def _plain_type(ty: Any) -> Any:
+    if isinstance(ty, relax.TupleType):
+        return relax.TupleType([_plain_type(f) for f in ty.fields])
+    return ty.tensor_ty if isinstance(ty, DTensorType) else ty
+
+
+def _plain(expr: Any) -> Any:
+    """The expression as if its tensors were whole."""
+    if isinstance(expr, relax.Tuple):
+        return relax.Tuple([_plain(f) for f in expr.fields])
+    if isinstance(expr, ir.GenericConst) and isinstance(expr.ty, DTensorType):
+        return ir.GenericConst(expr.value, expr.ty.tensor_ty)
+    if any(isinstance(t, DTensorType) for t in flat_types(expr.ty)):
+        return relax.Var("x", _plain_type(expr.ty))
+    return expr
+
+
+def _leaves(args: Any) -> list[Any]:
+    return [t for a in args for t in flat_types(a.ty) if tensor_type(t) is not None]
+
+
+def _constant_leaves(args: Any) -> list[bool]:
+    found: list[bool] = []
+    for a in args:
+        fields = a.fields if isinstance(a, relax.Tuple) else [a]
+        for f in fields:
+            tensors = [t for t in flat_types(f.ty) if tensor_type(t) is not None]
+            found += [isinstance(f, ir.GenericConst)] * len(tensors)
+    return found
+
+
+def result_labels(rule: Rule, ins: list[int | None], results: int) -> tuple[int, ...]:
+    """Labels of the results along one axis: those of the first factor the operands follow."""
+    for factor in rule.factors:
+        named = any(d is not None and x is not None for d, x in zip(factor.ins, ins))
+        if named and follows(factor, ins, [None] * results):
+            return tuple(R if d is None or factor.reduces else d for d in factor.outs)
+    return (R,) * results
+
+
+def infer_dtensor(call: ir.Call, context: Any, plain_infer: Callable[..., Any]) -> Any:
+    """Result type of a call on DTensors."""
+    leaves, constants = _leaves(call.args), _constant_leaves(call.args)
+    placed = [t for t in leaves if isinstance(t, DTensorType)]
+    mesh = placed[0].device_mesh
+    whole = ir.Call(call.op, [_plain(a) for a in call.args], call.attrs, call.ty_args)
+    plain = plain_infer(whole, context)
+    if any(mesh_key(t.device_mesh) != mesh_key(mesh) for t in placed):
+        return plain
+    rule = rule_of(whole, None, plain)
+    results = [t for t in flat_types(plain) if tensor_type(t) is not None]
+    rows = []
+    for axis in range(len(labels_of(placed[0].placement))):
+        ins: list[int | None] = [
+            None if fixed else labels_of(t.placement)[axis] if isinstance(t, DTensorType) else R
+            for t, fixed in zip(leaves, constants)
+        ]
+        rows.append(result_labels(rule, ins, len(results)))
+    columns = iter(zip(*rows))
+
+    def place(ty: Any) -> Any:
+        if isinstance(ty, relax.TupleType):
+            return relax.TupleType([place(f) for f in ty.fields])
+        return DTensorType(ty, mesh, placement_of(next(columns))) if tensor_type(ty) else ty
+
+    return place(plain)
+
+
+def _on_tuples(plain_infer: Callable[..., Any]) -> Callable[[ir.Call, Any], Any]:
+    def infer(call: ir.Call, context: Any) -> Any:
+        if any(isinstance(t, DTensorType) for t in _leaves(call.args)):
+            return infer_dtensor(call, context, plain_infer)
+        return plain_infer(call, context)
+
+    return infer
+
+
+def _on_tensors(plain_infer: Callable[..., Any]) -> Callable[[ir.Call, Any], Any]:
+    return lambda call, context: infer_dtensor(call, context, plain_infer)
+
+
+def _beyond_stock(
+    name: str, stock: Callable[..., Any], plain_infer: Callable[..., Any]
+) -> Callable[[ir.Call, Any], Any]:
+    def infer(call: ir.Call, context: Any) -> Any:
+        placed = [t for t in _leaves(call.args) if isinstance(t, DTensorType)]
+        several_axes = any(len(t.device_mesh.shape) > 1 for t in placed)
+        if several_axes or (
+            name in NO_BFLOAT16 and any(str(t.tensor_ty.dtype) == "bfloat16" for t in placed)
+        ):
+            return infer_dtensor(call, context, plain_infer)
+        return stock(call, context)
+
+    return infer
+
+
+def register_inference() -> None:
+    """Register inference where TVM has none. Called once, when the package is imported."""
+    for name in sorted(ir.Op.list_op_names()):
+        op = ir.Op.get(name)
+        plain_infer = op.get_attr(PLAIN)
+        if not str(name).startswith("relax.") or plain_infer is None:
+            continue
+        if name in TUPLE_OPS:
+            ir.register_op_attr(name, PLAIN, _on_tuples(plain_infer), level=11)
+        elif op.get_attr(DIST) is None:
+            states_types = name in PACKED_OPS
+            infer = plain_infer if states_types else _on_tensors(plain_infer)
+            ir.register_op_attr(name, DIST, infer)
+        elif not str(name).startswith(KEPT) and name not in OWN_TYPES:
+            stock = op.get_attr(DIST)
+            ir.register_op_attr(name, DIST, _beyond_stock(str(name), stock, plain_infer), level=11)

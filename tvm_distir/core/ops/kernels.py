@@ -1,0 +1,162 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a device runs for a call of level 5: how much it computes, reads and writes.
+
+The scheduler, the exporter and so the simulator ask here: they price the same kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax, tirx
+from tvm.s_tir import SBlockRealize
+
+from tvm_distir.core.cost_model.hardware import VIEW
+from tvm_distir.core.ir.names import LOCAL_STEPS
+from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ir.types import static_shape, tensor_type, value_types
+from tvm_distir.support import PropagationError
+
+from .dims import nominal, size_bytes
+from .factor import Work
+from .lookup import work_of
+from .packed import is_packed_call, packed_args, packed_functions, packed_name, packed_rule
+
+VIEWS = frozenset(
+    {
+        "relax.reshape",
+        "relax.expand_dims",
+        "relax.squeeze",
+        "relax.flatten",
+        "relax.nn.batch_flatten",
+        "relax.memory.view",
+        "relax.builtin.stop_lift_params",
+    }
+)
+"""Ops that TVM runs without touching the data."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a device runs for one call.
+
+    Attributes
+    ----------
+    name : str
+        Of the op, the PrimFunc or the external function.
+    work : Work
+        Of the kernel class ``view`` where the result is the operand's memory.
+    dtype : str
+        Type of the arithmetic.
+    reason : str
+        Why the work is not known; it then is that of moving all operands and results. Empty where
+        it is.
+    """
+
+    name: str
+    work: Work
+    dtype: str
+    reason: str = ""
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the result is the operand's memory."""
+        return self.work.kernel_class == VIEW
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes read and written."""
+        return sum(self.work.in_bytes) + sum(self.work.out_bytes)
+
+
+def kernel_of(call: ir.Call, mod: ir.IRModule, ty: Any, in_place: bool = False) -> Kernel:
+    """What a call of an op, a PrimFunc or an external function runs.
+
+    Parameters
+    ----------
+    call : ir.Call
+        No collective, no transfer, and no call of a Relax function.
+    mod : IRModule
+        Holds the PrimFuncs that are called.
+    ty : Type
+        Of the result.
+    in_place : bool
+        Whether the result needs no memory of its own all the same: one of
+        :func:`.transposes.transposed_operands`.
+    """
+    ins, outs = [t for arg in call.args for t in _tensors(arg.ty)], _tensors(ty)
+    whole = Work(0, _sizes(ins), _sizes(outs))
+    dtype = _dtype([*ins, *outs])
+    dist = dist_op_name(call)
+    if dist in LOCAL_STEPS:
+        return Kernel(str(call.op.name), Work(0, whole.out_bytes, whole.out_bytes), dtype)
+    if dist == "axis_index":
+        return Kernel(str(call.op.name), Work(0, (), whole.out_bytes), dtype)
+    if not isinstance(call.op, ir.Op) or is_packed_call(call):
+        return _external(call, whole, dtype)
+    name, view = _called(call, mod)
+    if not outs:
+        return Kernel(str(call.op.name), whole, dtype, "its result is no tensor")
+    if (view or in_place) and len(ins) == 1:
+        return Kernel(name, Work(0, (), (), VIEW), dtype)
+    try:
+        work = work_of(call, mod, ty)
+    except PropagationError as err:
+        return Kernel(name, whole, dtype, err.what)
+    if work.kernel_class == VIEW:  # a view by its rule, but TVM copies
+        work = Work(work.flops, whole.in_bytes, whole.out_bytes)
+    return Kernel(name, work, dtype)
+
+
+def _tensors(ty: Any) -> list[Any]:
+    return [leaf for leaf in value_types(ty) if tensor_type(leaf) is not None]
+
+
+def _sizes(types: Sequence[Any]) -> tuple[int, ...]:
+    """Sizes in bytes; of a tensor without a shape 0."""
+    found = []
+    for ty in types:
+        shape = static_shape(ty)
+        dims = tuple(nominal(n) for n in shape) if shape is not None else (0,)
+        found.append(size_bytes(dims, _element(ty)))
+    return tuple(found)
+
+
+def _element(ty: Any) -> str:
+    tensor: Any = tensor_type(ty)
+    return str(tensor.dtype)
+
+
+def _dtype(types: Sequence[Any]) -> str:
+    """Type of the arithmetic: of the first floating operand, else of the first tensor."""
+    found = [_element(ty) for ty in types]
+    floating = [one for one in found if one.startswith(("float", "bfloat"))]
+    return (floating or found or [""])[0]
+
+
+def _external(call: ir.Call, whole: Work, dtype: str) -> Kernel:
+    """Call of a packed function; only those with a rule have a known work."""
+    name = packed_name(call) if is_packed_call(call) else type(call.op).__name__
+    if isinstance(call.op, ir.GlobalVar):
+        return Kernel(str(call.op.name_hint), whole, dtype, "a PrimFunc called directly")
+    if name not in packed_functions():
+        return Kernel(str(name), whole, dtype, "an external function")
+    count = sum(len(value_types(arg.ty)) for arg in packed_args(call))
+    rule, _ = packed_rule(call, [None] * count)
+    return Kernel(str(name), Work(0, rule.work.in_bytes, rule.work.out_bytes), dtype)
+
+
+def _called(call: ir.Call, mod: ir.IRModule) -> tuple[str, bool]:
+    """Name to show (of the PrimFunc, for a ``call_tir``), and whether it is a view."""
+    op = str(call.op.name)
+    if op != "relax.call_tir" or not isinstance(call.args[0], ir.GlobalVar):
+        return op, op in VIEWS
+    target = call.args[0]
+    func = mod[target] if target in mod.functions else None
+    # TVM's analysis wants blocks; a kernel that has none is written as loops by hand.
+    has_blocks = isinstance(func, tirx.PrimFunc) and isinstance(func.body, SBlockRealize)
+    view = has_blocks and bool(relax.analysis.has_reshape_pattern(func))
+    return str(target.name_hint), view

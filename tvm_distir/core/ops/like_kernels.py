@@ -1,0 +1,51 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the calls of a function run: of like bindings one is looked at, in all modules."""
+
+from __future__ import annotations
+
+from tvm import ir
+
+from tvm_distir.core.rewriting.native.reading import Reading
+
+from .kernels import Kernel, kernel_of
+from .memory import learned
+from .transposes import transposed_operands
+
+
+class LikeKernels:
+    """Kernels of the bindings of a function of level 5.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Holds the PrimFuncs that are called.
+    reading : Reading
+        Of the function.
+
+    Attributes
+    ----------
+    in_place : set of int
+        Numbers of the variables that need no memory of their own, see
+        :func:`.transposes.transposed_operands`.
+    """
+
+    def __init__(self, mod: ir.IRModule, reading: Reading) -> None:
+        self.mod, self.reading = mod, reading
+        self.in_place = transposed_operands(reading)
+        self._known: dict[tuple[int, bool], Kernel] = learned("kernels")
+
+    def key(self, number: int) -> tuple[int, bool]:
+        """What a binding shares with those that run the same; negative first where none does."""
+        return self.reading.like[number], self.reading.params + number in self.in_place
+
+    def of(self, number: int) -> Kernel:
+        """What a binding runs that is a call as :func:`.kernels.kernel_of` takes them."""
+        key = self.key(number)
+        kernel = self._known.get(key)
+        if kernel is None:
+            call, ty = self.reading.values[number], self.reading.bound(number).ty
+            kernel = kernel_of(call, self.mod, ty, key[1])
+            if key[0] >= 0:
+                self._known[key] = kernel
+        return kernel

@@ -1,0 +1,198 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""One op call on shards: what its local form sees, and what it writes with.
+
+>>> def reshape_on_shards(cx):
+...     return relax.op.reshape(cx.operand(0), cx.outs[0].local)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+
+from tvm_distir.core.ir.types import flat_types, known_shape, tensor_type
+from tvm_distir.core.ops.terms import CallForm
+from tvm_distir.core.rewriting.calls import is_tensors, place_of, rebuild, typed
+from tvm_distir.core.rewriting.constants import scalar_of
+from tvm_distir.core.rewriting.writer import BlockWriter
+from tvm_distir.support import LoweringError
+
+from .positions import BlockMemo, Positions
+from .shard import Operand, Shard
+
+
+class LocalCall:
+    """What a local form gets: the call, its operands on one device, and where to write.
+
+    Attributes
+    ----------
+    call : Call
+        As it stands at level 4, with whole types.
+    form : CallForm
+        The factors it follows along each mesh axis.
+    ins : list of Operand
+    outs : list of Shard
+    mesh : DeviceMesh
+    memo : BlockMemo
+        What earlier calls of the block have written, positions and fetched rows.
+    """
+
+    def __init__(
+        self,
+        call: ir.Call,
+        form: CallForm,
+        args: Sequence[Any],
+        ins: list[Operand],
+        outs: list[Shard],
+        mesh: Any,
+        writer: BlockWriter,
+        function: str,
+        var: Any,
+        memo: BlockMemo,
+    ) -> None:
+        self.call, self.form, self.args = call, form, list(args)
+        self.ins, self.outs, self.mesh = ins, outs, mesh
+        self.writer, self.function, self.var, self.memo = writer, function, var, memo
+
+    # -- writing
+
+    @property
+    def _positions(self) -> Positions:
+        """Made anew, so that none holds the call that holds it; what is kept is in the memo."""
+        return Positions(self.mesh, self.writer, self.emit, self.memo)
+
+    @property
+    def place(self) -> str:
+        """Where the call stands, for messages."""
+        return place_of(self.function, self.var, self.call)
+
+    def fault(self, code: str, what: str, remedy: str) -> LoweringError:
+        """Error about this call."""
+        return LoweringError(code, what, place=self.place, remedy=remedy)
+
+    def emit(self, value: Any, hint: str = "") -> Any:
+        """Bind an intermediate value and return its variable."""
+        if isinstance(value, ir.Var):
+            return value
+        name = f"{self.var.name}_{hint}" if hint else str(self.var.name)
+        return self.writer.emit(value, name)
+
+    def operand(self, number: int) -> Any:
+        """Local tensor of a flattened operand."""
+        own = self.ins[number]
+        if own.number is not None:
+            own.source = self.emit(relax.TupleGetItem(own.source, own.number), "item")
+            own.number, own.changed = None, True
+        return own.source
+
+    def replace(self, number: int, value: Any, zero: bool = False) -> None:
+        """Use another local tensor as operand."""
+        own = self.ins[number]
+        own.source, own.number, own.changed, own.zero = self.emit(value), None, True, zero
+
+    def arguments(self) -> list[Any]:
+        """All arguments of the call, tensors in local form."""
+        at = [0]
+        return [self._argument(arg, at) for arg in self.args]
+
+    def _argument(self, arg: Any, at: list[int]) -> Any:
+        if type(arg) is relax.Tuple and is_tensors(arg.ty):
+            fields = [self._argument(f, at) for f in arg.fields[:]]
+            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+        if type(arg) is ir.GlobalVar or not is_tensors(arg.ty):
+            return arg
+        count = len(flat_types(arg.ty))
+        first = at[0]
+        at[0] += count
+        if type(arg.ty) is not relax.TupleType:
+            return self.operand(first)
+        if not any(o.changed for o in self.ins[first : first + count]):
+            return self.ins[first].source
+        fields = [self.operand(i) for i in range(first, first + count)]
+        return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+
+    def same(self) -> ir.Call:
+        """Write the same op with the same attributes on the local operands."""
+        return rebuild(self.call, self.call.op, self.arguments())
+
+    # -- reading
+
+    def argument_int(self, number: int) -> Any:
+        """Plain value of an argument that is no tensor: int, or tuple of ints."""
+        arg = self.call.args[number]
+        if isinstance(arg, relax.Tuple):
+            return tuple(int(x) for x in arg.fields)
+        return int(arg)
+
+    def axes_of_dim(self, number: int, dim: int) -> tuple[int, ...]:
+        """Mesh axes (of more than one device) that cut a dim of an operand."""
+        sizes = [int(n) for n in self.mesh.shape]
+        labels = self.ins[number].shard.labels
+        return tuple(a for a, x in enumerate(labels) if x == dim and sizes[a] > 1)
+
+    def scalar(self, value: Any, dtype: str) -> Any:
+        """Make a constant: a scalar (of shape (1,) when not finite: such have no text), a table."""
+        base = "float32" if dtype == "bfloat16" else dtype
+        array = np.array(value).astype(base)
+        if array.dtype.kind == "f" and array.ndim == 0 and not np.isfinite(array):
+            array = array.reshape(1)
+        const = scalar_of(array) if array.ndim == 0 else relax.const(array, base)
+        return const if base == dtype else self.emit(relax.op.astype(const, dtype), "fill")
+
+    # -- positions
+
+    def position(self, axes: Sequence[int]) -> Any:
+        """My number among the shards of a dim cut by ``axes`` (int64 scalar)."""
+        return self._positions.number(axes)
+
+    def start(self, number: int, dim: int) -> Any:
+        """Where my shard of an operand begins along a dim that is cut (int64 scalar)."""
+        own = self.ins[number].shard
+        return self._positions.start(own, self.axes_of_dim(number, dim), dim)
+
+    def held(self, number: int, dim: int) -> Any:
+        """How many elements my shard has along one of an operand's ``inner_dims`` (int64)."""
+        own = self.ins[number].shard
+        return self._positions.part(own.whole[dim], self.axes_of_dim(number, dim))[1]
+
+    def valid(self, number: int, dim: int) -> Any:
+        """Boolean tensor, broadcastable to the operand: True where its dim holds no padding."""
+        own = self.ins[number].shard
+        return self._positions.valid(own, self.axes_of_dim(number, dim), dim)
+
+    def check_order(self, shard: Shard, dim: int) -> None:
+        """Refuse a dim with padding between its elements, where neighbours must be adjacent.
+
+        Raises
+        ------
+        LoweringError
+            DIST0507.
+        """
+        if dim in shard.inner_dims:
+            raise self.fault(
+                "DIST0507",
+                f"dim {dim} of size {shard.whole[dim]} is cut by several mesh axes into "
+                f"{shard.counts[dim]} uneven parts, and the op reads across them",
+                f"Shard it over one axis, or pad it to {shard.local[dim] * shard.counts[dim]}.",
+            )
+
+
+def expected_mismatch(ty: Any, outs: Sequence[Shard]) -> str:
+    """How an inferred local type differs from the wanted shards; empty when it does not."""
+    leaves = flat_types(ty)
+    if len(leaves) != len(outs):
+        return f"{len(leaves)} results, expected {len(outs)}"
+    for number, (leaf, want) in enumerate(zip(leaves, outs)):
+        tensor: Any = tensor_type(leaf)
+        if tensor is None:
+            return f"result {number} is {leaf}, expected a tensor"
+        got = known_shape(tensor)
+        if got != want.local:
+            return f"result {number} has shape {got or leaf}, expected {want.local}"
+        if str(tensor.dtype) != want.dtype:
+            return f"result {number} is {tensor.dtype}, expected {want.dtype}"
+    return ""

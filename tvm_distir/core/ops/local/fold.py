@@ -1,0 +1,127 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Padding written as an op of its own, folded into the window that reads it.
+
+``conv2d(nn.pad(x))`` without padding of its own is ``conv2d(x)`` with it. Cut along a padded dim,
+the first moves rows twice (the longer result is cut elsewhere), the second only the windows' own
+neighbour rows. So with its gradient: a transposed convolution whose result is cropped leaves the
+rows out by its own padding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
+from tvm_distir.core.ir.placement import labels_of, shard_counts
+from tvm_distir.core.ir.types import flat_types
+from tvm_distir.core.ops.partial import call_form
+from tvm_distir.support import PropagationError
+
+from .attrs import changed
+
+CONVOLUTIONS = tuple(f"relax.nn.conv{n}d" for n in (1, 2, 3))
+TRANSPOSED = tuple(f"relax.nn.conv{n}d_transpose" for n in (1, 2, 3))
+AVERAGES = tuple(f"relax.nn.avg_pool{n}d" for n in (1, 2, 3))
+
+
+def _layout(call: ir.Call) -> str | None:
+    """Layout of the operand (of a transposed convolution, the result) that may be padded."""
+    name = str(call.op.name)
+    if name in CONVOLUTIONS or name in TRANSPOSED:
+        layout = str(call.attrs.data_layout)
+    elif name in AVERAGES and call.attrs.count_include_pad and not call.attrs.ceil_mode:
+        layout = str(call.attrs.layout)
+    else:
+        return None
+    return layout if layout.isalpha() and layout.isupper() else None
+
+
+def _is_op(value: Any, *names: str) -> bool:
+    return type(value) is ir.Call and type(value.op) is ir.Op and str(value.op.name) in names
+
+
+def is_zero_padding(value: Any) -> bool:
+    """Whether a value is an ``nn.pad`` that appends zeros."""
+    return (
+        _is_op(value, "relax.nn.pad")
+        and str(value.attrs.pad_mode) == "constant"
+        and float(value.attrs.pad_value) == 0
+        and min(int(n) for n in value.attrs.pad_width) >= 0
+    )
+
+
+def is_foldable(value: Any) -> bool:
+    """Whether what reads a value may become one op with it."""
+    return is_zero_padding(value) or _is_op(value, *TRANSPOSED)
+
+
+def _is_crop(value: Any) -> bool:
+    """Whether a value is an ``nn.pad`` that only leaves rows out."""
+    return _is_op(value, "relax.nn.pad") and max(int(n) for n in value.attrs.pad_width) <= 0
+
+
+def _widths(layout: str, pad: ir.Call, narrow: Any, wide: Any) -> list[int] | None:
+    """What a padding adds before, then behind, spatial dims; None where folding gains nothing.
+
+    ``narrow`` and ``wide`` are the types without and with the padding.
+    """
+    if not isinstance(narrow, DTensorType) or not isinstance(wide, DTensorType):
+        return None
+    labels = labels_of(narrow.placement)
+    if labels != labels_of(wide.placement):
+        return None
+    if mesh_key(narrow.device_mesh) != mesh_key(wide.device_mesh):
+        return None
+    widths = [abs(int(n)) for n in pad.attrs.pad_width]
+    spatial = [d for d, c in enumerate(layout) if c not in "NC"]
+    padded = [d for d in range(len(layout)) if widths[2 * d] or widths[2 * d + 1]]
+    counts = shard_counts(labels, mesh_shape(narrow.device_mesh), len(layout))
+    if not set(padded) <= set(spatial) or all(counts[d] == 1 for d in padded):
+        return None
+    return [widths[2 * d + side] for side in (0, 1) for d in spatial]
+
+
+def folded(call: ir.Call, source: ir.Call, mod: ir.IRModule, function: str, var: Any) -> ir.Call:
+    """Make one op of two, where one of them is a padding.
+
+    Parameters
+    ----------
+    call : Call
+        Of level 4; ``source`` computes its first operand.
+    source : Call
+        See :func:`is_foldable`.
+    mod, function, var
+        Where ``call`` stands.
+
+    Returns
+    -------
+    call : Call
+        The call itself where the padding is no matter: no padded dim is cut, a dim that no
+        window walks is padded, or the op cannot take it over.
+    """
+    if _is_op(source, *TRANSPOSED):
+        pad, taker, args = call, source, source.args
+        if not _is_crop(call):
+            return call
+        narrow, wide = call.ty, call.args[0].ty
+    else:
+        pad, taker, args = source, call, [source.args[0], *call.args[1:]]
+        if _is_op(call, *TRANSPOSED) or not isinstance(source.args[0], ir.Var):
+            return call
+        narrow, wide = source.args[0].ty, call.args[0].ty
+    layout = _layout(taker)
+    widths = None if layout is None else _widths(layout, pad, narrow, wide)
+    if widths is None:
+        return call
+    pads = [int(n) + more for n, more in zip(taker.attrs.padding, widths, strict=True)]
+    new = ir.Call(taker.op, args, changed(taker.attrs, padding=pads), taker.ty_args)
+    relax.expr._update_type(new, call.ty)
+    try:
+        call_form(new, flat_types(var.ty), mod, function, var)
+    except PropagationError:
+        return call
+    return new

@@ -1,0 +1,53 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The local form of a call: what a device computes of it on its shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core.ops.padding import NO_PADDING
+from tvm_distir.core.ops.registration import SAME_OP, Registration
+from tvm_distir.core.rewriting.calls import TIR_CALLS
+
+from .call import LocalCall
+from .masking import padding_stays_zero, protect
+from .tir import call_tir
+
+
+def local_form(
+    cx: LocalCall, said: Registration | None, mod: ir.IRModule, prim_funcs: dict[Any, Any]
+) -> Any:
+    """Write what a device computes of a call.
+
+    Parameters
+    ----------
+    cx : LocalCall
+        Padding that the call would read is masked in it first.
+    said : Registration or None
+        Of the op; None where its rule is derived: its TIR has shown that it does on shards what
+        it does on the whole.
+    mod : IRModule
+        Holds the PrimFunc of a ``call_tir``.
+    prim_funcs : dict
+        See :func:`.tir.call_tir`. Extended.
+
+    Raises
+    ------
+    LoweringError
+        DIST0507 when the call reads padding that no value makes harmless, DIST0508 when a
+        PrimFunc cannot be cut.
+    """
+    protect(cx, NO_PADDING if said is None else said.padding)
+    if str(cx.call.op.name) in TIR_CALLS:
+        return call_tir(cx, mod, prim_funcs)
+    if said is None or said.local is None or said.local is SAME_OP or not cx.form.sharded:
+        return cx.same()
+    return said.local(cx)
+
+
+def stays_zero(cx: LocalCall, said: Registration | None) -> bool:
+    """Whether the padding of the results surely holds zeros."""
+    return padding_stays_zero(cx, NO_PADDING if said is None else said.padding)

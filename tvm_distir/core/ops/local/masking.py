@@ -1,0 +1,121 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Padding of uneven dims on shards: what ops read of it is put there before they see it.
+
+Ops that keep a dim compute something in its padding that nobody looks at; an op that reduces over
+it must find the neutral element of its reduction there, an op that uses an operand as index or
+divisor something harmless. What an op needs is said in its registration.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvm_distir.core.ops.padding import Padding, Reduced, Zeros
+
+from .call import LocalCall
+
+
+def neutral_element(kind: str, dtype: str) -> Any:
+    """Neutral element of a reduction as a NumPy scalar (``bfloat16`` as float32)."""
+    base = np.dtype("float32" if dtype == "bfloat16" else dtype)
+    if kind in ("sum", "prod"):
+        return np.array(kind == "prod").astype(base)
+    if base.kind == "b":
+        return np.array(kind == "min")
+    if base.kind in "iu":
+        info = np.iinfo(base)
+        return np.array(info.max if kind == "min" else info.min, base)
+    return np.array(np.inf if kind == "min" else -np.inf, base)
+
+
+def mask(cx: LocalCall, number: int, dim: int, value: Any) -> None:
+    """Put ``value`` into the padding of an operand's dim."""
+    own = cx.ins[number].shard
+    fill = cx.scalar(value, own.dtype)
+    kept = relax.op.where(cx.valid(number, dim), cx.operand(number), fill)
+    others = [d for d in own.padded_dims if d != dim]
+    zero = bool(value == 0) and (cx.ins[number].zero or not others)
+    cx.replace(number, kept, zero)
+
+
+def protect(cx: LocalCall, needs: Padding) -> None:
+    """Mask the padding that the call would read, before any local form sees the operands.
+
+    Raises
+    ------
+    LoweringError
+        DIST0507 when the op reads padding in a way that no value makes harmless.
+    """
+    padded = [i for i, own in enumerate(cx.ins) if own.shard.padded_dims]
+    if not padded and not any(out.padded_dims for out in cx.outs):
+        return
+    _check_uneven(cx)
+    for factor in cx.form.factors:
+        if factor is None or not factor.reduces or needs.reduced is Reduced.UNREAD:
+            continue
+        for i in padded:
+            dim = factor.ins[i]
+            if dim is None or dim not in cx.ins[i].shard.padded_dims:
+                continue
+            _neutralise(cx, needs.reduced, factor.kind, i, dim)
+    for i in needs.indices:
+        if i in padded and not cx.ins[i].zero:
+            for dim in cx.ins[i].shard.padded_dims:
+                mask(cx, i, dim, 0)
+    by = needs.divisor
+    if by is not None and by in padded and "int" in cx.ins[by].shard.dtype:
+        for dim in cx.ins[by].shard.padded_dims:
+            mask(cx, by, dim, 1)
+
+
+def _check_uneven(cx: LocalCall) -> None:
+    """Every padded dim must be walked by a factor that allows padding."""
+    rows = [
+        (f"operand {i}", own.shard, [f and f.ins[i] for f in cx.form.factors])
+        for i, own in enumerate(cx.ins)
+    ]
+    rows += [
+        (f"result {i}", out, [f and f.outs[i] for f in cx.form.factors])
+        for i, out in enumerate(cx.outs)
+    ]
+    for what, own, dims in rows:
+        for axis, (factor, dim) in enumerate(zip(cx.form.factors, dims)):
+            if factor is None or dim is None or dim not in own.padded_dims or factor.uneven:
+                continue
+            raise cx.fault(
+                "DIST0507",
+                f"dim {dim} of size {own.whole[dim]} of {what} is cut into {own.counts[dim]} "
+                f"uneven parts along mesh axis {axis}, which the op cannot do",
+                f"Pad it to {own.local[dim] * own.counts[dim]}, or replicate it.",
+            )
+
+
+def _neutralise(cx: LocalCall, reduced: Reduced, kind: str, number: int, dim: int) -> None:
+    if reduced is Reduced.ZEROS:
+        if not cx.ins[number].zero:
+            mask(cx, number, dim, 0)
+    elif reduced is Reduced.NEUTRAL:
+        mask(cx, number, dim, neutral_element(kind, cx.ins[number].shard.dtype))
+    else:
+        raise cx.fault(
+            "DIST0507",
+            f"it reduces ({kind}) over dim {dim} of size {cx.ins[number].shard.whole[dim]}, "
+            "which is padded, and what the padding must hold for this op is not known",
+            "Choose a size that divides evenly, or replicate the dim.",
+        )
+
+
+def padding_stays_zero(cx: LocalCall, needs: Padding) -> bool:
+    """Whether the results' padding surely holds zeros."""
+    if needs.zeros is Zeros.MADE:
+        return True
+    if needs.zeros is Zeros.UNKNOWN:
+        return False
+    if needs.zeros is Zeros.ALIGNED:
+        # A broadcast operand would be added into the padding of the other.
+        return all(own.zero and own.shard.local == cx.outs[0].local for own in cx.ins)
+    return all(own.zero for own in cx.ins)

@@ -1,0 +1,70 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Windows that slide over cut dims: the first operand with the rows they read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tvm_distir.core.ops.windows.halo import Exchange, Window, exchange, windows
+
+from .call import LocalCall
+from .halo import with_halo
+from .masking import neutral_element
+
+
+def halo_dims(cx: LocalCall) -> list[tuple[int, int]]:
+    """Dims of operand and result that follow a halo factor over more than one device."""
+    found = []
+    for factor in cx.form.factors:
+        if factor is None or factor.kind != "halo":
+            continue
+        dim, result_dim = factor.ins[0], factor.outs[0]
+        if dim is None or result_dim is None or cx.ins[0].shard.counts[dim] == 1:
+            continue
+        if (dim, result_dim) not in found:
+            cx.check_order(cx.ins[0].shard, dim)
+            cx.check_order(cx.outs[0], result_dim)
+            found.append((dim, result_dim))
+    return found
+
+
+def planned(cx: LocalCall, dim: int, result_dim: int, window: Window) -> Exchange:
+    """Exchange of the first operand for windows that give the first result."""
+    own = cx.ins[0].shard
+    return exchange(window, own.whole[dim], cx.outs[0].whole[result_dim], own.counts[dim])
+
+
+def slid(cx: LocalCall, layout: str, kernel: tuple[int, ...], value: Any) -> tuple[Any, list[int]]:
+    """First operand with all neighbour rows, and the padding that is left to the op."""
+    names = spatial(layout)
+    sliding = windows(cx.call.attrs, kernel)
+    pads = [w.before for w in sliding] + [w.after for w in sliding]
+    x = cx.operand(0)
+    for dim, result_dim in halo_dims(cx):
+        k = names.index(layout[dim])
+        x = with_halo(cx, 0, x, dim, planned(cx, dim, result_dim, sliding[k]), value)
+        pads[k] = pads[k + len(names)] = 0
+    return x, pads
+
+
+def spatial(layout: str) -> list[str]:
+    """Names of the spatial dims of a layout, in order."""
+    return [c for c in layout if c not in "NC"]
+
+
+def lowest(dtype: str) -> Any:
+    """What a max pool pads with: the lowest finite number."""
+    if dtype == "bfloat16":
+        return np.float32(-3.3895313892515355e38)
+    if np.dtype(dtype).kind == "f":
+        return np.finfo(dtype).min
+    return neutral_element("max", dtype)
+
+
+def pool_kernel(attrs: Any) -> tuple[int, ...]:
+    """Window of a pool, one extent per spatial dim."""
+    kernel = tuple(int(n) for n in attrs.pool_size)
+    return kernel * ((len(str(attrs.layout)) - 2) // len(kernel))

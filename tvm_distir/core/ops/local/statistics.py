@@ -1,0 +1,119 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics over a cut dim, reduced over the devices, padding left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core.ir import ops
+
+from .call import LocalCall
+
+WIDE = "float32"
+
+
+NARROW = ("float16", "bfloat16")
+
+
+def cutting_axes(cx: LocalCall, dims: Sequence[int], number: int = 0) -> tuple[int, ...]:
+    """Mesh axes that cut any of some dims of an operand, in mesh order."""
+    return tuple(sorted({axis for d in dims for axis in cx.axes_of_dim(number, d)}))
+
+
+def filled(cx: LocalCall, x: Any, dims: Sequence[int], value: Any, dtype: str) -> Any:
+    """Put a value into the padding of some dims of (what became of) the first operand."""
+    for d in dims:
+        if d in cx.ins[0].shard.padded_dims:
+            fill = cx.scalar(value, dtype)
+            x = cx.emit(relax.op.where(cx.valid(0, d), x, fill), "kept")
+    return x
+
+
+def reduced(cx: LocalCall, x: Any, axes: Sequence[int], kind: str, hint: str) -> Any:
+    """Reduce a statistic over the devices along mesh axes."""
+    if not axes:
+        return x
+    return cx.emit(ops.all_reduce(x, cx.mesh, list(axes), kind), hint)
+
+
+class Moments:
+    """Mean and variance over dims of the first operand, some of which are cut.
+
+    Parameters
+    ----------
+    cx : LocalCall
+    x : variable
+        The first operand, perhaps in a wider dtype or with dims split.
+    dims : sequence of int
+        Dims of ``x``.
+    axes : sequence of int
+        Mesh axes that cut them.
+    count : int
+        Elements of the whole that one statistic sees.
+    clean : bool
+        The padding of these dims holds zeros already.
+    """
+
+    def __init__(
+        self,
+        cx: LocalCall,
+        x: Any,
+        dims: Sequence[int],
+        axes: Sequence[int],
+        count: int,
+        clean: bool = False,
+    ) -> None:
+        self.cx, self.x, self.dims, self.axes, self.clean = cx, x, list(dims), axes, clean
+        self.dtype = str(x.ty.dtype)
+        self.count = cx.scalar(count, self.dtype)
+
+    def _neutral(self, value: Any) -> Any:
+        return value if self.clean else filled(self.cx, value, self.dims, 0, self.dtype)
+
+    def total(self, value: Any, hint: str) -> Any:
+        """Sum over the dims and the devices, dims kept."""
+        part = self.cx.emit(relax.op.sum(value, self.dims, keepdims=True), hint)
+        return reduced(self.cx, part, self.axes, "sum", hint)
+
+    def average(self, value: Any, hint: str) -> Any:
+        """Mean over the dims and the devices, dims kept."""
+        return self.cx.emit(relax.op.divide(self.total(value, hint), self.count), hint)
+
+    def centred(self) -> tuple[Any, Any, Any]:
+        """Mean, ``x - mean`` (zero in the padding) and the mean of its squares."""
+        cx = self.cx
+        mean = self.average(self._neutral(self.x), "mean")
+        apart = cx.emit(relax.op.subtract(self.x, mean), "apart")
+        inner = self._neutral(apart)
+        squares = cx.emit(relax.op.multiply(inner, inner), "squares")
+        return mean, apart, self.average(squares, "variance")
+
+    def sums(self) -> tuple[Any, Any]:
+        """Mean and ``E[x^2] - mean^2``, both sums in one collective."""
+        cx = self.cx
+        inner = self._neutral(self.x)
+        squares = cx.emit(relax.op.multiply(inner, inner), "squares")
+        both = [
+            cx.emit(relax.op.sum(value, self.dims, keepdims=True), "sum")
+            for value in (inner, squares)
+        ]
+        pair = cx.emit(relax.op.stack(both, 0), "sums")
+        pair = reduced(cx, pair, self.axes, "sum", "sums")
+        pair = cx.emit(relax.op.divide(pair, self.count), "means")
+        shape = [int(n) for n in both[0].ty.shape]
+        halves = cx.emit(relax.op.split(pair, 2, 0), "halves")
+        mean, square = (
+            cx.emit(relax.op.reshape(cx.emit(relax.TupleGetItem(halves, i)), shape), "mean")
+            for i in (0, 1)
+        )
+        away = cx.emit(relax.op.multiply(mean, mean), "square")
+        return mean, cx.emit(relax.op.subtract(square, away), "variance")
+
+
+def widened(cx: LocalCall, x: Any) -> Any:
+    """``x`` in float32 where its dtype is narrower."""
+    return cx.emit(relax.op.astype(x, WIDE), "wide") if str(x.ty.dtype) in NARROW else x

@@ -1,0 +1,211 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The cached look-up of rules: hand-written, or derived from TIR."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tvm_ffi
+from tvm import ir, relax, tirx
+
+from tvm_distir.core.ops.derive.call import derive_call
+from tvm_distir.core.ops.derive.primfunc import derive_primfunc
+from tvm_distir.core.rewriting.calls import TIR_CALLS, called_name
+from tvm_distir.support import PropagationError
+
+from .dims import same
+from .draft import CallShape
+from .factor import Rule, Work
+from .registry import generation, load_entry_points, registration_of
+from .signature import call_shape
+from .sound import with_local_forms
+from .unruled import why_none
+
+_CACHE_LIMIT = 1 << 16
+
+
+class _Entry(NamedTuple):
+    shape: CallShape
+    func: Any
+    rule: Rule
+
+
+class _Seen(NamedTuple):
+    """What tells a call from others of the same hash: TVM's hashes of like calls do meet."""
+
+    parts: tuple[Any, ...]
+    rule: Rule
+
+
+_by_call: dict[Any, list[_Seen]] = {}
+_by_shape: dict[Any, list[_Entry]] = {}
+_seen_generation = 0
+
+
+def _forget_outdated() -> None:
+    """Drop what was looked up before the last rule was registered."""
+    global _seen_generation
+    load_entry_points()
+    if _seen_generation != generation():
+        _by_call.clear()
+        _by_shape.clear()
+        _seen_generation = generation()
+
+
+def _hash(node: Any, free: bool) -> int:
+    return int(tvm_ffi.structural_hash(node, map_free_vars=free, skip_tensor_content=True))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two values, nodes or None, are the same; contents of tensors do not count."""
+    if isinstance(a, tvm_ffi.Object) and isinstance(b, tvm_ffi.Object):
+        return bool(
+            a.same_as(b)
+            or tvm_ffi.structural_equal(a, b, map_free_vars=True, skip_tensor_content=True)
+        )
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return type(a) is type(b) and bool(a == b)
+
+
+def _part(arg: Any) -> Any:
+    """What of an argument its rule depends on: of tensors the type, which holds no data."""
+    if isinstance(arg, relax.Tuple):
+        return tuple(_part(field) for field in arg.fields)
+    return arg.ty if isinstance(arg, ir.Var | ir.GenericConst) else arg
+
+
+def _prim_func(call: ir.Call, name: str, mod: Any) -> Any:
+    target = call.args[0]
+    found = None
+    if mod is not None and isinstance(target, ir.GlobalVar):
+        try:
+            found = mod[mod.get_global_var(target.name_hint)]
+        except ValueError:  # no function of that name: reported below
+            found = None
+    if not isinstance(found, tirx.PrimFunc):
+        raise PropagationError(
+            "DIST0401",
+            "its PrimFunc is not at hand",
+            place=f"{name} of {getattr(target, 'name_hint', target)}",
+            remedy="Pass the module that holds it.",
+        )
+    return found
+
+
+def _shape_key(shape: CallShape) -> Any:
+    attrs = 0 if shape.attrs is None else _hash(shape.attrs, False)
+    parts = (_plain(part) for part in (shape.ins, shape.outs, shape.args))
+    return (shape.op, attrs, shape.in_dtypes, shape.out_dtypes, *parts)
+
+
+def _plain(value: Any) -> Any:
+    """Nested tuples with hashes in place of TVM's objects."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return _hash(value, False) if isinstance(value, tvm_ffi.Object) else (value,)
+
+
+def _symbolic(shape: CallShape) -> bool:
+    return any(not isinstance(n, int) for s in (*shape.ins, *shape.outs) for n in s)
+
+
+def _same_dims(a: CallShape, b: CallShape) -> bool:
+    pairs = zip((*a.ins, *a.outs), (*b.ins, *b.outs))
+    return all(len(x) == len(y) and all(map(same, x, y)) for x, y in pairs)
+
+
+def _same_form(a: CallShape, b: CallShape) -> bool:
+    """Whether two descriptions of equal hash are alike but for the names of symbols."""
+    return _same_dims(a, b) and _equal(a.attrs, b.attrs) and _equal(a.args, b.args)
+
+
+def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
+    if func is not None:
+        return derive_primfunc(func, shape)
+    if shape.op.startswith("relax.ccl."):
+        raise PropagationError(
+            "DIST0401",
+            "it is a collective of a program that is distributed already",
+            place=shape.op,
+            remedy="Give the module of a single device: td.distribute writes its collectives.",
+        )
+    said = registration_of(shape.op)
+    if said is not None:
+        return with_local_forms(call, shape, said.write(shape).rule(), said)
+    why = why_none(shape.op)
+    if why is not None or call.op.get_attr("FLegalize") is None:
+        raise PropagationError(
+            "DIST0401",
+            f"the op has no sharding rule: {why or 'it has no legalization to derive one from'}",
+            place=shape.op,
+            remedy="Register a rule with register_sharding_rule.",
+        )
+    return derive_call(call, shape)
+
+
+def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
+    """Sharding rule of an op call, hand-written or derived from its TIR.
+
+    Operand types may be ``R.Tensor`` or ``R.DTensor`` (of a DTensor, the whole shape counts).
+
+    Parameters
+    ----------
+    call : ir.Call
+        The call of a Relax op, or a ``call_tir``.
+    mod : IRModule, optional
+        Holds the PrimFunc of a ``call_tir``.
+    out_type : Type, optional
+        The result type, when the call does not carry it.
+
+    Raises
+    ------
+    PropagationError
+        DIST0401 when there is no rule for what is called, DIST0402 when a shape is unknown.
+    """
+    name = called_name(call)
+    if not isinstance(call.op, ir.Op):
+        raise PropagationError(
+            "DIST0401",
+            "a function is called, not an op",
+            place=name,
+            remedy="Look up the rules of the calls inside it.",
+        )
+    _forget_outdated()
+    func = _prim_func(call, name, mod) if name in TIR_CALLS else None
+    key = (
+        _hash(call, True),
+        0 if func is None else _hash(func, False),
+        0 if out_type is None else _hash(out_type, True),
+    )
+    parts = (call.attrs, func, out_type, tuple(map(_part, call.args[:])))
+    for seen in _by_call.get(key, ()):
+        if _equal(seen.parts, parts):
+            return seen.rule
+    shape = call_shape(call, out_type)
+    deep = (_shape_key(shape), key[1])
+    entries = _by_shape.setdefault(deep, [])
+    alike = (e for e in entries if _same_form(e.shape, shape) and _equal(e.func, func))
+    rule = next((e.rule for e in alike), None)
+    if rule is None:
+        if len(_by_call) + len(_by_shape) > _CACHE_LIMIT:
+            _by_call.clear()
+            _by_shape.clear()
+            _by_shape[deep] = entries
+        rule = _write(call, shape, func)
+        entries.append(_Entry(shape, func, rule))
+    if not _symbolic(shape):  # symbols differ between calls of equal hash
+        _by_call.setdefault(key, []).append(_Seen(parts, rule))
+    return rule
+
+
+def work_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Work:
+    """FLOPs, bytes and kernel class of a call as typed: whole calls and local calls alike.
+
+    Raises
+    ------
+    PropagationError
+        As :func:`rule_of`.
+    """
+    return rule_of(call, mod, out_type).work

@@ -1,0 +1,238 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The passes that turn ops into kernels, with kernels of our own where TVM's lose NaN.
+
+The repair is made here, when a module is compiled, and not where models are imported: graphs,
+sharding rules, gradients and costs still see ``R.sort``, ``R.argmax`` or ``R.nn.relu``, and modules
+of all frontends, modules written by hand, the reference of ``verify`` and deployed folders compute
+the same. What a kernel does with single numbers (maximum, comparison, the place of a read) is
+repaired in its TIR by :data:`.repair.repair_kernels`; what follows here cannot be seen there.
+
+===================  =======================================================================
+op                   on floats
+===================  =======================================================================
+``sort``, ``topk``,  NaN is greater than all numbers, as in NumPy, PyTorch and JAX; TVM hands
+``argsort``          floats to a sort whose comparison is no order where NaN occurs
+``argmax/min``       the first NaN, where there is one; the first place of a row of infinities,
+                     for which TVM gives -1
+``sign``             NaN of NaN, as in NumPy, JAX and ONNX
+``multiply``,        with a constant zero: NaN of NaN and infinities, which TVM folds to zero
+``divide``
+``take`` (``fast``)  TVM's own, which warns of what :mod:`.repair` prevents
+===================  =======================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax, te, tirx, topi
+
+from tvm_distir.core.ir.types import tensor_type
+
+from .repair import is_nan
+
+Legalize = Callable[[relax.BlockBuilder, ir.Call], Any]
+
+
+def _float_type(call: ir.Call) -> str:
+    """Type of the first operand where that is a float, else empty."""
+    tensor: Any = tensor_type(call.args[0].ty)
+    dtype = str(tensor.dtype) if tensor is not None else ""
+    return dtype if "float" in dtype else ""
+
+
+def _of_floats(legalize: Legalize) -> Legalize:
+    """TVM's own legalisation of a call on other types; none keeps the call for a later pass."""
+
+    def either(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+        if _float_type(call):
+            return legalize(builder, call)
+        stock = call.op.get_attr("FLegalize")
+        return call if stock is None else stock(builder, call)
+
+    return either
+
+
+def _key_type(x: Any) -> str:
+    """The type of integers that are ordered as the floats of a tensor are."""
+    return "int64" if str(x.dtype) == "float64" else "int32"
+
+
+def _most(kind: str) -> int:
+    return int(np.iinfo(kind).max)
+
+
+def _key_of(value: Any, kind: str, nan: int) -> Any:
+    """An integer of a float, ordered as floats are: zeros are equal, NaN is ``nan``."""
+    wide = "float64" if kind == "int64" else "float32"
+    value = value if str(value.ty.dtype) == wide else tirx.Cast(wide, value)
+    bits, zero = tirx.reinterpret(kind, value), tirx.const(0, kind)
+    rising = tirx.Select(bits < zero, bits ^ tirx.const(_most(kind), kind), bits)
+    number = tirx.Select(value == tirx.const(0, wide), zero, rising)
+    return tirx.Select(tirx.isnan(value), tirx.const(nan, kind), number)
+
+
+def _order_key(x: Any) -> Any:
+    """Integers ordered as floats; NaN is greater than all numbers."""
+    kind = _key_type(x)
+    return te.compute(x.shape, lambda *at: _key_of(x(*at), kind, _most(kind)), name="order_key")
+
+
+def _key(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    return builder.emit(builder.call_te(_order_key, call.args[0]))
+
+
+def _argsort(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    a = call.attrs
+    key = _key(builder, call)
+    return relax.op.argsort(key, int(a.axis), bool(a.descending), str(a.dtype))
+
+
+def _gather(builder: relax.BlockBuilder, x: Any, axis: int, order: Any) -> Any:
+    return builder.call_te(topi.gather, x, axis, order, primfunc_name_hint="sorted")
+
+
+def _sort(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    a = call.attrs
+    axis = int(a.axis) % int(tensor_type(call.args[0].ty).ndim)  # type: ignore[union-attr]
+    order = relax.op.argsort(_key(builder, call), axis, bool(a.descending), "int32")
+    return _gather(builder, call.args[0], axis, builder.emit(order))
+
+
+def _topk(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    a = call.attrs
+    axis, kind = int(a.axis) % int(tensor_type(call.args[0].ty).ndim), str(a.ret_type)  # type: ignore[union-attr]
+    dtype = str(a.dtype)
+    key = _key(builder, call)
+    best = relax.op.topk(key, int(a.k), axis, "indices", bool(a.largest), dtype)
+    if kind == "indices":
+        return best
+    places = builder.emit(best)
+    values = builder.emit(_gather(builder, call.args[0], axis, places))
+    return values if kind == "values" else relax.Tuple([values, places])
+
+
+def _extreme_place(largest: bool) -> Legalize:
+    name = "argmax" if largest else "argmin"
+
+    def legalize(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+        axis = None if call.attrs.axis is None else int(call.attrs.axis)
+        args = (call.args[0], axis, bool(call.attrs.keepdims), largest)
+        return builder.call_te(_first_extreme, *args, primfunc_name_hint=name)
+
+    return legalize
+
+
+def _first_extreme(x: Any, axis: int | None, keepdims: bool, largest: bool) -> Any:
+    """The first place of the extreme along an axis, or of the flattened tensor."""
+    kept = [1] * len(x.shape) if keepdims else []
+    if axis is None:
+        x, front = topi.reshape(x, (math.prod(x.shape),)), 0
+    else:
+        front = axis % len(x.shape)
+        kept = [*x.shape[:front], *([1] if keepdims else []), *x.shape[front + 1 :]]
+    back = len(kept) - (len(x.shape) - 1 - front)  # where the dims behind the axis begin
+    along = te.reduce_axis((0, x.shape[front]), name="along")
+    kind = _key_type(x)
+    most = _most(kind)
+    best, worst = (most, -most - 1) if largest else (-most - 1, most)
+
+    def pair(*place: Any) -> Any:
+        value = x(*place[:front], along, *place[back:])
+        return combine((tirx.Cast("int64", along), _key_of(value, kind, best)), along)
+
+    def earlier(one: Any, other: Any) -> Any:
+        (at, key), (at_other, rival) = one, other
+        beyond = key > rival if largest else key < rival
+        wins = tirx.any(beyond, tirx.all(key == rival, at < at_other))
+        return tirx.Select(wins, at, at_other), tirx.Select(beyond, key, rival)
+
+    def nowhere(*_: Any) -> Any:  # behind all places, and no key is worse
+        return tirx.const(_most("int64"), "int64"), tirx.const(worst, kind)
+
+    combine = te.comm_reducer(earlier, nowhere, name="first_extreme")
+    places, _ = te.compute(kept, pair, name="extreme")
+    return te.compute(kept, lambda *place: places(*place), name="place")
+
+
+def _te_sign(x: Any) -> Any:
+    def sign(*place: Any) -> Any:
+        value = x(*place)
+        zero, one, minus = (tirx.const(n, x.dtype) for n in (0, 1, -1))
+        signed = tirx.Select(value > zero, one, tirx.Select(value < zero, minus, zero))
+        return tirx.Select(is_nan(value), value, signed)
+
+    return te.compute(x.shape, sign, name="T_sign")
+
+
+def _sign(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    return builder.call_te(_te_sign, call.args[0], primfunc_name_hint="tir_sign")
+
+
+def _te_take(table: Any, places: Any, axis: int | None) -> Any:
+    if axis is None:
+        table, axis = topi.reshape(table, (math.prod(table.shape),)), 0
+    axis %= len(table.shape)
+    end = axis + len(places.shape)
+
+    def element(*at: Any) -> Any:
+        return table(*at[:axis], places(*at[axis:end]), *at[end:])
+
+    shape = [*table.shape[:axis], *places.shape, *table.shape[axis + 1 :]]
+    return te.compute(shape, element, name="T_take")
+
+
+def _take(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+    if str(call.attrs.mode) != "fast":
+        return call.op.get_attr("FLegalize")(builder, call)
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    return builder.call_te(_te_take, *call.args, axis, primfunc_name_hint="take")
+
+
+def _is_zero(operand: Any) -> bool:
+    if not isinstance(operand, ir.GenericConst) or operand.ty.ndim != 0:
+        return False
+    return bool(operand.value.numpy() == 0)
+
+
+def _with_zero(compute: Callable[..., Any]) -> Legalize:
+    """With a zero among the operands, which TVM folds unless it is a tensor like others."""
+
+    def legalize(builder: relax.BlockBuilder, call: ir.Call) -> Any:
+        if any(map(_is_zero, call.args)):
+            return builder.call_te(compute, *call.args)
+        return call.op.get_attr("FLegalize")(builder, call)
+
+    return legalize
+
+
+LEGALIZATIONS: dict[str, Legalize] = {
+    "relax.sort": _of_floats(_sort),
+    "relax.argsort": _of_floats(_argsort),
+    "relax.topk": _of_floats(_topk),
+    "relax.argmax": _of_floats(_extreme_place(largest=True)),
+    "relax.argmin": _of_floats(_extreme_place(largest=False)),
+    "relax.sign": _of_floats(_sign),
+    "relax.take": _take,
+    "relax.multiply": _of_floats(_with_zero(topi.multiply)),
+    "relax.divide": _of_floats(_with_zero(topi.divide)),
+}
+
+
+def kernel_passes(skip_ops: Sequence[str] = ()) -> list[Any]:
+    """Passes that make every compute op the call of a kernel.
+
+    Parameters
+    ----------
+    skip_ops : sequence of str
+        Ops that stay.
+    """
+    return [
+        relax.backend.DispatchSampling(),
+        relax.transform.LegalizeOps(LEGALIZATIONS, list(skip_ops)),
+        relax.backend.DispatchSortScan(),
+    ]

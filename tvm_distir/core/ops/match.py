@@ -1,0 +1,118 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which factor of a rule a call follows along one mesh axis, given the labels around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm_distir.core.ir.placement import P, R
+from tvm_distir.support import PropagationError
+
+from .factor import Factor, Rule
+
+Label = int | None
+
+
+def _fits(label: Label, dim: int | None) -> bool:
+    return label is None or label == (R if dim is None else dim)
+
+
+def follows(factor: Factor, in_labels: Sequence[Label], out_labels: Sequence[Label]) -> bool:
+    """Whether the labels are those of the factor; results of a reduction may be R or P."""
+    if not all(map(_fits, in_labels, factor.ins)):
+        return False
+    if factor.reduces:
+        return all(label in (None, R, P) for label in out_labels)
+    return all(map(_fits, out_labels, factor.outs))
+
+
+def _carries(rule: Rule, in_labels: Sequence[Label]) -> bool:
+    """Whether the partial operands make up a linear group and nothing is sharded."""
+    partial = {i for i, label in enumerate(in_labels) if label == P}
+    if any(label is not None and label >= 0 for label in in_labels):
+        return False
+    free = {i for i, label in enumerate(in_labels) if label is None}
+    return any(partial <= set(g) and set(g) <= partial | free for g in rule.linear)
+
+
+def _word(label: Label) -> str:
+    if label is None:
+        return "any"
+    return "R" if label == R else "P" if label == P else f"S({label})"
+
+
+def _words(labels: Sequence[Label]) -> str:
+    return ", ".join(_word(x) for x in labels) or "none"
+
+
+def describe_factor(factor: Factor) -> str:
+    """Text form of a factor: ``S(0), R -> S(0)``, with ``P(sum)`` for a reduction."""
+    ins = _words([R if d is None else d for d in factor.ins])
+    if factor.reduces:
+        return f"{ins} -> {', '.join(f'P({factor.kind})' for _ in factor.outs)}"
+    return f"{ins} -> {_words([R if d is None else d for d in factor.outs])}"
+
+
+def match_factor(
+    rule: Rule,
+    in_labels: Sequence[Label],
+    out_labels: Sequence[Label],
+    place: str = "",
+) -> int | None:
+    """Find the factor a call follows along one mesh axis.
+
+    Parameters
+    ----------
+    rule : Rule
+        Of the call.
+    in_labels, out_labels : sequence of int or None
+        Per flattened operand and result: a dim, ``R`` (-1) or ``P`` (-2); None where any will do
+        (a constant, which is at hand in every form).
+    place : str
+        Where the call stands, for the message.
+
+    Returns
+    -------
+    int or None
+        Number of the factor; None when the call is whole along the axis, or carries partial sums
+        through a linear group.
+
+    Raises
+    ------
+    PropagationError
+        DIST0405 when no factor fits.
+    """
+    counts = (len(rule.in_bytes), len(rule.out_bytes))
+    if (len(in_labels), len(out_labels)) != counts:
+        raise PropagationError(
+            "DIST0405",
+            f"{len(in_labels)} operand and {len(out_labels)} result labels for a call "
+            f"of {counts[0]} and {counts[1]}",
+            place=place or rule.op,
+            remedy="Give one label per flattened tensor.",
+        )
+    if all(x in (None, R) for x in in_labels) and all(x in (None, R) for x in out_labels):
+        return None
+    for number, factor in enumerate(rule.factors):
+        if follows(factor, in_labels, out_labels):
+            return number
+    if _carries(rule, in_labels) and all(x in (None, R, P) for x in out_labels):
+        return None
+    known = "; ".join(describe_factor(f) for f in rule.factors) or "none: it must be whole"
+    reasons = [
+        f"{key}: {why}"
+        for side, labels in (("in", in_labels), ("out", out_labels))
+        for i, label in enumerate(labels)
+        if label is not None
+        and label >= 0
+        and (why := rule.why_whole.get(key := f"{side}{i}.dim{label}")) is not None
+    ]
+    tail = f" ({'; '.join(reasons)})" if reasons else ""
+    raise PropagationError(
+        "DIST0405",
+        f"operands {_words(in_labels)} and results {_words(out_labels)} fit no factor "
+        f"of {rule.op}{tail}",
+        place=place or rule.op,
+        remedy=f"Redistribute to one of: {known}.",
+    )

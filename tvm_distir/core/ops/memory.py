@@ -1,0 +1,39 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What passes have learnt of classes of like bindings, kept for the modules to come.
+
+A search lowers thousands of plans of one model; what is looked up or written for a binding holds
+for all that are like it, :attr:`tvm_distir.core.rewriting.native.reading.Reading.like`, whose numbers are the same in
+all modules of a process and are never given twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .registry import generation, load_entry_points
+
+MOST = 1 << 16
+"""Entries of all memories together; with more they are emptied when the next one is asked for."""
+
+_memories: dict[Any, dict[Any, Any]] = {}
+_seen_generation = 0
+
+
+def learned(what: Any) -> dict[Any, Any]:
+    """The memory of a name; it is emptied whenever a rule is registered.
+
+    Ask for it once per module, and keep in it only what follows from the class of a binding, from
+    the name of the memory, and from the rest of the entry's key.
+
+    Parameters
+    ----------
+    what : hashable
+        What is learnt, and what it depends on beside its keys.
+    """
+    global _seen_generation
+    load_entry_points()
+    if _seen_generation != generation() or sum(map(len, _memories.values())) > MOST:
+        _memories.clear()
+        _seen_generation = generation()
+    return _memories.setdefault(what, {})

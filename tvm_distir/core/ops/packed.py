@@ -1,0 +1,300 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Sharding rules of packed functions (``R.call_packed``), which work on opaque objects.
+
+An object (a cache, a state) lives once per device. Every device runs the same calls on its own
+object, on whole tensors, unless a rule says which dims may be cut: a cache that is cut by heads
+holds the heads of its device.
+
+>>> @register_packed_rule("my.cache_append")
+... def append(call):
+...     ties = [({0: d, 1: d}, {0: d}) for d in range(1, len(call.ins[1]))]
+...     return PackedForm(ties, holds={0: call.ins[1]})
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.ir.types import flat_types, static_shape, tensor_type, value_types
+from tvm_distir.support import PropagationError
+
+from .dims import size_bytes
+from .factor import Factor, Rule, Work
+from .registry import load_entry_points, note_change
+
+CACHE = "vm.builtin.attention_kv_cache_"
+_DISTRIBUTED = "vm.builtin.distributed."
+
+PACKED_OPS = ("relax.call_pure_packed", "relax.call_dps_packed")
+"""Ops whose first argument is a packed function, which they call on the others."""
+
+_DRAWS = re.compile(r"(^|[._])(random|rand|rng|randn|seed|dropout)([._]|$)")
+"""Names of functions that draw numbers from a stream of their own."""
+
+Dims = tuple[Any, ...]
+Tie = tuple[Mapping[int, int], Mapping[int, int]]
+"""Operand number to dim, result number to dim: dims that are cut together."""
+
+
+@dataclass(frozen=True)
+class PackedCall:
+    """What the rule of a packed function sees.
+
+    Attributes
+    ----------
+    name : str
+    args : tuple of Expr
+        All arguments, shapes and scalars included.
+    ins : tuple of (tuple or None)
+        Dims of each flattened tensor or object operand; of an object the dims of what it holds,
+        None where that is not known.
+    outs : tuple of (tuple or None)
+        Dims of each flattened result, None for an object.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    ins: tuple[Dims | None, ...]
+    outs: tuple[Dims | None, ...]
+
+
+@dataclass(frozen=True)
+class PackedForm:
+    """How the call of a packed function may be cut.
+
+    Attributes
+    ----------
+    ties : sequence of Tie
+        Dims that are cut together; each dim stands in one tie at most.
+    holds : mapping of int to tuple
+        Per result that is an object, the dims of what it holds.
+    shapes : mapping of int to (str, int)
+        Arguments that state a shape, and whose: ``("in", operand)`` or ``("out", result)``. On
+        shards its dims are cut as that tensor's.
+    """
+
+    ties: Sequence[Tie] = ()
+    holds: Mapping[int, Dims] = field(default_factory=dict)
+    shapes: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+
+
+PackedWriter = Callable[[PackedCall], PackedForm]
+_writers: dict[str, PackedWriter] = {}
+
+
+def register_packed_rule(
+    *names: str, override: bool = False
+) -> Callable[[PackedWriter], PackedWriter]:
+    """Register how calls of packed functions may be cut.
+
+    Parameters
+    ----------
+    names : str
+        Global names, such as ``vm.builtin.attention_kv_cache_append``.
+    override : bool
+        Replace a rule that exists.
+
+    Raises
+    ------
+    PropagationError
+        DIST0406 when a function has a rule already.
+    """
+
+    def keep(writer: PackedWriter) -> PackedWriter:
+        for name in names:
+            if name in _writers and not override:
+                raise PropagationError(
+                    "DIST0406",
+                    "the packed function has a sharding rule already",
+                    place=name,
+                    remedy="Pass override=True to replace it.",
+                )
+            _writers[name] = writer
+        note_change()
+        return writer
+
+    return keep
+
+
+def packed_functions() -> tuple[str, ...]:
+    """Names of the packed functions with a rule, sorted."""
+    load_entry_points()
+    return tuple(sorted(_writers))
+
+
+def is_packed_call(expr: Any) -> bool:
+    """Whether an expression calls a packed function: by itself, or by an op that does so."""
+    if type(expr) is not ir.Call:
+        return False
+    op = expr.op
+    if type(op) is ir.Op:
+        return str(op.name) in PACKED_OPS and isinstance(expr.args[0], relax.ExternFunc)
+    return type(op) is relax.ExternFunc
+
+
+def packed_args(call: ir.Call) -> list[Any]:
+    """Arguments that the packed function of a call gets."""
+    if isinstance(call.op, relax.ExternFunc):
+        return list(call.args)
+    rest = list(call.args)[1:]
+    if str(call.op.name) == "relax.call_dps_packed" and isinstance(rest[0], relax.Tuple):
+        return list(rest[0].fields)
+    return rest
+
+
+def packed_name(call: ir.Call) -> str:
+    """Global name of the packed function of a call, as it is called on one device."""
+    called = call.op if isinstance(call.op, relax.ExternFunc) else call.args[0]
+    name = str(called.global_symbol)
+    return name.replace(_DISTRIBUTED, "vm.builtin.", 1)
+
+
+def packed_form(call: ir.Call, held: Sequence[Dims | None]) -> tuple[PackedCall, PackedForm]:
+    """Describe a call and look up how it may be cut.
+
+    Parameters
+    ----------
+    call : Call
+        Of an ``ExternFunc``.
+    held : sequence
+        Per flattened operand that is an object, the dims of what it holds; of others not read.
+
+    Raises
+    ------
+    PropagationError
+        DIST0401 for a function that draws random numbers, DIST0402 for an unknown shape.
+    """
+    name = packed_name(call)
+    load_entry_points()
+    leaves = [t for a in packed_args(call) for t in value_types(a.ty)]
+    ins = tuple(
+        _dims(name, t) if tensor_type(t) is not None else (dims or None)
+        for t, dims in zip(leaves, held, strict=True)
+    )
+    results = [t for ty in call.ty_args for t in flat_types(ty)]
+    outs = tuple(_dims(name, t) if tensor_type(t) is not None else None for t in results)
+    seen = PackedCall(name, tuple(packed_args(call)), ins, outs)
+    if name in _writers:
+        return seen, _writers[name](seen)
+    if _DRAWS.search(name):
+        raise PropagationError(
+            "DIST0401",
+            "it draws from a stream of its own: devices would draw different numbers, or the "
+            "numbers would depend on the sharding",
+            place=name,
+            remedy="Draw outside and pass the numbers in (multinomial_from_uniform takes them), "
+            "or register_packed_rule if all devices draw the same.",
+        )
+    return seen, PackedForm()
+
+
+def _dims(name: str, ty: Any) -> Dims:
+    found = static_shape(ty)
+    if found is None:
+        raise PropagationError(
+            "DIST0402", f"the shape of {ty} is not known", place=name, remedy="Give it one."
+        )
+    return found
+
+
+def packed_rule(call: ir.Call, held: Sequence[Dims | None]) -> tuple[Rule, list[Dims]]:
+    """Rule of the call of a packed function, and the dims of its results.
+
+    Raises
+    ------
+    PropagationError
+        As :func:`packed_form`; DIST0403 for a rule that names what the call does not have.
+    """
+    seen, form = packed_form(call, held)
+    results = [form.holds.get(j, ()) if dims is None else dims for j, dims in enumerate(seen.outs)]
+    factors = tuple(
+        factor
+        for tie in form.ties
+        for factor in [_factor(seen.name, tie, seen.ins, results)]
+        if factor is not None
+    )
+    types = [t for a in packed_args(call) for t in value_types(a.ty)]
+    sizes = tuple(_bytes(t) for t in types)
+    written = tuple(_bytes(t) for ty in call.ty_args for t in flat_types(ty))
+    why = {
+        f"{side}{i}.dim{d}": "the packed function takes it whole (register_packed_rule)"
+        for side, rows in (("in", seen.ins), ("out", results))
+        for i, dims in enumerate(rows)
+        for d in range(len(dims or ()))
+    }
+    return Rule(seen.name, factors, (), 0, sizes, written, why, Work(0, sizes, written)), results
+
+
+def _bytes(ty: Any) -> int:
+    tensor: Any = tensor_type(ty)
+    return 0 if tensor is None else size_bytes(static_shape(tensor) or (), str(tensor.dtype))
+
+
+def _factor(name: str, tie: Tie, ins: Sequence[Dims | None], outs: Sequence[Dims]) -> Factor | None:
+    """The factor of a tie; None where its dims are of extent 1, or nobody knows them."""
+    sizes, rows = [], []
+    for numbers, shapes in zip(tie, (ins, outs), strict=True):
+        row: list[int | None] = [None] * len(shapes)
+        for number, dim in numbers.items():
+            dims = shapes[number] if number < len(shapes) else ()
+            if dims is None or not dims:  # an object of which nothing is known
+                continue
+            if not 0 <= dim < len(dims):
+                raise PropagationError(
+                    "DIST0403",
+                    f"it ties dim {dim} of a value of shape {list(map(str, dims))}",
+                    place=f"rule of {name}",
+                    remedy="Correct the rule of the packed function.",
+                )
+            row[number] = dim
+            sizes.append(dims[dim])
+        rows.append(tuple(row))
+    if not sizes or all(isinstance(n, int) and n == 1 for n in sizes):
+        return None
+    return Factor(sizes[0], rows[0], rows[1])
+
+
+# TVM's attention cache: what is appended along dim 0 and viewed, cut alike along the other dims
+
+
+@register_packed_rule(f"{CACHE}create")
+def cache_create(call: PackedCall) -> PackedForm:
+    """``(init, shape, fill)``: the cache is cut as its first contents."""
+    init = call.ins[0] or ()
+    ties = [({0: d}, {0: d}) for d in range(1, len(init))]
+    return PackedForm(ties, {0: init}, {1: ("in", 0)})
+
+
+@register_packed_rule(f"{CACHE}append", f"{CACHE}update", f"{CACHE}window_override")
+def cache_append(call: PackedCall) -> PackedForm:
+    """``(cache, data)``: both are cut alike; rows stay in order, so dim 0 is whole."""
+    data = call.ins[1] or ()
+    ties = [({0: d, 1: d}, {0: d}) for d in range(1, len(data))]
+    return PackedForm(ties, {0: data})
+
+
+@register_packed_rule(f"{CACHE}view")
+def cache_view(call: PackedCall) -> PackedForm:
+    """``(cache, shape)``: what the cache holds, cut as the cache is."""
+    out = call.outs[0] or ()
+    ties = [({0: d}, {0: d}) for d in range(1, len(out))]
+    return PackedForm(ties, shapes={1: ("out", 0)} if len(call.args) > 1 else {})
+
+
+__all__ = [
+    "PackedCall",
+    "PackedForm",
+    "is_packed_call",
+    "packed_args",
+    "packed_form",
+    "packed_functions",
+    "packed_name",
+    "packed_rule",
+    "register_packed_rule",
+]

@@ -1,0 +1,100 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of an op in one place: its rule, its local form, what its padding needs."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tvm_distir.core.ops.local.call import LocalCall
+from tvm_distir.support import PropagationError
+
+from .draft import CallShape, Draft
+from .padding import NO_PADDING, Padding
+
+RuleWriter = Callable[[CallShape], Draft]
+
+
+class _Form(enum.Enum):
+    SAME_OP = "the op itself, with the same attributes, on the shards"
+
+
+SAME_OP: Final = _Form.SAME_OP
+"""Local form of an op that does on shards what it does on the whole, wherever they lie."""
+
+LocalForm = Callable[[LocalCall], Any] | _Form
+"""What a device computes of a sharded call: :data:`SAME_OP`, or a function that writes it."""
+
+Examples = Callable[[], Sequence[Any]]
+"""Calls by which a rule is proved (:class:`.validate.Case`), made when they are asked for."""
+
+
+@dataclass(frozen=True)
+class Registration:
+    """All that is said of an op.
+
+    Attributes
+    ----------
+    write : callable
+        From a call's shapes to the sheet of its rule.
+    local : LocalForm or None
+        None: nothing is said; each cut must then be proved from the op's TIR.
+    padding : Padding
+    examples : callable, optional
+        Calls by which the rule is proved.
+    """
+
+    write: RuleWriter
+    local: LocalForm | None = None
+    padding: Padding = NO_PADDING
+    examples: Examples | None = None
+
+
+def second_rule(name: str) -> PropagationError:
+    """Error about an op that has a rule already."""
+    return PropagationError(
+        "DIST0406",
+        "the op has a sharding rule already",
+        place=name,
+        remedy="Pass override=True to replace it.",
+    )
+
+
+@dataclass
+class Family:
+    """The ops of one file, collected; :mod:`.families` lists the files.
+
+    >>> FAMILY = Family()
+    >>> @FAMILY.rule("relax.my_op", local=SAME_OP)
+    ... def my_op(call):
+    ...     draft = Draft(call)
+    ...     draft.tie({0: 0}, {0: 0})
+    ...     return draft
+    """
+
+    entries: dict[str, Registration] = field(default_factory=dict)
+
+    def rule(
+        self, *names: str, local: LocalForm, padding: Padding = NO_PADDING
+    ) -> Callable[[RuleWriter], RuleWriter]:
+        """Say the rule and the local form of some ops (DIST0406 when one has a rule already)."""
+
+        def keep(writer: RuleWriter) -> RuleWriter:
+            for name in names:
+                if name in self.entries:
+                    raise second_rule(name)
+                self.entries[name] = Registration(writer, local, padding)
+            return writer
+
+        return keep
+
+    def __iter__(self) -> Iterator[tuple[str, Registration]]:
+        return iter(self.entries.items())
+
+
+def relax_names(words: str) -> list[str]:
+    """Full op names of a list of words."""
+    return [f"relax.{word}" for word in words.split()]

@@ -1,0 +1,113 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A rule may only offer cuts that a local form carries out.
+
+The rule says which dims may be cut, the local form what a device then computes. A registration
+that names a local form answers for it, and :mod:`.validate` proves both together by execution.
+One that names none claims nothing: each factor is then proved from the op's TIR, as derived rules
+are, or the rule is refused. So a rule for ``tril`` that cuts rows, whose results depend on where
+they lie, is no silent error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tvm import ir
+
+from tvm_distir.core.ops.derive.call import derive_call
+from tvm_distir.support import PropagationError
+
+from .dims import same
+from .draft import CallShape
+from .factor import Factor, Rule
+from .match import describe_factor
+from .padding import Reduced
+from .registration import SAME_OP, Registration
+
+
+def with_local_forms(call: ir.Call, shape: CallShape, rule: Rule, said: Registration) -> Rule:
+    """Check that every factor of a rule has a local form.
+
+    Parameters
+    ----------
+    call : Call
+    shape : CallShape
+        Of the call.
+    rule : Rule
+        As its writer gave it.
+    said : Registration
+        Of the op.
+
+    Returns
+    -------
+    rule : Rule
+        The same; a reduced dim is cut evenly only where nothing is said of its padding, and a
+        factor proved from TIR is uneven only where that shows that it may be.
+
+    Raises
+    ------
+    PropagationError
+        DIST0418 for a factor without a local form.
+    """
+    factors = rule.factors
+    if said.local is None and factors:
+        proved = _derived(call, shape)
+        factors = tuple(_proved(rule, f, proved) for f in factors)
+    elif said.local is SAME_OP:
+        for factor in factors:
+            if _exchanges(factor):
+                why = "what the devices exchange inside the call is not in the op itself"
+                raise _refused(rule, factor, why)
+    if said.padding.reduced is Reduced.UNKNOWN:
+        factors = tuple(
+            dataclasses.replace(f, uneven=False) if f.reduces and f.uneven else f for f in factors
+        )
+    return rule if factors == rule.factors else dataclasses.replace(rule, factors=factors)
+
+
+def _exchanges(factor: Factor) -> bool:
+    """Whether devices must do more than the op: exchange data, or rescale their terms."""
+    return factor.kind in ("halo", "stat") or factor.rescale or factor.comm_bytes > 0
+
+
+def _derived(call: ir.Call, shape: CallShape) -> Rule | str:
+    """The rule of the op's TIR, or why there is none."""
+    if call.op.get_attr("FLegalize") is None:
+        return "it has no legalization to prove it from"
+    try:
+        return derive_call(call, shape)
+    except PropagationError as error:
+        return str(error.what)
+
+
+def _proved(rule: Rule, factor: Factor, derived: Rule | str) -> Factor:
+    if isinstance(derived, str):
+        raise _refused(rule, factor, f"nothing is said of one, and {derived}")
+    for other in derived.factors:
+        cut = (other.ins, other.outs, other.kind)
+        if cut == (factor.ins, factor.outs, factor.kind) and same(other.size, factor.size):
+            if _exchanges(factor):
+                break
+            return dataclasses.replace(factor, uneven=factor.uneven and other.uneven)
+    reasons = [
+        why
+        for side, dims in (("in", factor.ins), ("out", factor.outs))
+        for number, dim in enumerate(dims)
+        if dim is not None
+        and (why := derived.why_whole.get(f"{side}{number}.dim{dim}")) is not None
+    ]
+    why = reasons[0] if reasons else "its TIR does not show that cut"
+    raise _refused(rule, factor, f"nothing is said of one, and {why}")
+
+
+def _refused(rule: Rule, factor: Factor, why: str) -> PropagationError:
+    return PropagationError(
+        "DIST0418",
+        f"the rule cuts {describe_factor(factor)} ({factor.kind}), which no local form carries "
+        f"out: {why}",
+        place=rule.op,
+        remedy="Register the rule with local=SAME_OP if the op on the shards gives the shards of "
+        "the result, else with a function that writes what a device computes; prove it with "
+        f"python -m tvm_distir.execution.rule_validation --op {rule.op}.",
+    )

@@ -1,0 +1,80 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Unfinished reductions, and how a call is sharded along each mesh axis.
+
+*Terms* of a value are the mesh axes along which each device holds only a term of a reduction,
+with the reduction's op. A reducing factor makes terms, an op that is linear in its unfinished
+operands carries them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_distir.core.ir.placement import Labels
+
+from .factor import Factor, Rule
+
+Terms = tuple[tuple[int, str], ...]
+"""(mesh axis, reduction op) pairs, in order of axis."""
+
+
+def axes_of(terms: Terms) -> tuple[int, ...]:
+    """Mesh axes of terms."""
+    return tuple(axis for axis, _ in terms)
+
+
+def without(terms: Terms, axes: Sequence[int]) -> Terms:
+    """Terms less those along some axes."""
+    return tuple(t for t in terms if t[0] not in axes)
+
+
+def within(terms: Terms, axes: Sequence[int]) -> Terms:
+    """Terms along some axes."""
+    return tuple(t for t in terms if t[0] in axes)
+
+
+def attribute_axes(fn: Any, side: str) -> dict[int, tuple[int, ...]]:
+    """Partial axes per flattened parameter or result, from the attribute ``dist.partial``."""
+    attrs = fn.attrs or {}
+    if "dist.partial" not in attrs or side not in attrs["dist.partial"]:
+        return {}
+    entries = attrs["dist.partial"][side]
+    return {int(k): tuple(sorted(int(a) for a in axes)) for k, axes in entries.items()}
+
+
+def sums(axes: Sequence[int]) -> Terms:
+    """Terms of partial sums along axes."""
+    return tuple((a, "sum") for a in sorted(axes))
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How a call is sharded.
+
+    Attributes
+    ----------
+    factors : tuple of Factor or None
+        Per mesh axis: the factor it follows.
+    ins : tuple of labels
+        Per flattened tensor operand; of a constant, what the factors ask of it.
+    outs : tuple of labels
+        Per flattened result, as typed.
+    terms : Terms
+        What the reducing factors leave.
+    rule : Rule or None
+        None when nothing is sharded.
+    """
+
+    factors: tuple[Factor | None, ...]
+    ins: tuple[Labels, ...]
+    outs: tuple[Labels, ...]
+    terms: Terms
+    rule: Rule | None
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a factor is followed along some axis."""
+        return any(f is not None for f in self.factors)

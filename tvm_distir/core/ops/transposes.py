@@ -1,0 +1,62 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Transposes that only matrix products read: BLAS libraries read such operands in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.ir.types import static_shape
+from tvm_distir.core.rewriting.native.reading import Reading
+
+_PERMUTE = "relax.permute_dims"
+_MATMUL = "relax.matmul"
+
+
+def transposed_operands(reading: Reading) -> set[int]:
+    """Numbers of the variables bound to a swap of the last two dims that only products read.
+
+    Such a transpose moves no data: every BLAS takes a flag for it, and TVM fuses it into the
+    product, a ``relax.matmul`` (``FuseTransposeMatmul``).
+    """
+    candidates: set[int] = set()
+    others: set[int] = set(reading.result)
+    products: dict[int, bool] = {-1: False}
+    swaps: dict[int, bool] = {-1: False}
+    hidden: set[Any] = set()  # what is read where the reading does not tell
+    for number, (like, value) in enumerate(zip(reading.like, reading.values, strict=True)):
+        if like < 0 or like not in products:
+            products[like] = _calls(value, _MATMUL)
+            swaps[like] = _calls(value, _PERMUTE) and _swaps_last_two(value)
+        if swaps[like]:
+            candidates.add(reading.params + number)
+        if products[like]:
+            continue
+        others.update(reading.used(number))
+        if like < 0:
+            hidden.update(_read(value))
+    others.update(number for number in candidates if reading.variables[number] in hidden)
+    return candidates - others
+
+
+def _calls(value: Any, op: str) -> bool:
+    return isinstance(value, ir.Call) and isinstance(value.op, ir.Op) and str(value.op.name) == op
+
+
+def _swaps_last_two(call: ir.Call) -> bool:
+    shape = static_shape(call.args[0].ty)
+    if shape is None or len(shape) < 2:
+        return False
+    count = len(shape)
+    axes = call.attrs["axes"]
+    order = list(range(count))[::-1] if axes is None else [int(a) % count for a in axes]
+    return order == [*range(count - 2), count - 1, count - 2]
+
+
+def _read(value: Any) -> list[Any]:
+    """Variables that an expression reads."""
+    if isinstance(value, relax.Var):
+        return [value]
+    return list(relax.analysis.free_vars(value))

@@ -1,0 +1,150 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Windows walked backwards: what transposed convolutions and gradients exchange.
+
+A window maps ``long`` rows to ``short`` ones: short row ``i`` reads the long rows
+``i stride - before + k dilation`` for ``k < kernel``. A transposed convolution, as the gradient
+of an average pool, has the short rows as its operand and adds row ``i`` into those long rows.
+Blocks of its results can be had in two ways:
+
+- *gathered*: each rank fetches the short rows that reach into its long ones;
+- *returned*: each rank spreads its own short rows, and hands what falls outside of its long
+  rows to the neighbours, who add it.
+
+The gradient of a convolution's weight sums over both: rank by rank, over the own short rows and
+the long rows that the windows there read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tvm_distir.core.ops.draft import Draft
+
+from .halo import Exchange, Window, blocks_of, exchange, fetching, most_blocks, rows_bytes
+
+
+@dataclass(frozen=True)
+class RowSpread:
+    """How a rank computes its block of long rows from short rows it has fetched.
+
+    Attributes
+    ----------
+    fetch : Exchange
+        Of the short rows.
+    count : int
+        Long rows that the local op gives, from the ``front``-th on that its short rows reach.
+    front, back : int
+        Rows that the local op leaves out before and behind those.
+    more : int
+        Of these rows, how many at the end no short row reaches.
+    ragged : bool
+        Whether the rank's block starts at its row ``(rank drift + phase) % per`` of these, with
+        the numbers of ``fetch``; else it is all of them.
+    """
+
+    fetch: Exchange
+    count: int
+    front: int
+    back: int
+    more: int
+    ragged: bool
+
+
+def spread(window: Window, short: int, long: int, ranks: int) -> RowSpread:
+    """Plan the gathered way.
+
+    Long row ``o`` is reached by the short rows from ``ceil((o + before - reach + 1) / stride)``
+    to ``floor((o + before) / stride)``.
+    """
+    stride, reach, before = window.stride, window.reach, window.before
+    rows, out = -(-short // ranks), -(-long // ranks)
+    reads = []
+    for first, end in blocks_of(long, ranks):
+        least = -(-(first + before - reach + 1) // stride)
+        reads.append((least, max(least, (end - 1 + before) // stride + 1 if first < end else 0)))
+    drift = out - stride * rows
+    ragged = drift % stride != 0
+    rest = 0 if ragged else before % stride
+    behind_by = max(0, (reach - 1 - rest) // stride)
+    front, count = rest + behind_by * stride, out + (stride - 1 if ragged else 0)
+    span = (rest + count - 1) // stride + behind_by + 1
+    fetch = fetching(rows, short, span, -behind_by, reads, drift, before, stride)
+    back = (span - 1) * stride + reach - front - count
+    return RowSpread(fetch, count, front, max(0, back), max(0, -back), ragged)
+
+
+def gathers(
+    window: Window, short: int, long: int, ranks: int, short_bytes: int, long_bytes: int
+) -> bool:
+    """Whether fetching short rows sends no more bytes than returning long ones.
+
+    ``short_bytes`` and ``long_bytes`` are those of one row.
+    """
+    fetch = spread(window, short, long, ranks).fetch
+    back = exchange(window, long, short, ranks)
+    return (fetch.left + fetch.right) * short_bytes <= (back.left + back.right) * long_bytes
+
+
+def tie_spread(
+    draft: Draft, dim: int, result_dim: int, window: Window, others: Mapping[int, int] | None = None
+) -> None:
+    """Add the factor of a spatial dim whose operand has the short rows, the result the long ones.
+
+    ``comm_bytes`` are those of the cheaper way, over two ranks. ``others``: dims of operands that
+    are cut as the result is.
+    """
+    short, long = draft.call.ins[0][dim], draft.call.outs[0][result_dim]
+    fetch, back = spread(window, short, long, 2).fetch, exchange(window, long, short, 2)
+    gathered = rows_bytes(draft, "in", 0, dim, fetch.left + fetch.right)
+    returned = rows_bytes(draft, "out", 0, result_dim, back.left + back.right)
+    draft.tie(
+        {0: dim, **(others or {})},
+        {0: result_dim},
+        "halo",
+        size=most_blocks(short, long),
+        comm_bytes=gathered if others else min(gathered, returned),
+        apart=True,
+    )
+
+
+def tie_argmax(draft: Draft, dim: int, window: Window) -> None:
+    """Add the factor of a spatial dim of a max pool's gradient (short rows, and long rows twice).
+
+    A rank fetches the long rows its windows read, and returns what belongs to neighbours.
+    """
+    short, long = draft.call.ins[0][dim], draft.call.ins[1][dim]
+    plan = exchange(window, long, short, 2)
+    comm_bytes = 2 * rows_bytes(draft, "in", 1, dim, plan.left + plan.right)
+    draft.tie(
+        {0: dim, 1: dim},
+        {0: dim},
+        "halo",
+        size=most_blocks(short, long),
+        comm_bytes=comm_bytes,
+        apart=True,
+    )
+
+
+def turned(window: Window, kernel: int) -> Window:
+    """Window of the convolution whose weight gradient slides ``window`` to ``kernel`` places."""
+    return Window(kernel, window.dilation, window.stride, window.before, window.after)
+
+
+def tie_contracted(draft: Draft, dim: int, kernel_dim: int, window: Window, kernel: int) -> None:
+    """Add the factor of a spatial dim that a weight's gradient sums over.
+
+    The long rows are those of the first operand, the short ones those of the second; ``window``
+    has as many positions as these, and the result ``kernel`` rows.
+    """
+    long, short = draft.call.ins[0][dim], draft.call.ins[1][kernel_dim]
+    plan = exchange(turned(window, kernel), long, short, 2)
+    draft.tie(
+        {0: dim, 1: kernel_dim},
+        {},
+        "sum",
+        size=most_blocks(long, short),
+        comm_bytes=rows_bytes(draft, "in", 0, dim, plan.left + plan.right),
+        apart=True,
+    )

@@ -1,0 +1,111 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Spatial dims of a layout: which can be cut in blocks, and why others cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm_distir.core.ops.draft import CallShape, Draft
+
+from .halo import Window, blocks_with_borders, tie_halo
+from .halo_back import tie_argmax, tie_spread
+
+
+def letters(layout: str) -> str | None:
+    """Dim names of a layout without split dims (NCHW4c has one)."""
+    return layout if layout.isalpha() and layout.isupper() else None
+
+
+def convolution_layouts(call: CallShape) -> tuple[str, str, str] | None:
+    """Dim names of the data, the weight and the result; None where one has split dims."""
+    data = letters(str(call.attrs.data_layout))
+    weight = letters(str(call.attrs.kernel_layout))
+    out = letters(str(call.attrs.out_layout) or str(call.attrs.data_layout))
+    return None if data is None or weight is None or out is None else (data, weight, out)
+
+
+def no_blocks(extent: Any, result: Any) -> str | None:
+    """Why a spatial dim has no blocks: its extent is not known, or it is too short."""
+    if not isinstance(extent, int) or not isinstance(result, int):
+        return "spatial dim of unknown extent: how many neighbour rows it needs is not known"
+    if extent < 2 or result < 2:
+        return f"{extent} rows give {result}: there are no blocks"
+    return None
+
+
+def suits_map(window: Window, result: Any) -> bool:
+    """Whether blocks of separate windows are best cut evenly: nothing is ever exchanged.
+
+    Where few devices divide the rows, uneven blocks (which exchange rows) are offered instead.
+    """
+    if window.stride == 1 or not isinstance(result, int):
+        return True
+    return result <= 2 or result % 4 == 0
+
+
+def unsupported(draft: Draft) -> Draft:
+    """Nothing may be cut."""
+    draft.default_why = "the layout has split dims"
+    return draft
+
+
+def _obstacle(call: CallShape, window: Window, extent: Any, result: Any) -> str | None:
+    """Why blocks of a spatial dim cannot be had with rows of the neighbours."""
+    if (why := no_blocks(extent, result)) is not None:
+        return why
+    if _counts_apart(call, window, extent, result):
+        if bool(call.attrs.ceil_mode):
+            return "with ceil_mode, windows at the border average fewer rows"
+        if blocks_with_borders(window, extent, result) == 1:
+            return "windows at the border average fewer rows, and even blocks are too small"
+    return None
+
+
+def _counts_apart(call: CallShape, window: Window, extent: int, result: int) -> bool:
+    """Whether an average divides by fewer elements at the border than elsewhere."""
+    if "avg_pool" not in call.op:
+        return False
+    over = window.overhang(extent, result)
+    if bool(call.attrs.count_include_pad):
+        return over > window.after
+    return bool(window.before) or over > 0
+
+
+def tie_spatial(draft: Draft, data: str, out: str, sliding: list[Window], what: str) -> None:
+    """Tie the spatial dims of operand and result: evenly, with neighbour rows, or not at all."""
+    names = [c for c in data if c not in "NC"]
+    for name, window in zip(names, sliding):
+        d, o = data.index(name), out.index(name)
+        extent, result = draft.call.ins[0][d], draft.call.outs[0][o]
+        if window.separate(extent, result) and suits_map(window, result):
+            draft.tie({0: d}, {0: o}, size=result, uneven=window.stride == 1)
+            continue
+        why = _obstacle(draft.call, window, extent, result)
+        if why is not None:
+            draft.whole("in", 0, d, f"spatial dim of a {what}: {why}")
+            draft.whole("out", 0, o, f"spatial dim of a {what}: {why}")
+        elif _counts_apart(draft.call, window, extent, result):
+            blocks = blocks_with_borders(window, extent, result)
+            tie_halo(draft, d, o, window, extent, result, blocks)
+        else:
+            tie_halo(draft, d, o, window, extent, result)
+
+
+def tie_spread_rows(
+    draft: Draft, dim: int, result_dim: int, window: Window, what: str, cut: tuple[int, ...] = ()
+) -> None:
+    """Tie a dim of short rows with one of long rows; ``cut``: operands cut as the result is."""
+    short, long = draft.call.ins[0][dim], draft.call.outs[0][result_dim]
+    others = dict.fromkeys(cut, dim)
+    if window.separate(long, short) and suits_map(window, short):
+        draft.tie({0: dim, **others}, {0: result_dim}, size=short, uneven=window.stride == 1)
+    elif (why := no_blocks(short, long)) is not None:
+        for side, number, d in (("in", 0, dim), ("out", 0, result_dim)):
+            draft.whole(side, number, d, f"spatial dim of a {what}: {why}")
+        for number in cut:
+            draft.whole("in", number, dim, f"spatial dim of a {what}: {why}")
+    elif "max_pool" in draft.call.op:
+        tie_argmax(draft, dim, window)
+    else:
+        tie_spread(draft, dim, result_dim, window, others)

@@ -1,0 +1,297 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""AnnotateSharding: from level 1 (global) to level 2 (annotated), as a plan says.
+
+Before::
+
+    def main(x: R.Tensor((8, 4)), w: R.Tensor((4, 4))):
+        lv = R.matmul(x, w)
+
+After, with ``{"param": "x", "placement": "S[0], ?", "stationary": true}``::
+
+    def main(x: R.Tensor((8, 4)), w: R.Tensor((4, 4))):
+        R.func_attr({"dist.stationary": ["x_placed"], "dist.open_axes": {"x_placed": [1]}})
+        x_placed = R.dist.annotate_sharding(x, device_mesh="mesh[0]", placement="S[0], R")
+        lv = R.matmul(x_placed, w)
+
+TVM's op can say neither "open" nor "stationary". An open axis is written ``R`` in the
+annotation and its number noted in the function attribute ``dist.open_axes``; stationary
+variables are listed in ``dist.stationary``; both by the name of the annotated variable, which
+is unique in its function. Propagation reads both attributes and drops them. What is stationary
+along some axes only is annotated twice: where it lies, and, stationary, along those axes alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.ir.attributes import LABELS_ATTR, param_names, with_annotated
+from tvm_distir.core.ir.mesh import (
+    AXES_ATTR,
+    DEVICE_NUM_ATTR,
+    MESH_INFO,
+    NAMES_ATTR,
+    mesh_axes,
+    mesh_devices,
+    mesh_key,
+    mesh_names,
+    meshes,
+)
+from tvm_distir.core.ir.placement import placement_of
+from tvm_distir.core.passes.declaration import Rewrite, module_pass
+from tvm_distir.core.plan.matching import FunctionTargets, resolve
+from tvm_distir.core.plan.names import plain_name
+from tvm_distir.core.plan.plan import Plan
+from tvm_distir.core.plan.recomputation import check_policies
+from tvm_distir.core.plan.schedules.notes import scheduled
+from tvm_distir.core.plan.schema import PlanRule
+from tvm_distir.core.rewriting.blocks import merged_blocks
+from tvm_distir.core.rewriting.calls import rebuild, typed
+from tvm_distir.core.rewriting.functions import inner_made_private
+from tvm_distir.core.rewriting.nodes import make_var
+from tvm_distir.core.rewriting.scopes import all_bindings
+from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
+from tvm_distir.core.rewriting.writer import BlockWriter
+from tvm_distir.support import LevelError
+
+SUFFIX = "_placed"
+
+
+@module_pass(("global", "annotated"), "annotated")
+def AnnotateSharding(plan: Plan) -> Rewrite:
+    """Put ``R.dist.annotate_sharding`` on the tensors a plan names.
+
+    Each parameter is annotated once, at the top of its function, and used in that form;
+    a named value right after it is bound; a call's argument right before the call.
+    Sets ``global_infos["mesh"]`` and the module attributes ``mesh_axes``, ``mesh_names`` and
+    ``device_num`` (one more than the highest device id). Meshes the module has already are
+    kept, after those of the plan, when annotations use them.
+
+    Labels of the plan go along as the module attribute ``dist.labels``; they say of every value
+    what rules say of some, so that only rules that these were decided under are annotated.
+
+    Parameters
+    ----------
+    plan : Plan
+        Its meshes and rules.
+
+    Returns
+    -------
+    Pass
+        A module pass. It raises, besides what :func:`tvm_distir.core.plan.matching.resolve` raises,
+        LevelError DIST0451 on a module that holds DTensors.
+    """
+    return lambda mod: annotate_module(mod, plan)
+
+
+def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
+    """Do what the pass does; the input is unchanged."""
+    _refuse_dtensors(mod)
+    mod = inner_made_private(mod)
+    check_policies(plan.recompute, mod)
+    schedule = scheduled(plan.schedule, mod)
+    rules, labels = plan.rules, plan.labels
+    if labels is not None:  # what the others say, the labels say of every value
+        rules = rules[: labels["rules"]]
+    targets = resolve(replace(plan, rules=rules), mod)
+    device_meshes, names, axes = _all_meshes(mod, plan)
+    by_name = {spec.name: device_meshes[i] for i, spec in enumerate(plan.meshes)}
+    functions = {}
+    for gv, fn in mod.functions.items():
+        found = targets.get(str(gv.name_hint))
+        functions[gv] = fn if found is None else _Annotator(found, by_name).annotate(fn)
+    attrs = dict(mod.attrs or {})
+    attrs.update(schedule)
+    attrs.pop(LABELS_ATTR, None)
+    if labels is not None:
+        attrs[LABELS_ATTR] = json.dumps(labels)
+    attrs[AXES_ATTR] = axes
+    attrs[NAMES_ATTR] = names
+    attrs[DEVICE_NUM_ATTR] = 1 + max(int(mesh_devices(mesh).max()) for mesh in device_meshes)
+    infos = {str(key): list(value) for key, value in mod.global_infos.items()}
+    infos[MESH_INFO] = device_meshes
+    return ir.IRModule(functions, attrs=ir.make_node("ir.DictAttrs", **attrs), global_infos=infos)
+
+
+def _refuse_dtensors(mod: ir.IRModule) -> None:
+    for gv, fn in mod.functions.items():
+        if not isinstance(fn, relax.Function):
+            continue
+        for var in [*fn.params[:], *(b.var for b in all_bindings(fn.body))]:
+            if type(var.ty) is relax.distributed.DTensorType:
+                raise LevelError(
+                    "DIST0451",
+                    "the module holds DTensors: it is annotated and propagated already",
+                    place=f"{gv.name_hint}/{var.name}",
+                    remedy="Annotate the module of plain tensors.",
+                )
+
+
+def _all_meshes(mod: ir.IRModule, plan: Plan) -> tuple[list[Any], list[str], list[list[str]]]:
+    """Meshes of the plan, then those that annotations in the module use; names; axis names."""
+    own = meshes(mod)
+    objects = {mesh_key(mesh): mesh for mesh in reversed(own)}
+    found, names, axes = [], [], []
+    for spec in plan.meshes:
+        mesh = spec.device_mesh()
+        found.append(objects.get(mesh_key(mesh), mesh))
+        names.append(spec.name)
+        axes.append(list(spec.axis_names))
+    taken = [mesh_key(mesh) for mesh in found]
+    used = _used_meshes(mod) if own else []
+    for mesh, name, row in zip(own, mesh_names(mod), mesh_axes(mod)):
+        if mesh_key(mesh) in used and mesh_key(mesh) not in taken:
+            taken.append(mesh_key(mesh))
+            found.append(mesh)
+            names.append(_fresh(name, names))
+            axes.append(row)
+    return found, names, axes
+
+
+def _used_meshes(mod: ir.IRModule) -> list[Any]:
+    keys = []
+    for fn in mod.functions.values():
+        for binding in all_bindings(getattr(fn, "body", None)):
+            attrs = getattr(getattr(binding, "value", None), "attrs", None)
+            mesh = getattr(attrs, "device_mesh", None)
+            if mesh is not None:
+                keys.append(mesh_key(mesh))
+    return keys
+
+
+def _fresh(name: str, taken: Collection[str]) -> str:
+    if name not in taken:
+        return name
+    number = 1
+    while f"{name}_{number}" in taken:
+        number += 1
+    return f"{name}_{number}"
+
+
+class _Annotator:
+    """Annotates one function."""
+
+    def __init__(self, targets: FunctionTargets, device_meshes: dict[str, Any]) -> None:
+        self.targets = targets
+        self.device_meshes = device_meshes
+        self.waiting: list[tuple[Any, str, PlanRule]] = []
+        self.escaping: set[Any] = set()
+        self.taken: set[str] = set()
+        self.stationary: list[str] = []
+        self.open_axes: dict[str, list[int]] = {}
+        self.writer = BlockWriter(relax.BlockBuilder(), False)
+        self.env: dict[Any, Any] = {}  # what is annotated, by what it was
+        self.made: dict[Any, Any] = {}  # annotations, by mesh and labels
+
+    def annotate(self, fn: relax.Function) -> relax.Function:
+        """Return the annotated function; the given one is unchanged."""
+        bound = [b.var for b in all_bindings(fn.body)]
+        self.taken = {plain_name(str(v.name)) for v in [*fn.params[:], *bound]}
+        names, params = param_names(fn), fn.params[:]
+        self.waiting = [
+            (params[i], names[i], self.targets.params[i]) for i in sorted(self.targets.params)
+        ]
+        blocks = list(fn.body.blocks)
+        if not blocks:
+            blocks = [relax.BindingBlock([])]
+        self.escaping = _vars_in(relax.SeqExpr(blocks[1:], fn.body.body))
+        body = self._sequence(blocks, fn.body.body)
+        return with_annotated(fn, body, self.stationary, self.open_axes)
+
+    def _sequence(self, blocks: Sequence[Any], result: Any) -> relax.SeqExpr:
+        """Annotate a body; the parameters first, where this is the first block of all."""
+        around, written = self.writer, []
+        for block in blocks:
+            self.writer = BlockWriter(around.builder, isinstance(block, relax.DataflowBlock))
+            self._annotate_params()
+            for binding in block.bindings[:]:
+                self._binding(binding)
+            written.append(self.writer.block())
+        self.writer = around
+        result = substitute(result, self.env)
+        return typed(relax.SeqExpr(merged_blocks(written), result), result.ty)
+
+    def _binding(self, binding: Any) -> None:
+        """Annotate the arguments of a call, and the value after it is bound."""
+        var, value = binding.var, binding.value
+        rules = self.targets.args.get(var)
+        new = self._value(value)
+        if type(binding) is relax.MatchCast:
+            same = new is value
+            self.writer.bindings.append(binding if same else relax.MatchCast(var, new, binding.ty))
+            return
+        if rules is not None:
+            args = new.args[:]
+            for i in sorted(rules):
+                name = str(getattr(args[i], "name", "constant")).removesuffix(SUFFIX)
+                args[i] = self._placed(args[i], name, rules[i], self.writer.dataflow)
+            new = rebuild(new, new.op, args, new.ty)
+        if new is value:
+            self.writer.bindings.append(binding)
+        else:
+            self.writer.bind(var, new)
+        rule = self.targets.values.get(var)
+        if rule is not None:
+            local = type(var) is relax.DataflowVar
+            self.env[var] = self._placed(var, str(var.name), rule, local)
+
+    def _value(self, value: Any) -> Any:
+        """What is bound, reading what is annotated."""
+        kind = type(value)
+        if kind is relax.If:
+            sides = (self._inner(value.true_branch), self._inner(value.false_branch))
+            return typed(relax.If(substitute(value.cond, self.env), *sides), value.ty)
+        if kind is relax.Function:
+            body = self._inner(value.body)
+            return relax.Function(value.params, body, value.ret_ty, value.is_pure, value.attrs)
+        return substitute(value, self.env)
+
+    def _inner(self, body: relax.SeqExpr) -> relax.SeqExpr:
+        return self._sequence(body.blocks[:], body.body)
+
+    def _annotate_params(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for param, name, rule in waiting:
+            local = self.writer.dataflow and param not in self.escaping
+            self.env[param] = self._placed(param, name, rule, local)
+
+    def _placed(self, value: Any, name: str, rule: PlanRule, local: bool) -> Any:
+        """Annotate ``value``, twice where it is stationary along some axes only."""
+        if not (rule.stationary and rule.moving):
+            return self._emit(value, name, rule, local)
+        stored = self._emit(value, name, replace(rule, stationary=False), local)
+        held = [None if axis in rule.moving else x for axis, x in enumerate(rule.placement)]
+        return self._emit(stored, name, replace(rule, placement=tuple(held)), local)
+
+    def _emit(self, value: Any, name: str, rule: PlanRule, local: bool) -> Any:
+        """Bind the annotation of ``value`` and give back its variable."""
+        unique = _fresh(plain_name(name) + SUFFIX, self.taken)
+        self.taken.add(unique)
+        key = (rule.mesh, rule.closed_labels)
+        if key not in self.made:
+            mesh, placement = self.device_meshes[rule.mesh], placement_of(rule.closed_labels)
+            self.made[key] = relax.op.distributed.annotate_sharding(value, mesh, placement)
+        made = rebuild(self.made[key], self.made[key].op, [value], value.ty)
+        var = make_var(unique, value.ty, local)
+        self.writer.bind(var, made)
+        if rule.stationary:
+            self.stationary.append(unique)
+        if rule.open_axes:
+            self.open_axes[unique] = list(rule.open_axes)
+        return var
+
+
+def _vars_in(expr: Any) -> set[Any]:
+    found: set[Any] = set()
+
+    def visit(node: Any) -> None:
+        if type(node) in VARIABLES:
+            found.add(node)
+
+    relax.analysis.post_order_visit(expr, visit)
+    return found

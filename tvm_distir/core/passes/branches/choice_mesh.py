@@ -1,0 +1,221 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Every choice is made on the mesh of its branches, level 3 to level 3.
+
+Before::
+
+    y_then = cls.main_y_then(x)                       # on mesh 0, as is x
+    y_else = cls.main_y_else(x)
+    y_then_1 = R.dist.redistribute(y_then, mesh[1])   # both are sent
+    y_else_1 = R.dist.redistribute(y_else, mesh[1])
+    y = R.where(c, y_then_1, y_else_1)                # on mesh 1, as is c
+
+After::
+
+    c_1 = R.dist.redistribute(c, mesh[0])
+    y_chosen = R.where(c_1, y_then, y_else)
+    y = R.dist.redistribute(y_chosen, mesh[1])        # one is sent
+
+The condition is one ``bool``, and only where it is known can the other branch be left out. Where
+the branches of an ``If`` lie on different meshes, or one of them on several, nobody could leave
+one out alone: both run, and the choice stays an ``R.where``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+from tvm.relax.op.distributed import redistribute
+
+from tvm_distir.core.analysis.partial import PartialState
+from tvm_distir.core.ir.attributes import BRANCH_ATTR
+from tvm_distir.core.ir.branches import branch_of
+from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
+from tvm_distir.core.ir.placement import R, labels_of, placement_of
+from tvm_distir.core.ir.types import flat_types, relax_functions, tensor_type
+from tvm_distir.core.rewriting.calls import bindings_of, rebuild
+from tvm_distir.core.rewriting.functions import callees_of
+from tvm_distir.core.rewriting.substitute import variables
+from tvm_distir.core.rewriting.writer import BlockWriter, with_body
+
+from .def_use import DefUse
+from .results import branch_results, is_choice
+
+
+def choose_beside_branches(mod: ir.IRModule) -> ir.IRModule:
+    """Choose where the branches are; see the module's docstring.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 3, with lifted branches; it is not changed.
+    """
+    mod = _without_mixed(mod)
+    functions: dict[Any, Any] = dict(mod.functions.items())
+    for gv, fn in relax_functions(mod):
+        functions[gv] = _ChoiceMover(mod, str(gv.name_hint), fn).run()
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _without_mixed(mod: ir.IRModule) -> ir.IRModule:
+    """Make the branches of an ``If`` of which one works on several meshes plain functions."""
+    known: dict[str, set[Any]] = {}
+    mixed = set()
+    for gv, fn in relax_functions(mod):
+        found = branch_of(fn)
+        if found is not None and len(_meshes(mod, gv, known)) > 1:
+            mixed.add(found[0])
+    if not mixed:
+        return mod
+    functions = {}
+    for gv, fn in mod.functions.items():
+        found = branch_of(fn)
+        if found is not None and found[0] in mixed:
+            attrs = {str(k): v for k, v in fn.attrs.items() if str(k) != BRANCH_ATTR}
+            made = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
+            fn = relax.Function(fn.params, fn.body, fn.ret_ty, bool(fn.is_pure), made)
+        functions[gv] = fn
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _meshes(mod: ir.IRModule, gv: Any, known: dict[str, set[Any]]) -> set[Any]:
+    """Meshes that a function works on, itself or in what it calls."""
+    name, fn = str(gv.name_hint), mod[gv]
+    if name not in known and isinstance(fn, relax.Function):
+        types = [p.ty for p in fn.params] + [var.ty for var, _ in bindings_of(fn, name)]
+        leaves = [leaf for ty in (*types, fn.ret_ty) for leaf in flat_types(ty)]
+        found = {mesh_key(t.device_mesh) for t in leaves if isinstance(t, DTensorType)}
+        known[name] = found
+        for callee in callees_of(fn, name):
+            found |= _meshes(mod, callee, known)
+    return known.get(name, set())
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """How one choice is written anew.
+
+    Attributes
+    ----------
+    mesh : DeviceMesh
+        That of its branches.
+    sides : tuple of Expr
+        What it chooses between there.
+    away : bool
+        Whether it was made on another mesh.
+    """
+
+    mesh: Any
+    sides: tuple[Any, ...]
+    away: bool
+
+
+class _ChoiceMover:
+    """Rewrites one function."""
+
+    def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function) -> None:
+        self.mod, self.name, self.fn = mod, name, fn
+        self.results = branch_results(mod, fn)
+        self.def_use = DefUse(fn)
+        self.writer = BlockWriter(relax.BlockBuilder(), False)
+        self.flags: dict[Any, Any] = {}
+
+    def run(self) -> relax.Function:
+        """Return the function, or itself where every choice is there already."""
+        fn = self.fn
+        placed = self._placed()
+        away = [var for var, one in placed.items() if one.away]
+        if not away:
+            return fn
+        removed = {step for var in away for step in self._steps(var)}
+        state = PartialState(self.mod, self.name, fn, legalized=False)
+        state.check()
+        blocks = []
+        for block in fn.body.blocks:
+            self.writer = BlockWriter(self.writer.builder, isinstance(block, relax.DataflowBlock))
+            for b in block.bindings:
+                if b.var in placed:
+                    self._choose(b, placed[b.var], state)
+                elif b.var not in removed:
+                    self.writer.bindings.append(b)
+                    self._note(b.var)
+            blocks.append(self.writer.block())
+        flags = {v for var in away for v in self.def_use.moved(self.def_use.value[var].args[0])[1]}
+        blocks = _without_unread(blocks, fn.body.body, flags)
+        return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+
+    def _placed(self) -> dict[Any, _Placed]:
+        """Choices between branches of one mesh, by their variables."""
+        placed: dict[Any, _Placed] = {}
+        for var, value in self.def_use.value.items():
+            if not is_choice(value) or not isinstance(value.args[0], ir.Var):
+                continue
+            sides = tuple(self.def_use.moved(arg)[0] for arg in value.args[1:])
+            one, other = (self.results.get(side) for side in sides)
+            mesh = sides[0].ty.device_mesh
+            if one is None or not one.faces(other):
+                continue
+            if mesh_key(mesh) != mesh_key(sides[1].ty.device_mesh):
+                continue
+            if mesh_key(mesh) == mesh_key(var.ty.device_mesh):
+                placed[var] = _Placed(mesh, tuple(value.args[1:]), away=False)
+            elif all(len(self.def_use.readers[v]) == 1 for v in (*sides, *self._steps(var))):
+                placed[var] = _Placed(mesh, sides, away=True)
+        return placed
+
+    def _steps(self, var: Any) -> list[Any]:
+        """Redistributes between the branches and their choice."""
+        sides = self.def_use.value[var].args[1:]
+        return [step for side in sides for step in self.def_use.moved(side)[1]]
+
+    def _note(self, var: Any) -> None:
+        """Remember on which mesh a flag is known."""
+        tensor = tensor_type(var.ty)
+        if tensor is not None and int(tensor.ndim) == 0 and str(tensor.dtype) == "bool":
+            self.flags.setdefault((self.def_use.moved(var)[0], mesh_key(var.ty.device_mesh)), var)
+
+    def _flag(self, cond: Any, mesh: Any) -> Any:
+        """The condition on a mesh: one variable for all choices there."""
+        key = (self.def_use.moved(cond)[0], mesh_key(mesh))
+        if key not in self.flags:
+            whole = placement_of([R] * len(mesh_shape(mesh)))
+            self.flags[key] = self.writer.emit(redistribute(cond, mesh, whole), str(cond.name))
+        return self.flags[key]
+
+    def _choose(self, b: Any, one: _Placed, state: PartialState) -> None:
+        call, sides = b.value, list(one.sides)
+        cond = self._flag(call.args[0], one.mesh)
+        if not one.away:
+            self.writer.bind(b.var, rebuild(call, call.op, [cond, *sides], call.ty))
+            return
+        open_axes = [state.of(side) for side in sides]
+        wanted = sides[0].ty.placement
+        for i, side in enumerate(sides):
+            unlike = labels_of(side.ty.placement) != labels_of(wanted)
+            if unlike or open_axes[0] != open_axes[1]:
+                sides[i] = self.writer.emit(
+                    redistribute(side, one.mesh, wanted), f"{side.name}_meets"
+                )
+        chosen = rebuild(call, call.op, [cond, *sides], sides[0].ty)
+        held = self.writer.variable(f"{b.var.name}_chosen", sides[0].ty)
+        self.writer.bind(held, chosen)
+        sent = redistribute(held, b.var.ty.device_mesh, b.var.ty.placement)
+        self.writer.bind(b.var, self.writer.builder.normalize(sent))
+
+
+def _without_unread(blocks: Sequence[Any], result: Any, chosen: set[Any]) -> list[Any]:
+    """Drop those of the chosen variables that nobody reads."""
+    read = set(variables(result))
+    kept = []
+    for block in reversed(blocks):
+        bindings = []
+        for b in reversed(block.bindings):
+            if b.var not in chosen or b.var in read:
+                read.update(variables(b.value))
+                bindings.append(b)
+        kept.append(type(block)(bindings[::-1]))
+    return kept[::-1]

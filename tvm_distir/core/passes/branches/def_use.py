@@ -1,0 +1,130 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Who defines and who reads the values of a function, and what only converts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir.mesh import mesh_key
+from tvm_distir.core.ir.names import COLLECTIVES
+from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.rewriting.calls import is_redistribute
+from tvm_distir.core.rewriting.substitute import variables
+
+Path = tuple[int, ...]
+"""Where a leaf stands in a nested tuple."""
+
+MOVES = (*COLLECTIVES, "local_slice")
+"""What converts a value at level 4, within its mesh."""
+
+
+class DefUse:
+    """Who defines and who reads the variables of a function.
+
+    Attributes
+    ----------
+    value : dict
+        Per variable what it is bound to.
+    readers : dict
+        Per variable the bindings that read it, None for the function's result; one entry per
+        mention.
+    legalized : bool
+        Whether the function is at level 4, where collectives convert; at 3 redistributes do.
+    """
+
+    def __init__(self, fn: relax.Function, *, legalized: bool = False) -> None:
+        self.legalized = legalized
+        self.value: dict[Any, Any] = {}
+        self.readers: dict[Any, list[Any]] = {}
+        for block in fn.body.blocks:
+            for b in block.bindings:
+                self.value[b.var] = b.value
+                for used in variables(b.value):
+                    self.readers.setdefault(used, []).append(b)
+        for used in variables(fn.body.body):
+            self.readers.setdefault(used, []).append(None)
+
+    def before(self, arg: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+        """Conversions that lead to an argument and to nothing else, first one first.
+
+        At level 3 a ``partial`` goes along only with the redistribute that it leaves unfinished:
+        alone it may be what keeps an op's own reduction open.
+        """
+        steps: list[tuple[Any, Any]] = []
+        here = arg
+        while isinstance(here, ir.Var) and len(self.readers.get(here, [])) == 1:
+            value: Any = self.value.get(here)
+            if self._converts(value):
+                steps.append((here, value))
+            elif self._leaves_open(value) and redistributes(self.value.get(value.args[0])):
+                if len(self.readers[value.args[0]]) != 1:
+                    break
+                steps.append((here, value))
+            else:
+                break
+            here = value.args[0]
+        return (here, steps[::-1]) if isinstance(here, ir.Var) else (arg, [])
+
+    def after(self, leaf: Any) -> list[tuple[Any, Any]]:
+        """Conversions of a result that nothing else reads."""
+        steps: list[tuple[Any, Any]] = []
+        here = leaf
+        while len(self.readers.get(here, [])) == 1:
+            reader = self.readers[here][0]
+            if reader is None:
+                break
+            if not self._converts(reader.value) and not self._leaves_open(reader.value):
+                break
+            steps.append((reader.var, reader.value))
+            here = reader.var
+        return steps
+
+    def _converts(self, value: Any) -> bool:
+        return dist_op_name(value) in MOVES if self.legalized else redistributes(value)
+
+    def _leaves_open(self, value: Any) -> bool:
+        return not self.legalized and dist_op_name(value) == "partial"
+
+    def leaves(self, var: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+        """Variables that hold the leaves of a (nested) tuple variable, each read off once."""
+        if not isinstance(var.ty, relax.TupleType):
+            yield path, var
+            return
+        items: dict[int, list[Any]] = {}
+        for reader in self.readers.get(var, []):
+            if reader is not None and isinstance(reader.value, relax.TupleGetItem):
+                items.setdefault(int(reader.value.index), []).append(reader.var)
+        for index, found in sorted(items.items()):
+            if len(found) == 1:
+                yield from self.leaves(found[0], (*path, index))
+
+    def moved(self, var: Any) -> tuple[Any, list[Any]]:
+        """What redistributes lead to a variable, across meshes too, and from which one.
+
+        Returns
+        -------
+        source : Var
+            What is no redistribute of a variable.
+        steps : list of Var
+            The redistributes, last one first.
+        """
+        steps = []
+        while is_redistribute(self.value.get(var)) and isinstance(self.value[var].args[0], ir.Var):
+            steps.append(var)
+            var = self.value[var].args[0]
+        return var, steps
+
+
+def redistributes(value: Any) -> bool:
+    """Whether a value is a redistribute of a variable within one mesh."""
+    if not is_redistribute(value):
+        return False
+    have = value.args[0].ty
+    return isinstance(have, DTensorType) and mesh_key(have.device_mesh) == mesh_key(
+        value.attrs.device_mesh
+    )

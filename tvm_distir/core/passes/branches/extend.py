@@ -1,0 +1,139 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The function of a branch with conversions before and after its body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.analysis.partial import PartialState
+from tvm_distir.core.ir.attributes import PARTIAL_ATTR
+from tvm_distir.core.ir.types import value_types
+from tvm_distir.core.rewriting.blocks import merged_blocks
+from tvm_distir.core.rewriting.calls import typed
+
+from .def_use import Path
+
+
+@dataclass
+class Sunk:
+    """What one call of a branch takes into the function.
+
+    Attributes
+    ----------
+    args : dict of int to list of Call
+        Per argument its conversions, first one first.
+    sources : dict of int to Var
+        Per argument what is converted.
+    results : dict of tuple to list of Call
+        Per result leaf its conversions.
+    removed : set of Var
+        Variables whose bindings move.
+    finals : dict of Var to Var
+        The last converted variable of a leaf, and the leaf.
+    lasts : dict of tuple to Var
+        Per result leaf its last converted variable.
+    """
+
+    args: dict[int, list[Any]] = field(default_factory=dict)
+    sources: dict[int, Any] = field(default_factory=dict)
+    results: dict[Path, list[Any]] = field(default_factory=dict)
+    removed: set[Any] = field(default_factory=set)
+    finals: dict[Any, Any] = field(default_factory=dict)
+    lasts: dict[Path, Any] = field(default_factory=dict)
+
+
+def extended(fn: relax.Function, sunk: Sunk, state: PartialState) -> relax.Function:
+    """Copy a branch with conversions before and after its body."""
+    fresh = relax.utils.copy_with_new_vars(fn)
+    params, front = list(fresh.params), []
+    for i, calls in sorted(sunk.args.items()):
+        inner, params[i] = params[i], relax.Var(params[i].name, sunk.sources[i].ty)
+        front += _chain(params[i], calls, inner)
+    back: list[Any] = []
+    result = _converted(fresh.body.body, (), sunk.results, back)
+    blocks = [relax.BindingBlock(front), *fresh.body.blocks, relax.BindingBlock(back)]
+    body = relax.SeqExpr(merged_blocks(blocks), result)
+    relax.expr._update_type(body, result.ty)
+    attrs = dict((fn.attrs or {}).items())
+    sources = {i: sorted(state.of(var)[0]) for i, var in sunk.sources.items()}
+    lasts = {path: sorted(state.of(var)[0]) for path, var in sunk.lasts.items()}
+    leaves = {path: number for number, path in enumerate(_paths(fn.ret_ty, ()))}
+    attrs[PARTIAL_ATTR] = {
+        "params": _boundary(fn, "params", _first_leaves(fn), sources),
+        "results": _boundary(fn, "results", leaves, lasts),
+    }
+    if not any(attrs[PARTIAL_ATTR].values()):
+        del attrs[PARTIAL_ATTR]
+    made = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
+    return relax.Function(params, body, result.ty, fn.is_pure, made)
+
+
+def _chain(start: Any, calls: Sequence[Any], last: Any) -> list[Any]:
+    """Bindings that convert ``start`` step by step; the last one binds ``last``."""
+    bindings, here = [], start
+    for number, call in enumerate(calls):
+        new = ir.Call(call.op, [here], call.attrs, list(call.ty_args))
+        relax.expr._update_type(new, call.ty)
+        final = number == len(calls) - 1 and last is not None
+        here = last if final else relax.Var(start.name, call.ty)
+        bindings.append(relax.VarBinding(here, new))
+    return bindings
+
+
+def _converted(expr: Any, path: Path, results: dict[Path, list[Any]], out: list[Any]) -> Any:
+    """The result with its leaves converted; bindings are added to ``out``."""
+    if path in results:
+        if not isinstance(expr, ir.Var):
+            held = relax.Var("result", expr.ty)
+            out.append(relax.VarBinding(held, expr))
+            expr = held
+        out.extend(_chain(expr, results[path], None))
+        return out[-1].var
+    if not isinstance(expr.ty, relax.TupleType) or not any(p[: len(path)] == path for p in results):
+        return expr
+    fields = []
+    for i in range(len(expr.ty.fields)):
+        item = expr.fields[i] if isinstance(expr, relax.Tuple) else relax.TupleGetItem(expr, i)
+        if isinstance(item, relax.TupleGetItem):
+            held = relax.Var("item", expr.ty.fields[i])
+            out.append(relax.VarBinding(held, item))
+            item = held
+        fields.append(_converted(item, (*path, i), results, out))
+    return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+
+
+def _first_leaves(fn: relax.Function) -> dict[int, int]:
+    """Flat number of each parameter's first leaf."""
+    found, at = {}, 0
+    for i, param in enumerate(fn.params):
+        found[i] = at
+        at += len(value_types(param.ty))
+    return found
+
+
+def _paths(ty: Any, path: Path) -> Iterator[Path]:
+    if not isinstance(ty, relax.TupleType):
+        yield path
+        return
+    for i, item in enumerate(ty.fields):
+        yield from _paths(item, (*path, i))
+
+
+def _boundary(
+    fn: relax.Function, side: str, numbers: dict[Any, int], changed: dict[Any, list[int]]
+) -> dict[str, list[int]]:
+    """Partial parameters or results after the change, by flat number."""
+    found: dict[str, list[int]] = {}
+    if fn.attrs and PARTIAL_ATTR in fn.attrs:
+        for key, axes in fn.attrs[PARTIAL_ATTR][side].items():
+            found[str(key)] = [int(a) for a in axes]
+    for where, axes in changed.items():
+        found.pop(str(numbers[where]), None)
+        if axes:
+            found[str(numbers[where])] = axes
+    return dict(sorted(found.items()))

@@ -1,0 +1,192 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Lifted branches become an ``If`` again, at level 5.
+
+Before::
+
+    y_then = cls.main_y_then(x, w)
+    y_else = cls.main_y_else(x)
+    y = R.where(c, y_then, y_else)
+
+After::
+
+    if c:
+        y = cls.main_y_then(x, w)
+    else:
+        y = cls.main_y_else(x)
+
+The branches stay functions: TVM plans the memory of each on its own (see :mod:`...ir.branches`).
+The condition has no dim to cut and is linear in nothing, so propagation leaves it complete and
+the same on all devices: all ranks of a mesh take the same branch and meet in its collectives.
+
+Where something else than the choice reads what a branch gives (it is sent to the mesh that
+chooses), both calls and the ``R.where`` stay: both branches are pure, so both may run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax
+
+from tvm_distir.core.ir.branches import SIDES, branch_of
+from tvm_distir.core.ir.types import relax_functions
+from tvm_distir.core.rewriting.calls import typed
+from tvm_distir.core.rewriting.substitute import variables
+from tvm_distir.core.rewriting.writer import with_body
+
+from .def_use import Path
+from .results import BranchResult, branch_results, is_choice
+
+Results = Mapping[Any, BranchResult]
+
+
+@dataclass
+class Choice:
+    """One ``If``: the calls of its branches, the choices between results, and their paths."""
+
+    calls: tuple[Any, ...]
+    wheres: list[Any] = field(default_factory=list)
+    paths: list[Path] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Of the variable that was the ``If``."""
+        return str(self.calls[0].var.name).removesuffix(f"_{SIDES[0]}")
+
+    @property
+    def cond(self) -> Any:
+        """What decides."""
+        return self.wheres[0].value.args[0]
+
+    def fits(self, where: Any, one: BranchResult, other: BranchResult) -> bool:
+        """Whether another choice belongs to the same ``If``."""
+        calls = all(a.var.same_as(b.call.var) for a, b in zip(self.calls, (one, other)))
+        return calls and (not self.wheres or bool(self.cond.same_as(where.value.args[0])))
+
+
+def restore_branches(mod: ir.IRModule) -> ir.IRModule:
+    """Write an ``If`` for every pair of lifted branches that only a choice reads.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 5; it is not changed (and returned when it has no lifted branch).
+    """
+    functions: dict[Any, Any] = dict(mod.functions.items())
+    if not any(branch_of(fn) for fn in functions.values()):
+        return mod
+    for gv, fn in relax_functions(mod):
+        functions[gv] = _restored(mod, fn)
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def choices(mod: ir.IRModule, fn: relax.Function) -> list[Choice]:
+    """What is, or will be, an ``If``: results of two branches that only their choices read.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 4 or 5.
+    fn : Function
+        Of that module.
+    """
+    results = branch_results(mod, fn)
+    found: dict[Any, Choice] = {}
+    kept: set[Any] = set()
+    for block in fn.body.blocks if results else ():
+        for b in block.bindings:
+            used = [results[v].call for v in variables(b.value) if v in results]
+            if not used or b.var in results:
+                continue
+            ends = _ends(b, block, results)
+            if ends is not None:
+                calls = tuple(end.call for end in ends)
+                choice = found.setdefault(calls[0].var, Choice(calls))
+                if choice.fits(b, *ends):
+                    choice.wheres.append(b)
+                    choice.paths.append(ends[0].path)
+                    continue
+            kept.update(call.var for call in used)
+    kept.update(results[v].call.var for v in variables(fn.body.body) if v in results)
+    return [
+        choice
+        for choice in found.values()
+        if not any(call.var in kept for call in choice.calls) and _alike(choice)
+    ]
+
+
+def _ends(b: Any, block: Any, results: Results) -> tuple[BranchResult, BranchResult] | None:
+    """Results of the branches between which a binding chooses, if it does."""
+    if not is_choice(b.value) or isinstance(block, relax.DataflowBlock):
+        return None
+    one, other = (results.get(a) for a in b.value.args[1:])
+    if one is None or other is None or not one.faces(other):
+        return None
+    return None if b.value.args[0] in results else (one, other)
+
+
+def _restored(mod: ir.IRModule, fn: relax.Function) -> relax.Function:
+    """Write the ``If`` of a function, or return it where it has none."""
+    found = choices(mod, fn)
+    if not found:
+        return fn
+    results = branch_results(mod, fn)
+    of_where = {b.var: choice for choice in found for b in choice.wheres}
+    calls = {call.var for choice in found for call in choice.calls}
+    blocks = []
+    for block in fn.body.blocks:
+        bindings: list[Any] = []
+        for b in block.bindings:
+            if b.var in of_where:
+                choice = of_where[b.var]
+                if b.var.same_as(choice.wheres[0].var):
+                    bindings.extend(_written(choice))
+            elif b.var not in results or results[b.var].call.var not in calls:
+                bindings.append(b)
+        blocks.append(type(block)(bindings))
+    return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+
+
+def _alike(choice: Choice) -> bool:
+    """Whether both branches give the same, in parts that nobody reads too."""
+    one, other = (call.value.ty for call in choice.calls)
+    return bool(tvm_ffi.structural_equal(one, other))
+
+
+def _written(choice: Choice) -> list[Any]:
+    """The ``If``, and what takes its result apart."""
+    first = choice.wheres[0]
+    branches = []
+    for side, call in zip(SIDES, choice.calls, strict=True):
+        inner = relax.Var(f"{first.var.name}_{side}", call.value.ty)
+        block = relax.BindingBlock([relax.VarBinding(inner, call.value)])
+        branches.append(typed_sequence([block], inner))
+    value = relax.If(choice.cond, *branches)
+    ty = branches[0].ty
+    relax.expr._update_type(value, ty)
+    if choice.paths == [()]:
+        return [relax.VarBinding(first.var, value)]
+    whole = relax.Var(choice.name, ty)
+    held: dict[Path, Any] = {(): whole}
+    bindings = [relax.VarBinding(whole, value)]
+    for b, path in zip(choice.wheres, choice.paths, strict=True):
+        for depth in range(len(path) - 1):
+            inside = path[: depth + 1]
+            if inside not in held:
+                item = relax.TupleGetItem(held[path[:depth]], path[depth])
+                held[inside] = relax.Var(choice.name, held[path[:depth]].ty.fields[path[depth]])
+                bindings.append(relax.VarBinding(held[inside], item))
+        item = relax.TupleGetItem(held[path[:-1]], path[-1])
+        bindings.append(relax.VarBinding(b.var, typed(item, b.var.ty)))
+    return bindings
+
+
+def typed_sequence(blocks: list[Any], result: Any) -> relax.SeqExpr:
+    """Make a typed body."""
+    seq = relax.SeqExpr(blocks, result)
+    relax.expr._update_type(seq, result.ty)
+    return seq

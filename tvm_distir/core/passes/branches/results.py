@@ -1,0 +1,70 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which values of a function are results of lifted branches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.ir.branches import SIDES, branch_calls
+from tvm_distir.core.rewriting.calls import op_name
+
+from .def_use import Path
+
+
+@dataclass(frozen=True)
+class BranchResult:
+    """A result of a branch, or a part of it.
+
+    Attributes
+    ----------
+    call : Binding
+        The call of the branch.
+    name : str
+        Of the ``If``.
+    side : str
+        ``then`` or ``else``.
+    path : tuple of int
+        Where in the (nested) tuple that the branch gives.
+    """
+
+    call: Any
+    name: str
+    side: str
+    path: Path
+
+    def faces(self, other: BranchResult | None) -> bool:
+        """Whether this is what "then" gives where ``other`` is what "else" gives."""
+        if other is None or (self.side, other.side) != SIDES:
+            return False
+        return self.name == other.name and self.path == other.path
+
+
+def branch_results(mod: ir.IRModule, fn: relax.Function) -> dict[Any, BranchResult]:
+    """Variables that hold what branches give.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 3 to 5, with lifted branches.
+    fn : Function
+        Of that module.
+    """
+    found = {b.var: BranchResult(b, name, side, ()) for b, name, side in branch_calls(mod, fn)}
+    if not found:
+        return found
+    for block in fn.body.blocks:
+        for b in block.bindings:
+            if isinstance(b.value, relax.TupleGetItem) and b.value.tuple_value in found:
+                whole = found[b.value.tuple_value]
+                path = (*whole.path, int(b.value.index))
+                found[b.var] = BranchResult(whole.call, whole.name, whole.side, path)
+    return found
+
+
+def is_choice(value: Any) -> bool:
+    """Whether a value is an ``R.where``, as which an ``If`` chooses."""
+    return op_name(value) == "where"

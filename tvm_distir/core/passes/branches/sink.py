@@ -1,0 +1,237 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Conversions that only one branch needs move into that branch's function, level 3 to level 3.
+
+Before::
+
+    x_1 = R.dist.redistribute(x, placement="R")      # nobody else reads it
+    y_then = cls.main_y_then(x_1)
+    y_then_1 = R.dist.redistribute(y_then, placement="S[0]")
+    y = R.where(c, y_then_1, y_else)
+
+After::
+
+    def main_y_then(x):                               # private
+        x_1 = R.dist.redistribute(x, placement="R")
+        ...
+        return R.dist.redistribute(gv, placement="S[0]")
+    y_then = cls.main_y_then(x)
+    y = R.where(c, y_then, y_else)
+
+So a device that takes the other branch does none of it, and no later pass can share or join a
+collective of one branch with something outside. At level 4 :func:`sink_collectives` does the same
+with the collectives that passes have moved to a branch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax
+
+from tvm_distir.core.analysis.partial import PartialState
+from tvm_distir.core.ir.branches import branch_calls, branch_of
+from tvm_distir.core.ir.types import relax_functions
+from tvm_distir.core.rewriting.blocks import merged_blocks
+from tvm_distir.core.rewriting.functions import retyped
+from tvm_distir.core.rewriting.substitute import substitute
+
+from .choice_mesh import choose_beside_branches
+from .def_use import DefUse
+from .extend import Sunk, extended
+
+
+def sink_conversions(mod: ir.IRModule) -> ir.IRModule:
+    """Move conversions into the branches that alone need them; see the module's docstring.
+
+    Before that every choice moves to the mesh of its branches (:mod:`.choice_mesh`).
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 3, from a module whose ``If`` were lifted; it is not changed (and returned when
+        it has no lifted branch).
+    """
+    if not any(branch_of(fn) for fn in mod.functions.values()):
+        return mod
+    return _Sinker(choose_beside_branches(mod), legalized=False).run()
+
+
+def sink_collectives(mod: ir.IRModule) -> ir.IRModule:
+    """Move collectives into the branches that alone need them.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 4; it is not changed (and returned when nothing moves).
+    """
+    if not any(branch_of(fn) for fn in mod.functions.values()):
+        return mod
+    sinker = _Sinker(mod, legalized=True)
+    return sinker.run() if sinker.finds() else mod
+
+
+class _Sinker:
+    """Rewrites a module, inner branches before outer ones.
+
+    Attributes
+    ----------
+    settled : dict of str to Function
+        Functions whose own calls of branches are rewritten.
+    variants : dict of str to list
+        Per branch, the functions that take its place: (global variable, function).
+    """
+
+    def __init__(self, mod: ir.IRModule, *, legalized: bool) -> None:
+        self.mod, self.legalized = mod, legalized
+        self.settled: dict[str, Any] = {}
+        self.variants: dict[str, list[tuple[Any, Any]]] = {}
+        self.taken = {str(gv.name_hint) for gv in mod.functions}
+        self.builder = relax.BlockBuilder()
+
+    def run(self) -> ir.IRModule:
+        """Return the rewritten module; branches that no call needs any more are left out."""
+        for gv, fn in relax_functions(self.mod):
+            self._settle(str(gv.name_hint), fn)
+        kept = {
+            str(gv.name_hint): (gv, self.settled.get(str(gv.name_hint), fn))
+            for gv, fn in self.mod.functions.items()
+            if branch_of(fn) is None
+        }
+        for made in self.variants.values():
+            kept.update({str(gv.name_hint): (gv, fn) for gv, fn in made})
+        functions = dict(kept[name] for name in sorted(self._reached(kept)))
+        return ir.IRModule(functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
+
+    def finds(self) -> bool:
+        """Whether anything is to be moved."""
+        return any(
+            sunk.removed for _, fn in relax_functions(self.mod) for sunk in self._plans(fn).values()
+        )
+
+    @staticmethod
+    def _reached(kept: dict[str, tuple[Any, Any]]) -> set[str]:
+        """All functions but branches that no call needs."""
+        found = {name for name, (_, fn) in kept.items() if branch_of(fn) is None}
+        waiting = sorted(found)
+        while waiting:
+            fn = kept[waiting.pop()][1]
+            if not isinstance(fn, relax.Function):
+                continue
+            for block in fn.body.blocks:
+                for b in block.bindings:
+                    op = b.value.op if isinstance(b.value, ir.Call) else None
+                    if isinstance(op, ir.GlobalVar) and str(op.name_hint) not in found:
+                        found.add(str(op.name_hint))
+                        waiting.append(str(op.name_hint))
+        return found
+
+    # callers ---------------------------------------------------------------------------
+
+    def _settle(self, name: str, fn: relax.Function) -> None:
+        """Rewrite a function once, after the branches it calls."""
+        if name in self.settled:
+            return
+        inner = [b.value.op for b, _, _ in branch_calls(self.mod, fn)]
+        for callee in inner:
+            self._settle(str(callee.name_hint), self.mod[callee])
+        self.settled[name] = self._caller(name, fn) if inner else fn
+
+    def _caller(self, name: str, fn: relax.Function) -> relax.Function:
+        state = PartialState(self.mod, name, fn, legalized=self.legalized)
+        state.check()
+        found = self._plans(fn)
+        removed = {var for sunk in found.values() for var in sunk.removed}
+        env: dict[Any, Any] = {}
+        blocks = []
+        for block in fn.body.blocks:
+            bindings = []
+            for b in block.bindings:
+                if b.var in removed:
+                    continue
+                if b.var in found:
+                    bindings.append(self._call(b, found[b.var], state, env))
+                else:
+                    bindings.append(self._binding(b, env))
+                for sunk in found.values():
+                    env.update(
+                        {last: env[leaf] for last, leaf in sunk.finals.items() if leaf in env}
+                    )
+            blocks.append(type(block)(bindings))
+        result = substitute(fn.body.body, env)
+        body = relax.SeqExpr(merged_blocks(blocks), result)
+        relax.expr._update_type(body, result.ty)
+        return relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, fn.attrs)
+
+    def _binding(self, b: Any, env: dict[Any, Any]) -> Any:
+        """Copy a binding; a field of a retyped tuple is retyped."""
+        if not isinstance(b, relax.VarBinding):
+            return b
+        value = b.value
+        if isinstance(value, relax.TupleGetItem) and value.tuple_value in env:
+            item = self.builder.normalize(
+                relax.TupleGetItem(env[value.tuple_value], int(value.index))
+            )
+            env[b.var] = type(b.var)(b.var.name, item.ty)
+            return relax.VarBinding(env[b.var], item)
+        new = substitute(value, env)
+        return b if new.same_as(value) else relax.VarBinding(b.var, new)
+
+    def _call(self, b: Any, sunk: Sunk, state: PartialState, env: dict[Any, Any]) -> Any:
+        args = [substitute(sunk.sources.get(i, a), env) for i, a in enumerate(b.value.args)]
+        callee = str(b.value.op.name_hint)
+        fn = self.settled[callee]
+        if sunk.args or sunk.results:
+            fn = extended(fn, sunk, state)
+        gv = self._variant(callee, fn)
+        call = self.builder.normalize(ir.Call(gv, args))
+        var = type(b.var)(b.var.name, call.ty)
+        env[b.var] = var
+        return relax.VarBinding(var, call)
+
+    def _variant(self, name: str, fn: relax.Function) -> Any:
+        """Global variable of a function that takes a branch's place; equal ones are one."""
+        made = self.variants.setdefault(name, [])
+        for gv, other in made:
+            if tvm_ffi.structural_equal(other, fn):
+                return gv
+        new, number = name, 0
+        while made and new in self.taken:
+            number += 1
+            new = f"{name}_{number}"
+        self.taken.add(new)
+        gv = retyped(ir.GlobalVar(new), fn.ty)
+        made.append((gv, fn))
+        return gv
+
+    # planning --------------------------------------------------------------------------
+
+    def _plans(self, fn: relax.Function) -> dict[Any, Sunk]:
+        """What each call of a branch takes in, by its variable."""
+        calls = [b for b, _, _ in branch_calls(self.mod, fn)]
+        found: dict[Any, Sunk] = {}
+        if calls:
+            def_use, moved = DefUse(fn, legalized=self.legalized), set[Any]()
+            for b in calls:
+                found[b.var] = self._plan(def_use, b, moved)
+                moved |= found[b.var].removed
+        return found
+
+    @staticmethod
+    def _plan(def_use: DefUse, b: Any, moved: set[Any]) -> Sunk:
+        """What a call takes in of what no other one has."""
+        sunk = Sunk()
+        for i, arg in enumerate(b.value.args):
+            source, steps = def_use.before(arg)
+            if steps and not moved & {var for var, _ in steps}:
+                sunk.sources[i], sunk.args[i] = source, [call for _, call in steps]
+                sunk.removed.update(var for var, _ in steps)
+        for path, leaf in def_use.leaves(b.var, ()):
+            steps = def_use.after(leaf)
+            if steps:
+                sunk.results[path] = [call for _, call in steps]
+                sunk.removed.update(var for var, _ in steps)
+                sunk.finals[steps[-1][0]] = leaf
+                sunk.lasts[path] = steps[-1][0]
+        return sunk

@@ -1,0 +1,155 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``module_pass``: makes a factory of passes of one of rewrites, and keeps their levels."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec
+
+import tvm
+from tvm import ir
+
+from tvm_distir.core.analysis.names import LEVELS
+from tvm_distir.core.rewriting.collector import collector_paused
+from tvm_distir.support import REQUIRED, Option, UsageError, nearest, options_of, summary
+
+Rewrite = Callable[[ir.IRModule], ir.IRModule]
+"""What a pass does to a module; the given one is not changed."""
+
+Options = ParamSpec("Options")
+_PASS = "__tvm_distir_pass__"
+
+
+@dataclass(frozen=True)
+class PassInfo:
+    """What is known of a kind of pass.
+
+    Attributes
+    ----------
+    factory : callable
+        Takes the options, gives a ``tvm.transform.Pass``.
+    takes : tuple of str
+        Levels (:data:`tvm_distir.core.analysis.names.LEVELS`) of modules it can be run on.
+    gives : str or None
+        Level of the result. None: that of the module it gets.
+    """
+
+    factory: Callable[..., Any]
+    takes: tuple[str, ...]
+    gives: str | None
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the factory's docstring."""
+        return summary(self.factory)
+
+    @functools.cached_property
+    def options(self) -> dict[str, Option]:
+        """The options that can be given in text, by name."""
+        return options_of(self.factory)
+
+    @property
+    def levels(self) -> str:
+        """``distributed -> legalized``, or the levels that stay as they are."""
+        before = " | ".join(self.takes)
+        return before if self.gives is None else f"{before} -> {self.gives}"
+
+    def make(self, name: str, options: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+        """Make a pass.
+
+        Parameters
+        ----------
+        name : str
+            Of the pass, for messages.
+        options : mapping of str to plain value
+            As :class:`.spec.PassSpec` holds them.
+        given : mapping of str to value
+            What options have where ``options`` does not say it; for those that the pass has.
+
+        Raises
+        ------
+        UsageError
+            DIST0151 where an option is missing that has no default.
+        """
+        known = inspect.signature(self.factory).parameters
+        values = {key: value for key, value in given.items() if key in known}
+        values.update({key: self.options[key].make(value) for key, value in options.items()})
+        for key, parameter in known.items():
+            if parameter.default is REQUIRED and key not in values:
+                raise UsageError(
+                    "DIST0151",
+                    f"{name} needs a {key}",
+                    place=f'pass "{name}"',
+                    remedy=f"Write {name}{{{key}=...}}, or add --{key}.",
+                )
+        return self.factory(**values)
+
+
+def module_pass(
+    takes: str | Sequence[str], gives: str | None = None
+) -> Callable[[Callable[Options, Rewrite]], Callable[Options, Any]]:
+    """Make a factory of ``tvm.transform.Pass`` out of one that gives a rewrite.
+
+    The parameters of the factory are the options of the pass; their types, defaults and what the
+    docstring says of them are shown by ``tvm-distir opt --help-passes`` and read from its text.
+
+    Parameters
+    ----------
+    takes : str or sequence of str
+        Level or levels (:data:`tvm_distir.core.analysis.names.LEVELS`) of the modules it can be run on.
+    gives : str, optional
+        Level of the result. None: that of the module it gets.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for a name that is no level.
+
+    Examples
+    --------
+    >>> @module_pass("local")
+    ... def NoChange(times: int = 1):
+    ...     return lambda mod: mod
+    >>> NoChange(2).info.name
+    'tvm_distir.NoChange'
+    """
+    levels = (takes,) if isinstance(takes, str) else tuple(takes)
+    for level in (*levels, *([] if gives is None else [gives])):
+        if level not in LEVELS.values():
+            raise UsageError(
+                "DIST0152",
+                f'no level "{level}"',
+                place="module_pass",
+                remedy=nearest(level, LEVELS.values()),
+            )
+
+    def declare(factory: Callable[Options, Rewrite]) -> Callable[Options, Any]:
+        title = f"{factory.__module__.partition('.')[0]}.{factory.__name__}"
+
+        @functools.wraps(factory)
+        def make(*args: Options.args, **options: Options.kwargs) -> Any:
+            rewrite = factory(*args, **options)
+
+            @tvm.transform.module_pass(opt_level=0, name=title)  # type: ignore[untyped-decorator]
+            def run(mod: ir.IRModule, _: Any) -> ir.IRModule:
+                with collector_paused():
+                    return rewrite(mod)
+
+            return run
+
+        said = inspect.signature(factory)
+        setattr(make, "__signature__", said.replace(return_annotation="tvm.transform.Pass"))
+        setattr(make, _PASS, PassInfo(make, levels, gives))
+        return make
+
+    return declare
+
+
+def info_of(factory: Any) -> PassInfo | None:
+    """What :func:`module_pass` knows of a factory; None where it did not make it."""
+    found = getattr(factory, _PASS, None)
+    return found if isinstance(found, PassInfo) else None

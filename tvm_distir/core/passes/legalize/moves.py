@@ -1,0 +1,269 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Where a function moves values: redistributions, transfers, and sums that stay unfinished."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.mesh import mesh_key
+from tvm_distir.core.ir.placement import Labels, P, R, labels_of, placement_text
+from tvm_distir.core.ir.types import known_shape, static_shape
+from tvm_distir.core.ops.terms import axes_of, sums
+from tvm_distir.core.redistribution.planner import Planner
+from tvm_distir.core.redistribution.steps import Step
+from tvm_distir.core.rewriting.calls import typed
+from tvm_distir.core.rewriting.dims import dims_remedy, open_dims
+from tvm_distir.core.rewriting.nodes import make_call
+from tvm_distir.core.rewriting.substitute import substitute
+from tvm_distir.support import LoweringError
+
+from .values import WRAP, LegalizedValues, TransferTags
+
+
+def step_call(
+    x: Any, mesh: Any, step: Step, before: Labels, shape: Sequence[int], op: str = "sum"
+) -> ir.Call:
+    """Write a step of a plan as a call.
+
+    Parameters
+    ----------
+    x : expression
+        The operand.
+    mesh : DeviceMesh
+    step : Step
+    before : Labels
+        How the operand lies.
+    shape : sequence of int
+        Whole shape of the tensor.
+    op : str
+        Reduction of its partial axes.
+    """
+    axes = step.axes
+    if step.kind == "all_reduce":
+        return ops.all_reduce(x, mesh, axes, op)
+    if step.kind == "partial":
+        return ops.partial(x, mesh, axes, op)
+    if step.kind == "reduce_scatter":
+        return ops.reduce_scatter(x, mesh, axes, step.split_dim, op)
+    if step.kind == "all_gather":
+        return ops.all_gather(x, mesh, axes, step.gather_dim)
+    if step.kind == "all_to_all":
+        return ops.all_to_all(x, mesh, axes, step.gather_dim, step.split_dim)
+    if step.kind == "exchange":
+        # Along axes that take no part, what is partial is typed R.
+        ends = [placement_text([R if y == P else y for y in x]) for x in (before, step.after)]
+        return ops.exchange(x, mesh, axes, *ends, shape)
+    return ops.local_slice(x, mesh, axes, step.split_dim)
+
+
+class TypedCalls:
+    """Collectives of one operand: like ones are written, and their types inferred, once.
+
+    Parameters
+    ----------
+    builder : BlockBuilder
+        Infers types.
+    """
+
+    def __init__(self, builder: relax.BlockBuilder) -> None:
+        self.builder = builder
+        self._known: dict[Any, tuple[Any, Any, ir.Call]] = {}
+
+    def step(
+        self, x: Any, mesh: Any, step: Step, before: Labels, shape: Sequence[int], op: str = "sum"
+    ) -> ir.Call:
+        """Write a step, see :func:`step_call`; the call has its type."""
+        # By handles: the nodes are kept, so that no other takes the place of one.
+        key = (step, handle(mesh), before, tuple(shape), op, handle(x.ty))
+        known = self._known.get(key)
+        if known is None:
+            call = self.builder.normalize(step_call(x, mesh, step, before, shape, op))
+            self._known[key] = (mesh, x.ty, call)
+            return call
+        like = known[2]
+        return make_call(like.op, [x], like.attrs, like.ty_args, like.ty)
+
+    def all_reduce(self, x: Any, mesh: Any, axes: Sequence[int], op: str) -> ir.Call:
+        """``R.dist.all_reduce``; the call has its type."""
+        key = (tuple(axes), handle(mesh), op, handle(x.ty))
+        known = self._known.get(key)
+        if known is None:
+            call = typed(ops.all_reduce(x, mesh, axes, op), x.ty)
+            self._known[key] = (mesh, x.ty, call)
+            return call
+        like = known[2]
+        return make_call(like.op, [x], like.attrs, like.ty_args, like.ty)
+
+
+class Moves:
+    """How the values of a function get from placement to placement.
+
+    Parameters
+    ----------
+    values : LegalizedValues
+    planner : Planner
+        Finds the steps of redistributions.
+    tags : TransferTags
+        Numbers for transfers.
+    calls : TypedCalls
+        Of the module.
+    """
+
+    def __init__(
+        self, values: LegalizedValues, planner: Planner, tags: TransferTags, calls: TypedCalls
+    ) -> None:
+        self.values, self.planner, self.tags, self.calls = values, planner, tags, calls
+
+    def wrap(self, var: Any, value: ir.Call) -> None:
+        """``R.dist.partial``: keep what is unfinished, make partial what is complete."""
+        values = self.values
+        axes = tuple(sorted(int(a) for a in value.attrs["mesh_axes"]))
+        op = str(value.attrs["op"])
+        source = value.args[0]
+        if source in values.sources:
+            if op != "sum":
+                raise values.fault(
+                    "DIST0504",
+                    f'a redistribute cannot end in terms of "{op}"',
+                    var,
+                    value,
+                    "Use op sum.",
+                )
+            self._move(var, values.sources[source], axes)
+            return
+        if isinstance(source, ir.GenericConst):
+            values.bind(var, value, [tuple((a, op) for a in axes)])
+            return
+        if source in values.raw:
+            raw, made = values.raw[source]
+            # Of the call's own reductions those that are not named are completed here.
+            kept = [a for a in axes_of(values.terms_of(raw, 0)) if a in axes or a not in made]
+            leaf = values.complete(raw, 0, kept, var.name)
+        else:
+            leaf = values.env.get(source, source)
+        have = dict(values.terms_of(leaf, 0))
+        if any(have[a] != op for a in axes if a in have):
+            # Terms of another op are no terms of this one: the value is completed, then wrapped.
+            leaf = values.complete(leaf, 0, [a for a in have if a not in axes], var.name)
+            have = dict(values.terms_of(leaf, 0))
+        missing = [a for a in axes if a not in have]
+        if not missing:
+            values.alias(var, leaf)
+            return
+        call = values.builder.normalize(ops.partial(leaf, leaf.ty.device_mesh, missing, op))
+        terms = tuple(sorted((*have.items(), *((a, op) for a in missing))))
+        values.bind(var, call, [terms])
+
+    def redistribute(self, var: Any, value: ir.Call) -> None:
+        """``R.dist.redistribute``: the steps between two placements."""
+        values = self.values
+        reads = values.reads.get(var, 0)
+        if values.writer.dataflow and not isinstance(var, relax.DataflowVar):
+            # Read outside its block too, where its operand may be out of sight.
+            self._move(var, value, ())
+            return
+        values.sources[var] = value
+        if reads != WRAP:
+            self._move(var, value, ())
+
+    def _move(self, var: Any, value: ir.Call, keep: Sequence[int]) -> None:
+        """Bind ``var`` to the operand of a redistribute, moved; partial along ``keep``."""
+        values = self.values
+        source = substitute(value.args[0], values.env)
+        name, mesh = var.name, value.attrs.device_mesh
+        target = labels_of(value.attrs.placement)
+        if not isinstance(source.ty, DTensorType):
+            raise values.fault(
+                "DIST0504", f"a redistribute of {source.ty}", var, value, "Give it one DTensor."
+            )
+        if mesh_key(source.ty.device_mesh) != mesh_key(mesh):
+            self._transfer(var, source, mesh, target, keep)
+            return
+        terms = values.terms_of(source, 0)
+        if keep or len({op for _, op in terms}) > 1:
+            # Only a sum can stay unfinished; of several reductions all but the sums end first.
+            source = values.complete(source, 0, [a for a, op in terms if op == "sum"], name)
+            terms = values.terms_of(source, 0)
+        before = self._with_partial(labels_of(source.ty.placement), axes_of(terms))
+        after = self._with_partial(target, keep)
+        if before == after:
+            values.alias(var, source)
+            return
+        shape = self._static(source, var, value)
+        at, op = before, terms[0][1] if terms else "sum"
+        *steps, final = self._plan(source, shape, before, after, mesh, var, value)
+        for step in steps:
+            source = values.writer.add(self.calls.step(source, mesh, step, at, shape, op), name)
+            at = step.after
+        last = self.calls.step(source, mesh, final, at, shape, op)
+        values.bind(var, last, [sums(keep)])
+
+    def _plan(
+        self,
+        source: Any,
+        shape: tuple[int, ...],
+        before: Labels,
+        after: Labels,
+        mesh: Any,
+        var: Any,
+        value: Any,
+    ) -> tuple[Step, ...]:
+        sizes, devices = mesh_key(mesh)
+        dtype = str(source.ty.tensor_ty.dtype)
+        try:
+            return self.planner.plan(shape, before, after, sizes, dtype, devices).steps
+        except LoweringError as error:
+            raise self.values.fault(error.code, error.what, var, value, error.remedy) from error
+
+    def _static(self, source: Any, var: Any, value: Any) -> tuple[int, ...]:
+        shape = known_shape(source.ty)
+        if shape is None:
+            dims = ", ".join(str(n) for n in static_shape(source.ty) or ("?",))
+            remedy = dims_remedy([dim.name for dim in open_dims(self.values.builder.get())])
+            what = f"the shape ({dims}) is not constant"
+            raise self.values.fault("DIST0502", what, var, value, remedy)
+        return shape
+
+    @staticmethod
+    def _with_partial(labels: Labels, axes: Sequence[int]) -> Labels:
+        return tuple(P if a in axes else x for a, x in enumerate(labels))
+
+    def _transfer(
+        self, var: Any, source: Any, mesh: Any, target: Labels, keep: Sequence[int]
+    ) -> None:
+        """Send from one mesh, receive on the other; partial sums are completed first."""
+        values = self.values
+        name = var.name
+        source = values.complete(source, 0, (), name)
+        ty = source.ty
+        shape = self._static(source, var, ir.Call(ir.Op.get("relax.dist.redistribute"), [source]))
+        placement, peer = placement_text(labels_of(ty.placement)), placement_text(target)
+        tag = self.tags.take()
+        sent = values.writer.emit(
+            ops.send(source, ty.device_mesh, mesh, placement, peer, shape, tag), f"{name}_sent"
+        )
+        arrival = values.builder.normalize(
+            ops.recv(
+                sent,
+                device_mesh=mesh,
+                peer_mesh=ty.device_mesh,
+                placement=peer,
+                peer_placement=placement,
+                shape=shape,
+                dtype=ty.tensor_ty.dtype,
+                tag=tag,
+            )
+        )
+        if not keep:
+            values.bind(var, arrival)
+            return
+        got = values.writer.emit(arrival, name)
+        call = values.builder.normalize(ops.partial(got, mesh, sorted(keep), "sum"))
+        values.bind(var, call, [sums(keep)])

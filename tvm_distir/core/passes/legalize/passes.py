@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The pass ``LegalizeRedistribute``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.ir.mesh import mesh_key
+from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.ops.memory import learned
+from tvm_distir.core.passes.declaration import Rewrite, module_pass
+from tvm_distir.core.redistribution.planner import Planner
+from tvm_distir.core.redistribution.steps import CCL_KINDS, KINDS
+from tvm_distir.core.rewriting.calls import is_redistribute, op_name, place_of
+from tvm_distir.core.rewriting.functions import callers_closure, has_dtensor, retyped
+from tvm_distir.core.rewriting.native.reading import OP_CALL, Member, read_module
+from tvm_distir.support import LevelError
+
+from .classes import Classes
+from .local_view import is_local_view, legalize_local_view
+from .moves import Moves, TypedCalls
+from .rewrite import FunctionLegalizer
+from .values import LegalizedValues, TransferTags
+
+
+@module_pass("distributed", "legalized")
+def LegalizeRedistribute(
+    system: System | str | None = None,
+    *,
+    memory_bound: float | None = 1.0,
+    memory_bytes: int | None = None,
+    ccl: bool = False,
+) -> Rewrite:
+    """Make every movement of data explicit.
+
+    ``R.dist.redistribute`` becomes collectives along mesh axes (a cheapest sequence, see
+    :class:`.planner.Planner`), between meshes a ``send`` and a ``recv``; each reducing call gets
+    its ``all_reduce``, unless ``R.dist.partial`` leaves it to a later redistribute. Functions that
+    transfer between meshes become impure and lose their dataflow blocks.
+
+    A module in TVM's local-view style is rewritten as TVM's pass of this name does.
+
+    Parameters
+    ----------
+    system : System or str, optional
+        Prices collectives by its bandwidths and latencies; without one, bytes count.
+    memory_bound : float, optional
+        No shard between the ends of a redistribution is larger than this times the larger end;
+        None for no bound.
+    memory_bytes : int, optional
+        Nor larger than this.
+    ccl : bool
+        Use only collectives that TVM's ``R.ccl`` ops can express (``all_reduce`` and
+        ``all_gather`` along the innermost axes, and slices), see
+        :func:`tvm_distir.core.passes.legalize.stock.UseStockCollectives`. ``memory_bound`` then does not count:
+        these need not find a way within one.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+
+    Raises
+    ------
+    LevelError
+        DIST0451 when the module is not at level 3.
+    LoweringError
+        DIST0502 to DIST0504 and DIST0509, see :data:`tvm_distir.support.errors.codes.CODES`.
+    UsageError
+        DIST0150 for a memory bound below 1.
+    """
+    planner = Planner(
+        System.known(system),
+        None if ccl else memory_bound,
+        memory_bytes,
+        CCL_KINDS if ccl else KINDS,
+        innermost=ccl,
+    )
+
+    return lambda mod: legalize(mod, planner)
+
+
+def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
+    """Apply :func:`LegalizeRedistribute`."""
+    members = read_module(mod, ordered=False)
+    own = _transferring(members)
+    if is_local_view(mod, members):
+        return legalize_local_view(mod)
+    impure = callers_closure(mod, own)
+    renamed: dict[Any, Any] = {}
+    for gv, fn, _ in members:
+        if str(gv.name_hint) in impure and bool(fn.is_pure):
+            params = [p.ty for p in fn.params]
+            renamed[gv] = retyped(gv, relax.FuncType(params, fn.ret_ty, False))
+    tags, classes, builder = TransferTags(), Classes(mod), relax.BlockBuilder(mod)
+    calls = TypedCalls(builder)
+    done: dict[str, relax.Function] = {}
+    for gv, fn, reading in members:
+        name = str(gv.name_hint)
+        if has_dtensor(fn):
+            values = LegalizedValues(name, builder, renamed, name in impure)
+            moves = Moves(values, planner, tags, calls)
+            fn = FunctionLegalizer(classes, fn, reading, values, moves).run()
+        done[name] = fn
+    result = {
+        renamed.get(gv, gv): done.get(str(gv.name_hint), fn) for gv, fn in mod.functions.items()
+    }
+    return ir.IRModule(result, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _transferring(members: Sequence[Member]) -> set[str]:
+    """Names of the functions that transfer between meshes; of like calls one is looked at.
+
+    Raises
+    ------
+    LevelError
+        DIST0451 for an annotation.
+    """
+    found: set[str] = set()
+    known: dict[int, bool] = learned("transfers")
+    for gv, _, reading in members:
+        name = str(gv.name_hint)
+        for number, like in enumerate(reading.like):
+            if reading.kinds[number] != OP_CALL:
+                continue
+            transfers = known.get(like)
+            if transfers is None:
+                var = reading.variables[reading.params + number]
+                transfers = _is_transfer(name, var, reading.values[number])
+                if like >= 0:
+                    known[like] = transfers
+            if transfers:
+                found.add(name)
+    return found
+
+
+def _is_transfer(function: str, var: Any, value: ir.Call) -> bool:
+    if op_name(value) == "dist.annotate_sharding":
+        raise LevelError(
+            "DIST0451",
+            "an annotation is still there: the module is at level 2",
+            place=place_of(function, var, value),
+            remedy="Run PropagateSharding first.",
+        )
+    if dist_op_name(value) in ("send", "recv"):
+        return True
+    if is_redistribute(value) and isinstance(value.args[0].ty, DTensorType):
+        return mesh_key(value.args[0].ty.device_mesh) != mesh_key(value.attrs.device_mesh)
+    return False

@@ -1,0 +1,203 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Variables of a function being legalized: what is unfinished, and completing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.placement import R
+from tvm_distir.core.ir.types import as_dtensor, flat_types
+from tvm_distir.core.ops.terms import Terms, axes_of, sums, without
+from tvm_distir.core.rewriting.calls import leaves_of, place_of, typed
+from tvm_distir.core.rewriting.substitute import VARIABLES
+from tvm_distir.core.rewriting.writer import BlockWriter
+from tvm_distir.support import LoweringError
+
+Leaf = tuple[Any, int]
+
+
+class TransferTags:
+    """Numbers the transfers of a module."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def take(self) -> int:
+        """Return a number not given before."""
+        self.next += 1
+        return self.next - 1
+
+
+#: How a variable is read, as bits: by ``R.dist.partial``, by a reduction, by anything else.
+WRAP, REDUCE, USE = 1, 2, 4
+
+
+class LegalizedValues:
+    """What is known of a function's variables, and where new ones are bound.
+
+    Parameters
+    ----------
+    name : str
+        Name of the function.
+    builder : BlockBuilder
+        Infers the types of new calls.
+    callees : mapping of GlobalVar to GlobalVar
+        Functions whose type changes.
+    impure : bool
+        Whether the function transfers between meshes, itself or in a callee.
+
+    Attributes
+    ----------
+    env : dict
+        What takes the place of a variable, or of a callee.
+    terms : dict
+        Unfinished reductions of the leaves of variables.
+    raw : dict
+        Of what a reducing call gives: the variable of its terms, and the axes it made them along.
+    sources : dict
+        Redistributions that were left to the ``R.dist.partial`` that reads them.
+    reads : dict
+        How each variable is read: :data:`WRAP`, :data:`REDUCE`, :data:`USE` together.
+    written : bool
+        Whether the function changes.
+    """
+
+    def __init__(
+        self, name: str, builder: relax.BlockBuilder, callees: Mapping[Any, Any], impure: bool
+    ) -> None:
+        self.name, self.builder, self.impure = name, builder, impure
+        self.env: dict[Any, Any] = dict(callees)
+        self.terms: dict[Leaf, Terms] = {}
+        self.raw: dict[Any, tuple[Any, tuple[int, ...]]] = {}
+        self.sources: dict[Any, ir.Call] = {}
+        self.reads: dict[Any, int] = {}
+        self._finished: dict[tuple[Any, int, tuple[int, ...]], Any] = {}
+        self.writer = BlockWriter(builder, False)
+        self.written = impure
+
+    def open_block(self, dataflow: bool) -> None:
+        """Begin a block: what the last one has finished is out of sight."""
+        self.writer = BlockWriter(self.builder, dataflow)
+        self._finished.clear()
+
+    def is_changed(self, var: Any) -> bool:
+        """Whether what reads a variable cannot be taken as it is."""
+        return var in self.env or (bool(self.terms) and self.has_terms(var))
+
+    def has_terms(self, var: Any) -> bool:
+        """Whether a variable, or what takes its place, is an unfinished reduction."""
+        var = self.env.get(var, var)
+        return any(self.terms.get((var, i)) for i in range(len(flat_types(var.ty))))
+
+    def fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
+        """Error about a binding."""
+        return LoweringError(code, what, place=place_of(self.name, var, value), remedy=remedy)
+
+    def _own(self, var: Any) -> Any:
+        """Variable that takes the place of ``var`` (dataflow variables end with their block)."""
+        if self.impure and isinstance(var, relax.DataflowVar):
+            new = relax.Var(var.name, var.ty)
+            self.env[var] = new
+            return new
+        return var
+
+    def alias(self, var: Any, value: Any) -> None:
+        """Let ``var`` be ``value``: by substitution, or by a binding if it leaves its block."""
+        known = [self.terms.get((value, i), ()) for i in range(len(flat_types(var.ty)))]
+        own = self._own(var)
+        if isinstance(own, relax.DataflowVar) or not isinstance(value, relax.DataflowVar):
+            self.env[var] = value
+        else:
+            self.writer.bind(own, value)
+            for i, terms in enumerate(known):
+                self.terms[(own, i)] = terms
+
+    def bind(self, var: Any, value: Any, terms: Sequence[Terms] = ()) -> Any:
+        """Bind a value whose leaves have the terms; return the variable."""
+        own = self._own(var)
+        self.writer.bind(own, value)
+        for i, found in enumerate(terms):
+            self.terms[(own, i)] = found
+        return own
+
+    def terms_of(self, expr: Any, number: int) -> Terms:
+        """Unfinished reductions of a leaf of an expression."""
+        return self.terms.get((expr, number), ()) if type(expr) in VARIABLES else ()
+
+    def complete(self, expr: Any, number: int, keep: Sequence[int], name: str) -> Any:
+        """Leaf of an expression, finished along all axes but ``keep`` (a variable or constant)."""
+        terms = self.terms_of(expr, number)
+        due = without(terms, keep)
+        leaf = expr
+        if isinstance(expr.ty, relax.TupleType):
+            item_key: Any = (expr, number, (-1,))
+            if item_key not in self._finished:
+                item = self.writer.emit(relax.TupleGetItem(expr, number), name)
+                self.terms[(item, 0)] = terms
+                self._finished[item_key] = item
+            leaf = self._finished[item_key]
+        if not due:
+            return leaf
+        key = (leaf, 0, axes_of(due))
+        if key not in self._finished:
+            mesh = leaf.ty.device_mesh
+            value = leaf
+            for op in sorted({op for _, op in due}):
+                axes = [a for a, o in due if o == op]
+                value = self.writer.emit(ops.all_reduce(value, mesh, axes, op), name)
+            self.terms[(value, 0)] = without(terms, axes_of(due))
+            self._finished[key] = value
+        return self._finished[key]
+
+    def _make_partial(self, leaf: Any, axes: Sequence[int], name: str, mesh: Any = None) -> Any:
+        if not axes:
+            return leaf
+        mesh = leaf.ty.device_mesh if mesh is None else mesh
+        if isinstance(leaf, ir.GenericConst) and not isinstance(leaf.ty, DTensorType):
+            leaf = ir.GenericConst(leaf.value, as_dtensor(leaf.ty, mesh, [R] * len(mesh.shape)))
+        terms = self.terms_of(leaf, 0)
+        value = self.writer.emit(ops.partial(leaf, mesh, sorted(axes), "sum"), name)
+        self.terms[(value, 0)] = tuple(sorted((*terms, *sums(axes))))
+        return value
+
+    def demand(self, arg: Any, wanted: Sequence[tuple[int, ...]], mesh: Any = None) -> Any:
+        """Give an argument whose leaves are partial along exactly the wanted axes."""
+        leaves = list(leaves_of(arg))
+        new, changed = [], False
+        for (expr, number, _), axes in zip(leaves, wanted):
+            have = axes_of(self.terms_of(expr, number))
+            if have == tuple(axes):
+                new.append((expr, number, False))
+                continue
+            changed = True
+            name = getattr(expr, "name", "value")
+            leaf = self.complete(expr, number, axes, name)
+            leaf = self._make_partial(leaf, [a for a in axes if a not in have], name, mesh)
+            new.append((leaf, 0, True))
+        if not changed:
+            return arg
+        return self._assemble(arg, new, [0])
+
+    def _assemble(self, arg: Any, leaves: Sequence[Any], at: list[int]) -> Any:
+        """Put changed leaves back into the argument's structure."""
+        if isinstance(arg, relax.Tuple):
+            fields = [self._assemble(f, leaves, at) for f in arg.fields]
+            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+        count = len(flat_types(arg.ty))
+        mine = leaves[at[0] : at[0] + count]
+        at[0] += count
+        if not any(done for _, _, done in mine):
+            return arg
+        if not isinstance(arg.ty, relax.TupleType):
+            return mine[0][0]
+        fields = [
+            e if done else self.complete(e, n, axes_of(self.terms_of(e, n)), "item")
+            for e, n, done in mine
+        ]
+        return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))

@@ -1,0 +1,189 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives at level 5: padding is put before a cut, and cut off after a join."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.placement import is_padded_inside, placement_text
+from tvm_distir.core.redistribution.shards import TermsMove
+from tvm_distir.core.redistribution.steps import exchange_step
+from tvm_distir.core.rewriting.writer import BlockWriter
+
+REDUCE = {"sum": relax.op.sum, "max": relax.op.max, "min": relax.op.min, "prod": relax.op.prod}
+BOOLEAN = {"sum": "max", "max": "max", "min": "min", "prod": "min"}
+"""Of truth values, sum and max are "or", prod and min "and"."""
+WIDER = {"float16": "float32", "bfloat16": "float32", "bool": "int8"}
+"""In what short types are reduced, as the engines do, and truth values."""
+
+
+def padded(writer: BlockWriter, x: Any, dim: int, count: int, name: str) -> Any:
+    """Append zeros along a dim until ``count`` divides it."""
+    shape = [int(n) for n in x.ty.shape]
+    missing = -shape[dim] % count
+    if not missing:
+        return x
+    if str(x.ty.dtype) == "bool":
+        shape[dim] = missing
+        zeros = writer.emit(relax.op.zeros(shape, "bool"), f"{name}_pad")
+        return writer.emit(relax.op.concat([x, zeros], dim), f"{name}_pad")
+    widths = [0] * (2 * len(shape))
+    widths[2 * dim + 1] = missing
+    return writer.emit(relax.op.nn.pad(x, widths), f"{name}_pad")
+
+
+def cut_off(x: Any, dim: int, size: int) -> Any:
+    """Keep the first ``size`` elements of a dim (a call, or x itself)."""
+    if int(x.ty.shape[dim]) == size:
+        return x
+    return relax.op.strided_slice(x, [dim], [0], [size])
+
+
+def parted(writer: BlockWriter, x: Any, dim: int, parts: Sequence[int], name: str) -> Any:
+    """Pad a dim so that equal parts of it are the shards of axes with so many devices.
+
+    Where the blocks of an axis do not hold whole shards, each is padded for itself.
+    """
+    if not is_padded_inside(int(x.ty.shape[dim]), parts):
+        return padded(writer, x, dim, math.prod(parts), name)
+    at = dim
+    for k in parts:
+        x = padded(writer, x, at, k, name)
+        shape = [int(n) for n in x.ty.shape]
+        shape[at : at + 1] = [k, shape[at] // k]
+        x = writer.emit(relax.op.reshape(x, shape), f"{name}_blocks")
+        at += 1
+    shape[dim : at + 1] = [math.prod(shape[dim : at + 1])]
+    return writer.emit(relax.op.reshape(x, shape), f"{name}_pad")
+
+
+def joined(
+    writer: BlockWriter, call: Any, dim: int, parts: Sequence[int], size: int, name: str
+) -> Any:
+    """Leave the padding out of shards that lie one behind the other: :func:`parted` undone."""
+    call = writer.builder.normalize(call)
+    if int(call.ty.shape[dim]) == size:
+        return call
+    x = writer.emit(call, f"{name}_padded")
+    if not is_padded_inside(size, parts):
+        return cut_off(x, dim, size)
+    blocks = [size]
+    for k in parts:
+        blocks.append(-(-blocks[-1] // k))
+    whole = [int(n) for n in x.ty.shape]
+    for number in range(len(parts) - 1, -1, -1):
+        shape = list(whole)
+        shape[dim : dim + 1] = [math.prod(parts[:number]), parts[number] * blocks[number + 1]]
+        x = writer.emit(relax.op.reshape(x, shape), f"{name}_blocks")
+        cut = cut_off(x, dim + 1, blocks[number])
+        x = x if cut is x else writer.emit(cut, f"{name}_blocks")
+    whole[dim] = size
+    return relax.op.reshape(x, whole)
+
+
+def sliced(
+    writer: BlockWriter, x: Any, mesh: Any, labels: Sequence[int], whole: Sequence[int], name: str
+) -> Any:
+    """My shard of a whole local tensor (a constant): one slice per dim."""
+    sizes = [int(n) for n in mesh.shape]
+    for dim in range(len(whole)):
+        axes = [a for a, label in enumerate(labels) if label == dim and sizes[a] > 1]
+        if axes:
+            x = parted(writer, x, dim, [sizes[a] for a in axes], name)
+            x = writer.emit(ops.local_slice(x, mesh, axes, dim), name)
+    return x
+
+
+def collective(
+    writer: BlockWriter, kind: str, attrs: Any, x: Any, want: Sequence[int], name: str
+) -> Any:
+    """Write a collective of level 4 on a local tensor.
+
+    Parameters
+    ----------
+    writer : BlockWriter
+    kind : str
+        Op name without prefix.
+    attrs : mapping
+        Attributes of the call.
+    x : expression
+        Local operand.
+    want : sequence of int
+        Local shape of the result.
+    name : str
+        Name for intermediate variables.
+
+    Returns
+    -------
+    result : expression
+        A call, or ``x`` itself where the group is one device.
+    """
+    mesh = attrs["device_mesh"]
+    sizes = [int(n) for n in mesh.shape]
+    if kind in ("all_reduce", "partial"):
+        axes = [int(a) for a in attrs["mesh_axes"] if sizes[int(a)] > 1]
+        make = ops.all_reduce if kind == "all_reduce" else ops.partial
+        return make(x, mesh, axes, str(attrs["op"])) if axes else x
+    axis = attrs["mesh_axes"] if "mesh_axes" in attrs else attrs["mesh_axis"]
+    parts = [sizes[int(a)] for a in ([axis] if isinstance(axis, int) else sorted(axis))]
+    if math.prod(parts) == 1:
+        return x
+    if kind == "exchange":
+        ends = str(attrs["placement"]), str(attrs["peer_placement"])
+        return ops.exchange(x, mesh, axis, *ends, attrs["shape"])
+    if kind == "all_gather":
+        dim = int(attrs["dim"])
+        call = ops.all_gather(x, mesh, axis, dim)
+        return joined(writer, call, dim, parts, want[dim], name)
+    if kind == "local_slice":
+        dim = int(attrs["dim"])
+        return ops.local_slice(parted(writer, x, dim, parts, name), mesh, axis, dim)
+    if kind == "reduce_scatter":
+        dim = int(attrs["dim"])
+        x = parted(writer, x, dim, parts, name)
+        return ops.reduce_scatter(x, mesh, axis, dim, str(attrs["op"]))
+    if kind == "all_to_all":
+        gather, split = int(attrs["gather_dim"]), int(attrs["split_dim"])
+        x = parted(writer, x, split, parts, name)
+        call = ops.all_to_all(x, mesh, axis, gather, split)
+        return joined(writer, call, gather, parts, want[gather], name)
+    wrap = "wrap" in attrs and bool(attrs["wrap"])
+    return ops.collective_permute(x, mesh, axis, int(attrs["shift"]), wrap)
+
+
+def reduced_terms(writer: BlockWriter, move: TermsMove, attrs: Any, x: Any, name: str) -> Any:
+    """Write a ``reduce_scatter`` whose shards are no parts of its groups' blocks.
+
+    Each device gets the terms of its new shard from wherever they lie, and reduces them.
+
+    Parameters
+    ----------
+    writer : BlockWriter
+    move : TermsMove
+    attrs : mapping
+        Attributes of the call at level 4.
+    x : expression
+        Local operand.
+    name : str
+        Name for intermediate variables.
+
+    Returns
+    -------
+    result : call
+    """
+    axes = exchange_step(move.before, move.after).axes
+    ends = placement_text(move.before), placement_text(move.after)
+    term = writer.emit(relax.op.expand_dims(x, 0), f"{name}_term")
+    terms = ops.exchange(term, attrs["device_mesh"], axes, *ends, move.shape)
+    terms, dtype = writer.emit(terms, f"{name}_terms"), str(x.ty.dtype)
+    wide = WIDER.get(dtype, dtype)
+    if wide != dtype:
+        terms = writer.emit(relax.op.astype(terms, wide), f"{name}_terms")
+    done = REDUCE[BOOLEAN[str(attrs["op"])] if dtype == "bool" else str(attrs["op"])](terms, 0)
+    return done if wide == dtype else relax.op.astype(writer.emit(done, name), dtype)

@@ -1,0 +1,289 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""One function, for one mesh, from level 4 to level 5."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.types import TENSORS_ONLY, flat_types
+from tvm_distir.core.ops.terms import attribute_axes, axes_of, sums
+from tvm_distir.core.rewriting.calls import bindings_of, is_tensors, leaves_of, typed
+from tvm_distir.core.rewriting.native.making import make_variables
+from tvm_distir.core.rewriting.native.pruning import pruned_bindings
+from tvm_distir.core.rewriting.native.reading import Reading
+from tvm_distir.core.rewriting.writer import with_body
+from tvm_distir.support import LevelError, LoweringError
+
+from .alike import LikeBindings
+from .bindings import Bindings
+from .template import State
+from .values import LocalValues
+
+
+class Leaf(NamedTuple):
+    """A parameter of an entry.
+
+    Attributes
+    ----------
+    position : int
+        Of the parameter of the function that it is, or is a field of.
+    name : str
+    ty : DTensorType
+        At level 4.
+    like : int
+        Number of that type, as a reading gives it; -1 where it gives none.
+    """
+
+    position: int
+    name: str
+    ty: Any
+    like: int
+
+
+class Output(NamedTuple):
+    """A flattened result that the function gives on its mesh: position and level-4 type.
+
+    ``like`` is as in :class:`Leaf`.
+    """
+
+    position: int
+    ty: Any
+    like: int
+
+
+class LocalFunction:
+    """Lowers one function for one mesh.
+
+    Parameters
+    ----------
+    values : LocalValues
+        Of the function on the mesh.
+    fn : relax.Function
+        The function at level 4.
+    reading : Reading
+        Of it.
+    entry : bool
+        Whether it is a public function: its inputs arrive padded with zeros, its tuple
+        parameters and results are flattened.
+    """
+
+    def __init__(
+        self, values: LocalValues, fn: relax.Function, reading: Reading, entry: bool
+    ) -> None:
+        self.values, self.fn, self.reading, self.entry = values, fn, reading, entry
+        self.bindings = Bindings(values)
+        self.alike = LikeBindings(values, reading)
+        self.params: list[Any] = []
+        self.param_leaves: list[Leaf] = []
+        self.outputs: list[Output] = []
+
+    def _open(self) -> None:
+        values = self.values
+        boundary = attribute_axes(self.fn, "params")
+        known = values.context.local_types_on(values.number)
+        alike: list[tuple[int, int, Any]] = []
+        at = 0
+        for position, like in enumerate(self.reading.types[: self.reading.params]):
+            if like in known:
+                alike.append((len(self.params), position, boundary.get(at)))
+                self.params.append(None)
+                if self.entry:
+                    name, whole = self.alike.names[position], self.reading.variables[position].ty
+                    self.param_leaves.append(Leaf(position, name, whole, like))
+                at += 1
+                continue
+            param = self.reading.variables[position]
+            leaves = flat_types(param.ty)
+            tensors = is_tensors(param.ty)
+            for i in range(len(leaves) if tensors else 0):
+                terms = sums(boundary.get(at, ()))
+                if terms:
+                    values.terms[(param, i)] = terms
+                if self.entry:
+                    values.zero[(param, i)] = True
+                at += 1
+            if self.entry:
+                self._entry_param(position, param)
+            else:
+                self.params.append(values.declare(param))
+            self.alike.note(position)
+            own = self.alike.locals[position]
+            if type(param.ty) is DTensorType and own is not None and own.ty.vdevice is None:
+                known[like] = own.ty
+        self._like_params(alike)
+
+    def _like_params(self, alike: Sequence[tuple[int, int, Any]]) -> None:
+        """Make parameters that are tensors of types that have their local forms.
+
+        Given are the place of each among the new ones, its position, and its partial axes.
+        """
+        values, types = self.values, self.reading.types
+        known, names = values.context.local_types_on(values.number), self.alike.names
+        kinds = list(dict.fromkeys([types[position] for _, position, _ in alike]))
+        numbers = {like: i for i, like in enumerate(kinds)}
+        made = make_variables(
+            [names[position] for _, position, _ in alike],
+            [known[like] for like in kinds],
+            [numbers[types[position]] for _, position, _ in alike],
+        )
+        complete = State((sums(()),), (self.entry,))
+        number = self.alike.templates.number(complete)
+        for (place, position, axes), local in zip(alike, made):
+            self.params[place] = local
+            if axes:
+                self.alike.know(position, local, State((sums(axes),), (self.entry,)))
+            else:
+                self.alike.know(position, local, complete, number)
+
+    def _entry_param(self, position: int, param: Any) -> None:
+        """Parameters of an entry are tensors on its mesh; tuples are taken apart."""
+        values = self.values
+        if not is_tensors(param.ty):
+            raise LoweringError(
+                "DIST0504",
+                f"an input of type {param.ty}",
+                place=f"{values.name}/{param.name}",
+                remedy=TENSORS_ONLY,
+            )
+
+        whole = param.ty
+
+        def make(ty: Any, name: str) -> Any:
+            if isinstance(ty, relax.TupleType):
+                fields = [make(t, f"{name}_{i}") for i, t in enumerate(ty.fields)]
+                if any(f is None for f in fields):
+                    return None
+                return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+            if not isinstance(ty, DTensorType):
+                values.local_type(ty, f"{values.name}/{name}")
+            if values.context.mesh_number(ty.device_mesh) != values.number:
+                return None
+            var = relax.Var(name, values.local_type(ty, f"{values.name}/{name}"))
+            self.params.append(var)
+            like = self.reading.types[position] if ty is whole else -1
+            self.param_leaves.append(Leaf(position, name, ty, like))
+            return var
+
+        value = make(whole, str(param.name))
+        if value is not None:
+            values.env[param] = value
+
+    def _result(self) -> Any:
+        """Result expression, after checking that it is as finished as the boundary says."""
+        values, reading = self.values, self.reading
+        result = self.fn.body.body
+        wanted = attribute_axes(self.fn, "results")
+        self.alike.recall(reading.result)
+        # The very objects that ``values`` has as keys are found without a comparison.
+        places = {handle(reading.variables[n]): n for n in reading.result if n >= 0}
+        for i, (expr, number, _) in enumerate(leaves_of(result) if values.terms or wanted else ()):
+            if axes_of(values.terms_of(expr, number)) != wanted.get(i, ()):
+                raise LevelError(
+                    "DIST0451",
+                    f"result {i} is partial along {list(axes_of(values.terms_of(expr, number)))}, "
+                    f"its callers expect {list(wanted.get(i, ()))}",
+                    place=values.name,
+                    remedy="Run LegalizeRedistribute first.",
+                )
+        if not self.entry:
+            return values.local(result)
+        mine, known = [], values.context.local_types_on(values.number)
+        for index, (expr, number, ty) in enumerate(self._open_tuples(result)):
+            place = places.get(handle(expr), -1)
+            whole = reading.variables[place] if place >= 0 else expr
+            like = reading.types[place] if place >= 0 and number == 0 else -1
+            if like in known:
+                mine.append(values.local(whole))
+                self.outputs.append(Output(index, ty, like))
+                continue
+            if not isinstance(ty, DTensorType):
+                values.local_type(ty, values.name)
+                raise LoweringError(
+                    "DIST0504",
+                    f"result {index} is of type {ty}: it lives on its device and has no whole",
+                    place=values.name,
+                    remedy="Return tensors; an object cannot be gathered.",
+                )
+            if values.context.mesh_number(ty.device_mesh) != values.number:
+                continue
+            value = values.local(whole)
+            if isinstance(expr.ty, relax.TupleType):
+                value, like = self._item(value, number), -1
+            elif like >= 0 and value.ty.vdevice is None:
+                known[like] = values.local_type(ty, values.name)
+            mine.append(value)
+            self.outputs.append(Output(index, ty, like))
+        if len(mine) == 1:
+            return mine[0]
+        return typed(relax.Tuple(mine), relax.TupleType([v.ty for v in mine]))
+
+    def _item(self, value: Any, number: int) -> Any:
+        """Flattened leaf of a (nested) local tuple."""
+        values = self.values
+        for i, part_ty in enumerate(value.ty.fields):
+            count = len(flat_types(part_ty))
+            if number < count:
+                part = (
+                    value.fields[i]
+                    if isinstance(value, relax.Tuple)
+                    else values.writer.emit(relax.TupleGetItem(value, i), "result")
+                )
+                return self._item(part, number) if isinstance(part_ty, relax.TupleType) else part
+            number -= count
+        raise LoweringError(
+            "DIST0504",
+            "a result that is no tensor",
+            place=values.name,
+            remedy="Return tensors.",
+        )
+
+    def _open_tuples(self, expr: Any) -> list[tuple[Any, int, Any]]:
+        """Leaves of a result, tuples that span meshes opened."""
+        values = self.values
+        if isinstance(expr, relax.Tuple):
+            return [x for f in expr.fields[:] for x in self._open_tuples(f)]
+        if isinstance(expr, ir.Var) and expr in values.tuples:
+            return [x for f in values.tuples[expr] for x in self._open_tuples(f)]
+        return list(leaves_of(expr))
+
+    def run(self) -> relax.Function:
+        """Return the function at level 5; :attr:`outputs` and :attr:`param_leaves` then hold
+        what ``dist.io`` says.
+        """
+        values, reading = self.values, self.reading
+        if not reading.plain:  # refuses what has no local form, before anything is written
+            list(bindings_of(self.fn, values.name))
+        self._open()
+        blocks: list[tuple[bool, list[Any]]] = []
+        end = 0
+        for block in self.fn.body.blocks[:]:
+            dataflow = isinstance(block, relax.DataflowBlock)
+            values.open_block(dataflow)
+            first, end = end, end + len(block.bindings)
+            while (first := self.alike.write(first, end)) < end:
+                self._binding(first)
+                first += 1
+            blocks.append((dataflow, values.writer.bindings))
+        values.open_block(False)
+        result = self._result()
+        blocks.append((False, values.writer.bindings))
+        # Inputs that nothing reads stay: callers give all inputs of the original function.
+        kept, pure = pruned_bindings(blocks, result)
+        return with_body(self.fn, self.params, kept, result, pure)
+
+    def _binding(self, number: int) -> None:
+        """Write the local form of a binding that is like none before it."""
+        reading, written = self.reading, self.values.writer.bindings
+        before = len(written)
+        self.alike.recall(reading.used(number))
+        var = reading.variables[reading.params + number]
+        self.bindings.visit(var, reading.values[number], reading.like[number])
+        self.alike.note(reading.params + number)
+        if len(written) == before + 1:
+            self.alike.keep(number, written[-1])

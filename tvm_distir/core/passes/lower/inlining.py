@@ -1,0 +1,129 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Private functions that work on several meshes are inlined, so that entries can part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.mesh import mesh_key
+from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.rewriting.calls import bindings_of
+from tvm_distir.core.rewriting.substitute import substitute
+from tvm_distir.core.rewriting.writer import with_body
+
+
+class _Splicer:
+    """Writes one function anew, with the bodies of some callees in place of their calls."""
+
+    def __init__(self, bodies: Mapping[str, relax.Function], first_tag: int) -> None:
+        self.bodies = bodies
+        self.next_tag = first_tag
+        self.bindings: list[Any] = []
+        self.moved: dict[Any, Any] = {}
+
+    def copy(self, fn: relax.Function, name: str, env: dict[Any, Any], inner: bool) -> Any:
+        """Append a body; return its result. Transfers of an inner body get tags of their own.
+
+        What calls share, such as a mask, is sent once: later transfers of a value between the
+        same meshes, with the same placements, are those of the first one.
+        """
+        tags: dict[int, int] = {}
+        for var, value in bindings_of(fn, name):
+            new = _item(substitute(value, env))
+            callee = str(new.op.name_hint) if _is_function_call(new) else ""
+            if callee in self.bodies:
+                body = self.bodies[callee]
+                new = self.copy(body, callee, dict(zip(body.params, new.args)), True)
+            elif inner and dist_op_name(new) in ("send", "recv"):
+                new = self._retagged(new, tags)
+            if isinstance(new, ir.Var) and not isinstance(value, ir.Var):
+                env[var] = new
+                continue
+            transfer = _transfer(new)
+            if transfer in self.moved:
+                env[var] = self.moved[transfer]
+                continue
+            env[var] = relax.Var(var.name, var.ty)
+            if transfer is not None:
+                self.moved[transfer] = env[var]
+            self.bindings.append(relax.VarBinding(env[var], new))
+        return substitute(fn.body.body, env)
+
+    def _retagged(self, call: ir.Call, tags: dict[int, int]) -> ir.Call:
+        old = int(call.attrs["tag"])
+        if old not in tags:
+            tags[old] = self.next_tag
+            self.next_tag += 1
+        make = getattr(ops, str(dist_op_name(call)))
+        new = make(*call.args, **{**dict(call.attrs.items()), "tag": tags[old]})
+        relax.expr._update_type(new, call.ty)
+        return new
+
+
+def _transfer(call: Any) -> Any:
+    """What tells two transfers apart, tags aside; None for what is none."""
+    kind = dist_op_name(call)
+    if kind not in ("send", "recv"):
+        return None
+    attrs = call.attrs
+    ends = (mesh_key(attrs["device_mesh"]), mesh_key(attrs["peer_mesh"]))
+    placements = (str(attrs["placement"]), str(attrs["peer_placement"]))
+    return kind, call.args[0], ends, placements
+
+
+def _item(value: Any) -> Any:
+    """The field itself where a call site's tuple took the place of a tuple parameter."""
+    if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):
+        return value.tuple_value.fields[int(value.index)]
+    return value
+
+
+def _is_function_call(value: Any) -> bool:
+    return isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
+
+
+def inline_functions(
+    mod: ir.IRModule, order: Sequence[tuple[Any, relax.Function]], names: Sequence[str]
+) -> ir.IRModule:
+    """Inline private functions of a module at level 4.
+
+    Parameters
+    ----------
+    mod : IRModule
+    order : sequence of (GlobalVar, Function)
+        All Relax functions, callees first.
+    names : sequence of str
+        The functions to inline; they do not stay in the module.
+
+    Returns
+    -------
+    IRModule
+        Functions with something inlined have plain binding blocks only.
+    """
+    tag = 1 + max(
+        (
+            int(value.attrs["tag"])
+            for gv, fn in order
+            for _, value in bindings_of(fn, str(gv.name_hint))
+            if dist_op_name(value) in ("send", "recv")
+        ),
+        default=-1,
+    )
+    bodies = {str(gv.name_hint): fn for gv, fn in order if str(gv.name_hint) in names}
+    functions = {gv: fn for gv, fn in mod.functions.items() if str(gv.name_hint) not in bodies}
+    for gv, fn in order:
+        name = str(gv.name_hint)
+        calls = [v for _, v in bindings_of(fn, name) if _is_function_call(v)]
+        if name in bodies or not any(str(c.op.name_hint) in bodies for c in calls):
+            continue
+        splicer = _Splicer(bodies, tag)
+        result = splicer.copy(fn, name, {}, False)
+        tag = splicer.next_tag
+        block = relax.BindingBlock(splicer.bindings)
+        functions[gv] = with_body(fn, fn.params, [block], result, bool(fn.is_pure))
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)

@@ -1,0 +1,99 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives and transfers from level 4 to level 5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.names import REDUCTIONS
+from tvm_distir.core.ir.ops import call_axes
+from tvm_distir.core.ops.terms import within, without
+from tvm_distir.core.redistribution.shards import terms_of
+from tvm_distir.core.rewriting.calls import place_of, rebuild
+
+from .collectives import collective, reduced_terms
+from .values import LocalValues
+
+
+class LocalMoves:
+    """Lowers the bindings of ``R.dist`` ops.
+
+    Parameters
+    ----------
+    values : LocalValues
+        Of the function that they stand in.
+    """
+
+    def __init__(self, values: LocalValues) -> None:
+        self.values = values
+
+    def transfer(self, var: Any, value: ir.Call, kind: str) -> None:
+        """Write a ``send`` or ``recv``."""
+        values = self.values
+        if kind == "recv":
+            names = (
+                "device_mesh",
+                "peer_mesh",
+                "placement",
+                "peer_placement",
+                "shape",
+                "dtype",
+                "tag",
+            )
+            call = ops.recv(**{n: value.attrs[n] for n in names})
+            values.bind(var, values.builder.normalize(call), [()], False)
+            return
+        source = value.args[0]
+        if values.terms_of(source, 0):
+            raise values.level_fault("it sends an unfinished reduction", var, value)
+        call = rebuild(value, value.op, [values.local(source)])
+        values.bind(var, values.builder.normalize(call), [()], values.zero_of(source, 0))
+
+    def collective(self, var: Any, value: ir.Call, kind: str) -> None:
+        """Write a collective."""
+        if kind == "axis_index":
+            raise self.values.level_fault("axis_index belongs to level 5", var, value)
+        self.move(var, value, kind, value.attrs)
+
+    def move(self, var: Any, value: ir.Call, kind: str, attrs: Any) -> None:
+        """Write what moves the tensor that is the first argument, as ``attrs`` say."""
+        values = self.values
+        source = value.args[0]
+        terms = values.terms_of(source, 0)
+        if kind in REDUCTIONS:
+            axes = list(call_axes(value))
+            known = dict(terms)
+            if any(known.get(a) != str(attrs["op"]) for a in axes):
+                raise values.fault(
+                    "DIST0503",
+                    f"it reduces ({attrs['op']}) along the mesh axes {axes}, where its operand "
+                    f"is {'unfinished: ' + str(terms) if terms else 'complete'}",
+                    var,
+                    value,
+                    "Reduce each unfinished axis once, with its own op.",
+                )
+            terms = without(terms, axes)
+        elif kind == "partial":
+            axes = [int(a) for a in attrs["mesh_axes"]]
+            if within(terms, axes):
+                raise values.level_fault("it wraps a value that is unfinished already", var, value)
+            terms = tuple(sorted((*terms, *((a, str(attrs["op"])) for a in axes))))
+        want = values.shard_of(var.ty, place_of(values.name, var, value))
+        local, name = values.local(source), str(var.name)
+        move = terms_of(value)
+        if move is None:
+            local = collective(values.writer, kind, attrs, local, want.local, name)
+        else:
+            local = reduced_terms(values.writer, move, attrs, local, name)
+        local = values.builder.normalize(local)
+        values.expect(local.ty, [want], var, value)
+        values.bind(var, local, [terms], values.zero_of(source, 0) and _sum_like(kind, attrs))
+
+
+def _sum_like(kind: str, attrs: Any) -> bool:
+    """Whether zeros in the padding stay zeros through a collective."""
+    return kind not in ("all_reduce", "reduce_scatter", "partial") or str(attrs["op"]) == "sum"

@@ -1,0 +1,137 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of ops from level 4 to level 5: what a device computes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir.types import flat_types, static_shape, tensor_type
+from tvm_distir.core.ops.local.call import LocalCall
+from tvm_distir.core.ops.local.fold import folded, is_foldable
+from tvm_distir.core.ops.local.form import local_form, stays_zero
+from tvm_distir.core.ops.local.shard import Operand, shard
+from tvm_distir.core.ops.lookup import rule_of
+from tvm_distir.core.ops.partial import call_form, carried
+from tvm_distir.core.ops.registry import registration_of
+from tvm_distir.core.ops.terms import Terms, axes_of, without
+from tvm_distir.core.rewriting.calls import is_tensors, leaves_of, place_of, tensor_args
+from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
+from tvm_distir.support import LoweringError, PropagationError
+
+from .values import LocalValues
+
+
+class OpCalls:
+    """Lowers calls of ops.
+
+    Parameters
+    ----------
+    values : LocalValues
+        Of the function that they stand in.
+    """
+
+    def __init__(self, values: LocalValues) -> None:
+        self.values = values
+        self.forms = values.context.forms
+
+    def lower(self, var: Any, value: ir.Call, like: int) -> None:
+        """Write the local form of a call; ``like`` is its class, -1 for none."""
+        values = self.values
+        if not is_tensors(var.ty):
+            values.bind(var, substitute(value, values.env), [], False)
+            return
+        place = place_of(values.name, var, value)
+        folds = False
+        if is_foldable(value):
+            values.foldable[var] = value
+        elif values.foldable and len(value.args) and type(value.args[0]) in VARIABLES:
+            source = values.foldable.get(value.args[0])
+            if source is not None:
+                folds = True
+                value = folded(value, source, values.context.mod, values.name, var)
+        outs = flat_types(var.ty)
+        form = None if folds else self.forms.get(like)
+        if form is None:
+            form = call_form(value, outs, values.context.mod, values.name, var)
+            if like >= 0 and not folds:
+                self.forms[like] = form
+        operands = [leaf for arg in tensor_args(value) for leaf in leaves_of(arg)]
+        handed = self._handed(var, value, form, operands)
+        ins = []
+        for (expr, number, ty), labels in zip(operands, form.ins):
+            if type(expr) is ir.GenericConst:
+                shape = static_shape(ty) or ()
+                plain: Any = tensor_type(ty)
+                own = shard(shape, labels, values.sizes, str(plain.dtype))
+                ins.append(Operand(values.constant(expr, labels), None, own, True))
+                continue
+            if (
+                type(ty) is DTensorType
+                and values.context.mesh_number(ty.device_mesh) != values.number
+            ):
+                raise values.fault(
+                    "DIST0503",
+                    "an operand lies on another mesh than the result",
+                    var,
+                    value,
+                    "Redistribute it to the mesh of the result.",
+                )
+            at = number if type(expr.ty) is relax.TupleType else None
+            own = values.shard_of(ty, place)
+            ins.append(Operand(values.local(expr), at, own, values.zero_of(expr, number)))
+        wanted = [values.shard_of(t, place) for t in outs]
+        cx = LocalCall(
+            value,
+            form,
+            value.args,
+            ins,
+            wanted,
+            values.mesh,
+            values.writer,
+            values.name,
+            var,
+            values.memo,
+        )
+        said = registration_of(str(value.op.name))
+        local = local_form(cx, said, values.context.mod, values.context.prim_funcs)
+        local = self._normalized(local, var, value)
+        values.expect(local.ty, wanted, var, value)
+        zero = not any(o.padded_dims for o in wanted) or stays_zero(cx, said)
+        terms = tuple(sorted((*form.terms, *handed)))
+        values.bind(var, local, [terms] * len(outs), zero)
+
+    def _normalized(self, local: Any, var: Any, value: Any) -> Any:
+        values = self.values
+        if type(local) in VARIABLES:
+            return local
+        try:
+            return values.builder.normalize(local)
+        except (LoweringError, PropagationError):
+            raise
+        except Exception as error:
+            lines = [x for x in str(error).strip().splitlines() if x.strip()]
+            raise values.fault(
+                "DIST0505",
+                f"the op refuses shards: {lines[-1].strip() if lines else type(error).__name__}",
+                var,
+                value,
+                "Replicate its operands, or register its rule with a local form.",
+            ) from error
+
+    def _handed(self, var: Any, value: ir.Call, form: Any, operands: Sequence[Any]) -> Terms:
+        """Terms that the call carries; everything unfinished must be carried."""
+        values = self.values
+        have = [values.terms_of(e, n) for e, n, _ in operands]
+        if not any(have):
+            return ()
+        rule = form.rule or rule_of(value, values.context.mod)
+        constants = [i for i, (e, _, _) in enumerate(operands) if isinstance(e, ir.GenericConst)]
+        handed, needed = carried(rule, have, constants, form)
+        if needed or any(without(t, axes_of(handed)) for t in have):
+            raise values.level_fault("it reads an unfinished reduction", var, value)
+        return handed

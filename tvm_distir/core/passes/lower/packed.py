@@ -1,0 +1,124 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of packed functions on shards: each device calls the function on its own objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import ir, relax, tirx
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir.placement import labels_of
+from tvm_distir.core.ir.types import flat_types, tensor_type
+from tvm_distir.core.ops.local.shard import Shard
+from tvm_distir.core.ops.match import match_factor
+from tvm_distir.core.ops.packed import (
+    PackedForm,
+    packed_args,
+    packed_form,
+    packed_name,
+    packed_rule,
+)
+from tvm_distir.core.rewriting.calls import leaves_of, place_of, typed
+from tvm_distir.support import LoweringError
+
+from .values import LocalValues
+
+Label = int | None
+
+
+def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
+    """Write the local form of a call of a packed function.
+
+    Tensors become shards, arguments that state a shape are cut as the tensor they speak of. An
+    object has no placement of its own: what it holds lies as the function's rule ties it to the
+    tensors around it.
+
+    Raises
+    ------
+    PropagationError
+        DIST0405 where the placements follow no tie of the function's rule (whole tensors always
+        do), DIST0401 a function that draws random numbers.
+    LoweringError
+        DIST0503 an operand of another mesh, DIST0507 a padded shard.
+    """
+    place = place_of(values.name, var, call)
+    given = packed_args(call)
+    operands = [(e, n, t) for a in given for e, n, t in leaves_of(a) if _counts(t)]
+    results = [t for ty in call.ty_args for t in flat_types(ty)]
+    held = [None] * len(operands)
+    rule, _ = packed_rule(call, held)
+    _, form = packed_form(call, held)
+    ins = [None if isinstance(e, ir.GenericConst) else _labels(t) for e, _, t in operands]
+    outs = [_labels(t) for t in results]
+    for axis in range(len(values.sizes)):
+        match_factor(rule, [_along(r, axis) for r in ins], [_along(r, axis) for r in outs], place)
+
+    def shard(ty: Any) -> Shard:
+        own = values.shard_of(ty, place)
+        if own.padded_dims:
+            raise LoweringError(
+                "DIST0507",
+                f"a packed function would read the padding of dim {own.padded_dims[0]}",
+                place=place,
+                remedy="Shard a dim that the mesh axis divides.",
+            )
+        return own
+
+    for _, _, ty in operands:
+        if not isinstance(ty, DTensorType):
+            continue
+        if values.context.mesh_number(ty.device_mesh) != values.number:
+            raise LoweringError(
+                "DIST0503",
+                "an operand lies on another mesh than the object",
+                place=place,
+                remedy="Redistribute it to the object's mesh.",
+            )
+        shard(ty)
+    types = [values.local_type(ty, place) for ty in call.ty_args]
+    types_of = {"in": [t for _, _, t in operands], "out": results}
+    args = [_argument(values, i, a, form, types_of, shard) for i, a in enumerate(given)]
+    called = relax.ExternFunc(packed_name(call))
+    if isinstance(call.op, relax.ExternFunc):
+        return ir.Call(called, args, call.attrs, types)
+    if str(call.op.name) == "relax.call_dps_packed":
+        args = [typed(relax.Tuple(args), relax.TupleType([a.ty for a in args]))]
+    return ir.Call(call.op, [called, *args], call.attrs, types)
+
+
+def _counts(ty: Any) -> bool:
+    return tensor_type(ty) is not None or isinstance(ty, relax.AnyType)
+
+
+def _labels(ty: Any) -> Any:
+    return labels_of(ty.placement) if isinstance(ty, DTensorType) else None
+
+
+def _along(labels: Any, axis: int) -> Label:
+    return None if labels is None else int(labels[axis])
+
+
+def _argument(
+    values: LocalValues,
+    number: int,
+    arg: Any,
+    form: PackedForm,
+    types_of: dict[str, list[Any]],
+    shard: Callable[[Any], Shard],
+) -> Any:
+    """Local form of one argument."""
+    if not isinstance(arg, relax.ShapeExpr):
+        scalar = isinstance(arg, ir.StringImm | tirx.IntImm | tirx.FloatImm)
+        return arg if scalar else values.local(arg)
+    if number not in form.shapes:
+        return arg
+    side, whose = form.shapes[number]
+    ty = types_of[side][whose]
+    if not isinstance(ty, DTensorType):
+        return arg
+    counts = shard(ty).counts
+    dims = [int(n) for n in arg.values]
+    return relax.ShapeExpr([-(-n // k) for n, k in zip(dims, counts, strict=True)])

@@ -1,0 +1,258 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The pass ``LowerDistIR`` and the order in which a module's functions are lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax
+
+from tvm_distir.core.ir.attributes import INPUTS_ATTR, IO_ATTR
+from tvm_distir.core.ir.branches import branch_of
+from tvm_distir.core.ir.mesh import mesh_key, meshes
+from tvm_distir.core.ir.placement import labels_of, placement_text
+from tvm_distir.core.ir.types import is_private, static_shape
+from tvm_distir.core.ops.index_ranges import IndexRange, input_index_ranges
+from tvm_distir.core.passes.branches.restore import restore_branches
+from tvm_distir.core.passes.declaration import Rewrite, module_pass
+from tvm_distir.core.passes.legalize.local_view import has_local_view
+from tvm_distir.core.rewriting.dims import dims_remedy, open_dims
+from tvm_distir.core.rewriting.functions import has_dtensor, retyped
+from tvm_distir.core.rewriting.native.making import make_ports
+from tvm_distir.core.rewriting.native.pruning import mentioned
+from tvm_distir.core.rewriting.native.reading import Member, read_module
+from tvm_distir.support import LevelError, LoweringError
+
+from .function import LocalFunction
+from .inlining import inline_functions
+from .local_view import lower_local_view
+from .sharing import device_classes, entry_names, merged, transfer_order
+from .values import Context, LocalValues
+
+
+@module_pass("legalized", "local")
+def LowerDistIR() -> Rewrite:
+    """Give every device its own program.
+
+    Each DTensor becomes a Tensor of the shape of one (padded) shard, each public function one
+    entry function per mesh it works on, with the attribute ``dist.io``; where meshes share
+    devices, one for all devices that belong to the same meshes (:mod:`.sharing`). Private
+    functions stay, unless they work on several meshes: those are inlined first.
+
+    A module in TVM's local view (``call_tir_local_view``, 1-D meshes) is lowered as TVM's pass
+    of this name does: inputs are scattered or broadcast from worker 0.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+
+    Raises
+    ------
+    LevelError
+        DIST0451 when the module is not at level 4.
+    LoweringError
+        DIST0502 to DIST0508, see :data:`tvm_distir.support.errors.codes.CODES`.
+    """
+    return lower
+
+
+def _meshes_of(member: Member, context: Context) -> list[int]:
+    """Meshes that a function works on, sorted; equal types are looked at once."""
+    known = context.meshes.get(member.name)
+    if known is None:
+        reading = member.reading
+        firsts = dict(zip(reversed(reading.types), reversed(reading.variables)))
+        found = {m for var in firsts.values() for m in context.meshes_of(var.ty)}
+        known = sorted(found.union(context.meshes_of(member.fn.ret_ty)))
+        context.meshes[member.name] = known
+    return known
+
+
+def _mixed(members: Sequence[Member], context: Context) -> list[str]:
+    """Private functions that work on several meshes, themselves or in what they call."""
+    where: dict[str, set[int]] = {}
+    for member in members:
+        if is_private(member.fn):
+            called = [where.get(str(c.name_hint), set()) for c in member.reading.callees]
+            own = set(_meshes_of(member, context))
+            where[member.name] = own.union(*called)
+    return [name for name, numbers in where.items() if len(numbers) > 1]
+
+
+def _refuse_open_dims(mod: ir.IRModule, lowered: set[str]) -> None:
+    """Refuse (DIST0502) functions whose parameters have dims of no known size."""
+    dims = [dim for dim in open_dims(mod) if dim.place.partition("/")[0] in lowered]
+    if dims:
+        raise LoweringError(
+            "DIST0502",
+            f'the size "{dims[0].name}" of dim {dims[0].dim} is not known',
+            place=dims[0].place,
+            remedy=dims_remedy([dim.name for dim in dims]),
+        )
+
+
+def lower(mod: ir.IRModule) -> ir.IRModule:
+    """Apply :func:`LowerDistIR`."""
+    members = read_module(mod)
+    if has_local_view(members):
+        return lower_local_view(mod)
+    if not any(has_dtensor(member.fn) for member in members):
+        raise LevelError(
+            "DIST0451",
+            "the module holds no DTensor",
+            place="LowerDistIR",
+            remedy="Run PropagateSharding and LegalizeRedistribute first.",
+        )
+    _refuse_open_dims(mod, {member.name for member in members if has_dtensor(member.fn)})
+    context = _context(mod)
+    mixed = _mixed(members, context)
+    for name in mixed:
+        if branch_of(mod[name]):
+            raise LoweringError(
+                "DIST0504",
+                "a branch of an If works on several meshes: one would decide for the other",
+                place=name,
+                remedy="Place all of the branch on one mesh.",
+            )
+    if mixed:
+        mod = inline_functions(mod, [(m.gv, m.fn) for m in members], mixed)
+        members, context = read_module(mod), _context(mod)
+    infos = meshes(mod)
+    result: dict[Any, Any] = {}
+    for member in members:
+        gv, fn, reading = member
+        if not has_dtensor(fn):
+            result[gv] = fn
+            context.callees[gv] = gv
+            continue
+        where = _meshes_of(member, context)
+        if is_private(fn):
+            values = LocalValues(context, member.name, where[0], infos[where[0]])
+            new = LocalFunction(values, fn, reading, entry=False).run()
+            context.callees[gv] = retyped(gv, new.ty)
+            result[context.callees[gv]] = new
+            continue
+        result.update(_entries(context, member, where, infos))
+    for gv, fn in mod.functions.items():
+        if not isinstance(fn, relax.Function):
+            result[gv] = fn
+    result.update(context.prim_funcs.values())
+    lowered = ir.IRModule(result, attrs=mod.attrs, global_infos=mod.global_infos)
+    return restore_branches(_without_unused(lowered))
+
+
+def _context(mod: ir.IRModule) -> Context:
+    return Context(mod, [mesh_key(m) for m in meshes(mod)], {})
+
+
+def _entries(
+    context: Context, member: Member, where: Sequence[int], infos: Sequence[Any]
+) -> dict[Any, relax.Function]:
+    """Entries of a public function, one for each class of devices."""
+    name = member.name
+    indices = input_index_ranges(context.mod, member.fn)
+    parts = {n: _part(LocalValues(context, name, n, infos[n]), member, indices) for n in where}
+    classes = device_classes(infos, where)
+    order = transfer_order(member.reading)
+    found = {}
+    for one, entry in zip(classes, entry_names(name, infos, classes)):
+        new = merged([parts[n] for n in one.meshes], infos, one, order, entry)
+        gv = ir.GlobalVar(entry)
+        relax.expr._update_type(gv, new.ty)
+        found[gv] = new
+    return found
+
+
+def _part(
+    values: LocalValues, member: Member, indices: Mapping[tuple[int, str], IndexRange]
+) -> relax.Function:
+    """What a public function does on one mesh, with ``dist.io``."""
+    fn = member.fn
+    lowered = LocalFunction(values, fn, member.reading, entry=True)
+    new = lowered.run()
+    attrs = {k: v for k, v in (fn.attrs or {}).items() if k not in ("global_symbol", "num_input")}
+    data = {str(n) for n in attrs[INPUTS_ATTR]} if INPUTS_ATTR in attrs else None
+    said, which = _Described(), []
+    for position, name, ty, like in lowered.param_leaves:
+        role = ""
+        if data is not None:
+            role = "data" if lowered.alike.names[position] in data else "weight"
+        base = lowered.alike.names[position]
+        allowed = indices.get((position, name.removeprefix(base) if name != base else ""))
+        which.append(said.number(ty, like, role, allowed))
+    names = [leaf.name for leaf in lowered.param_leaves]
+    positions = [leaf.position for leaf in lowered.param_leaves]
+    inputs = make_ports(names, positions, said.rows, which)
+    outputs = [
+        {"index": o.position, **said.rows[said.number(o.ty, o.like)]} for o in lowered.outputs
+    ]
+    if "num_input" in (fn.attrs or {}):
+        first = int(fn.attrs["num_input"])
+        attrs["num_input"] = sum(1 for leaf in lowered.param_leaves if leaf.position < first)
+    attrs["global_symbol"] = values.name
+    attrs[IO_ATTR] = {"mesh": values.number, "inputs": inputs, "outputs": outputs}
+    dictionary = ir.make_node("ir.DictAttrs", **attrs)
+    return relax.Function(lowered.params, new.body, new.ret_ty, bool(new.is_pure), dictionary)
+
+
+class _Described:
+    """What ``dist.io`` says of types, of each once.
+
+    Attributes
+    ----------
+    rows : list of dict
+        What it says, by number.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._known: dict[tuple[int, str, IndexRange | None], int] = {}
+
+    def number(self, ty: Any, like: int, role: str = "", allowed: IndexRange | None = None) -> int:
+        """Number of what is said of a type, whose own number is ``like``, in a role."""
+        found = self._known.get((like, role, allowed))
+        if found is not None:
+            return found
+        row = {
+            "shape": tvm_ffi.convert([int(n) for n in static_shape(ty) or ()]),
+            "dtype": str(ty.tensor_ty.dtype),
+            "placement": placement_text(labels_of(ty.placement)),
+        }
+        if role:
+            row["role"] = role
+        if allowed is not None:
+            row["index_range"] = tvm_ffi.convert(list(allowed.numbers()))
+        self.rows.append(row)
+        if like >= 0:
+            self._known[like, role, allowed] = len(self.rows) - 1
+        return len(self.rows) - 1
+
+
+def _without_unused(mod: ir.IRModule) -> ir.IRModule:
+    """Drop private functions that no entry reaches."""
+    roots = [
+        str(gv.name_hint)
+        for gv, fn in mod.functions.items()
+        if not (isinstance(fn, relax.Function) and is_private(fn))
+        and "global_symbol" in (fn.attrs or {})
+    ]
+    by_name = {str(gv.name_hint): fn for gv, fn in mod.functions.items()}
+    if len(roots) == len(by_name):
+        return mod
+    reached, waiting = set(roots), sorted(roots)
+    while waiting:
+        fn = by_name[waiting.pop()]
+        if not isinstance(fn, relax.Function):
+            continue
+        for used in mentioned(fn):
+            if used not in reached:
+                reached.add(used)
+                waiting.append(used)
+    kept = {gv: fn for gv, fn in mod.functions.items() if str(gv.name_hint) in reached}
+    return ir.IRModule(kept, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+__all__ = ["LowerDistIR", "lower"]

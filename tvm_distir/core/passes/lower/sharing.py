@@ -1,0 +1,202 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Meshes that share devices: one entry function for all devices of the same meshes.
+
+A device runs one program. So the entries that a public function has on the meshes of a device
+are put together, in the order in which the function itself sends and receives. Devices that
+belong to the same meshes are a *class* and run one entry; a mesh that several classes take part
+in has its steps in the entry of each. All entries are parts of one order of all steps, in which a
+receive stands behind its send, and only collectives and receives wait: so the entries never wait
+for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.utils import copy_with_new_vars
+
+from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR
+from tvm_distir.core.ir.mesh import mesh_devices, mesh_shape
+from tvm_distir.core.ir.ops import dist_op_name
+from tvm_distir.core.rewriting.calls import typed
+from tvm_distir.core.rewriting.native.reading import OP_CALL, Reading
+from tvm_distir.core.rewriting.writer import with_body
+
+Transfer = tuple[str, int]
+"""``send`` or ``recv``, and the tag."""
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """Devices that belong to the same meshes.
+
+    Attributes
+    ----------
+    meshes : tuple of int
+        Numbers of the meshes, in order.
+    devices : tuple of int
+        In the order of the first mesh.
+    shares : bool
+        Whether other classes take part in one of the meshes.
+    """
+
+    meshes: tuple[int, ...]
+    devices: tuple[int, ...]
+    shares: bool
+
+
+def device_classes(meshes: Sequence[Any], where: Sequence[int]) -> list[DeviceClass]:
+    """Classes of the devices of some meshes, in order of the first mesh, then of its devices.
+
+    Parameters
+    ----------
+    meshes : sequence of DeviceMesh
+        All meshes of the module.
+    where : sequence of int
+        Numbers of those that are looked at, sorted.
+    """
+    own = {n: [int(d) for d in mesh_devices(meshes[n]).ravel()] for n in where}
+    member: dict[int, list[int]] = {}
+    for number, devices in own.items():
+        for device in devices:
+            member.setdefault(device, []).append(number)
+    found: dict[tuple[int, ...], list[int]] = {}
+    for device, numbers in member.items():
+        found.setdefault(tuple(numbers), []).append(device)
+    return [
+        DeviceClass(
+            numbers, tuple(devices), any(len(own[number]) > len(devices) for number in numbers)
+        )
+        for numbers, devices in found.items()
+    ]
+
+
+def entry_names(name: str, meshes: Sequence[Any], classes: Sequence[DeviceClass]) -> list[str]:
+    """Names of the entries of a public function: ``main``, or ``main_mesh0``, ``main_mesh0_2``.
+
+    Of meshes of the same devices the first gives its number.
+    """
+    if len(classes) == 1:
+        return [name]
+    found = []
+    for one in classes:
+        firsts: dict[frozenset[int], int] = {}
+        for number in one.meshes:
+            devices = mesh_devices(meshes[number]).ravel().tolist()
+            firsts.setdefault(frozenset(devices), number)
+        found.append(f"{name}_mesh{'_'.join(str(n) for n in firsts.values())}")
+    return found
+
+
+def _transfer(value: Any) -> Transfer | None:
+    kind = dist_op_name(value)
+    return (kind, int(value.attrs["tag"])) if kind in ("send", "recv") else None
+
+
+def transfer_order(reading: Reading) -> dict[Transfer, int]:
+    """Position of every send and receive of a level-4 function among them."""
+    found = [
+        _transfer(value) for kind, value in zip(reading.kinds, reading.values) if kind == OP_CALL
+    ]
+    return {transfer: i for i, transfer in enumerate(t for t in found if t is not None)}
+
+
+def _segments(fn: relax.Function, order: dict[Transfer, int]) -> list[tuple[int, list[Any]]]:
+    """Blocks of a level-5 function up to each transfer, with the transfer's position."""
+    out: list[tuple[int, list[Any]]] = []
+    blocks: list[Any] = []
+    for block in fn.body.blocks:
+        if isinstance(block, relax.DataflowBlock):
+            blocks.append(block)
+            continue
+        plain: list[Any] = []
+        for binding in block.bindings:
+            plain.append(binding)
+            transfer = _transfer(binding.value)
+            if transfer is not None:
+                out.append((order[transfer], [*blocks, relax.BindingBlock(plain)]))
+                blocks, plain = [], []
+        if plain:
+            blocks.append(relax.BindingBlock(plain))
+    out.append((len(order), blocks))
+    return out
+
+
+def _items(fn: relax.Function, side: str, mesh: Any, home: int) -> list[dict[str, Any]]:
+    """Ports of an entry; those that do not lie on the mesh of the merged one say where."""
+    own = int(fn.attrs[IO_ATTR]["mesh"])
+    data_count = int(fn.attrs[NUM_INPUT_ATTR]) if NUM_INPUT_ATTR in fn.attrs else None
+    found = []
+    for position, item in enumerate(fn.attrs[IO_ATTR][side]):
+        port = {str(k): v for k, v in item.items()}
+        if side == "inputs" and data_count is not None:
+            port.setdefault("role", "data" if position < data_count else "weight")
+        if own != home:
+            port["mesh"] = {
+                "shape": list(mesh_shape(mesh)),
+                "devices": [int(d) for d in mesh_devices(mesh).ravel()],
+            }
+        found.append(port)
+    return found
+
+
+def merged(
+    parts: Sequence[relax.Function],
+    meshes: Sequence[Any],
+    devices: DeviceClass,
+    order: dict[Transfer, int],
+    name: str,
+) -> relax.Function:
+    """Put the parts of a function on the meshes of a class together to its entry.
+
+    Parameters
+    ----------
+    parts : sequence of relax.Function
+        At level 5, with ``dist.io``; one for each of the class' meshes.
+    meshes : sequence of DeviceMesh
+        All meshes of the module.
+    devices : DeviceClass
+    order : mapping
+        See :func:`transfer_order`.
+    name : str
+        Of the entry.
+    """
+    if len(parts) == 1 and not devices.shares:
+        return parts[0].with_attr("global_symbol", name)
+    # Variables belong to one function each.
+    parts = [copy_with_new_vars(part) for part in parts] if devices.shares else parts
+    segments = [piece for fn in parts for piece in _segments(fn, order)]
+    blocks = [block for _, part in sorted(segments, key=lambda s: s[0]) for block in part]
+    home = devices.meshes[0]
+    io: dict[str, Any] = {"mesh": home}
+    if devices.shares:
+        io["devices"] = list(devices.devices)
+    for side in ("inputs", "outputs"):
+        io[side] = [
+            item
+            for fn, number in zip(parts, devices.meshes)
+            for item in _items(fn, side, meshes[number], home)
+        ]
+    attrs = {k: v for k, v in parts[0].attrs.items() if k != NUM_INPUT_ATTR}
+    attrs.update({IO_ATTR: io, "global_symbol": name})
+    pure = all(bool(fn.is_pure) for fn in parts)
+    dictionary = ir.make_node("ir.DictAttrs", **attrs)
+    params = [param for fn in parts for param in fn.params]
+    return with_body(parts[0], params, blocks, _results(parts), pure, dictionary)
+
+
+def _results(parts: Sequence[relax.Function]) -> Any:
+    """What an entry returns: the results of its parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0].body.body
+    found: list[Any] = []
+    for fn in parts:
+        result = fn.body.body
+        found += list(result.fields) if isinstance(result, relax.Tuple) else [result]
+    if len(found) == 1:
+        return found[0]
+    return typed(relax.Tuple(found), relax.TupleType([r.ty for r in found]))

@@ -1,0 +1,177 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The local form of a binding, from which those of others like it are written."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tvm_ffi
+from tvm import ir, relax
+from tvm.ir import Op
+
+from tvm_distir.core.ir.ops import PREFIX, dist_op_name
+from tvm_distir.core.ir.types import flat_types, tensor_type
+from tvm_distir.core.ops.terms import Terms
+from tvm_distir.core.rewriting.calls import typed
+from tvm_distir.core.rewriting.nodes import argument, make_call
+
+SAME = "those of the value"
+OWN = (ir.GlobalVar, ir.GenericConst)
+
+Key = tuple[int | None, ...]
+"""Class of a binding, then the number of the state of each variable that it reads."""
+
+
+class State(NamedTuple):
+    """What is known of a variable's leaves, see :class:`.values.LocalValues`."""
+
+    terms: tuple[Terms, ...]
+    zero: tuple[bool, ...]
+
+
+class Constant(NamedTuple):
+    """Stands for a constant among the operands, by its number among these.
+
+    ``ty`` is the type of its local form; None where that is the constant itself.
+    """
+
+    number: int
+    ty: Any
+
+
+class Fields(NamedTuple):
+    """Stands for a tuple."""
+
+    parts: tuple[Any, ...]
+    ty: Any
+
+
+@dataclass(frozen=True)
+class Template:
+    """The local form of a binding.
+
+    Attributes
+    ----------
+    op, attrs, ty_args
+        Of a call; None for other values. A collective with the attributes of the value bound at
+        level 4 has :data:`SAME` for them: they mention a mesh, and that of one module cannot
+        stand in another.
+    index : int
+        Of a field that is taken; -1 for other values.
+    parts : tuple
+        What stands in the place of its arguments: an int for a variable by its position among
+        those that the binding reads, :class:`Constant`, :class:`Fields`, else the very argument.
+    ty : type
+        Of the value.
+    state : State
+        Of the variable that it is bound to.
+    number : int
+        Of that state.
+    """
+
+    op: Any
+    attrs: Any
+    ty_args: Any
+    index: int
+    parts: tuple[Any, ...]
+    ty: Any
+    state: State
+    number: int
+
+    @staticmethod
+    def of(new: Any, old: Any, parts: tuple[Any, ...], state: State, number: int) -> Template:
+        """Template of a value, a Call, TupleGetItem or Tuple, which it does not keep."""
+        if type(new) is ir.Call:
+            same = dist_op_name(new) is not None and type(old) is ir.Call
+            same = same and tvm_ffi.structural_equal(new.attrs, old.attrs)
+            call = (new.op, SAME if same else new.attrs, new.ty_args)
+            return Template(*call, -1, parts, new.ty, state, number)
+        index = int(new.index) if type(new) is relax.TupleGetItem else -1
+        return Template(None, None, None, index, parts, new.ty, state, number)
+
+    @functools.cached_property
+    def constant_types(self) -> list[Any]:
+        """Types of the local forms of its constants, in order."""
+        return [part.ty for part in _flat(self.parts) if type(part) is Constant]
+
+    def constants(self, old: Any) -> list[Any]:
+        """Constants among the operands of a value at level 4, in order."""
+        if self._constants is None or type(old) is not ir.Call:
+            return list(_constants_of(old))
+        return [argument(old, i) for i in self._constants]
+
+    @functools.cached_property
+    def _constants(self) -> list[int] | None:
+        """Which arguments of a call are constants; None where they are found by looking."""
+        if self.op is None or any(type(part) is Fields for part in self.parts):
+            return None
+        return [i for i, part in enumerate(self.parts) if type(part) is Constant]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it holds what is of its module: a function, a mesh, a constant's data."""
+        op = self.op
+        if any(type(x) in OWN for x in _flat(self.parts)):
+            return True
+        if op is not None:
+            if type(op) is not Op:
+                return True
+            if self.attrs is not SAME and str(op.name).startswith(PREFIX):
+                return True
+        tensors = filter(None, map(tensor_type, flat_types(self.ty)))
+        return any(ty.vdevice is not None for ty in tensors)
+
+    def value(self, old: Any, operands: Sequence[Any], constants: Sequence[Any]) -> Any:
+        """Write the value once more.
+
+        Parameters
+        ----------
+        old : expression
+            The value at level 4.
+        operands : sequence of Var
+            Local forms of the variables that the binding reads, in order.
+        constants : sequence of expressions
+            Local forms of the constants among its operands, in order.
+        """
+        args = [
+            operands[part] if type(part) is int else _filled(part, operands, constants)
+            for part in self.parts
+        ]
+        if self.op is not None:
+            attrs = old.attrs if self.attrs is SAME else self.attrs
+            return make_call(self.op, args, attrs, self.ty_args, self.ty)
+        if self.index >= 0:
+            return typed(relax.TupleGetItem(args[0], self.index), self.ty)
+        return typed(relax.Tuple(args), self.ty)
+
+
+def _flat(parts: Sequence[Any]) -> Iterator[Any]:
+    for part in parts:
+        if type(part) is Fields:
+            yield from _flat(part.parts)
+        else:
+            yield part
+
+
+def _filled(part: Any, operands: Sequence[Any], constants: Sequence[Any]) -> Any:
+    if type(part) is int:
+        return operands[part]
+    if type(part) is Constant:
+        return constants[part.number]
+    if type(part) is Fields:
+        fields = [_filled(field, operands, constants) for field in part.parts]
+        return typed(relax.Tuple(fields), part.ty)
+    return part
+
+
+def _constants_of(value: Any) -> Iterator[Any]:
+    """Constants among the operands of a value, in order."""
+    if type(value) is ir.GenericConst:
+        yield value
+    elif type(value) in (ir.Call, relax.Tuple):
+        for part in (value.args if type(value) is ir.Call else value.fields)[:]:
+            yield from _constants_of(part)

@@ -1,0 +1,306 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Local forms of types, constants and variables of one function on one mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
+from tvm_distir.core.ir.placement import Labels, R, labels_of
+from tvm_distir.core.ir.types import flat_types, static_shape
+from tvm_distir.core.ops.local.call import expected_mismatch
+from tvm_distir.core.ops.local.positions import BlockMemo
+from tvm_distir.core.ops.local.shard import Shard, shard
+from tvm_distir.core.ops.memory import learned
+from tvm_distir.core.ops.terms import CallForm, Terms
+from tvm_distir.core.rewriting.calls import place_of, typed
+from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
+from tvm_distir.core.rewriting.writer import BlockWriter
+from tvm_distir.support import LevelError, LoweringError
+
+from .collectives import sliced
+from .template import State
+from .templates import Templates
+
+
+@dataclass
+class Context:
+    """What all functions of a module share.
+
+    Attributes
+    ----------
+    mod : IRModule
+        At level 4.
+    keys : list of mesh keys
+        Per mesh of the module.
+    callees : dict of GlobalVar to GlobalVar
+        Private functions lowered so far, and what takes their place.
+    known : list of (handle, position)
+        Mesh objects met so far, for speed only.
+    prim_funcs : dict
+        PrimFuncs cut to local shapes, see :mod:`.tir`.
+    forms : dict of int to CallForm
+        How the calls of a class are sharded, by :attr:`tvm_distir.core.rewriting.native.reading.Reading.like`.
+    templates : dict of int to Templates
+        Local forms per mesh.
+    meshes : dict of str to list of int
+        The meshes that functions work on, of those that were looked at.
+    """
+
+    mod: ir.IRModule
+    keys: list[Any]
+    callees: dict[Any, Any]
+    known: list[tuple[int, int]] = field(default_factory=list)
+    prim_funcs: dict[Any, Any] = field(default_factory=dict)
+    forms: dict[int, CallForm] = field(default_factory=lambda: learned("forms"))
+    templates: dict[int, Templates] = field(default_factory=dict)
+    meshes: dict[str, list[int]] = field(default_factory=dict)
+    _local_types: dict[int, dict[int, Any]] = field(default_factory=dict)
+
+    def templates_on(self, number: int) -> Templates:
+        """Local forms for a mesh."""
+        if number not in self.templates:
+            self.templates[number] = Templates(learned(("local forms", self.keys[number])))
+        return self.templates[number]
+
+    def local_types_on(self, number: int) -> dict[int, Any]:
+        """Types of a device's parts on a mesh, those of all modules.
+
+        They go by the number of the tensor type at level 4, :attr:`.native.Reading.types`.
+        """
+        if number not in self._local_types:
+            self._local_types[number] = learned(("local types", self.keys[number]))
+        return self._local_types[number]
+
+    def mesh_number(self, mesh: Any) -> int:
+        """Position of a mesh in the module."""
+        for other, number in self.known:
+            if other == mesh.__chandle__():
+                return number
+        key = mesh_key(mesh)
+        if key not in self.keys:
+            raise LoweringError(
+                "DIST0503",
+                f"a mesh of shape {key[0]} is not among the module's global_infos",
+                remedy='Add it: mod.update_global_info("mesh", meshes).',
+            )
+        self.known.append((mesh.__chandle__(), self.keys.index(key)))
+        return self.known[-1][1]
+
+    def meshes_of(self, ty: Any) -> list[int]:
+        """Meshes a type's DTensors lie on, sorted."""
+        found = {self.mesh_number(t.device_mesh) for t in flat_types(ty) if type(t) is DTensorType}
+        return sorted(found)
+
+
+class LocalValues:
+    """What is known of a function's variables, and where new ones are bound.
+
+    Parameters
+    ----------
+    context : Context
+    name : str
+        Name of the function.
+    number : int
+        The mesh for which it is lowered.
+    mesh : DeviceMesh
+        That mesh.
+    """
+
+    def __init__(self, context: Context, name: str, number: int, mesh: Any) -> None:
+        self.context, self.name = context, name
+        self.number, self.mesh, self.sizes = number, mesh, mesh_shape(mesh)
+        self.builder = relax.BlockBuilder()
+        self.env: dict[Any, Any] = {}
+        self.zero: dict[tuple[Any, int], bool] = {}
+        self.terms: dict[tuple[Any, int], Terms] = {}
+        self.tuples: dict[Any, list[Any]] = {}
+        self.constants: dict[Any, Any] = {}
+        self.memo = BlockMemo()
+        self.foldable: dict[Any, ir.Call] = {}
+        self.shards: dict[int, tuple[Any, Shard]] = {}  # by the handle of the type, kept alive
+        self.writer = BlockWriter(self.builder, False)
+
+    def open_block(self, dataflow: bool) -> None:
+        """Begin a block: what was written for readers of the last one is out of sight."""
+        self.writer = BlockWriter(self.builder, dataflow)
+        self.constants.clear()
+        self.memo.clear()
+        self.foldable.clear()
+
+    def fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
+        """Error about a binding."""
+        return LoweringError(code, what, place=place_of(self.name, var, value), remedy=remedy)
+
+    def level_fault(self, what: str, var: Any, value: Any) -> LevelError:
+        """Error about a module that is not at level 4."""
+        return LevelError(
+            "DIST0451",
+            what,
+            place=place_of(self.name, var, value),
+            remedy="Run LegalizeRedistribute first.",
+        )
+
+    def expect(self, ty: Any, wanted: Sequence[Shard], var: Any, value: Any) -> None:
+        """Refuse (DIST0505) a local form of another type than the binding's shards have."""
+        wrong = expected_mismatch(ty, wanted)
+        if wrong:
+            raise self.fault(
+                "DIST0505",
+                wrong,
+                var,
+                value,
+                "Replicate its operands, or register its rule with a local form.",
+            )
+
+    def shard_of(self, ty: Any, place: str) -> Shard:
+        """Shard of a level-4 tensor type on this mesh."""
+        known = self.shards.get(handle(ty))
+        if known is not None:
+            return known[1]
+        shape = static_shape(ty)
+        if shape is None or not all(isinstance(n, int) for n in shape):
+            raise LoweringError(
+                "DIST0502",
+                f"the shape {None if shape is None else [str(n) for n in shape]} is not constant",
+                place=place,
+                remedy="Bind its sizes before distributing.",
+            )
+        if isinstance(ty, DTensorType):
+            labels, dtype = labels_of(ty.placement), str(ty.tensor_ty.dtype)
+        else:
+            labels, dtype = (R,) * len(self.sizes), str(ty.dtype)
+        found = shard(shape, labels, self.sizes, dtype)
+        self.shards[handle(ty)] = ty, found
+        return found
+
+    def local_type(self, ty: Any, place: str) -> Any:
+        """Level-5 type of a level-4 type."""
+        if isinstance(ty, relax.TupleType):
+            return relax.TupleType([self.local_type(t, place) for t in ty.fields])
+        if isinstance(ty, DTensorType):
+            own = self.shard_of(ty, place)
+            return relax.TensorType(list(own.local), ty.tensor_ty.dtype, ty.tensor_ty.vdevice)
+        if isinstance(ty, relax.TensorType):
+            raise LevelError(
+                "DIST0451",
+                f"a plain {ty} among DTensors",
+                place=place,
+                remedy="Run PropagateSharding first: every tensor must have a mesh.",
+            )
+        return ty
+
+    # -- variables
+
+    def declare(self, var: Any) -> Any:
+        """Make the local form of a variable."""
+        ty = self.local_type(var.ty, f"{self.name}/{var.name}")
+        new = type(var)(var.name, ty)
+        self.env[var] = new
+        return new
+
+    def bind(self, var: Any, value: Any, terms: Sequence[Terms], zero: bool) -> None:
+        """Bind a local value, or let the variable be an existing one."""
+        self.note(var, terms, zero)
+        if type(value) in VARIABLES:
+            leaves = type(value) is relax.DataflowVar and type(var) is not relax.DataflowVar
+            if not leaves:
+                self.env[var] = value
+                return
+        new = type(var)(var.name, value.ty)
+        self.env[var] = new
+        self.writer.bind(new, value)
+
+    def note(self, var: Any, terms: Sequence[Terms], zero: bool) -> None:
+        """Note what is known of the leaves of a variable."""
+        for i, found in enumerate(terms):
+            if found:
+                self.terms[(var, i)] = found
+        if zero:
+            for i in range(len(flat_types(var.ty))):
+                self.zero[(var, i)] = True
+
+    def state(self, var: Any) -> State:
+        """What is known of a variable."""
+        count = len(flat_types(var.ty))
+        return State(
+            tuple([self.terms.get((var, i), ()) for i in range(count)]),
+            tuple([self.zero.get((var, i), False) for i in range(count)]),
+        )
+
+    def recall(self, var: Any, state: State) -> None:
+        """Note that a variable has a state."""
+        for i, terms in enumerate(state.terms):
+            if terms:
+                self.terms[(var, i)] = terms
+            if state.zero[i]:
+                self.zero[(var, i)] = True
+
+    def terms_of(self, expr: Any, number: int) -> Terms:
+        """Unfinished reductions of a leaf of an expression."""
+        return self.terms.get((expr, number), ()) if type(expr) in VARIABLES else ()
+
+    def zero_of(self, expr: Any, number: int) -> bool:
+        """Whether the padding of a leaf is known to hold zeros."""
+        if isinstance(expr, ir.GenericConst):
+            return True
+        return self.zero.get((expr, number), False)
+
+    def constant(self, expr: Any, labels: Labels) -> Any:
+        """Local form of a constant: itself, or my slice of it."""
+        shape = static_shape(expr.ty)
+        if shape is None:
+            raise LoweringError(
+                "DIST0502", "a constant of unknown shape", place=self.name, remedy="Give it one."
+            )
+        cut = tuple(x if x >= 0 and self.sizes[a] > 1 else R for a, x in enumerate(labels))
+        key = (handle(expr), cut)
+        if key not in self.constants:
+            local: Any = expr
+            if isinstance(expr.ty, DTensorType):
+                local = ir.GenericConst(expr.value, expr.ty.tensor_ty)
+            if any(x != R for x in cut):
+                local = sliced(self.writer, local, self.mesh, cut, shape, "constant")
+            self.constants[key] = local
+        return self.constants[key]
+
+    def recast(self, expr: Any, ty: Any) -> Any:
+        """Local form of a whole constant: itself, or with a local type."""
+        key = (handle(expr), (R,) * len(self.sizes))
+        if key not in self.constants:
+            self.constants[key] = expr if ty is None else ir.GenericConst(expr.value, ty)
+        return self.constants[key]
+
+    def local(self, expr: Any) -> Any:
+        """Local form of an expression in normal form whose constants are whole."""
+        if type(expr) in VARIABLES:
+            return self._variable(expr)
+        if isinstance(expr, ir.GenericConst):
+            labels = (R,) * len(self.sizes)
+            if isinstance(expr.ty, DTensorType):
+                labels = labels_of(expr.ty.placement)
+            return self.constant(expr, labels)
+        if isinstance(expr, relax.Tuple):
+            fields = [self.local(f) for f in expr.fields[:]]
+            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+        return substitute(expr, self.env)
+
+    def _variable(self, var: Any) -> Any:
+        known = self.env.get(var)
+        if known is not None:
+            return known
+        if var in self.tuples:
+            return self.local(relax.Tuple(self.tuples[var]))
+        raise LoweringError(
+            "DIST0503",
+            f'"{var.name}" lies on another mesh than its reader',
+            place=self.name,
+            remedy="Redistribute it to the reader's mesh.",
+        )

@@ -1,0 +1,137 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Operands of rewritten calls: every tensor in the form its call wants."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tvm import relax
+from tvm.relax.op.distributed import redistribute
+
+from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.placement import P, R, placement_of
+from tvm_distir.core.ir.types import as_dtensor, carries_value
+from tvm_distir.core.propagation.graph.graph import CONST
+from tvm_distir.core.rewriting.native.reading import elements
+
+from .tuples import tuple_items
+from .values import PlacedValues
+
+
+class Operands:
+    """Converts operands, constants and values of other meshes.
+
+    Parameters
+    ----------
+    values : PlacedValues
+        Of the specialisation.
+    """
+
+    def __init__(self, values: PlacedValues) -> None:
+        self.values = values
+
+    def operand(self, k: int, i: int, old: Any, name: str | None = None, var: Any = None) -> Any:
+        """Operand i of node k in the form the node wants."""
+        values = self.values
+        g = values.g
+        v = g.nodes[k].operands[i]
+        if v == CONST:
+            return self.constant(k, i, old)
+        key = handle(old)
+        known = values.exprs.get(key)
+        if known is not None and g.env[key] != (v,):
+            known = None
+        route = values.known_route(v)
+        if route is not None and route.settled and known is not None:
+            return known
+        self.arrive(v)
+        route = values.route(v)
+        form = values.decision.needs(values.inst, k, i, g.values[v].mesh)
+        if form == route.root and known is not None:
+            return known
+        return values.in_form(v, form, name, var)
+
+    def constant(self, k: int, i: int, old: Any) -> Any:
+        """Operand i of node k, a constant, in the form the node wants."""
+        values = self.values
+        g, inst = values.g, values.inst
+        node = g.nodes[k]
+        mesh = node.mesh
+        if node.kind == "call":
+            kid = inst.kids[k].graph
+            mesh = kid.values[kid.param_value(i)].mesh
+        elif node.kind == "ret":
+            mesh = max(mesh, 0)
+        form = values.decision.needs(inst, k, i, mesh)
+        out = values.constant(old, mesh)
+        have = [R] * len(form)
+        ty = out.ty
+        device_mesh = values.meshes[mesh]
+        if any(x >= 0 for x in form):
+            have = [max(x, R) for x in form]
+            ty = as_dtensor(old.ty, device_mesh, have)
+            out = values.emit("const", redistribute(out, device_mesh, placement_of(have)), ty)
+        pending = [a for a, x in enumerate(form) if x == P]
+        if pending:
+            out = values.emit("const", ops.partial(out, device_mesh, pending), ty)
+        return out
+
+    def arrive(self, v: int) -> None:
+        """Emit the move that brings a value from another mesh, once as far as it can be seen."""
+        values = self.values
+        if v in values.roots:
+            return
+        k, _ = values.g.producer[v]
+        source = values.g.nodes[k].operands[0]
+        self.arrive(source)
+        mesh = values.g.values[source].mesh
+        expr = values.in_form(source, values.decision.needs(values.inst, k, 0, mesh))
+        root = values.route(v).root
+        call = redistribute(expr, values.mesh(v), placement_of(root))
+        moved = values.emit(values.g.values[v].name, call, values.type_of(v, root))
+        values.note_arrival(v, moved)
+
+    def arguments(self, k: int, args: Sequence[Any]) -> list[Any]:
+        """All arguments of a call, tensors in their wanted forms."""
+        values, count, found = self.values, itertools.count(), list[Any]()
+        g, exprs, operands = values.g, values.exprs, values.g.nodes[k].operands
+        for old in elements(args):
+            key = handle(old)
+            if key not in g.tensors:
+                found.append(self._argument(k, old, count))
+                continue
+            i = next(count)
+            v, known = operands[i], exprs.get(key)
+            route = values.known_route(v)
+            if known is not None and route is not None and route.settled and g.env[key] == (v,):
+                found.append(known)  # as most are
+            else:
+                found.append(self.operand(k, i, old))
+        return found
+
+    def _argument(self, k: int, old: Any, count: Iterator[int]) -> Any:
+        """One argument; ``count`` numbers the flat operands."""
+        if handle(old) in self.values.g.tensors:
+            return self.operand(k, next(count), old)
+        ty = old.ty
+        if type(ty) is relax.TupleType:
+            fields = [self._argument(k, item, count) for item in tuple_items(old)]
+            same = self._unchanged_tuple(old, fields)
+            return same if same is not None else relax.Tuple(fields)
+        return self.operand(k, next(count), old) if carries_value(ty) else old
+
+    def _unchanged_tuple(self, old: Any, fields: list[Any]) -> Any:
+        """The old tuple variable's expression when every field is used as it is there."""
+        values, key = self.values, handle(old)
+        expr = values.exprs.get(key)
+        if expr is None or not isinstance(expr.ty, relax.TupleType):
+            return None
+        leaves = values.g.env[key]
+        if len(leaves) != len(fields) or any(v < 0 for v in leaves):
+            return None
+        same = all(f.same_as(values.roots.get(v)) for f, v in zip(fields, leaves))
+        return expr if same else None

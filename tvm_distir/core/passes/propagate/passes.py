@@ -1,0 +1,199 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""PropagateSharding: level 2 to level 3, inter-procedural."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import tvm
+from tvm import ir, relax
+
+from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.ir.attributes import LABELS_ATTR, OPEN_AXES_ATTR, PARTIAL_ATTR, STATIONARY_ATTR
+from tvm_distir.core.ir.branches import lift_branches
+from tvm_distir.core.ir.types import relax_functions
+from tvm_distir.core.passes.branches.sink import sink_conversions
+from tvm_distir.core.passes.declaration import Rewrite, module_pass
+from tvm_distir.core.propagation.auto_sharding.solver import Labeller
+from tvm_distir.core.propagation.decide import propagate
+from tvm_distir.core.propagation.decision import Decision, Instance
+from tvm_distir.core.propagation.serialization import decision_of_labels
+from tvm_distir.core.propagation.solve.cost import Costs
+from tvm_distir.core.rewriting.collector import collector_paused
+from tvm_distir.core.rewriting.functions import inner_made_private
+from tvm_distir.support import InfeasibleError
+
+from .rewriter import FunctionRewriter
+
+COMPLETED = 0.01
+"""How far above the least price the labels of a completed plan may be, as a share of it."""
+
+
+@module_pass("annotated", "distributed")
+def PropagateSharding(
+    costs: Costs | None = None,
+    memory_bytes: int | None = None,
+    system: System | str | None = None,
+    decision: Decision | None = None,
+    complete: bool = False,
+) -> Rewrite:
+    """Give every tensor a mesh and a placement, private functions included.
+
+    A drop-in for TVM's pass of this name, for modules with private functions, any number of
+    meshes of any rank, tuples and every op that has a sharding rule.
+
+    Valid in: level 2 (``R.dist.annotate_sharding`` on plain tensors). Valid out: level 3
+    (DTensors everywhere, ``R.dist.redistribute`` and ``R.dist.partial`` where forms change).
+    A private function gets one specialisation per distinct placement of its arguments and
+    results, named ``f``, ``f_1``, ... in order of first call. The input module is not changed.
+
+    Where the module has labels of its plan (the attribute ``dist.labels``), these are written, and
+    nothing is decided.
+
+    Parameters
+    ----------
+    costs : Costs, optional
+        What wire bytes, memory traffic and FLOPs weigh.
+    memory_bytes : int, optional
+        What each device may keep at most: see :func:`~tvm_distir.core.propagation.decide.propagate`.
+
+    system : System or str, optional
+        Where no costs are given: they are in proportion to the times of this system.
+    decision : Decision, optional
+        What was decided elsewhere about this very module, of which no branch is left to lift; it
+        is written, and nothing is decided.
+    complete : bool
+        Whether any axis may shard any dim of what annotations leave open, not only dims that
+        follow from theirs. With a system, and no costs, the labels are then those of
+        :class:`tvm_distir.core.propagation.auto_sharding.solver.Labeller`: by its times, at most 1 % above the least.
+
+    Raises
+    ------
+    InfeasibleError
+        DIST0801 when no placement found fits into ``memory_bytes``.
+    PropagationError
+        DIST04xx, naming the binding.
+    PlanError
+        DIST0237 where labels by a system's times are asked for of a function on several meshes.
+    """
+    known = System.known(system)
+
+    def run(mod: ir.IRModule) -> ir.IRModule:
+        if decision is not None:
+            return sink_conversions(ModuleRewriter(mod, decision).run())
+        mod = lift_branches(inner_made_private(mod))
+        if mod.attrs and LABELS_ATTR in mod.attrs:
+            found = decision_of_labels(mod, json.loads(str(mod.attrs[LABELS_ATTR])))
+        elif complete and known is not None and costs is None:
+            found = _completed(mod, known, memory_bytes)
+        else:
+            found = propagate(mod, costs, memory_bytes, known, complete)
+        return sink_conversions(ModuleRewriter(mod, found).run())
+
+    return run
+
+
+def _completed(mod: ir.IRModule, system: System, memory_bytes: int | None) -> Decision:
+    """The cheapest labels of what annotations leave open, by a system's times.
+
+    Where annotations allow nothing propagation by weights says which, and why.
+    """
+    try:
+        with collector_paused():
+            return Labeller(mod, system).run(COMPLETED, memory_bytes).decision
+    except InfeasibleError as error:
+        if error.code != "DIST0802":
+            raise
+        return propagate(mod, None, memory_bytes, system, True)
+
+
+class ModuleRewriter:
+    """Writes the functions a decision asks for into a new module."""
+
+    def __init__(self, mod: ir.IRModule, decision: Decision) -> None:
+        self.mod, self.decision = mod, decision
+        self.functions: dict[ir.GlobalVar, Any] = {}
+        self.written: dict[int, ir.GlobalVar] = {}
+        self.taken = {str(gv.name_hint) for gv in mod.functions}
+        self.used: set[str] = set()
+        self.names: dict[int, str] = {}
+        self.visited: set[int] = set()
+
+    def run(self) -> ir.IRModule:
+        """Public functions by name, private ones as they are called; kernels stay."""
+        for gv, fn in self.mod.functions.items():
+            if not isinstance(fn, relax.Function):
+                self.functions[gv] = fn
+        for gv, _ in relax_functions(self.mod):
+            name = str(gv.name_hint)
+            if name in self.decision.entries:
+                self.name_kids(self.decision.entries[name])
+        for gv, _ in relax_functions(self.mod):
+            name = str(gv.name_hint)
+            if name in self.decision.entries:
+                self.write(self.decision.entries[name], name)
+        attrs = {str(k): v for k, v in (self.mod.attrs or {}).items() if str(k) != LABELS_ATTR}
+        made = ir.make_node("ir.DictAttrs", **attrs)
+        return ir.IRModule(self.functions, attrs=made, global_infos=self.mod.global_infos)
+
+    def name_kids(self, inst: Instance) -> None:
+        """Reserve names of specialisations in order of first call, outermost first."""
+        for _, kid in sorted(inst.kids.items()):
+            if kid.number in self.names:
+                continue
+            base = kid.graph.name
+            name, count = base, 0
+            while name in self.used or (count and name in self.taken):
+                count += 1
+                name = f"{base}_{count}"
+            self.used.add(name)
+            self.names[kid.number] = name
+        for _, kid in sorted(inst.kids.items()):
+            if kid.number not in self.visited:
+                self.visited.add(kid.number)
+                self.name_kids(kid)
+
+    def write(self, inst: Instance, name: str) -> ir.GlobalVar:
+        """Write an instance once, its callees before it."""
+        if inst.number in self.written:
+            return self.written[inst.number]
+        callees = {
+            k: self.write(kid, self.names[kid.number]) for k, kid in sorted(inst.kids.items())
+        }
+        old = self.mod[inst.graph.name]
+        attrs = {
+            str(k): v
+            for k, v in (old.attrs or {}).items()
+            if str(k) not in (OPEN_AXES_ATTR, STATIONARY_ATTR)
+        }
+        if not inst.graph.public:
+            partial = self._partial(inst)
+            if partial["params"] or partial["results"]:
+                attrs[PARTIAL_ATTR] = partial
+        rewriter = FunctionRewriter(self.mod, self.decision, inst, old, callees)
+        fn = rewriter.run(tvm.ir.make_node("ir.DictAttrs", **attrs) if attrs else None)
+        gv = ir.GlobalVar(name)
+        relax.expr._update_type(gv, fn.ty)
+        self.functions[gv] = fn
+        self.written[inst.number] = gv
+        return gv
+
+    def _partial(self, inst: Instance) -> dict[str, dict[str, list[int]]]:
+        """Partial parameters and results by flat index: mesh axes."""
+        g, decision = inst.graph, self.decision
+        found: dict[str, dict[str, list[int]]] = {"params": {}, "results": {}}
+        for i, k in enumerate(g.params):
+            form = decision.value_form(inst, g.nodes[k].results[0])
+            axes = [a for a, x in enumerate(form) if x < -1]
+            if axes:
+                found["params"][str(i)] = axes
+        for i, k in enumerate(g.rets):
+            v = g.nodes[k].operands[0]
+            if v >= 0:
+                form = decision.needs(inst, k, 0, g.values[v].mesh)
+                axes = [a for a, x in enumerate(form) if x < -1]
+                if axes:
+                    found["results"][str(i)] = axes
+        return found

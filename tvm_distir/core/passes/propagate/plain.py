@@ -1,0 +1,114 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Calls among values that everybody takes as they are: written natively, many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tvm_distir.core.ir.placement import R
+from tvm_distir.core.propagation.graph.graph import CONST, Node
+from tvm_distir.core.rewriting.native.writing import CallWriter
+
+from .values import PlacedValues
+
+
+class PlainCalls:
+    """Writes runs of calls of ops that are left as they are but for types.
+
+    Such a call has one result, and of this, and of all that it reads, every reader wants the form
+    in which it is produced; a constant it takes whole. Most are so; where one is not,
+    :meth:`write` stops before it.
+
+    Parameters
+    ----------
+    values : PlacedValues
+        Of the specialisation.
+    """
+
+    def __init__(self, values: PlacedValues) -> None:
+        self.values = values
+        self._types: list[Any] = []
+        self._meshes = on = list[int]()  # on which those lie
+        self._which = self._numbers()
+        # The writer, native, keeps what it calls: to that the calls that it belongs to are unknown,
+        # else both would live for ever.
+        self._writer = CallWriter(lambda old, number: values.constant(old, on[number]))
+        self._first = 0  # binding of the open block
+        self._new: list[tuple[int, Any]] = []  # what the writer has not heard of
+
+    def _numbers(self) -> list[int]:
+        """Of each binding the number of its type, -1 where it is no such call."""
+        values, found = self.values, list[int]()
+        g, types, numbers = values.g, self._types, dict[tuple[int, int, Any], int]()
+        if any(node.kind == "move" for node in g.nodes):  # one variable, several values
+            return [-1] * len(g.bound)
+        for key in g.bound:
+            k = g.node_of.get(key, -1)
+            node = g.nodes[k]
+            if k < 0 or key not in g.tensors or not self._fits(k, node):
+                found.append(-1)
+                continue
+            v = node.results[0]
+            ty, form = g.values[v].ty, values.route(v).root
+            number = numbers.setdefault((id(ty), node.mesh, form), len(types))
+            if number == len(types):
+                types.append(values.type_of(v, form))
+                self._meshes.append(node.mesh)
+            found.append(number)
+        return found
+
+    def _fits(self, k: int, node: Node) -> bool:
+        """Whether a node is a call of an op whose result stays, and its constants too."""
+        operands = node.operands
+        if node.kind != "op" or not operands or not self.values.stays(node.results[0]):
+            return False
+        if CONST not in operands:
+            return True
+        values = self.values
+        needs = [
+            values.decision.needs(values.inst, k, i, node.mesh)
+            for i, v in enumerate(operands)
+            if v == CONST
+        ]
+        return all(label == R for form in needs for label in form)
+
+    def know(self, variables: Iterable[tuple[int, Any]]) -> None:
+        """Take over what old variables, by their handles, became that were written otherwise."""
+        values = self.values
+        plain, env = values.g.tensors, values.g.env
+        self._new += [
+            (key, x) for key, x in variables if key in plain and values.stays(env[key][0])
+        ]
+
+    def open(self, first: int, bindings: Any, inside: Sequence[int]) -> None:
+        """Begin a block.
+
+        Parameters
+        ----------
+        first : int
+            Number of its first binding.
+        bindings : array of Binding
+        inside : sequence of int
+            Handles of its outputs that have another name inside it.
+        """
+        self._first = first
+        which = self._which[first : first + len(bindings)]
+        self._writer.open(bindings, self._types, which, self.values.dataflow, inside)
+
+    def write(self, number: int) -> int:
+        """Write the bindings from a number on that are plain; returns how many are."""
+        if self._which[number] < 0:
+            return 0
+        if self._new:
+            self._writer.know(*zip(*self._new))
+            self._new.clear()
+        values = self.values
+        variables, bindings = self._writer.write(number - self._first)
+        values.bindings += bindings
+        exprs, env = values.exprs, values.g.env
+        for key, new in zip(values.g.bound[number : number + len(variables)], variables):
+            exprs[key] = new
+            values.note_root(env[key][0], new)
+        return len(variables)

@@ -1,0 +1,225 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rewrites one function from tensors to DTensors, with the conversions a decision asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.placement import R
+from tvm_distir.core.ir.types import as_dtensor, value_types
+from tvm_distir.core.propagation.decision import Decision, Instance
+from tvm_distir.core.propagation.graph.graph import CONST
+from tvm_distir.core.rewriting.blocks import merged_blocks
+from tvm_distir.core.rewriting.native.making import make_variables
+from tvm_distir.core.rewriting.native.reading import elements
+from tvm_distir.core.rewriting.nodes import argument, make_var
+
+from .calls import Calls
+from .operands import Operands
+from .plain import PlainCalls
+from .results import CallResults, Returned
+from .tuples import rebuilt
+from .values import PlacedValues, is_dataflow
+
+
+class FunctionRewriter:
+    """Writes one specialisation: walks blocks, bindings and the result.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 2.
+    decision : Decision
+    inst : Instance
+        The specialisation.
+    old : relax.Function
+        The function of the module that it specialises.
+    callees : mapping of node number to GlobalVar
+        The specialisations that it calls.
+    """
+
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        decision: Decision,
+        inst: Instance,
+        old: relax.Function,
+        callees: Mapping[int, ir.GlobalVar],
+    ) -> None:
+        self.old, self._first = old, 0
+        self.values = PlacedValues(mod, decision, inst)
+        self.operands = Operands(self.values)
+        self.results = CallResults(self.values)
+        self.calls = Calls(self.values, self.operands, self.results, callees)
+        self.returned = Returned(self.values, self.operands, old.body.body)
+        self.plain = PlainCalls(self.values)
+
+    def run(self, attrs: Any) -> relax.Function:
+        """Parameters, blocks, result; ``attrs`` are those of the new function."""
+        values = self.values
+        params = self._params()
+        blocks = [self._block(*one) for one in enumerate(self.old.body.blocks[:])]
+        values.open_block(False)
+        result = self.returned.expression()
+        if values.bindings:
+            blocks.append(relax.BindingBlock(values.bindings))
+        body = relax.SeqExpr(merged_blocks(blocks), result)
+        relax.expr._update_type(body, result.ty)
+        return relax.Function(params, body, result.ty, self.old.is_pure, attrs)
+
+    def _params(self) -> list[Any]:
+        """The new parameters; tensors among them are made at once."""
+        values, params = self.values, list[Any]()
+        env, flat, plain = values.g.env, values.g.values, values.g.tensors
+        tensors: list[tuple[int, int, int]] = []  # place, handle of the old one, value
+        types, which = list[Any](), list[int]()
+        known: dict[tuple[int, int, Any], int] = {}
+        for old in elements(self.old.params):
+            key = handle(old)
+            leaves = env[key]
+            if key in plain:
+                v = leaves[0]
+                tensors.append((len(params), key, v))
+                like = (id(flat[v].ty), flat[v].mesh, values.route(v).root)
+                number = known.setdefault(like, len(types))
+                if number == len(types):
+                    types.append(values.root_type(v))
+                which.append(number)
+                params.append(None)
+                continue
+            new = make_var(old.name, rebuilt(old.ty, iter(map(values.root_type, leaves))))
+            values.bind_leaves(old, new)
+            params.append(new)
+        made = make_variables([flat[v].name for _, _, v in tensors], types, which)
+        for (place, key, v), new in zip(tensors, made):
+            params[place] = values.exprs[key] = values.roots[v] = new
+        # An annotation of a parameter became its placement.
+        values.exprs.update((key, values.exprs[of]) for key, of in values.g.pinned.items())
+        self.plain.know(values.exprs.items())
+        return params
+
+    def _block(self, number: int, block: Any) -> Any:
+        values, plain = self.values, self.plain
+        dataflow, old = isinstance(block, relax.DataflowBlock), block.bindings
+        first, self._first = self._first, self._first + len(old)
+        bindings = values.g.bindings[first : self._first]
+        keys = values.g.bound[first : self._first]
+        shadowed = self._reread(number, keys, bindings) if dataflow else {}
+        values.open_block(dataflow, shadowed)
+        plain.open(first, old, list(shadowed))
+        pinned, exprs, at = values.g.pinned, values.exprs, 0
+        while at < len(keys):
+            key = keys[at]
+            written = 1 if key in pinned else plain.write(first + at)
+            if not written:
+                self._binding(key, bindings[at])
+                if key in exprs:
+                    plain.know([(key, exprs[key])])
+            at += written or 1
+        if not dataflow:
+            return relax.BindingBlock(values.bindings)
+        if block.same_as(self.old.body.blocks[-1]):
+            self.returned.convert()
+        values.close_dataflow()
+        plain.know([(key, exprs[key]) for key in shadowed])
+        return relax.DataflowBlock(values.bindings)
+
+    def _reread(self, number: int, keys: Sequence[int], bindings: Sequence[Any]) -> dict[int, Any]:
+        """Outputs of a dataflow block that it reads itself, by handle, in order of binding.
+
+        TVM's parser infers the types of their readers anew, from what its own inference knows;
+        so inside the block they get names of their own.
+        """
+        reread = set(self.values.g.reread[number])
+        return {key: b.var for key, b in zip(keys, bindings) if key in reread} if reread else {}
+
+    def _binding(self, key: int, b: Any) -> None:
+        g, var = self.values.g, b.var
+        k = g.node_of.get(key, -1)
+        if k < 0:
+            self._alias(key, b, var)
+            return
+        kind = g.nodes[k].kind
+        if kind == "pin":
+            self._annotation(k, var, argument(b.value, 0))
+            return
+        ty = self.results.type_of(k, var.ty)
+        write = self.calls.function_call if kind == "call" else self.calls.op_call
+        self.results.bind(k, var, write(k, b.value, ty), ty)
+
+    def _annotation(self, k: int, var: Any, annotated: Any) -> None:
+        """The annotation of node k: its operand where it is annotated to be."""
+        values, name = self.values, var.name
+        expr = self.operands.operand(k, 0, annotated, name, var)
+        if values.dataflow and is_dataflow(expr) and not values.stays_inside(var):
+            expr = values.emit(name, expr, expr.ty, var)
+        values.note_root(values.g.nodes[k].results[0], expr)
+        values.exprs[handle(var)] = expr
+
+    def _alias(self, key: int, b: Any, var: Any) -> None:
+        """A variable, a tuple, a field, a constant or a cast bound to a name."""
+        values = self.values
+        g = values.g
+        value, leaves = b.value, g.env[key]
+        values.aliases[key] = value
+        if type(b) is relax.MatchCast:
+            self._cast(b, var)
+            return
+        if leaves == (CONST,):  # no program holds it: each reader takes the constant in its form
+            values.exprs[key] = values.constant(value, 0)
+            return
+        if handle(value) in g.env and handle(value) not in values.exprs:
+            return
+        expr = self._unconverted(value)
+        inside = not values.dataflow or values.stays_inside(var)
+        if inside and type(expr) is relax.Tuple and self._mixes_meshes(leaves):
+            values.exprs[key] = expr  # no program holds it: its readers take the fields
+            return
+        new = values.emit(var.name, expr, expr.ty, var)
+        for v in leaves:
+            if not inside or type(values.roots.get(v)) is relax.TupleGetItem:
+                values.roots.pop(v, None)
+        values.bind_leaves(var, new)
+
+    def _cast(self, b: Any, var: Any) -> None:
+        values = self.values
+        leaves = values.g.env[handle(var)]
+        expr = self._unconverted(b.value)
+        ty = rebuilt(b.ty, map(self._cast_type, leaves, value_types(b.ty)))
+        new = make_var(var.name, ty, values.dataflow and values.stays_inside(var))
+        values.bindings.append(relax.MatchCast(new, expr, ty))
+        for v in leaves:
+            values.roots.pop(v, None)
+        values.bind_leaves(var, new)
+
+    def _cast_type(self, value: int, plain: Any) -> Any:
+        """Type of a field of a cast: the value's, the cast's own for a constant."""
+        values = self.values
+        if value >= 0:
+            return values.root_type(value)
+        return as_dtensor(plain, values.meshes[0], [R] * len(values.decision.mesh_axes(0)))
+
+    def _unconverted(self, old: Any) -> Any:
+        """An expression without conversions: values in their root forms."""
+        known = self.values.exprs.get(handle(old))
+        if known is not None:
+            return known
+        if type(old) is relax.Tuple:
+            return relax.Tuple([self._unconverted(f) for f in old.fields[:]])
+        if type(old) is relax.TupleGetItem:
+            whole = self._unconverted(old.tuple_value)
+            if type(whole) is relax.Tuple:
+                return whole.fields[old.index]
+            return relax.TupleGetItem(whole, old.index)
+        if type(old) is ir.GenericConst:
+            return self.values.constant(old, 0)
+        return old
+
+    def _mixes_meshes(self, leaves: Sequence[int]) -> bool:
+        values = self.values.g.values
+        return len({values[v].mesh for v in leaves if v >= 0}) > 1

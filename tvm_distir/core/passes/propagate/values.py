@@ -1,0 +1,261 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which expression holds a value, in which form, and the conversions between forms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DeviceMesh
+from tvm.relax.op.distributed import redistribute
+
+from tvm_distir.core.ir import ops
+from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.mesh import meshes
+from tvm_distir.core.ir.placement import P, R, placement_of
+from tvm_distir.core.ir.types import as_dtensor
+from tvm_distir.core.propagation.decision import Decision, Instance
+from tvm_distir.core.propagation.solve.conversions import Form, Route
+from tvm_distir.core.rewriting.calls import typed
+from tvm_distir.core.rewriting.nodes import make_binding, make_var
+
+from .tuples import walk_fields
+
+OUTSIDE = relax.Var("outside")
+"""Stands for an old variable that its block does not hide."""
+
+
+class PlacedValues:
+    """Expressions of the values of one specialisation, in every form asked for.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 2.
+    decision : Decision
+    inst : Instance
+        The specialisation.
+
+    Attributes
+    ----------
+    g : Graph
+        Of the specialisation.
+    exprs : dict of handle to expression
+        New expression of each old variable.
+    roots : dict of value number to expression
+        In the form that the value is produced in.
+    aliases : dict of handle to expression
+        For each old variable that is bound to no call: the old expression.
+    bindings : list of Binding
+        Of the open block.
+    dataflow : bool
+        Whether that is a dataflow block.
+    """
+
+    def __init__(self, mod: ir.IRModule, decision: Decision, inst: Instance) -> None:
+        self.decision, self.inst, self.g = decision, inst, inst.graph
+        self.meshes: list[DeviceMesh] = meshes(mod)
+        self.exprs: dict[int, Any] = {}
+        self.roots: dict[int, Any] = {}
+        self.aliases: dict[int, Any] = {}
+        self.bindings: list[Any] = []
+        self.dataflow = False
+        self._converted: dict[tuple[int, Form], Any] = {}
+        self._routes: dict[int, Route] = decision.settled(inst)
+        self._types: dict[tuple[int, int, Form], Any] = {}
+        # What the open dataflow block hides, beside its own variables: outputs that have another
+        # name inside, fields of tuples bound in it, values that came from another mesh in it, and
+        # the conversions that were there before.
+        self._shadowed: Mapping[int, Any] = {}
+        self._fields: dict[int, Any] = {}
+        self._arrived: list[int] = []
+        self._before: set[tuple[int, Form]] = set()
+
+    # blocks ----------------------------------------------------------------------------
+
+    def open_block(self, dataflow: bool, shadowed: Mapping[int, Any] | None = None) -> None:
+        """Begin a block.
+
+        Parameters
+        ----------
+        dataflow : bool
+        shadowed : mapping of handle to Var, optional
+            Outputs of the dataflow block that have a name of their own inside it, until
+            :meth:`close_dataflow` binds them.
+        """
+        self.bindings, self.dataflow = [], dataflow
+        self._shadowed = shadowed or {}
+        if dataflow:
+            self._before = set(self._converted)
+
+    def close_dataflow(self) -> None:
+        """Bind the shadowed outputs, and forget what the dataflow block hides."""
+        for v, field in self._fields.items():  # outside it is taken of its tuple again
+            if is_dataflow(self.roots.get(v)):
+                self.roots[v] = field
+        self._fields.clear()
+        for v in self._arrived:  # outside it is brought again
+            if is_dataflow(self.roots.get(v)):
+                del self.roots[v]
+        self._arrived.clear()
+        for key, var in self._shadowed.items():
+            inner = self.exprs[key]
+            outer = make_var(var.name, inner.ty)
+            self.bindings.append(make_binding(outer, inner))
+            for v in self.g.env[key]:
+                self.roots.pop(v, None)
+            self.bind_leaves(var, outer)
+        before = self._before
+        self._converted = {
+            k: v for k, v in self._converted.items() if k in before or not is_dataflow(v)
+        }
+
+    def stays_inside(self, var: Any) -> bool:
+        """Whether a variable of a dataflow block is bound to one that the block hides."""
+        return is_dataflow(var) or handle(var) in self._shadowed
+
+    def emit(self, name: str, value: Any, ty: Any, var: Any = None) -> Any:
+        """Bind an expression of known type; ``var`` keeps the kind of an old variable."""
+        if type(value) is ir.Call:
+            typed(value, ty)
+        inner = self.dataflow and (var is None or self.stays_inside(var))
+        new = make_var(name, ty, inner)
+        self.bindings.append(make_binding(new, value))
+        return new
+
+    # what is known of a value ----------------------------------------------------------
+
+    def mesh(self, value: int) -> DeviceMesh:
+        """The mesh on which a value lies."""
+        return self.meshes[self.g.values[value].mesh]
+
+    def known_route(self, value: int) -> Route | None:
+        """Return :meth:`route` where it is settled, or was asked for before."""
+        return self._routes.get(value)
+
+    def stays(self, value: int) -> bool:
+        """Whether it is known that every reader wants a value as it is produced."""
+        route = self._routes.get(value)
+        return route is not None and route.settled
+
+    def route(self, value: int) -> Route:
+        """The form in which a value is produced, and how others are made of it."""
+        found = self._routes.get(value)
+        if found is None:
+            found = self._routes[value] = self.decision.route(self.inst, value)
+        return found
+
+    def type_of(self, value: int, form: Form) -> Any:
+        """DTensor type of a value in a form, None for an opaque value."""
+        flat = self.g.values[value]
+        base = flat.ty
+        if base is None:
+            return None
+        key = (handle(base), flat.mesh, form)
+        placed = self._types.get(key)
+        if placed is None:
+            labels = tuple(R if x == P else x for x in form) if P in form else form
+            placed = self._types[key] = as_dtensor(base, self.meshes[flat.mesh], labels)
+        return placed
+
+    def root_type(self, value: int) -> Any:
+        """DTensor type of a value as it is produced."""
+        return self.type_of(value, self.route(value).root)
+
+    def bind_leaves(self, var: Any, expr: Any) -> None:
+        """Note that the leaves of a Relax variable are fields of a new expression."""
+        key = handle(var)
+        self.exprs[key] = expr
+        leaves = self.g.env[key]
+        ty = var.ty
+        if type(ty) is relax.TensorType:
+            self.note_root(leaves[0], expr)
+        else:
+            walk_fields(expr, ty, iter(leaves), self.note_root)
+
+    def note_root(self, value: int, expr: Any) -> None:
+        """Note where a value is in its root form, unless that is known."""
+        if value >= 0 and value not in self.roots:
+            self.roots[value] = expr
+
+    def note_arrival(self, value: int, expr: Any) -> None:
+        """Note that a value came from another mesh in the open block."""
+        self.roots[value] = expr
+        self._arrived.append(value)
+
+    # conversions -----------------------------------------------------------------------
+
+    def in_form(self, value: int, form: Form, name: str | None = None, var: Any = None) -> Any:
+        """Expression of a value in a form, converting it at most once."""
+        route = self.route(value)
+        if form == route.root:
+            return self._in_root(value)
+        key = (value, form)
+        if key in self._converted:
+            return self._converted[key]
+        source = route.source(form)
+        start = self.in_form(value, source)
+        self._converted[key] = self._convert(value, start, source, form, name, var)
+        return self._converted[key]
+
+    def let_out(self, value: int, form: Form) -> None:
+        """Convert a value for a reader behind the open dataflow block, which it is the end of."""
+        expr = self.in_form(value, form, var=OUTSIDE)
+        if is_dataflow(expr):  # it was converted for a reader inside
+            expr = self.emit(str(expr.name), expr, expr.ty, OUTSIDE)
+            self._converted[value, form] = expr
+
+    def _in_root(self, value: int) -> Any:
+        root = self.roots[value]
+        if type(root) is relax.TupleGetItem:
+            if self.dataflow:
+                self._fields[value] = root
+            root = self.field(self.g.values[value].name, root)
+            self.roots[value] = root
+        return root
+
+    def field(self, name: str, expr: Any) -> Any:
+        """Bind a field of a (nested) tuple step by step: each is taken of a variable."""
+        whole = expr.tuple_value
+        if isinstance(whole, relax.TupleGetItem):
+            expr = relax.TupleGetItem(self.field(name, whole), expr.index)
+        return self.emit(name, expr, expr.ty)
+
+    def _convert(
+        self, value: int, start: Any, have: Form, want: Form, name: str | None, var: Any
+    ) -> Any:
+        name = name or self.g.values[value].name
+        mesh = self.mesh(value)
+        pending = [i for i, x in enumerate(want) if x == P]
+        moved = any(x != y and not (x == R and y == P) for x, y in zip(have, want))
+        out = start
+        if moved:
+            complete = [R if x == P else x for x in want]
+            call = redistribute(start, mesh, placement_of(complete))
+            out = self.emit(name, call, self.type_of(value, want), None if pending else var)
+        if pending:
+            out = self.emit(name, ops.partial(out, mesh, pending), self.type_of(value, want), var)
+        return out
+
+    # constants -------------------------------------------------------------------------
+
+    def constant(self, value: Any, mesh: int) -> Any:
+        """The placed constant that an old expression is, or stands for."""
+        labels = [R] * len(self.decision.mesh_axes(mesh))
+        constant = self._unaliased(value)
+        return ir.GenericConst(constant.value, as_dtensor(constant.ty, self.meshes[mesh], labels))
+
+    def _unaliased(self, value: Any) -> Any:
+        """The expression that an old variable, or a field of one, is another name of."""
+        if type(value) is relax.TupleGetItem:
+            whole = self._unaliased(value.tuple_value)
+            return self._unaliased(whole.fields[value.index])
+        bound = self.aliases.get(handle(value))
+        return value if bound is None else self._unaliased(bound)
+
+
+def is_dataflow(expr: Any) -> bool:
+    """Whether an expression is a variable that its dataflow block hides."""
+    return type(expr) is relax.DataflowVar

@@ -1,0 +1,53 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Several rules for one tensor: which counts, and where they contradict each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tvm_distir.support import PlanError
+
+from .names import is_pattern
+from .schema import PlanRule, labels_text
+
+EVERYTHING = "*"
+"""The pattern that a plan begins with: what holds where nothing else is said."""
+
+
+def give(found: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> None:
+    """Note the rule of a tensor; it refines, completes or contradicts (DIST0239) one before."""
+    other = found.get(key)
+    if other is None or _rank(rule) > _rank(other):
+        found[key] = rule
+        return
+    if _rank(rule) < _rank(other):
+        return
+    alike = (rule.mesh, rule.stationary, rule.moving) == (
+        other.mesh,
+        other.stationary,
+        other.moving,
+    )
+    pairs = list(zip(other.placement, rule.placement, strict=False))
+    if not alike or any(None not in (old, new) and old != new for old, new in pairs):
+        said = [
+            f'{one.title} "{labels_text(one.placement)}" on "{one.mesh}"' for one in (other, rule)
+        ]
+        raise PlanError(
+            "DIST0239",
+            f"the rules {said[0]} and {said[1]} contradict each other",
+            place=place,
+            remedy="Leave one out, or name the tensor: a name counts more than a pattern.",
+        )
+    merged = tuple(old if new is None else new for old, new in pairs)
+    found[key] = replace(rule, placement=merged)
+
+
+def _rank(rule: PlanRule) -> int:
+    """How much a rule counts: one for a tensor most, one for everything least."""
+    if rule.kind == "call":
+        return 2 if rule.index is not None else 1
+    if not is_pattern(rule.name):
+        return 2
+    return 0 if rule.name == EVERYTHING else 1

@@ -1,0 +1,293 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensors of a module the rules of a plan mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.ir.placement import check_placement
+from tvm_distir.core.ir.types import is_private, static_shape, tensor_type
+from tvm_distir.core.rewriting.scopes import all_bindings
+from tvm_distir.support import Faults, MeshError, PlanError, nearest
+
+from .conflicts import give
+from .names import MAIN, is_pattern, match_name, plain_name
+from .plan import Plan
+from .schema import MeshSpec, PlanRule, faults_of_plan, labels_text
+
+Check = Callable[[Any, str], None]
+"""Gathers what is wrong with a rule for a tensor of a type, at a place."""
+
+
+@dataclass
+class FunctionTargets:
+    """What rules say about one function.
+
+    Attributes
+    ----------
+    params : dict of int to PlanRule
+        By position of the parameter.
+    values : dict of Var to PlanRule
+        By the variable as bound.
+    args : dict of Var to (dict of int to PlanRule)
+        By the variable a call is bound to, then by position of the argument.
+    positions : dict of str to list of int
+        Positions of the parameters by name, so that thousands of exact names are quick to find.
+    bound : dict of str to list of Var
+        Bound variables by name, for the same reason.
+    calls : dict of str to list of Binding
+        Bindings of calls of functions, by the function's name, for the same reason.
+    """
+
+    params: dict[int, PlanRule] = field(default_factory=dict)
+    values: dict[Any, PlanRule] = field(default_factory=dict)
+    args: dict[Any, dict[int, PlanRule]] = field(default_factory=dict)
+    positions: dict[str, list[int]] = field(default_factory=dict, repr=False)
+    bound: dict[str, list[Any]] = field(default_factory=dict, repr=False)
+    calls: dict[str, list[Any]] | None = field(default=None, repr=False)
+
+
+def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:
+    """Find what each rule means; of several for one tensor that which names it counts.
+
+    A rule that names a tensor refines the patterns that match it too. Rules of one kind must
+    agree where both say a label; what one leaves open the other may say.
+
+    Parameters
+    ----------
+    plan : Plan
+    mod : IRModule
+
+    Returns
+    -------
+    targets : dict of str to FunctionTargets
+        By function name, for the functions that rules look into.
+
+    Raises
+    ------
+    PlanError, MeshError
+        All faults at once (``error.violations``; DIST0228 where they differ).
+    PlanError
+        DIST0223 a rule matches nothing, DIST0224 it names something that is no tensor or is
+        not clear, DIST0225 an unknown function, DIST0226 a dim that several axes cannot share,
+        DIST0239 rules contradict each other.
+    MeshError
+        DIST0204, DIST0205: the placement does not fit the tensor.
+    """
+    functions = {
+        str(gv.name_hint): fn for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)
+    }
+    targets: dict[str, FunctionTargets] = {}
+    faults = faults_of_plan()
+    for number, rule in enumerate(plan.rules):
+        with faults.gathered():
+            _resolve_rule(plan, rule, f"rules/{number} ({rule.title})", functions, targets, faults)
+    faults.raise_all()
+    return targets
+
+
+def _resolve_rule(
+    plan: Plan,
+    rule: PlanRule,
+    place: str,
+    functions: dict[str, Any],
+    targets: dict[str, FunctionTargets],
+    faults: Faults,
+) -> None:
+    names = _functions_to_search(rule, functions, place)
+    finder = {"param": _match_params, "value": _match_values, "call": _match_calls}[rule.kind]
+    mesh = plan.mesh(rule.mesh, place)
+
+    def check(ty: Any, where: str) -> None:
+        with faults.gathered():
+            _check_fit(rule, mesh, ty, where)
+
+    found = [
+        finder(rule, check, functions[name], name, targets.setdefault(name, FunctionTargets()))
+        for name in names
+    ]
+    if not any(found):
+        raise PlanError(
+            "DIST0223",
+            f"the rule matches nothing in {' or '.join(names)}",
+            place=place,
+            remedy=_what_there_is(rule, [functions[name] for name in names], functions),
+        )
+
+
+def _functions_to_search(rule: PlanRule, functions: dict[str, Any], place: str) -> list[str]:
+    if rule.kind == "call" and rule.name not in functions:
+        private = [name for name, fn in functions.items() if is_private(fn)]
+        raise PlanError(
+            "DIST0225",
+            f'the module has no function "{rule.name}"',
+            place=place,
+            remedy=nearest(rule.name, private),
+        )
+    if rule.function is not None:
+        if rule.function not in functions:
+            raise PlanError(
+                "DIST0225",
+                f'the module has no function "{rule.function}"',
+                place=place,
+                remedy=nearest(rule.function, functions),
+            )
+        return [rule.function]
+    if MAIN in functions:
+        return [MAIN]
+    public = sorted(name for name, fn in functions.items() if not is_private(fn))
+    if not public:
+        raise PlanError(
+            "DIST0225",
+            "the module has no public function",
+            place=place,
+            remedy='Give the entry a "global_symbol", or name a function in the rule.',
+        )
+    return public
+
+
+def _what_there_is(rule: PlanRule, searched: Sequence[Any], functions: dict[str, Any]) -> str:
+    if rule.kind == "param":
+        return nearest(rule.name, [name for fn in searched for name in param_names(fn)][:40])
+    if rule.kind == "value":
+        bound = [str(b.var.name) for fn in searched for b in all_bindings(fn.body)]
+        return nearest(rule.name, bound[:40])
+    calls = sum(len(_calls_of(fn).get(rule.name, ())) for fn in searched)
+    arity = len(functions[rule.name].params)
+    return f"It is called {calls} times there, with {arity} arguments; both count from 0."
+
+
+def _match_params(
+    rule: PlanRule, check: Check, fn: relax.Function, name: str, targets: FunctionTargets
+) -> bool:
+    if not targets.positions:
+        names = param_names(fn)
+        for key in (names, [plain_name(given) for given in names]):
+            found: dict[str, list[int]] = {}
+            for i, given in enumerate(key):
+                found.setdefault(given, []).append(i)
+            targets.positions = {**found, **targets.positions}
+    if is_pattern(rule.name):
+        named = [i for i, given in enumerate(param_names(fn)) if match_name(rule.name, given)]
+    else:
+        positions = targets.positions
+        named = positions.get(rule.name) or positions.get(plain_name(rule.name)) or []
+    tensors = [i for i in named if tensor_type(fn.params[i].ty) is not None]
+    if named and not tensors:
+        raise _no_tensor(rule, f"{name}/{fn.params[named[0]].name}", fn.params[named[0]].ty)
+    for i in tensors:
+        check(fn.params[i].ty, f"{name}/{fn.params[i].name}")
+        give(targets.params, i, rule, f"{name}/{fn.params[i].name}")
+    return bool(tensors)
+
+
+def _match_values(
+    rule: PlanRule, check: Check, fn: relax.Function, name: str, targets: FunctionTargets
+) -> bool:
+    if not targets.bound:
+        for binding in all_bindings(fn.body):
+            targets.bound.setdefault(plain_name(str(binding.var.name)), []).append(binding.var)
+    if is_pattern(rule.name):
+        named = [b.var for b in all_bindings(fn.body) if match_name(rule.name, str(b.var.name))]
+    else:
+        named = targets.bound.get(plain_name(rule.name), [])
+    tensors = [var for var in named if tensor_type(var.ty) is not None]
+    if named and not tensors:
+        raise _no_tensor(rule, f"{name}/{named[0].name}", named[0].ty)
+    if len(tensors) > 1 and not is_pattern(rule.name):
+        raise PlanError(
+            "DIST0224",
+            f'{len(tensors)} variables are called "{rule.name}"',
+            place=f"{name} ({rule.title})",
+            remedy=f'Rename them, or mean all of them by the pattern "{rule.name}*".',
+        )
+    for var in tensors:
+        check(var.ty, f"{name}/{var.name}")
+        give(targets.values, var, rule, f"{name}/{var.name}")
+    return bool(tensors)
+
+
+def _calls_of(fn: relax.Function) -> dict[str, list[Any]]:
+    """Bindings of calls of functions, by the function's name."""
+    found: dict[str, list[Any]] = {}
+    for binding in all_bindings(fn.body):
+        value = getattr(binding, "value", None)
+        if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
+            found.setdefault(str(value.op.name_hint), []).append(binding)
+    return found
+
+
+def _match_calls(
+    rule: PlanRule, check: Check, fn: relax.Function, name: str, targets: FunctionTargets
+) -> bool:
+    found = False
+    if targets.calls is None:
+        targets.calls = _calls_of(fn)
+    for number, binding in enumerate(targets.calls.get(rule.name, ())):
+        arg = rule.arg
+        if rule.index not in (None, number) or arg is None or arg >= len(binding.value.args):
+            continue
+        place = f"{name}/{binding.var.name} ({rule.name}, argument {arg})"
+        ty = binding.value.args[arg].ty
+        if tensor_type(ty) is None:
+            raise _no_tensor(rule, place, ty)
+        check(ty, place)
+        give(targets.args.setdefault(binding.var, {}), arg, rule, place)
+        found = True
+    return found
+
+
+def _no_tensor(rule: PlanRule, place: str, ty: Any) -> PlanError:
+    return PlanError(
+        "DIST0224",
+        f"the rule {rule.title} means a value of type {ty}, which is no tensor",
+        place=place,
+        remedy="Name the tensors inside it.",
+    )
+
+
+def _check_fit(rule: PlanRule, mesh: MeshSpec, ty: Any, place: str) -> None:
+    """Refuse a placement that the tensor cannot take."""
+    tensor = tensor_type(ty)
+    ndim = int(tensor.ndim) if tensor is not None else -1
+    if ndim < 0:
+        raise MeshError(
+            "DIST0205",
+            "the number of dims is not known, so the placement cannot be checked",
+            place=place,
+            remedy="Give the tensor a type with its dims.",
+        )
+    try:
+        check_placement(rule.closed_labels, mesh.shape, ndim, place)
+    except MeshError as error:
+        shape = static_shape(ty)
+        words = "x".join(map(str, shape)) if shape else "unknown shape"
+        told = f"{error.what} ({words}; {rule.title})"
+        raise MeshError(error.code, told, place=place, remedy=error.remedy) from None
+    cut = [label for label in rule.placement if label is not None and label >= 0]
+    if len(set(cut)) == len(cut):
+        return
+    shape = static_shape(ty)
+    for dim in range(ndim):
+        axes = [a for a, label in enumerate(rule.placement) if label == dim]
+        if len(axes) < 2 or shape is None or not isinstance(shape[dim], int):
+            continue
+        parts = [mesh.shape[a] for a in axes]
+        count = 1
+        for n in parts:
+            count *= n
+        if shape[dim] % count and shape[dim] <= count:
+            names = " and ".join(f'"{mesh.axis_names[a]}"' for a in axes)
+            raise PlanError(
+                "DIST0226",
+                f'"{labels_text(rule.placement)}" cuts dim {dim} of size {shape[dim]} into '
+                f"{' x '.join(map(str, parts))} = {count} parts, more than it has ({rule.title})",
+                place=place,
+                remedy=f"Choose one of {names}.",
+            )

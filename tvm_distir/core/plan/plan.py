@@ -1,0 +1,193 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The plan as frozen data. Whatever exists has been checked: the constructor refuses the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+from tvm_distir.core.ir.mesh import mesh_key
+from tvm_distir.core.plan.schedules.schedule import Schedule
+from tvm_distir.support import Faults, MeshError, PlanError, nearest
+
+from .reading import load_plan, read_own_rules, read_plan
+from .recomputation import read_plan_policies
+from .schema import MeshSpec, PlanRule, check_rule, faults_of_plan, find_mesh
+from .writing import plan_dict, save_plan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Meshes, and rules that put tensors on them; a name counts more than a pattern.
+
+    Parameters
+    ----------
+    meshes : tuple of MeshSpec
+    rules : tuple of PlanRule
+    recompute : mapping of str to str
+        What a training step makes again, by functions (:mod:`.recomputation`).
+    ring : tuple of str
+        Mesh axes along which attention gathers no keys: blocks of them travel around a ring.
+    regather : tuple of str
+        Mesh axes along which a training step gathers again, in its backward part, what it has
+        gathered in its forward part: only each device's own part is kept in between.
+    schedule : Schedule, optional
+        Stages and micro-batches of a training step. The mesh is that of one stage, and rules name
+        the functions of stages.
+    labels : mapping, optional
+        What was decided of every value of one module, as ``propagation.labels_of`` writes it:
+        propagation then decides nothing. Rules say what they can of the same.
+    complete : bool
+        Whether what the rules leave open may be sharded on any dim along any axis, not only on
+        dims that follow from theirs: the cheapest completion of the rules.
+
+    Raises
+    ------
+    PlanError, MeshError
+        All faults at once (``error.violations``; DIST0228 where they differ): DIST0202 two equal
+        meshes; DIST0204 a placement of the wrong length; DIST0206 an unknown mesh, or an axis of
+        ``ring`` or ``regather`` that no mesh has; DIST0221 no mesh, or two of one name, or a policy
+        that is none.
+    """
+
+    meshes: tuple[MeshSpec, ...]
+    rules: tuple[PlanRule, ...] = field(default=())
+    recompute: Mapping[str, str] = field(default_factory=dict)
+    ring: tuple[str, ...] = ()
+    regather: tuple[str, ...] = ()
+    schedule: Schedule | None = None
+    labels: Mapping[str, Any] | None = None
+    complete: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "meshes", tuple(self.meshes))
+        object.__setattr__(self, "rules", tuple(self.rules))
+        object.__setattr__(self, "recompute", dict(self.recompute))
+        object.__setattr__(self, "ring", tuple(sorted(set(self.ring))))
+        object.__setattr__(self, "regather", tuple(sorted(set(self.regather))))
+        faults = faults_of_plan()
+        with faults.gathered():
+            read_plan_policies(self.recompute)
+        if self.labels is not None:
+            with faults.gathered():
+                read_own_rules(self.labels, len(self.rules))
+        _check_meshes(self.meshes, faults)
+        good: set[tuple[str, int]] = set()  # meshes and lengths of placements
+        for number, rule in enumerate(self.rules):
+            kind = (rule.mesh, len(rule.placement))
+            if kind in good:
+                continue
+            with faults.gathered():
+                check_rule(rule, self.meshes, f"rules/{number} ({rule.title})")
+                good.add(kind)
+        names = [mesh.name for mesh in self.meshes]
+        for name in self.schedule.meshes if self.schedule is not None else ():
+            if name not in names:
+                what = f'the plan has no mesh "{name}"'
+                remedy = nearest(name, names)
+                faults.add(MeshError("DIST0206", what, place="schedule/meshes", remedy=remedy))
+        known = {axis for mesh in self.meshes for axis in mesh.axes}
+        for place, axes in (("ring", self.ring), ("regather", self.regather)):
+            for axis in (one for one in axes if one not in known):
+                what = f'no mesh has an axis "{axis}"'
+                faults.add(MeshError("DIST0206", what, place=place, remedy=nearest(axis, known)))
+        faults.raise_all()
+
+    def unused_axes(self) -> tuple[tuple[MeshSpec, str], ...]:
+        """Mesh axes of several devices along which no rule cuts anything: these do the same."""
+        cut = {
+            (rule.mesh, axis)
+            for rule in self.rules
+            for axis, label in enumerate(rule.placement)
+            if label is not None and label >= 0
+        }
+        return tuple(
+            (mesh, name)
+            for mesh in self.meshes
+            for number, (name, size) in enumerate(mesh.axes.items())
+            if size > 1 and (mesh.name, number) not in cut
+        )
+
+    def without_functions(self, names: Container[str]) -> Plan:
+        """The plan without rules that look into, or at calls of, functions of these names."""
+        stays = [
+            rule.function not in names and not (rule.kind == "call" and rule.name in names)
+            for rule in self.rules
+        ]
+        labels = self.labels
+        if labels is not None:
+            labels = {**labels, "rules": sum(stays[: labels["rules"]])}
+        return replace(self, rules=tuple(compress(self.rules, stays)), labels=labels)
+
+    def by_rules(self) -> Plan:
+        """The plan without labels: its rules hold, and propagation decides the rest."""
+        return replace(self, labels=None)
+
+    def mesh(self, name: str, place: str = "plan") -> MeshSpec:
+        """Mesh of a name.
+
+        Raises
+        ------
+        MeshError
+            DIST0206 when the plan has none.
+        """
+        return find_mesh(self.meshes, name, place)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], place: str = "plan") -> Plan:
+        """Read the JSON form of a plan; see :func:`.reading.read_plan`."""
+        return read_plan(data, place, Plan)
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan from a JSON file; see :func:`.reading.load_plan`."""
+        return load_plan(path, Plan)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form; :meth:`from_dict` gives an equal plan."""
+        return plan_dict(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON form; the file is complete or untouched.
+
+        Raises
+        ------
+        PlanError
+            DIST0227 when it cannot be written.
+        """
+        save_plan(self.to_dict(), path)
+
+
+def _check_meshes(meshes: Sequence[MeshSpec], faults: Faults) -> None:
+    if not meshes:
+        raise PlanError(
+            "DIST0221", "a plan without a mesh", place="plan", remedy='Add "mesh": {"dp": 2}.'
+        )
+    names: list[str] = []
+    keys: list[Any] = []
+    for mesh in meshes:
+        if mesh.name in names:
+            faults.add(
+                PlanError(
+                    "DIST0221",
+                    "two meshes of one name",
+                    place=f'mesh "{mesh.name}"',
+                    remedy="Rename one of them.",
+                )
+            )
+        key = mesh_key(mesh.device_mesh())
+        if key in keys:
+            faults.add(
+                MeshError(
+                    "DIST0202",
+                    f'the same devices in the same shape as mesh "{names[keys.index(key)]}"',
+                    place=f'mesh "{mesh.name}"',
+                    remedy='Use one mesh, or give the other ones "start" or "device_ids".',
+                )
+            )
+        names.append(mesh.name)
+        keys.append(key)

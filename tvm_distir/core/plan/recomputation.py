@@ -1,0 +1,196 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a training step makes again, in words: policies of functions, call by call.
+
+::
+
+    rules = policy | runs | NAME "=" runs ("," NAME "=" runs)*
+    runs  = run ("+" run)*          the calls of main, in order; the last run holds for all further
+    run   = policy ["*" count]
+    policy = "none" | "megatron" | "attention" | "core" | "selective" | "full" | "checkpoint"
+           | "cut:" share
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import ir
+
+from tvm_distir.core.ir.attributes import training_notes
+from tvm_distir.core.ir.types import relax_functions
+from tvm_distir.support import DistIRError, PlanError, nearest, parse_int, shortened
+
+from .names import match_name
+
+NONE, ATTENTION, CORE, SELECTIVE, FULL = "none", "attention", "core", "selective", "full"
+MEGATRON, CHECKPOINT = "megatron", "checkpoint"
+NAMED = (NONE, MEGATRON, ATTENTION, CORE, SELECTIVE, FULL, CHECKPOINT)
+
+CUT = "cut:"
+"""Begins the policy that keeps at most a share of the bytes that ``none`` keeps."""
+
+Refuse = Callable[[str, str], DistIRError]
+"""From what is wrong and a remedy to the error."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Policies of the calls of one function.
+
+    Attributes
+    ----------
+    parts : tuple of (str, int)
+        Policies, and how many calls in a row each has; the last one has all further calls too.
+    """
+
+    parts: tuple[tuple[str, int], ...]
+
+    def of_call(self, number: int) -> str:
+        """The policy of a call of ``main``, counted from 0; inside functions that of the first."""
+        for policy, count in self.parts:
+            if number < count:
+                return policy
+            number -= count
+        return self.parts[-1][0]
+
+    @property
+    def text(self) -> str:
+        """The text that reads back as this."""
+        if len(self.parts) == 1:
+            return self.parts[0][0]
+        return "+".join(f"{policy}*{count}" for policy, count in self.parts)
+
+    @staticmethod
+    def of(policies: Sequence[str]) -> Runs:
+        """Write the policies of calls, one for each, as runs."""
+        parts: list[tuple[str, int]] = []
+        for policy in policies:
+            count = parts.pop()[1] if parts and parts[-1][0] == policy else 0
+            parts.append((policy, count + 1))
+        return Runs(tuple(parts))
+
+    def same(self, other: Runs) -> bool:
+        """Whether both say the same of every call."""
+        ends = {0, *self._ends(), *other._ends()}
+        return all(self.of_call(end) == other.of_call(end) for end in ends)
+
+    def _ends(self) -> Iterable[int]:
+        """Numbers of the first calls after each run."""
+        return itertools.accumulate(count for _, count in self.parts)
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """Which calls of functions have which policy.
+
+    Attributes
+    ----------
+    rules : tuple of (str, Runs)
+        By patterns of names; of several that fit the last counts, and functions that none fits
+        keep all.
+    """
+
+    rules: tuple[tuple[str, Runs], ...] = ()
+
+    @staticmethod
+    def read(said: str | Mapping[str, str], refuse: Refuse) -> Recomputation:
+        """Read the text, or runs by patterns of names.
+
+        Raises
+        ------
+        DistIRError
+            What ``refuse`` makes, for what cannot be read.
+        """
+        if isinstance(said, str):
+            pairs = [part.rpartition("=")[::2] for part in said.split(",")]
+            pairs = pairs if "=" in said else [("*", said)]
+        else:
+            pairs = [(name, runs) for name, runs in said.items()]
+        return Recomputation(tuple((n.strip(), read_runs(runs, refuse)) for n, runs in pairs))
+
+    def of(self, name: str) -> Runs:
+        """Policies of the calls of a function."""
+        found = [runs for pattern, runs in self.rules if match_name(pattern, name)]
+        return found[-1] if found else Runs(((NONE, 1),))
+
+    def unused(self, names: Sequence[str]) -> list[str]:
+        """Patterns that fit none of some functions."""
+        return [
+            pattern
+            for pattern, _ in self.rules
+            if pattern != "*" and not any(match_name(pattern, name) for name in names)
+        ]
+
+
+def read_runs(text: str, refuse: Refuse) -> Runs:
+    """Read ``full*4+none`` (the error that ``refuse`` makes where it is none)."""
+    parts = []
+    for part in text.split("+"):
+        policy, star, times = (word.strip() for word in part.partition("*"))
+        count = parse_int(times, 1) if star else 1
+        if count is None:
+            raise refuse(f'recompute has "{shortened(part)}"', "Write how many calls: full*4+none.")
+        if policy not in NAMED and share_of(policy) is None:
+            raise refuse(
+                f'recompute is "{shortened(policy)}"', nearest(policy, (*NAMED, "cut:0.5"))
+            )
+        parts.append((policy, count))
+    return Runs(tuple(parts))
+
+
+def share_of(policy: str) -> float | None:
+    """The share of a policy that cuts, in [0, 1]; None of others."""
+    try:
+        share = float(policy.removeprefix(CUT)) if policy.startswith(CUT) else math.nan
+    except ValueError:
+        share = math.nan
+    return share if 0 <= share <= 1 else None
+
+
+def read_plan_policies(said: Mapping[str, str]) -> Recomputation:
+    """Read what a plan says (PlanError DIST0221)."""
+    return Recomputation.read(
+        said, lambda what, remedy: PlanError("DIST0221", what, place="recompute", remedy=remedy)
+    )
+
+
+def policies_of(mod: ir.IRModule) -> dict[str, str]:
+    """What a training step makes again, by functions; empty of other modules."""
+    return {name: str(text) for name, text in _notes(mod, "recompute").items()}
+
+
+def _notes(mod: ir.IRModule, key: str) -> Mapping[str, object]:
+    found: dict[str, object] = {}
+    for _, fn in sorted(relax_functions(mod), key=lambda one: str(one[0].name_hint)):
+        found.update(training_notes(fn, key))
+    return found
+
+
+def check_policies(said: Mapping[str, str], mod: ir.IRModule) -> None:
+    """Refuse a training step that makes other things again than a plan says.
+
+    Raises
+    ------
+    PlanError
+        DIST0229.
+    """
+    if not said or not _notes(mod, "updated"):
+        return
+    wanted, found = read_plan_policies(said), read_plan_policies(policies_of(mod))
+    names = [name for name, _ in found.rules]
+    other = [name for name in names if not wanted.of(name).same(found.of(name))]
+    for pattern, runs in wanted.rules:
+        if runs.text != NONE and not any(match_name(pattern, name) for name in names):
+            other.append(pattern)
+    if other:
+        raise PlanError(
+            "DIST0229",
+            f'it says "{said.get(other[0], wanted.of(other[0]).text)}", and the training step was '
+            f'made with "{found.of(other[0]).text}"',
+            place=f'plan/recompute ("{other[0]}")',
+            remedy="Make the step with train_step(..., recompute=plan.recompute).",
+        )

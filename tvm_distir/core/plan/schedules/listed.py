@@ -1,0 +1,88 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Lists in a schedule: units of a custom one, stages whose stashes go to the host; checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm_distir.support import JsonValue, PlanError, shortened
+
+from .timeline import Times, timeline
+from .units import BACKWARD, FORWARD, PHASES, WEIGHT, Unit, stages_of
+
+
+def unfit(what: str, remedy: str, place: str = "schedule") -> PlanError:
+    """Error about a schedule."""
+    return PlanError("DIST0236", what, place=place, remedy=remedy)
+
+
+def read_unit(data: JsonValue) -> Unit:
+    """Read ``[phase, micro-batch, chunk]``."""
+    words = data.items()
+    if not 2 <= len(words) <= 3:
+        raise data.wrong("a unit is [phase, micro-batch, chunk]", 'Write ["F", 0, 0].')
+    phase = words[0].text()
+    if phase not in PHASES:
+        raise words[0].wrong(f'no phase is called "{shortened(phase)}"', "Write F, B or W.")
+    chunk = words[2].integer(least=0) if len(words) > 2 else 0
+    return Unit(phase, words[1].integer(least=0), chunk)
+
+
+def check_units(
+    units: Sequence[Sequence[Unit]], rank_of: Sequence[int], micro_batches: int, ranks: int
+) -> None:
+    """Refuse a list that does not run every phase of every stage and micro-batch once."""
+    stages = stages_of(rank_of)
+    if len(units) != ranks or set(rank_of) != set(range(ranks)):
+        raise unfit(
+            f"{len(units)} lists of units and stages on the ranks {sorted(set(rank_of))} do not "
+            f"make {ranks} ranks",
+            "Give a list, and stages, for each rank.",
+        )
+    split = any(unit.phase == WEIGHT for own in units for unit in own)
+    phases = PHASES if split else (FORWARD, BACKWARD)
+    for rank, own in enumerate(units):
+        wanted = {
+            Unit(phase, micro, chunk)
+            for r, chunk in stages
+            if r == rank
+            for phase in phases
+            for micro in range(micro_batches)
+        }
+        seen: set[Unit] = set()
+        for unit in own:
+            if unit in seen or unit not in wanted:
+                fault = "stands twice" if unit in seen else "is none of this rank's"
+                raise unfit(
+                    f"the unit {list(unit)} {fault}",
+                    "Run every phase of every micro-batch once.",
+                    f"schedule/units/{rank}",
+                )
+            seen.add(unit)
+        if missing := sorted(wanted - seen):
+            raise unfit(
+                f"{len(missing)} units are missing, {list(missing[0])} the first",
+                "Run every phase of every micro-batch once.",
+                f"schedule/units/{rank}",
+            )
+    orders = [list(own) for own in units]
+    ran = timeline(orders, rank_of, Times())
+    if len(ran) < sum(map(len, orders)):
+        done = {(one.rank, one.unit) for one in ran}
+        rank, unit = next((r, u) for r, own in enumerate(units) for u in own if (r, u) not in done)
+        raise unfit(
+            f"the unit {list(unit)} waits for one that waits for it",
+            "Order units so that what each needs comes before.",
+            f"schedule/units/{rank}",
+        )
+
+
+def check_offload(stages: Sequence[int], count: int) -> None:
+    """Refuse stages whose stashes cannot go to the host: unknown, or not in rising order."""
+    if list(stages) != sorted(set(stages)) or not set(stages) <= set(range(count)):
+        raise unfit(
+            f"offload is {list(stages)}, and the stages are 0 to {count - 1}",
+            "List stages once each, in rising order.",
+            "schedule/offload",
+        )

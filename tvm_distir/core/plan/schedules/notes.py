@@ -1,0 +1,200 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a module says of its stages: the schedule, and whose parameters each stage has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm_distir.core.ir.attributes import PIPELINE_ATTR
+
+from .listed import unfit
+from .schedule import Schedule
+
+ACTIVATION, GRADIENT, PART, TOTAL = "activation", "gradient", "part", "total"
+STREAM = "stream"
+"""Kinds of parameters and results of a stage's function beside those of the whole step.
+
+``activation:0`` comes from the stage before, or goes to the one behind; ``gradient:0``, that of an
+activation, the other way; ``part:NAME`` is a stage's term of a sum over stages, ``total:NAME``
+that sum. ``stream:N``, int64 (), is the first of a micro-batch's streams of random numbers in a
+stage, see :func:`first_stream`."""
+
+_STREAMS = 1 << 32
+"""So many are a micro-batch's."""
+
+
+@dataclass(frozen=True)
+class StageNote:
+    """A stage.
+
+    Attributes
+    ----------
+    function : str
+        The public function that stages alike share.
+    params, results : tuple of str
+        What they are: a name of the whole step's inputs or outputs, or a kind and a name.
+    """
+
+    function: str
+    params: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SumNote:
+    """A sum of one term per stage, which all of them need.
+
+    Attributes
+    ----------
+    name : str
+        Of a weight that several stages have, whose gradients are summed; or of a number.
+    stages : tuple of int
+    """
+
+    name: str
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A training step in stages.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    inputs : tuple of str
+        Names of the whole step's inputs, in order.
+    data_count : int
+        How many of them, the first, are data.
+    sliced : tuple of str
+        Data of which each micro-batch has its rows: row r belongs to micro-batch
+        ``r % micro_batches``.
+    carried : tuple of str
+        Inputs that a micro-batch reads as the one before it has left them, in the order of
+        micro-batches: running statistics.
+    outputs : tuple of str
+        ``loss``, then the names of the inputs that are updated, in order.
+    stages : tuple of StageNote
+    sums : tuple of SumNote
+        In the order in which they are made.
+    """
+
+    schedule: Schedule
+    inputs: tuple[str, ...]
+    data_count: int
+    sliced: tuple[str, ...]
+    outputs: tuple[str, ...]
+    stages: tuple[StageNote, ...]
+    sums: tuple[SumNote, ...] = ()
+    carried: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.carried and not self.schedule.is_forward_in_order:
+            raise unfit(
+                f'"{self.carried[0]}" goes from micro-batch to micro-batch, and a stage does not '
+                "run these forward in their order",
+                "List the forward units of each stage in the order of micro-batches.",
+                "schedule/units",
+            )
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """Inputs that are not the same for every micro-batch."""
+        return (*self.sliced, *self.carried)
+
+    @property
+    def functions(self) -> list[str]:
+        """Names of the stages' functions, each once."""
+        return list(dict.fromkeys(stage.function for stage in self.stages))
+
+    def to_attr(self) -> dict[str, Any]:
+        """The attribute of a module."""
+        return {
+            "schedule": self.schedule.to_dict(),
+            "inputs": list(self.inputs),
+            "data_count": self.data_count,
+            "sliced": list(self.sliced),
+            "carried": list(self.carried),
+            "outputs": list(self.outputs),
+            "stages": [
+                {"function": s.function, "params": list(s.params), "results": list(s.results)}
+                for s in self.stages
+            ],
+            "sums": [{"name": s.name, "stages": list(s.stages)} for s in self.sums],
+        }
+
+    @staticmethod
+    def of(mod: Any) -> Pipeline | None:
+        """Read the attribute of a module; None where it is no step in stages."""
+        attrs = mod.attrs
+        if not attrs or PIPELINE_ATTR not in attrs:
+            return None
+        found = attrs[PIPELINE_ATTR]
+        data = _plain(found["schedule"])
+        return Pipeline(
+            Schedule.from_dict({**data, "stash": bool(data.get("stash", False))}),
+            _names(found["inputs"]),
+            int(found["data_count"]),
+            _names(found["sliced"]),
+            _names(found["outputs"]),
+            tuple(
+                StageNote(str(s["function"]), _names(s["params"]), _names(s["results"]))
+                for s in found["stages"]
+            ),
+            tuple(
+                SumNote(str(s["name"]), tuple(int(k) for k in s["stages"])) for s in found["sums"]
+            ),
+            _names(found["carried"]),
+        )
+
+
+def first_stream(what: str, micro: int) -> int:
+    """Number of the stream that ``stream:N`` is in a micro-batch: N behind all of those before."""
+    return int(what.partition(":")[2]) + micro * _STREAMS
+
+
+def scheduled(wanted: Schedule | None, mod: Any) -> dict[str, Any]:
+    """Attributes of a module whose stages run as a plan says; none where it says nothing.
+
+    Raises
+    ------
+    PlanError
+        DIST0236 when the module has other stages, or none.
+    """
+    if wanted is None:
+        return {}
+    found = Pipeline.of(mod)
+    have = None if found is None else found.schedule
+    if found is None or have is None or have.stage_count != wanted.stage_count:
+        other = f"{wanted.stage_count} stages, the module {have.stage_count if have else 'none'}"
+    elif have.micro_batches != wanted.micro_batches:
+        other = f"{wanted.micro_batches} micro-batches, the step was made for {have.micro_batches}"
+    elif have.stash != wanted.stash:
+        other = f"stash={wanted.stash}, the step was made with stash={have.stash}"
+    elif wanted.cuts and have.cuts != wanted.cuts:
+        other = f"the cuts {list(wanted.cuts)}, the step was made with {list(have.cuts)}"
+    else:
+        return {PIPELINE_ATTR: replace(found, schedule=wanted).to_attr()}
+    raise unfit(
+        f"the plan has {other}",
+        "Make the step with train_step(..., schedule=plan.schedule).",
+        "plan/schedule",
+    )
+
+
+def _names(found: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(str(name) for name in found)
+
+
+def _plain(value: Any) -> Any:
+    """An attribute as JSON data."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Mapping) or hasattr(value, "items"):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if hasattr(value, "__len__"):
+        return [_plain(v) for v in value]
+    return int(value)

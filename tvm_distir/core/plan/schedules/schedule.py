@@ -1,0 +1,240 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A schedule: stages, micro-batches and the order of their phases, checked."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_distir.support import JsonValue, PlanError, nearest, shortened
+
+from .listed import check_offload, check_units, read_unit, unfit
+from .orders import ORDERS, in_turn, there_and_back
+from .units import FORWARD, WEIGHT, Orders, Unit
+
+CUSTOM = "custom"
+"""The kind of a schedule whose units are listed."""
+
+MOST = 1 << 16
+"""Most stages, and most micro-batches."""
+
+NUMBERS = ("stages", "micro_batches", "chunks")
+_KEYS = ("kind", *NUMBERS, "cuts", "units", "ranks", "devices", "meshes", "stash", "offload")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a training step is cut into stages and micro-batches, and in which order these run.
+
+    Parameters
+    ----------
+    kind : str
+        ``gpipe``, ``1f1b``, ``interleaved``, ``zero_bubble``, ``zero_bubble_v``, or ``custom``.
+    stages : int
+        Ranks of the pipeline: parts of the cluster that work on stages of their own.
+    micro_batches : int
+        Parts of the batch.
+    chunks : int
+        Stages per rank: any for ``interleaved``, 2 for ``zero_bubble_v``, as ``ranks`` say for
+        ``custom``, otherwise 1.
+    cuts : tuple of str
+        Names of the values of ``main`` that end a stage, but for the last; empty: by cost.
+    units : tuple of tuple of Unit
+        Of ``custom``: per rank its units, in order.
+    ranks : tuple of int
+        Of ``custom``: the rank of each stage; empty: one stage after the other, in turn.
+    devices : tuple of tuple of int
+        Per rank the devices of its mesh, row-major; empty: one rank behind the other.
+    meshes : tuple of str
+        Per rank the name of its mesh in the plan; empty: all ranks have the plan's only one.
+    stash : bool
+        Weights change after every micro-batch, and the backward part of each reads those that its
+        forward part read, which are kept for it (Narayanan et al. 2019, PipeDream).
+    offload : tuple of int
+        Stages: what their forward part keeps for the backward part of a micro-batch waits in the
+        host's memory, where it waits long enough (:func:`.offloading.absences`).
+
+    Raises
+    ------
+    PlanError
+        DIST0236 a number is out of range, a kind is unknown, or units are missing, doubled or wait
+        for each other.
+    """
+
+    kind: str = "1f1b"
+    stages: int = 1
+    micro_batches: int = 1
+    chunks: int = 1
+    cuts: tuple[str, ...] = ()
+    units: tuple[tuple[Unit, ...], ...] = ()
+    ranks: tuple[int, ...] = ()
+    devices: tuple[tuple[int, ...], ...] = ()
+    meshes: tuple[str, ...] = ()
+    stash: bool = False
+    offload: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in (*ORDERS, CUSTOM):
+            raise unfit(
+                f'no schedule is called "{shortened(self.kind)}"',
+                nearest(self.kind, [*ORDERS, CUSTOM]),
+            )
+        for name in NUMBERS:
+            if not 1 <= getattr(self, name) <= MOST:
+                raise unfit(f"{name} is {getattr(self, name)}", f"Give 1 to {MOST}.")
+        custom = self.kind == CUSTOM
+        if custom != bool(self.units) or (self.ranks and not custom):
+            raise unfit(
+                f'units are listed for the kind "{CUSTOM}", and for no other',
+                f'Say "kind": "{CUSTOM}", or leave out units and ranks.',
+            )
+        chunks = {"interleaved": self.chunks, "zero_bubble_v": 2, CUSTOM: self.chunks}
+        if self.kind == "zero_bubble_v" and self.chunks == 1:
+            object.__setattr__(self, "chunks", 2)
+        wanted = chunks.get(self.kind, 1)
+        if self.chunks != wanted:
+            raise unfit(
+                f"chunks is {self.chunks}, and {self.kind} has {wanted} per rank",
+                "Leave chunks out, or choose interleaved.",
+            )
+        if self.cuts and len(self.cuts) != self.stage_count - 1:
+            raise unfit(
+                f"{len(self.cuts)} cuts make no {self.stage_count} stages",
+                f"Name {self.stage_count - 1} values, each the last of a stage.",
+            )
+        for name in ("devices", "meshes"):
+            if getattr(self, name) and len(getattr(self, name)) != self.stages:
+                raise unfit(
+                    f"{name} has {len(getattr(self, name))} entries for {self.stages} ranks",
+                    "Give one for each rank, or none.",
+                )
+        check_offload(self.offload, self.stage_count)
+        if custom:
+            check_units(self.units, self.rank_of, self.micro_batches, self.stages)
+
+    @property
+    def stage_count(self) -> int:
+        """Stages of all ranks together."""
+        return self.stages * self.chunks
+
+    @functools.cached_property
+    def rank_of(self) -> tuple[int, ...]:
+        """Rank of each stage."""
+        if self.ranks:
+            return self.ranks
+        place = there_and_back if self.kind == "zero_bubble_v" else in_turn
+        return place(self.stages, self.chunks)
+
+    @functools.cached_property
+    def orders(self) -> Orders:
+        """Per rank its units, in order."""
+        if self.kind == CUSTOM:
+            return [list(units) for units in self.units]
+        return ORDERS[self.kind](self.stages, self.micro_batches, self.chunks)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are units of their own."""
+        if self.kind == CUSTOM:
+            return any(unit.phase == WEIGHT for unit in self.units[0])
+        return self.kind.startswith("zero_bubble")
+
+    @property
+    def is_forward_in_order(self) -> bool:
+        """Whether every stage runs the forward units of micro-batches in their order."""
+        forward: dict[tuple[int, int], list[int]] = {}
+        for rank, units in enumerate(self.orders):
+            for unit in units:
+                if unit.phase == FORWARD:
+                    forward.setdefault((rank, unit.chunk), []).append(unit.micro)
+        return all(micros == sorted(micros) for micros in forward.values())
+
+    @staticmethod
+    def from_json(data: JsonValue) -> Schedule:
+        """Read the JSON form, see :meth:`to_dict`; unknown keys are refused."""
+        found = data.object(_KEYS, optional=_KEYS)
+        values: dict[str, Any] = {}
+        for key in NUMBERS:
+            if key in found:
+                values[key] = found[key].integer(least=1, most=MOST)
+        if "kind" in found:
+            values["kind"] = found["kind"].text()
+        if "cuts" in found:
+            values["cuts"] = tuple(item.text() for item in found["cuts"].items())
+        if "ranks" in found:
+            values["ranks"] = tuple(item.integer(least=0) for item in found["ranks"].items())
+        if "stash" in found:
+            values["stash"] = found["stash"].flag()
+        if "offload" in found:
+            values["offload"] = found["offload"].integers()
+        if "meshes" in found:
+            values["meshes"] = tuple(item.text() for item in found["meshes"].items())
+        if "devices" in found:
+            values["devices"] = tuple(ids.integers() for ids in found["devices"].items())
+        if "units" in found:
+            values["units"] = tuple(
+                tuple(read_unit(unit) for unit in rank.items()) for rank in found["units"].items()
+            )
+        try:
+            return Schedule(**values)
+        except PlanError as error:
+            raise error.placed(lambda _: data.place) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, without what is the default."""
+        out: dict[str, Any] = {
+            "kind": self.kind,
+            "stages": self.stages,
+            "micro_batches": self.micro_batches,
+        }
+        if self.chunks > 1:
+            out["chunks"] = self.chunks
+        if self.cuts:
+            out["cuts"] = list(self.cuts)
+        if self.ranks:
+            out["ranks"] = list(self.ranks)
+        if self.stash:
+            out["stash"] = True
+        if self.offload:
+            out["offload"] = list(self.offload)
+        if self.meshes:
+            out["meshes"] = list(self.meshes)
+        if self.devices:
+            out["devices"] = [list(ids) for ids in self.devices]
+        if self.units:
+            out["units"] = [[list(unit) for unit in units] for units in self.units]
+        return out
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Schedule:
+        """Read :meth:`to_dict`."""
+        return Schedule.from_json(
+            JsonValue(data, "schedule", lambda place, what, fix: unfit(what, fix, place))
+        )
+
+    @staticmethod
+    def parse(text: str) -> Schedule:
+        """Read ``1f1b:stages=4,micro_batches=8``: a kind, and numbers."""
+        kind, _, rest = text.partition(":")
+        values: dict[str, Any] = {"kind": kind.strip()}
+        for item in filter(None, rest.split(",")):
+            key, equals, value = (word.strip() for word in item.partition("="))
+            if key not in NUMBERS or not equals or not value.isascii() or not value.isdigit():
+                raise unfit(
+                    f'"{shortened(item)}" is no number of a schedule',
+                    f"Write KIND:stages=4,micro_batches=8 with {', '.join(NUMBERS)}.",
+                )
+            values[key] = int(value[:9])
+        return Schedule(**values)
+
+    @staticmethod
+    def known(given: Schedule | Mapping[str, Any] | str | None) -> Schedule | None:
+        """Return a schedule, also from its JSON form or from a text."""
+        if given is None or isinstance(given, Schedule):
+            return given
+        if isinstance(given, str):
+            return Schedule.parse(given)
+        return Schedule.from_dict(given)

@@ -1,0 +1,251 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Meshes and rules of plans as frozen data: the constructors refuse what is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm.relax.distributed import DeviceMesh
+
+from tvm_distir.core.ir.mesh import check_axes, device_mesh
+from tvm_distir.core.ir.placement import R, parse_placement, placement_text
+from tvm_distir.support import Faults, MeshError, PlanError, nearest, shortened
+
+SCHEMA_VERSION = 1
+DEFAULT_MESH = "mesh0"
+KINDS = ("param", "value", "call")
+
+OpenLabels = tuple[int | None, ...]
+"""One label per mesh axis: a dim, :data:`tvm_distir.core.ir.placement.R`, or None where the axis is open."""
+
+
+def parse_open_placement(text: str, place: str = "") -> OpenLabels:
+    """Read a placement whose entries may be ``?``: ``"S[0], ?"`` gives ``(0, None)``.
+
+    Raises
+    ------
+    MeshError
+        DIST0203 when an entry is none of ``R``, ``S[d]`` (d >= 0) and ``?``.
+    """
+    words = [word.strip() for word in text.split(",")]
+    try:
+        closed = parse_placement(", ".join("R" if word == "?" else word for word in words))
+    except MeshError as error:
+        raise MeshError(
+            error.code,
+            f'the placement "{shortened(text)}" cannot be read: {error.what}',
+            place=place,
+            remedy='Write R, S[dim] or "?" for each mesh axis.',
+        ) from None
+    return tuple(None if word == "?" else label for word, label in zip(words, closed, strict=True))
+
+
+def labels_text(labels: OpenLabels) -> str:
+    """Text form of labels; an open axis is ``?``."""
+    return ", ".join("?" if x is None else placement_text((x,)) for x in labels)
+
+
+@dataclass(frozen=True)
+class MeshSpec:
+    """A named mesh of a plan.
+
+    Parameters
+    ----------
+    name : str
+        How rules call it.
+    axes : mapping of str to int
+        Names and sizes, major first.
+    start : int
+        The first device id, when ``device_ids`` is empty.
+    device_ids : tuple of int
+        The devices in row-major order, when they are no range.
+
+    Raises
+    ------
+    MeshError
+        DIST0201 for bad axes, DIST0202 for device ids that do not fit.
+    """
+
+    name: str
+    axes: Mapping[str, int]
+    start: int = 0
+    device_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        place = f'mesh "{self.name}"'
+        if not isinstance(self.axes, Mapping):
+            raise MeshError(
+                "DIST0201",
+                f"the axes are {self.axes!r}",
+                place=place,
+                remedy='Give names and sizes: {"dp": 2, "tp": 4}.',
+            )
+        check_axes(self.axes, place)
+        object.__setattr__(self, "axes", dict(self.axes))
+        try:
+            self.device_mesh()
+        except MeshError as error:
+            raise MeshError(error.code, error.what, place=place, remedy=error.remedy) from None
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Names of the axes, major first."""
+        return tuple(self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes, major first."""
+        return tuple(self.axes.values())
+
+    @property
+    def device_count(self) -> int:
+        """How many devices the mesh has."""
+        return math.prod(self.shape)
+
+    def axis_number(self, axis: str, place: str = "") -> int:
+        """Position of an axis.
+
+        Raises
+        ------
+        MeshError
+            DIST0206 when the mesh has no such axis.
+        """
+        if axis not in self.axes:
+            raise MeshError(
+                "DIST0206",
+                f'the mesh has no axis "{axis}"',
+                place=place or f'mesh "{self.name}"',
+                remedy=nearest(axis, self.axes),
+            )
+        return self.axis_names.index(axis)
+
+    def device_mesh(self) -> DeviceMesh:
+        """TVM's form of the mesh."""
+        ids = list(self.device_ids) or None
+        return device_mesh(self.axes, start=self.start, device_ids=ids)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the short form ``"mesh": {axes}`` says all about it."""
+        return self.name == DEFAULT_MESH and self.start == 0 and not self.device_ids
+
+
+@dataclass(frozen=True)
+class PlanRule:
+    """What one line of a plan says about the tensors it matches.
+
+    Parameters
+    ----------
+    kind : str
+        ``param``: parameters of a function; ``value``: variables bound in a function;
+        ``call``: an argument of the calls of a private function.
+    name : str
+        For ``param`` and ``value`` a name or shell-style pattern (``*``, ``?``, ``[...]``);
+        dots count as underscores, as TVMScript prints them. For ``call`` the callee.
+    placement : tuple of int or None
+        One label per axis of the mesh, None where the axis is open.
+    mesh : str
+        Name of the mesh.
+    stationary : bool
+        The tensor never moves: propagation may not convert it, whatever that would save.
+    moving : tuple of int
+        Numbers of the mesh axes along which a stationary tensor may move all the same.
+    function : str, optional
+        The function to look in. None: ``main``, or every public function where there is no
+        ``main``. A private function is looked into only when named.
+    index : int, optional
+        Of ``call`` rules: which call, counted from 0 in program order. None: every call.
+    arg : int, optional
+        Of ``call`` rules: which argument, from 0.
+    """
+
+    kind: str
+    name: str
+    placement: OpenLabels
+    mesh: str = DEFAULT_MESH
+    stationary: bool = False
+    function: str | None = None
+    index: int | None = None
+    arg: int | None = None
+    moving: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        extras = (self.index, self.arg) != (None, None) or self.moving
+        if self.kind in ("param", "value") and self.name and not extras:
+            return  # nothing to be wrong: strategies make thousands of these
+        faults = faults_of_plan("rule")
+
+        def wrong(what: str, place: str, remedy: str) -> None:
+            faults.add(PlanError("DIST0221", what, place=place, remedy=remedy))
+
+        if self.kind not in KINDS:
+            remedy = nearest(self.kind, KINDS)
+            wrong(f'no rule is of the kind "{self.kind}"', "rule", remedy)
+        elif not self.name:
+            wrong("the name is empty", self.kind, "Name what is meant.")
+        if self.kind == "call" and self.arg is None:
+            wrong('a call rule has no "arg"', self.title, "Say which argument: 0 is the first.")
+        if any(not 0 <= axis < len(self.placement) for axis in self.moving):
+            count = len(self.placement)
+            what = f'"moving" is {list(self.moving)}, and the mesh has {count} axes'
+            wrong(what, self.title, "Give numbers of mesh axes, from 0.")
+        for key, number in (("index", self.index), ("arg", self.arg)):
+            if number is not None and (self.kind != "call" or number < 0):
+                what = f'"{key}" is {number} in a rule of kind {self.kind}'
+                wrong(what, self.title, "Only call rules have it, and it counts from 0.")
+        faults.raise_all()
+
+    @property
+    def title(self) -> str:
+        """The rule in a few words, for messages."""
+        text = f'{self.kind} "{self.name}"'
+        if self.index is not None:
+            text += f" index {self.index}"
+        if self.arg is not None:
+            text += f" arg {self.arg}"
+        return text
+
+    @property
+    def open_axes(self) -> tuple[int, ...]:
+        """Numbers of the mesh axes the rule leaves open."""
+        return tuple(i for i, label in enumerate(self.placement) if label is None)
+
+    @property
+    def closed_labels(self) -> tuple[int, ...]:
+        """The placement with open axes written as replicated."""
+        return tuple(R if label is None else label for label in self.placement)
+
+
+def faults_of_plan(place: str = "plan") -> Faults:
+    """Where the faults of a plan are gathered."""
+    return Faults(place, PlanError("DIST0228", "several things are wrong"))
+
+
+def find_mesh(meshes: Sequence[MeshSpec], name: str, place: str) -> MeshSpec:
+    """Mesh of a name (MeshError DIST0206 where there is none)."""
+    for mesh in meshes:
+        if mesh.name == name:
+            return mesh
+    raise MeshError(
+        "DIST0206",
+        f'no mesh "{name}"',
+        place=place,
+        remedy=nearest(name, [mesh.name for mesh in meshes]),
+    )
+
+
+def check_rule(rule: PlanRule, meshes: Sequence[MeshSpec], place: str) -> None:
+    """Refuse a rule for an unknown mesh (DIST0206), or a placement of another length (DIST0204)."""
+    mesh = find_mesh(meshes, rule.mesh, place)
+    if len(rule.placement) != len(mesh.axes):
+        raise MeshError(
+            "DIST0204",
+            f'the placement "{labels_text(rule.placement)}" has {len(rule.placement)} '
+            f'entries, the mesh "{mesh.name}" has {len(mesh.axes)} axes '
+            f"({', '.join(mesh.axis_names)})",
+            place=place,
+            remedy="Give one entry per mesh axis.",
+        )

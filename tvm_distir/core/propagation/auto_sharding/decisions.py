@@ -1,0 +1,209 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What was found, as propagation's decision and as a plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from tvm import relax
+
+from tvm_distir.core.ir.placement import Labels, P, R
+from tvm_distir.core.ir.types import value_types
+from tvm_distir.core.plan.plan import Plan
+from tvm_distir.core.plan.schema import MeshSpec, PlanRule
+from tvm_distir.core.propagation.decision import Decision, Instance
+from tvm_distir.core.propagation.graph.graph import Graph
+from tvm_distir.core.propagation.instances import Instances
+from tvm_distir.core.propagation.module import PlacedModule
+from tvm_distir.core.propagation.reach import Reach
+from tvm_distir.core.propagation.serialization import called
+from tvm_distir.core.propagation.solve.alternatives import Alternative
+from tvm_distir.core.propagation.solve.cost import Conversions, Costs
+from tvm_distir.support import PlanError
+
+from .problem import Net
+
+
+def decision_of(
+    module: PlacedModule,
+    reach: Mapping[str, Reach],
+    found: Mapping[str, tuple[Net, Sequence[int]]],
+    price_ps: int,
+    bound_ps: int,
+) -> Decision:
+    """Propagation's form of a labelling.
+
+    Parameters
+    ----------
+    module : PlacedModule
+    reach : mapping of str to Reach
+    found : mapping of str to (Net, sequence of int)
+        Per public function, its net and the values of its variables.
+    price_ps, bound_ps : int
+    """
+    instances = Instances(module.axes, reach)
+    entries = {}
+    for name, (net, values) in found.items():
+        g = module.graphs[module.entries[name]]
+        entries[name] = _Reader(module, instances, axes_of(module, g)).instance(g, net, values)
+    conversions = Conversions(Costs())
+    return Decision(module.axes, entries, price_ps, bound_ps, conversions, instances.value_bytes)
+
+
+def axes_of(module: PlacedModule, g: Graph) -> list[int]:
+    """Numbers of the axes of the mesh that a function is on, among those of the module."""
+    return [a for a, axis in enumerate(module.axes) if axis.mesh == mesh_of(g)]
+
+
+def mesh_of(g: Graph) -> int:
+    """Number of the mesh that a function is on.
+
+    Raises
+    ------
+    PlanError
+        DIST0237 where it is on several.
+    """
+    found = sorted({max(value.mesh, 0) for value in g.values})
+    if len(found) > 1:
+        raise PlanError(
+            "DIST0237",
+            f"{len(found)} meshes in one function; its labels are decided on one",
+            place=g.name,
+            remedy="Cut the model into stages, each on one mesh.",
+        )
+    return found[0] if found else 0
+
+
+class _Reader:
+    """Reads instances off the values of variables; ``axes`` are those of the mesh they are on."""
+
+    def __init__(self, module: PlacedModule, instances: Instances, axes: Sequence[int]) -> None:
+        self.module, self.instances, self.axes = module, instances, axes
+
+    def instance(self, g: Graph, net: Net, values: Sequence[int]) -> Instance:
+        """The instance of a function, and those that it calls."""
+        kids: dict[int, Instance] = {}
+        states: list[tuple[Alternative, ...]] = []
+        whole: list[Alternative] = []  # along axes of other meshes
+        for k, node in enumerate(g.nodes):
+            whole.append(Alternative((R,) * len(node.operands), (R,) * len(node.results), None))
+            if k in net.spliced:
+                inner, first = net.spliced[k]
+                own = values[first : first + len(inner.domains)]
+                kids[k] = kid = self.instance(self.module.graphs[node.callee], inner, own)
+                states.append(tuple([called(kid, a) for a in self.axes]))
+                continue
+            choices, variable = net.ends[k]
+            if not choices.items:
+                states.append((whole[k],) * len(self.axes))
+                continue
+            states.append(choices.items[values[variable] if variable >= 0 else 0].axes)
+        choice = {a: tuple(whole) for a in range(len(self.module.axes))}
+        for i, a in enumerate(self.axes):
+            choice[a] = tuple([axes[i] for axes in states])
+        return self.instances.of(g, choice, kids)
+
+
+def plan_of(decision: Decision, meshes: Sequence[MeshSpec]) -> Plan:
+    """Rules that say what a decision says, as far as rules can.
+
+    Of a private function that is called on several meshes there are none.
+    """
+    rules: list[PlanRule] = []
+    seen: dict[str, list[Instance]] = {}
+    waiting = list(decision.entries.values())
+    met: set[int] = set()
+    while waiting:
+        inst = waiting.pop(0)
+        if inst.number in met:
+            continue
+        met.add(inst.number)
+        seen.setdefault(inst.graph.name, []).append(inst)
+        waiting += inst.kids.values()
+    for name, instances in seen.items():
+        numbers = {mesh_of(inst.graph) for inst in instances}
+        if len(numbers) > 1:
+            continue
+        mesh = meshes[numbers.pop()]
+        function = None if name == "main" else name
+        rules += _params(decision, instances, mesh, function)
+        rules += _arguments(decision, instances, mesh, function)
+        rules += _values(decision, instances, mesh, function)
+    return Plan(tuple(meshes), tuple(rules))
+
+
+def _params(
+    decision: Decision, instances: Sequence[Instance], mesh: MeshSpec, function: str | None
+) -> list[PlanRule]:
+    """Placements of the parameters of a public function."""
+    g = instances[0].graph
+    if not g.public:
+        return []
+    found = []
+    for k in g.params:
+        v = g.nodes[k].results[0]
+        form = decision.value_form(instances[0], v)
+        found.append(PlanRule("param", g.values[v].name, form, mesh.name, function=function))
+    return found
+
+
+def _arguments(
+    decision: Decision, instances: Sequence[Instance], mesh: MeshSpec, function: str | None
+) -> list[PlanRule]:
+    """Placements of arguments that all calls of a function have the same way, in one caller.
+
+    Tuples are left to propagation.
+    """
+    wanted: dict[tuple[str, int], set[Labels]] = {}
+    for inst in instances:
+        for k, kid in inst.kids.items():
+            for number, operand in _tensors(kid):
+                v = kid.graph.param_values[operand]
+                form = decision.value_form(kid, v)
+                wanted.setdefault((inst.graph.nodes[k].callee, number), set()).add(form)
+    names = {kid.graph.key: kid.graph.name for inst in instances for kid in inst.kids.values()}
+    return [
+        PlanRule("call", names[key], form, mesh.name, function=function, arg=number)
+        for (key, number), forms in wanted.items()
+        for form in forms
+        if len(forms) == 1 and P not in form
+    ]
+
+
+def _tensors(inst: Instance) -> Iterator[tuple[int, int]]:
+    """Parameters that are tensors with dims: their number, and that of their value."""
+    flat = 0
+    for number, param in enumerate(inst.graph.fn.params):
+        count = len(value_types(param.ty))
+        if count == 1 and not isinstance(param.ty, relax.TupleType):
+            if inst.graph.values[inst.graph.param_values[flat]].shape:
+                yield number, flat
+        flat += count
+
+
+def _values(
+    decision: Decision, instances: Sequence[Instance], mesh: MeshSpec, function: str | None
+) -> list[PlanRule]:
+    """Placements of the results of calls that all instances have the same way.
+
+    What a public function returns is left out: new weights lie as the old ones.
+    """
+    g = instances[0].graph
+    returned = set(g.result_values) if g.public else set()
+    names = [value.name for value in g.values]
+    counts = Counter(names)
+    found = []
+    for k, node in enumerate(g.nodes):
+        if node.kind != "op" or len(node.results) != 1:
+            continue
+        v = node.results[0]
+        forms = {decision.value_form(inst, v) for inst in instances}
+        form = next(iter(forms))
+        if v in returned:
+            continue
+        if len(forms) > 1 or P in form or not g.values[v].shape or counts[names[v]] > 1:
+            continue
+        found.append(PlanRule("value", names[v], form, mesh.name, function=function))
+    return found

@@ -1,0 +1,206 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What labels know of a pipeline: what its ranks keep at once, and the meshes they are on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+from tvm import ir
+
+from tvm_distir.core.ir.attributes import (
+    ACCUMULATE_PHASE,
+    BACKWARD_PHASE,
+    FORWARD_PHASE,
+    WEIGHT_PHASE,
+    phase_of,
+)
+from tvm_distir.core.plan.plan import Plan
+from tvm_distir.core.plan.schedules.notes import ACTIVATION, Pipeline
+from tvm_distir.core.plan.schedules.units import BACKWARD, FORWARD, WEIGHT, Unit
+from tvm_distir.core.plan.schema import PlanRule
+from tvm_distir.core.propagation.graph.graph import Graph
+from tvm_distir.support import PlanError
+
+_BEHIND = (BACKWARD_PHASE, WEIGHT_PHASE)
+
+AWAY = 2
+"""Most stashes beside that of the unit that runs, where others wait in the host's memory."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """What a rank keeps of stages that share a function: on the rank where that is most.
+
+    Attributes
+    ----------
+    alike : int
+        How many such stages the rank has.
+    stashes : int
+        Micro-batches, of all of these stages, whose forward part is done and whose backward part
+        is not, beside the one that runs: at most once there are sums over micro-batches.
+    first : int
+        How many more there are before there are sums.
+    more : mapping of int to int
+        By number of the function's parameter: how often it is there beside that of a micro-batch.
+    arriving : set of int
+        Numbers of the parameters that come from the stage before.
+    summed : bool
+        Whether sums over micro-batches wait while others run.
+    """
+
+    alike: int = 1
+    stashes: int = 0
+    first: int = 0
+    more: Mapping[int, int] = field(default_factory=dict)
+    arriving: Set[int] = frozenset()
+    summed: bool = False
+
+
+NO_FLIGHT = Flight()
+
+
+def flights_of(mod: ir.IRModule) -> dict[str, Flight]:
+    """Per public function of a step in stages what is in flight; empty for other modules.
+
+    What a rank keeps of stages that have another function is left out.
+    """
+    pipeline = Pipeline.of(mod)
+    if pipeline is None:
+        return {}
+    schedule, found = pipeline.schedule, dict[str, Flight]()
+    for rank, units in enumerate(schedule.orders):
+        own = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
+        names = [pipeline.stages[stage].function for stage in own]
+        for name in dict.fromkeys(names):
+            own_units = [unit for unit in units if names[unit.chunk] == name]
+            stage = own[names.index(name)]
+            before, summed = _stashes(own_units, schedule.splits_backward)
+            if stage in schedule.offload:
+                before, summed = min(before, AWAY), min(summed, AWAY)
+            old = found.get(name, NO_FLIGHT)
+            if before + summed < old.first + 2 * old.stashes:
+                continue
+            params = pipeline.stages[stage].params
+            arriving = {i for i, what in enumerate(params) if what.startswith(f"{ACTIVATION}:")}
+            alike = names.count(name)
+            found[name] = Flight(
+                alike, summed, max(0, before - summed), _more(pipeline, params, alike), arriving,
+                schedule.micro_batches > 1,
+            )  # fmt: skip
+    return found
+
+
+def on_stages(mod: ir.IRModule, plan: Plan) -> Plan:
+    """A plan whose rules say on which of its meshes each stage is, where there are several.
+
+    Raises
+    ------
+    PlanError
+        DIST0237 where nothing says who is on which.
+    MeshError
+        DIST0206 where the schedule names another.
+    """
+    if len(plan.meshes) == 1:
+        return plan
+    pipeline = Pipeline.of(mod)
+    if pipeline is None or not pipeline.schedule.meshes:
+        raise PlanError(
+            "DIST0237",
+            f"{len(plan.meshes)} meshes, and no schedule that names one for each rank",
+            place="label",
+            remedy='Make a step in stages whose schedule has "meshes".',
+        )
+    rules = {}
+    for rank, stage in zip(pipeline.schedule.rank_of, pipeline.stages, strict=True):
+        mesh = plan.mesh(pipeline.schedule.meshes[rank], "schedule")
+        rules[stage.function] = PlanRule(
+            "param", "*", (None,) * len(mesh.axes), mesh.name, function=stage.function
+        )
+    return replace(plan, rules=(*plan.rules, *rules.values()))
+
+
+def _stashes(units: Sequence[Unit], split: bool) -> tuple[int, int]:
+    """Most stashes beside that of a unit, before there are sums, and from then on."""
+    now, most, summed = 0, [0, 0], False
+    for unit in units:
+        now -= unit.phase == BACKWARD
+        most[summed] = max(most[summed], now)
+        now += unit.phase == FORWARD
+        summed = summed or unit.phase == (WEIGHT if split else BACKWARD)
+    return most[0], most[1]
+
+
+def _more(pipeline: Pipeline, params: Sequence[str], alike: int) -> dict[int, int]:
+    """How often parameters of a stage's function are there; data are from the beginning."""
+    often = {
+        **dict.fromkeys(pipeline.inputs, alike - 1),
+        **dict.fromkeys(pipeline.sliced, pipeline.schedule.micro_batches - 1),
+    }
+    return {i: often[name] for i, name in enumerate(params) if often.get(name)}
+
+
+class Spans:
+    """When the values of a function are kept, and how often.
+
+    Parameters
+    ----------
+    g : Graph
+    graphs : mapping of str to Graph
+        Of what it calls.
+    begins : sequence of int
+        Per node when it begins; at the end when the function ends.
+    flight : Flight
+    """
+
+    def __init__(
+        self, g: Graph, graphs: Mapping[str, Graph], begins: Sequence[int], flight: Flight
+    ) -> None:
+        self.g, self.flight = g, flight
+        self._phases = {k: phase_of(graphs[g.nodes[k].callee].fn) for k in g.calls}
+        self._params = {k: i for i, k in enumerate(g.params)}
+        phases = {phase: begins[k + 1] - 1 for k, phase in self._phases.items() if phase}
+        self._made = phases.get(FORWARD_PHASE, 0)
+        self._done = max(phases.values(), default=0)
+
+    def reading(self, v: int, reader: int, first: int, last: int) -> tuple[int, int]:
+        """From when to when a reader needs a value; every micro-batch reads weights.
+
+        Parameters
+        ----------
+        v, reader : int
+            Numbers of the value and of a node.
+        first, last : int
+            When the node reads it, of the micro-batch that runs.
+        """
+        number = self._params.get(self.g.producer[v][0], -1)
+        each = number < 0 or number in self.flight.arriving or number in self.flight.more
+        if each or not self._phases.get(reader):
+            return first, last
+        return 0, self._done
+
+    def of(self, v: int, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """How often a value is kept from when to when, that of other micro-batches too.
+
+        Parameters
+        ----------
+        v : int
+        first, last : int
+            When that of the micro-batch that runs is kept.
+        """
+        flight, maker = self.flight, self.g.producer[v][0]
+        phase, number = self._phases.get(maker, ""), self._params.get(maker, -1)
+        often = 1 + flight.more.get(number, 0)
+        if phase == ACCUMULATE_PHASE:
+            often = flight.alike
+            if flight.summed:
+                first = self._made + 1 if flight.first else 0
+        yield often, first, last
+        if phase == FORWARD_PHASE or number in flight.arriving:
+            if any(self._phases.get(k) in _BEHIND for k, _ in self.g.uses[v]):
+                yield flight.stashes, 0, self._done
+                yield flight.first, 0, self._made
+
+
+__all__ = ["NO_FLIGHT", "Flight", "Spans", "flights_of"]

@@ -1,0 +1,197 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What devices keep of the values of a function, in which forms and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tvm_distir.core.ir.placement import Labels
+from tvm_distir.core.ops.kernels import VIEWS
+from tvm_distir.core.redistribution.matrix import PriceMatrix
+from tvm_distir.core.solver.problem import INFINITE
+
+from .in_flight import NO_FLIGHT, Spans
+from .kernels import in_place
+from .problem import Assembly, Bytes, Holding, Side
+
+
+class Keeping:
+    """Notes the holdings of a net's values.
+
+    The lowered program has a buffer for each form of a value that anyone needs, from the first
+    that needs it to the last. Which these are hangs on all readers at once; holdings stand over two
+    variables at most, so they tell apart the readers but the last, together, and the last one.
+
+    Parameters
+    ----------
+    net : Assembly
+        With all nodes.
+    """
+
+    def __init__(self, net: Assembly) -> None:
+        self.g, self.shared, self.net = net.g, net.shared, net.net
+        g, updates = net.g, net.shared.updates
+        flight = net.shared.flight if g.public else NO_FLIGHT
+        self.spans = Spans(g, net.shared.module.graphs, net.net.begins, flight)
+        self.donated = {g.result_values[ret] for ret in (updates if g.public else ())}
+
+    def keep(
+        self, v: int, matrix: PriceMatrix, producer: Side, shared: Side, readers: Sequence[Side]
+    ) -> None:
+        """Note what is kept of a value, until when.
+
+        It is kept as it is given, and from its first reader on as it is shared, until all readers
+        but the last one have read it. For that there is then what it needs: a form that only
+        others needed is gone, and so is the one that was given. Inside a function that reads it
+        last it is there in the form of the argument alone. What is cut for the last reader from a
+        form that neither was given nor is needed any more counts as cut before.
+
+        Parameters
+        ----------
+        v : int
+        matrix : PriceMatrix
+            Its forms.
+        producer, shared : Side
+            Of the forms in which it is given, and held for its readers.
+        readers : sequence of Side
+            In the order of the graph, a side per operand; a single one is ``shared``.
+        """
+        begins = self.net.begins
+        times = [
+            self.spans.reading(v, k, begins[k], self._end(k, (i,)))
+            for k, where in self.g.uses[v]
+            for i in (where if k in self.net.spliced else dict.fromkeys(where))
+        ]
+        final = max(range(len(times)), key=lambda n: times[n][1])
+        (begin, end), reader = times[final], readers[final]
+        others = [until for n, (_, until) in enumerate(times) if n != final]
+        until = max(others, default=begin)
+        often = self._keep(v, matrix, producer, until)
+        changed = begin if often else end  # until when both forms count
+        if others:
+            self._pair(producer, shared, self._copies(matrix, producer, shared), times[0][0], until)
+            left = self._times(self._left(matrix, producer, reader, often > 0), often or 1)
+            self._pair(producer, reader, left, until + 1, changed)
+        else:
+            self._pair(producer, reader, self._copies(matrix, producer, reader), begin, changed)
+        if often:
+            size = self._times(self._bytes(matrix, reader[0]), often)
+            self._hold((reader[1],), size, max(begin, until) + 1, end)
+
+    def last(self, v: int) -> int:
+        """When a value, or another view of it, is read last."""
+        return max((self._end(k, where) for k, where in self.g.uses[v]), default=0)
+
+    def _end(self, k: int, operands: Sequence[int]) -> int:
+        """When operands of a node, or other views of them, are read last, in what it calls too."""
+        begins = self.net.begins
+        if k in self.net.spliced:
+            lasts = self.net.spliced[k][0].lasts
+            return begins[k] + max(lasts[i] for i in operands)
+        end = begins[k + 1] - 1
+        return max(end, self.last(self.g.nodes[k].results[0])) if self._aliases(k) else end
+
+    def _keep(self, v: int, matrix: PriceMatrix, producer: Side, last: int) -> int:
+        """Note that a value is kept in the form in which it is given, and how often.
+
+        Of a stage also what is kept for other micro-batches, and of others like it on the rank.
+
+        Parameters
+        ----------
+        v : int
+        matrix : PriceMatrix
+        producer : Side
+        last : int
+            Until when it is kept in this form, if not for ever.
+
+        Returns
+        -------
+        int
+            How often; 0 of what is there whoever reads it, or has the memory of something else.
+        """
+        g, (given, variable) = self.g, producer
+        maker = g.producer[v][0]
+        node = g.nodes[maker]
+        if v in self.donated or self._aliases(maker) or (node.kind == "param" and not g.public):
+            return 0
+        first = self.net.begins[maker]
+        if node.kind == "param":
+            first, last = 0, self.net.begins[-1] - 1
+        elif maker in self.net.spliced:
+            first = self.net.begins[maker + 1] - 1
+        size = self._bytes(matrix, given)
+        spans = list(self.spans.of(v, first, last))
+        for often, begin, end in spans:
+            if often:
+                self._hold((variable,), self._times(size, often), begin, end)
+        return 0 if node.kind == "param" else spans[0][0]
+
+    def _aliases(self, k: int) -> bool:
+        """Whether a node's result is its operand's memory."""
+        node = self.g.nodes[k]
+        if node.rule is None:
+            return False
+        return node.rule.op in VIEWS or in_place(self.g, node)
+
+    def _copies(self, matrix: PriceMatrix, producer: Side, reader: Side) -> Bytes:
+        """Bytes of a value in the form that a reader needs, where it is not given in that."""
+        given, needs = producer[0], reader[0]
+        key = ("copies", id(matrix), given, needs)
+        found = self.shared.sizes.get(key)
+        if found is None:
+            same = np.array([[x == y for y in needs] for x in given])
+            found = self.shared.sizes[key] = np.where(same, 0, self._bytes(matrix, needs)[None])
+        return found
+
+    def _left(self, matrix: PriceMatrix, producer: Side, reader: Side, own: bool) -> Bytes:
+        """Bytes that wait for the last of several readers.
+
+        What is cut for it from what was given is cut when it reads. What is sent for it has been
+        sent for others already, and what was given is gone, if that is nobody else's (``own``).
+        """
+        given, needs = producer[0], reader[0]
+        key = ("left", id(matrix), given, needs, own)
+        found = self.shared.sizes.get(key)
+        if found is None:
+            at = {form: i for i, form in enumerate(matrix.placements)}
+            rows, columns = [at[f] for f in given], [at[f] for f in needs]
+            sent = matrix.local[np.ix_(rows, columns)] >= INFINITE
+            before, after = self._bytes(matrix, given)[:, None], self._bytes(matrix, needs)[None]
+            least = before if own else np.zeros_like(before)
+            found = np.where(sent, np.maximum(least, after), least)
+            self.shared.sizes[key] = found
+        return found
+
+    def _bytes(self, matrix: PriceMatrix, forms: tuple[Labels, ...]) -> Bytes:
+        key = ("bytes", id(matrix), forms)
+        found = self.shared.sizes.get(key)
+        if found is None:
+            at = {form: i for i, form in enumerate(matrix.placements)}
+            found = self.shared.sizes[key] = matrix.local_bytes[[at[form] for form in forms]]
+        return found
+
+    def _times(self, size: Bytes, often: int) -> Bytes:
+        if often == 1:
+            return size
+        key = ("times", id(size), often)
+        found = self.shared.sizes.get(key)
+        if found is None:
+            found = self.shared.sizes[key] = often * size
+        return found
+
+    def _pair(self, one: Side, other: Side, size: Bytes, first: int, last: int) -> None:
+        """Note a holding of so many bytes by the states of two nodes."""
+        self._hold((one[1], other[1]), size, first, last)
+
+    def _hold(self, scope: tuple[int, ...], size: Bytes, first: int, last: int) -> None:
+        """Note a holding, if it lasts; variables of a single state are left out of its scope."""
+        open_axes = tuple([slice(None) if u >= 0 else 0 for u in scope])
+        size = size[open_axes]
+        scope = tuple([u for u in scope if u >= 0])
+        if len(scope) == 2 and scope[0] == scope[1]:
+            scope, size = scope[:1], size.diagonal()
+        if first <= last and size.any():
+            self.net.holdings.append(Holding(scope, size, first, last))

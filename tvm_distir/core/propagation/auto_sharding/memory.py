@@ -1,0 +1,280 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A bound on what devices keep, by prices of memory at the moments where most is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core.propagation.solve.exact import Solution
+from tvm_distir.core.solver.cost_tables import Tables
+from tvm_distir.core.solver.problem import INFINITE, Factors, Problem
+from tvm_distir.support import InfeasibleError
+
+from .problem import Holding, Net
+
+ROUNDS = 24
+"""Prices of memory tried."""
+CLOSE = 1.03
+"""Prices are no longer told apart when one is so much dearer."""
+DEAREST = 256
+"""A price at which what the fastest labelling keeps costs so many times its time is the last."""
+
+UNLIMITED = 1 << 62
+
+Solve = Callable[[Problem, int], Solution]
+
+
+class TooLargeError(InfeasibleError):
+    """Nothing fits; ``least_bytes`` are needed at least, 0 where no more is proved."""
+
+    least_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A labelling within a limit.
+
+    Attributes
+    ----------
+    values : sequence of int
+    price, bound : int
+        Without the price of memory; no labelling within the limit is cheaper than the bound.
+    peak_bytes : int
+    """
+
+    values: Sequence[int]
+    price: int
+    bound: int
+    peak_bytes: int
+
+
+class Keeper:
+    """What a labelled function keeps over time, callees included.
+
+    Parameters
+    ----------
+    net : Net
+    """
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.holdings = list(_all(net, 0, 0))
+        self.spans = np.array([one[2:] for one in self.holdings], np.int64).reshape(-1, 2)
+        self.end = net.begins[-1]
+
+    def profile(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Bytes that a device keeps while each node runs, the largest part of each."""
+        change = np.zeros(self.end + 1, np.int64)
+        for scope, size, first, last in self.holdings:
+            kept = int(size[tuple([values[u] for u in scope])])
+            if kept:
+                change[first] += kept
+                change[last + 1] -= kept
+        return np.cumsum(change)[:-1]
+
+    def priced(
+        self, tables: Tables, weights: Mapping[int, float], work: bool = True
+    ) -> tuple[Factors, int]:
+        """Tables and constant of the net with memory priced.
+
+        Parameters
+        ----------
+        tables : Tables
+        weights : mapping of int to float
+            Price per byte at moments.
+        work : bool
+            Whether time counts too.
+        """
+        net = self.net
+        factors: Factors = dict(net.factors)
+        if not work:
+            factors = {scope: _allowed(tables, table) for scope, table in net.factors.items()}
+        constant = net.constant if work else 0
+        moments = np.array(sorted(weights))
+        sums = np.concatenate(([0.0], np.cumsum([weights[t] for t in moments.tolist()])))
+        known: dict[tuple[int, float], tuple[int, int]] = {}
+        begins = np.searchsorted(moments, self.spans[:, 0])
+        ends = np.searchsorted(moments, self.spans[:, 1] + 1)
+        shares = sums[ends] - sums[begins]
+        for i in np.flatnonzero(shares).tolist():
+            (scope, size, _, _), weight = self.holdings[i], float(shares[i])
+            key = (id(size), weight)
+            if key not in known:
+                known[key] = tables.intern(np.rint(weight * size).astype(np.int64))
+            number, least = known[key]
+            constant += least
+            if not scope:
+                continue
+            if len(scope) == 2 and scope[0] > scope[1]:
+                scope = (scope[1], scope[0])
+                number, _ = tables.intern(tables.array(number).T.copy())
+            old = factors.get(scope)
+            if old is not None:
+                number, least = tables.add(old, number)
+                constant += least
+            factors[scope] = number
+        return factors, constant
+
+
+def _all(net: Net, variables: int, moments: int) -> Iterator[Holding]:
+    """Holdings of a net and all that it calls, in the caller's variables and moments."""
+    for scope, size, first, last in net.holdings:
+        yield Holding(tuple([variables + u for u in scope]), size, moments + first, moments + last)
+    for k, (inner, start) in net.spliced.items():
+        yield from _all(inner, variables + start, moments + net.begins[k])
+
+
+def _allowed(tables: Tables, number: int) -> int:
+    """A table that says what may be, and costs nothing."""
+    return tables.intern(np.where(tables.array(number) < INFINITE, 0, INFINITE))[0]
+
+
+def within(
+    tables: Tables, net: Net, solve: Solve, limit: int | None, place: str, gap: float = 0.0
+) -> Bounded:
+    """The cheapest labelling found that keeps at most ``limit`` bytes, and a bound.
+
+    Memory at the moments where most is kept gets a price, which is raised until the limit holds
+    and lowered as far as it does (Lagrange's relaxation: H. Everett, Operations Research 11(3),
+    1963).
+
+    Parameters
+    ----------
+    tables : Tables
+    net : Net
+    solve : callable
+        Minimises a problem, given the constant that is added.
+    limit : int or None
+        None: any.
+    place : str
+        For messages.
+    gap : float
+        Prices are no longer changed once the best is proved to be at most this share above the
+        least.
+
+    Raises
+    ------
+    InfeasibleError
+        DIST0801 where nothing fits; it says the least that is needed where that is proved.
+    """
+    return _Search(tables, net, solve, UNLIMITED if limit is None else limit, place, gap).run()
+
+
+class _Judged(NamedTuple):
+    """A labelling: its price without memory, what it keeps over time, and when it keeps most."""
+
+    values: Sequence[int]
+    price: int
+    profile: npt.NDArray[np.int64]
+    moment: int
+
+    @property
+    def peak(self) -> int:
+        return int(self.profile[self.moment])
+
+
+def _between(
+    low: tuple[float, _Judged], high: tuple[float, _Judged], moments: Sequence[int]
+) -> float:
+    """The price of memory at which two labellings cost the same: the bound is largest there.
+
+    Unless a third is cheaper there, which then takes the place of one of them.
+    """
+    less = sum(int(low[1].profile[t] - high[1].profile[t]) for t in moments)
+    return (high[1].price - low[1].price) / less if less > 0 else 0.0
+
+
+class _Search:
+    """The prices of memory tried one after the other."""
+
+    def __init__(
+        self, tables: Tables, net: Net, solve: Solve, limit: int, place: str, gap: float
+    ) -> None:
+        self.tables, self.net, self.solve = tables, net, solve
+        self.limit, self.place, self.gap = limit, place, gap
+        self.keeper = Keeper(net)
+        self.best: Bounded | None = None
+        self.bound = 0
+
+    def run(self) -> Bounded:
+        first = self._judged(self._at({}))
+        if first.peak <= self.limit:
+            return Bounded(first.values, first.price, min(first.price, self.bound), first.peak)
+        moments, low, high = [first.moment], (0.0, first), None
+        weight = 0.05 * first.price / first.peak
+        for _ in range(ROUNDS):
+            one = self._judged(self._at(dict.fromkeys(moments, weight)))
+            if self.best and self.best.price - self.bound <= self.gap * self.best.price:
+                break
+            if one.peak <= self.limit:
+                high = weight, one
+            elif one.moment not in moments:
+                moments.append(one.moment)
+                continue
+            elif weight * first.peak > DEAREST * first.price:
+                self._refuse(one.moment)
+            else:
+                low = weight, one
+            weight = _between(low, high, moments) if high else 4 * weight
+            if high and not CLOSE * low[0] < weight < high[0] / CLOSE:
+                break  # no price between tells more than these two
+        if self.best is None:
+            self._refuse(one.moment)
+        assert self.best is not None
+        found = self.best
+        return Bounded(found.values, found.price, min(self.bound, found.price), found.peak_bytes)
+
+    def _at(self, weights: Mapping[int, float]) -> Sequence[int]:
+        """The labelling at prices of memory; what it proves raises the bound."""
+        factors, constant = self.keeper.priced(self.tables, weights)
+        problem = Problem(self.net.domains, factors)
+        found = self.solve(problem, constant)
+        total, _ = self.tables.evaluate(problem, found.values)
+        spent = sum(weights.values()) * self.limit
+        self.bound = max(self.bound, int(constant + total - found.gap - spent))
+        return found.values
+
+    def _judged(self, values: Sequence[int]) -> _Judged:
+        """What a labelling costs without memory, and keeps; the best that fits is noted."""
+        total, _ = self.tables.evaluate(Problem(self.net.domains, self.net.factors), values)
+        price, profile = self.net.constant + total, self.keeper.profile(values)
+        moment = int(profile.argmax())
+        found = _Judged(values, price, profile, moment)
+        if found.peak <= self.limit and (self.best is None or price < self.best.price):
+            self.best = Bounded(values, price, 0, found.peak)
+        return found
+
+    def _refuse(self, moment: int) -> None:
+        """Say the least that is needed at a moment.
+
+        Raises
+        ------
+        InfeasibleError
+            DIST0801.
+        """
+        factors, constant = self.keeper.priced(self.tables, {moment: 1.0}, work=False)
+        problem = Problem(self.net.domains, factors)
+        found = self.solve(problem, constant)
+        total, _ = self.tables.evaluate(problem, found.values)
+        least = constant + total - found.gap
+        known = f"at least {_gib(least)} are needed at one moment"
+        if least <= self.limit:
+            known, least = "no labelling that was found fits", 0
+        error = TooLargeError(
+            "DIST0801",
+            f"{known}, and {_gib(self.limit)} are allowed",
+            place=self.place,
+            remedy="Use more devices, a smaller batch, or recomputation.",
+        )
+        error.least_bytes = least
+        raise error
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.3f} GiB"

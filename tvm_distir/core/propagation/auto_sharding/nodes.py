@@ -1,0 +1,100 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The nodes of a net: parameters, calls, annotations, results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm_distir.core.ops.dims import nominal
+from tvm_distir.core.propagation.graph.graph import Node
+
+from .kernels import arithmetic_type, in_place
+from .problem import NO_STATES, Assembly, End, Net
+from .states import consumers, passing, producers
+
+
+class Nodes:
+    """Adds the nodes of a function.
+
+    Parameters
+    ----------
+    net : Assembly
+    net_of : callable
+        Gives the net of a function that is called.
+    """
+
+    def __init__(self, net: Assembly, net_of: Callable[[str], Net]) -> None:
+        self.to, self.g, self.shared, self.net_of = net, net.g, net.shared, net_of
+
+    def run(self) -> None:
+        """Add all nodes, in order, and note when they begin."""
+        build = {
+            "param": self._param,
+            "op": self._op,
+            "ret": self._result,
+            "call": self._call,
+            "pin": self._annotation,
+        }
+        net, now = self.to.net, 0
+        for k, node in enumerate(self.g.nodes):
+            net.begins.append(now)
+            net.ends.append(build[node.kind](k, node))
+            spliced = net.spliced.get(k)
+            now += 1 if spliced is None else spliced[0].begins[-1]
+        net.begins.append(now)
+
+    def _param(self, _: int, node: Node) -> End:
+        v = node.results[0]
+        partial = self.to.whole if self.g.public else self.to.partial(v)
+        matrix = self.shared.forms_of(self.g, v)
+        return self.to.variable(self.shared.ends_of(producers, matrix, partial, node.pin))
+
+    def _result(self, k: int, node: Node) -> End:
+        v = node.operands[0]
+        if v < 0:
+            return NO_STATES, -1
+        matrix = self.shared.forms_of(self.g, v)
+        if self.g.public:
+            param = self.shared.updates.get(k - self.g.rets[0])
+            if param is not None:
+                given, variable = self.to.net.ends[self.g.params[param]]
+                return consumers(given.gives(0)), variable
+        partial = self.to.whole if self.g.public else self.to.partial(v)
+        return self.to.variable(self.shared.ends_of(consumers, matrix, partial, None))
+
+    def _annotation(self, _: int, node: Node) -> End:
+        v = node.results[0]
+        partial = self.to.partial(v)
+        matrix = self.shared.forms_of(self.g, v)
+        return self.to.variable(self.shared.ends_of(passing, matrix, partial, node.pin))
+
+    def _op(self, _: int, node: Node) -> End:
+        g, rule = self.g, node.rule
+        if rule is None:
+            return NO_STATES, -1
+        shapes = tuple(
+            [tuple(map(nominal, g.values[v].shape)) if v >= 0 else () for v in node.operands]
+            + [tuple(map(nominal, g.values[v].shape)) for v in node.results]
+        )
+        partial = []
+        for a in self.to.axes:
+            pending = self.to.reach.partial[a]
+            partial.append(
+                sum(1 << i for i, v in enumerate(node.operands) if v >= 0 and pending[v])
+            )
+        dtype = arithmetic_type(g, node)
+        return self.to.variable(
+            self.shared.ops.of(rule, dtype, shapes, tuple(partial), in_place(g, node))
+        )
+
+    def _call(self, k: int, node: Node) -> End:
+        net, inner = self.to.net, self.net_of(node.callee)
+        first = len(net.domains)
+        net.domains += inner.domains
+        for scope, table in inner.factors.items():
+            net.factors[tuple([first + u for u in scope])] = table
+        net.constant += inner.constant
+        net.feasible = net.feasible and inner.feasible
+        net.spliced[k] = inner, first
+        return NO_STATES, -1

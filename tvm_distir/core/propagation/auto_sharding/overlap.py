@@ -1,0 +1,106 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Values that can be sent beside the work: weights ahead of it, sums of gradients behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tvm_distir.core.cost_model.hardware import TENSOR_CLASSES
+from tvm_distir.core.plan.roles import data_positions
+from tvm_distir.core.propagation.graph.graph import CONST, Graph
+from tvm_distir.core.propagation.module import PlacedModule
+
+Flags = Sequence[bool]
+"""Per operand or result of a call, or per node."""
+
+
+class Hiding:
+    """How much of what is sent of a function's values counts.
+
+    A value that no data went into can be sent at any time before it is read, one of which only new
+    weights and states are made, without products, at any time until the step ends: other work may
+    run meanwhile. How much of it does, only a schedule tells; labels take a share for it.
+
+    Parameters
+    ----------
+    module : PlacedModule
+    key : str
+        Graph of the public function.
+    updated : collection of int
+        Numbers of its results that are new forms of parameters.
+    hidden : float
+        The share of what such values take to be sent that is not counted; 0: all counts.
+    """
+
+    def __init__(
+        self, module: PlacedModule, key: str, updated: Mapping[int, int], hidden: float
+    ) -> None:
+        self.graphs, self.left = module.graphs, 1.0 - hidden
+        self._apart: dict[str, list[bool]] = {}
+        if hidden:
+            self._find(module, key, updated)
+
+    def counted(self, key: str) -> Sequence[float]:
+        """Shares of the times to send a graph's values that count; empty: all of all."""
+        return [self.left if one else 1.0 for one in self._apart.get(key, ())]
+
+    def _find(self, module: PlacedModule, entry: str, updated: Mapping[int, int]) -> None:
+        """Go through the functions, callers first: what all calls of one say holds inside."""
+        g = self.graphs[entry]
+        data = set(data_positions(g.fn, g.name))
+        ahead = [i not in data for i in range(len(g.params))]
+        behind = [i in updated for i in range(len(g.rets))]
+        calls: dict[str, list[tuple[Flags, Flags]]] = {entry: [(ahead, behind)]}
+        light = _light(module)
+        for key in reversed(module.order):
+            if key not in calls:
+                continue
+            g = self.graphs[key]
+            early = _early(g, [all(x) for x in zip(*[given for given, _ in calls[key]])])
+            late = _late(
+                g, [all(x) for x in zip(*[wanted for _, wanted in calls[key]])], light[key]
+            )
+            self._apart[key] = [a or b for a, b in zip(early, late, strict=True)]
+            for k in g.calls:
+                node = g.nodes[k]
+                given = [v == CONST or early[v] for v in node.operands]
+                calls.setdefault(node.callee, []).append((given, [late[v] for v in node.results]))
+
+
+def _light(module: PlacedModule) -> dict[str, Flags]:
+    """By graph, which nodes leave the matrix units alone, what they call included."""
+    found: dict[str, Flags] = {}
+    for key in module.order:
+        found[key] = [
+            all(found[node.callee])
+            if node.kind == "call"
+            else node.rule is None or node.rule.work.kernel_class not in TENSOR_CLASSES
+            for node in module.graphs[key].nodes
+        ]
+    return found
+
+
+def _early(g: Graph, given: Flags) -> list[bool]:
+    """Which values of a graph no data went into, by which of its parameters none did."""
+    found = [True] * len(g.values)
+    for v, free in zip(g.param_values, given, strict=True):
+        found[v] = free
+    for node in g.nodes:
+        if node.kind not in ("param", "ret"):
+            free = all(found[v] for v in node.operands if v != CONST)
+            for v in node.results:
+                found[v] = free
+    return found
+
+
+def _late(g: Graph, wanted: Flags, light: Flags) -> list[bool]:
+    """Which values of a graph are read for late results only, by light work."""
+    found = [False] * len(g.values)
+    late = dict(zip(g.rets, wanted, strict=True))
+    for k in reversed(range(len(g.nodes))):
+        results = g.nodes[k].results
+        for v in results:
+            found[v] = bool(g.uses[v]) and all(late[reader] for reader, _ in g.uses[v])
+        late.setdefault(k, light[k] and all(found[v] for v in results))
+    return found

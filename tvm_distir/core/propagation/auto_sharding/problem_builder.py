@@ -1,0 +1,39 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Nets of a module's functions.
+
+A call of an op is a variable whose states choose an alternative along every axis. A value with
+one reader is a table over its producer and that reader: what it costs to change its form. One
+with several readers gets a variable of its own, the form in which it is held; readers take what
+they need from it by steps that send nothing. A call of a private function holds that function's
+variables, so that every call may be done its own way; equal ones meet in elimination.
+"""
+
+from __future__ import annotations
+
+from .nodes import Nodes
+from .problem import Assembly, Net, Shared
+from .values import Values
+
+
+class Nets:
+    """Builds the nets of a module's functions, each once.
+
+    Parameters
+    ----------
+    shared : Shared
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self._known: dict[str, Net] = {}
+
+    def of(self, key: str) -> Net:
+        """The net of a graph."""
+        if key not in self._known:
+            assembly = Assembly(self.shared, self.shared.module.graphs[key])
+            Nodes(assembly, self.of).run()
+            if assembly.net.feasible:  # else a node has no state, and nothing is to be handed over
+                Values(assembly).run()
+            self._known[key] = assembly.net
+        return self._known[key]

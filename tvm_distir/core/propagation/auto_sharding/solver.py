@@ -1,0 +1,166 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Labels a module: every value's form and every call's cut along all axes at once, with a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tvm import ir
+
+from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.ir.attributes import param_names, training_notes
+from tvm_distir.core.ir.mesh import meshes
+from tvm_distir.core.propagation.decision import Decision
+from tvm_distir.core.propagation.graph.graph import Graph
+from tvm_distir.core.propagation.module import PlacedModule
+from tvm_distir.core.propagation.reach import Reacher
+from tvm_distir.core.propagation.solve.exact import Solution, Starts, minimise
+from tvm_distir.core.propagation.unify import Unifier
+from tvm_distir.core.solver.cost_tables import Tables
+from tvm_distir.core.solver.problem import Problem
+from tvm_distir.support import InfeasibleError, UsageError
+
+from .costs import MeshPrices
+from .decisions import axes_of, decision_of, mesh_of
+from .in_flight import NO_FLIGHT, flights_of
+from .memory import Bounded, within
+from .overlap import Hiding
+from .problem import Net, Shared
+from .problem_builder import Nets
+
+WIDTH = 1 << 22
+"""Entries of a bucket that elimination may join."""
+
+
+class Labelled(NamedTuple):
+    """What labels were found, and what they cost.
+
+    ``price_ps`` is that of one run: work, and all communication that counts, one after the other;
+    no labelling of the module on its meshes is cheaper than ``bound_ps``. ``entries_ps`` has the
+    price function by public function, ``peak_bytes`` what a device keeps at most, as
+    :mod:`.keeping` counts it.
+    """
+
+    price_ps: int
+    bound_ps: int
+    peak_bytes: int
+    decision: Decision
+    entries_ps: Mapping[str, int]
+
+
+class Labeller:
+    """Labels one annotated module.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 2, no branch left.
+    system : System
+        Whose times are the prices.
+    """
+
+    def __init__(self, mod: ir.IRModule, system: System) -> None:
+        self.mod = mod
+        self.module = PlacedModule.of(mod)
+        self.reach = Reacher(self.module, Unifier(self.module, {}, True).run()).run()
+        self.prices = [MeshPrices(system, mesh) for mesh in meshes(mod)]
+        self.tables = Tables()
+        self.flights = flights_of(mod)
+        self.found: dict[str, tuple[Net, Sequence[int]]] = {}
+        """Per public function its net and the values of its variables, once labelled."""
+
+    def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> Labelled:
+        """Label every public function.
+
+        Parameters
+        ----------
+        gap : float
+            Stop once the price is proved to be at most this share above the least.
+        memory_bytes : int, optional
+            What a device may keep at most.
+        hidden : float
+            A share below 1, which is taken off the price of sending what can be sent beside the
+            work: weights, and what only their new values come of. Price and bound are then of what
+            is left.
+
+        Raises
+        ------
+        UsageError
+            DIST0151 where ``hidden`` is no share below 1.
+        InfeasibleError
+            DIST0801 where nothing fits into the memory, DIST0802 where the annotations allow
+            nothing.
+        PlanError
+            DIST0237 where a function has several meshes.
+        """
+        if not 0 <= hidden < 1:
+            raise UsageError(
+                "DIST0151",
+                f"{hidden} of what is sent is to be hidden",
+                place="label",
+                remedy="Give a share from 0 up to 1.",
+            )
+        prices, bound, peak = dict[str, int](), 0, 0
+        for name in self.module.entries:
+            net = self.net(name, hidden)
+            labelled = self._solve(net, name, gap, memory_bytes)
+            prices[name] = labelled.price
+            bound += labelled.bound
+            peak = max(peak, labelled.peak_bytes)
+            self.found[name] = (net, labelled.values)
+        price = sum(prices.values())
+        decision = decision_of(self.module, self.reach, self.found, price, bound)
+        return Labelled(price, bound, peak, decision, prices)
+
+    def net(self, name: str, hidden: float = 0.0) -> Net:
+        """The problem of a public function; ``hidden`` as for :meth:`run`."""
+        key = self.module.entries[name]
+        g = self.module.graphs[key]
+        updates, prices = self._updates(g), self.prices[mesh_of(g)]
+        flight = self.flights.get(name, NO_FLIGHT)
+        shared = Shared(
+            self.module, self.reach, prices, axes_of(self.module, g), self.tables, updates, flight,
+            Hiding(self.module, key, updates, hidden),
+        )  # fmt: skip
+        return Nets(shared).of(key)
+
+    def _solve(self, net: Net, name: str, gap: float, memory_bytes: int | None) -> Bounded:
+        tables, starts = self.tables, Starts()  # prices of memory change tables, not their scopes
+
+        def solve(problem: Problem, constant: int) -> Solution:
+            found = minimise(tables, problem, WIDTH, name, starts, gap=gap, constant=constant)
+            _, forbidden = tables.evaluate(problem, found.values)
+            if not net.feasible or not found.feasible or forbidden:
+                raise InfeasibleError(
+                    "DIST0802",
+                    "the rules that are to hold allow no placement of all values",
+                    place=name,
+                    remedy='Leave some of them out, or say "stationary": false.',
+                )
+            return found
+
+        return within(tables, net, solve, memory_bytes, name, gap)
+
+    def _updates(self, g: Graph) -> dict[int, int]:
+        """Results of a training step that are new forms of parameters: result to parameter."""
+        notes = training_notes(g.fn, "updated")
+        if not notes:
+            return {}
+        numbers = {name: i for i, name in enumerate(param_names(g.fn))}
+        results = {v: i for i, v in enumerate(g.result_values) if v >= 0}
+        for v, i in list(results.items()):
+            node = g.nodes[g.producer[v][0]]
+            if node.kind == "pin" and node.operands[0] >= 0:  # noted by its name before
+                results.setdefault(node.operands[0], i)
+        at = {
+            str(var.name): results[g.env[key][0]]
+            for key, var in g.variables.items()
+            if len(g.env.get(key, ())) == 1 and g.env[key][0] in results
+        }
+        return {
+            at[str(value)]: numbers[name]
+            for name, value in notes.items()
+            if str(value) in at and name in numbers
+        }

@@ -1,0 +1,182 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The tables between the nodes of a net: what it costs to hand values over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tvm_distir.core.ir.placement import Labels, P, R
+from tvm_distir.core.propagation.graph.graph import Uses
+from tvm_distir.core.redistribution.matrix import PriceMatrix
+from tvm_distir.core.solver.problem import INFINITE
+
+from .liveness import Keeping
+from .problem import Assembly, Bytes, Interned, Side
+
+
+class Values:
+    """Adds what it costs to hand each value to its readers, and notes what is kept of it.
+
+    Parameters
+    ----------
+    net : Assembly
+        With all nodes.
+    """
+
+    def __init__(self, net: Assembly) -> None:
+        self.to, self.g, self.shared, self.net = net, net.g, net.shared, net.net
+        self.keeping = Keeping(net)
+        self.counted = self.shared.hiding.counted(self.g.key)
+
+    def run(self) -> None:
+        """Add all values that something reads."""
+        for v, uses in enumerate(self.g.uses):
+            if uses:
+                self._value(v, uses)
+        self.net.lasts = [self.keeping.last(v) for v in self.g.param_values]
+
+    def _value(self, v: int, uses: Uses) -> None:
+        """Add what it costs to hand a value to its readers."""
+        g = self.g
+        k, j = g.producer[v]
+        if k in self.net.spliced:
+            states, variable = self.to.inner(k, j, result=True)
+            if not states.items:  # a constant: at hand in every form
+                return
+            given = states.needs(0)
+        else:
+            states, variable = self.net.ends[k]
+            given = states.gives(j)
+        readers: list[Side] = []
+        for reader, positions in uses:
+            if reader in self.net.spliced:
+                for i in positions:
+                    taken, other = self.to.inner(reader, i, result=False)
+                    readers.append((taken.gives(0), other))
+                continue
+            taken, other = self.net.ends[reader]
+            readers += [(taken.needs(i), other) for i in dict.fromkeys(positions)]
+        matrix, held = self.shared.forms_of(g, v), self._stationary(k)
+        if len(readers) > 1:
+            read = self._several(v, matrix, held, (given, variable), readers)
+        else:
+            (read,) = readers
+            needs, other = read
+            key = ("edge", id(matrix), held, given, needs, g.times(v), self._counted(v))
+            table = self.shared.table(key, lambda: self._moves(v, given, needs))
+            self.to.put_pair(variable, other, table)
+        self.keeping.keep(v, matrix, (given, variable), read, readers)
+
+    def _several(
+        self,
+        v: int,
+        matrix: PriceMatrix,
+        held: tuple[bool, ...],
+        producer: Side,
+        readers: Sequence[Side],
+    ) -> Side:
+        """A value with several readers: the form that it is held in is a variable."""
+        given, variable = producer
+        needs = tuple([n for n, _ in readers])
+        key = (id(matrix), held, given, needs, self.g.times(v), self._counted(v))
+        found = self.shared.held.get(key)
+        if found is None:
+            found = self.shared.held[key] = self._held(v, given, needs)
+        forms, first, rest = found
+        shared = -1
+        if len(forms) > 1:
+            shared = len(self.net.domains)
+            self.net.domains.append(len(forms))
+        self.to.put_pair(variable, shared, first)
+        for (_, other), table in zip(readers, rest, strict=True):
+            self.to.put_pair(other, shared, table)
+        return forms, shared
+
+    def _held(
+        self, v: int, given: tuple[Labels, ...], needs: Sequence[tuple[Labels, ...]]
+    ) -> tuple[tuple[Labels, ...], Interned, list[Interned]]:
+        """Forms to hold it in, table (given x held), and per reader (needed x held)."""
+        g, matrix = self.g, self.shared.forms_of(self.g, v)
+        at = {form: i for i, form in enumerate(matrix.placements)}
+        wanted = sorted({at[form] for each in needs for form in each})
+        forms = [i for i, f in enumerate(matrix.placements) if P not in f]
+        forms = sorted({*forms, *wanted})
+        cost = self._cost(v)
+        give = sorted({at[form] for form in given})
+        rows = np.concatenate([cost[np.ix_(give, forms)].T, matrix.local[np.ix_(forms, wanted)]], 1)
+        forms = [forms[i] for i in _undominated(rows)]
+        times, tables = g.times(v), self.shared.tables
+        first = tables.intern(_often(cost[np.ix_([at[f] for f in given], forms)], times))
+        rest = [
+            tables.intern(_often(matrix.local[np.ix_(forms, [at[f] for f in each])].T, times))
+            for each in needs
+        ]
+        return tuple([matrix.placements[i] for i in forms]), first, rest
+
+    def _cost(self, v: int) -> Bytes:
+        """Prices of all changes of a value's form; of one that may not move INFINITE."""
+        matrix, held = self.shared.forms_of(self.g, v), self._stationary(self.g.producer[v][0])
+        if self.g.values[v].ty is None:
+            count = len(matrix.placements)
+            return np.where(np.eye(count, dtype=bool), 0, INFINITE).astype(np.int64)
+        counted = self._counted(v)
+        if not any(held) and counted == 1.0:
+            return matrix.cost
+        cost, forms = matrix.cost.copy(), np.array(matrix.placements)
+        if counted != 1.0:
+            possible = cost < INFINITE
+            cost[possible] = (cost[possible] * counted).astype(np.int64)
+        for axis, stays in enumerate(held):
+            if stays:
+                before, after = forms[:, None, axis], forms[None, :, axis]
+                cost[(before != after) & (before != R)] = INFINITE
+        return cost
+
+    def _counted(self, v: int) -> float:
+        """Share of the time to send a value that counts."""
+        return self.counted[v] if self.counted else 1.0
+
+    def _stationary(self, k: int) -> tuple[bool, ...]:
+        """Along which axes the value of a node may not be communicated."""
+        k = self.g.origin[k]
+        node = self.g.nodes[k]
+        if node.kind == "param":
+            inherited = [self.to.reach.held[a].get(k, False) for a in self.to.axes]
+        elif node.kind == "pin":
+            inherited = [False] * len(self.to.axes)
+        else:
+            return self.to.whole
+        pin = node.pin or (None,) * len(self.to.axes)
+        public = self.g.public or node.kind == "pin"
+        return tuple(
+            [
+                bool(held or (public and node.stationary and label is not None))
+                for held, label in zip(inherited, pin)
+            ]
+        )
+
+    def _moves(self, v: int, given: tuple[Labels, ...], needs: tuple[Labels, ...]) -> Bytes:
+        matrix, cost = self.shared.forms_of(self.g, v), self._cost(v)
+        at = {form: i for i, form in enumerate(matrix.placements)}
+        found = cost[np.ix_([at[f] for f in given], [at[f] for f in needs])]
+        return _often(found, self.g.times(v))
+
+
+def _often(prices: Bytes, times: int) -> Bytes:
+    """Prices of what is done several times."""
+    if times == 1:
+        return prices
+    return np.where(prices < INFINITE, prices * times, INFINITE)
+
+
+def _undominated(rows: Bytes) -> list[int]:
+    """Rows that no other row beats everywhere; of equal ones the first stays."""
+    order = np.argsort(np.minimum(rows, 1 << 50).sum(1), kind="stable")
+    kept: list[int] = []
+    for i in order.tolist():
+        if not kept or not (rows[kept] <= rows[i]).all(1).any():
+            kept.append(i)
+    return sorted(kept)

@@ -1,0 +1,68 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Decides a module: the labelling, callees merged where that is cheaper, within a memory bound."""
+
+from __future__ import annotations
+
+from tvm import ir
+
+from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.ir.mesh import meshes
+from tvm_distir.core.propagation.solve.cost import Costs
+from tvm_distir.core.rewriting.collector import collector_paused
+from tvm_distir.support import PropagationError
+
+from .decision import Decision
+from .driver import Propagator
+from .memory import within
+from .specialise import shared
+from .weights import costs_for
+
+
+def propagate(
+    mod: ir.IRModule,
+    costs: Costs | None = None,
+    memory_bytes: int | None = None,
+    system: System | str | None = None,
+    complete: bool = False,
+) -> Decision:
+    """Decide the placement of every value of an annotated module.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Level 2: plain tensors and ``annotate_sharding``; meshes in ``global_infos``.
+    costs : Costs, optional
+        What wire bytes, memory traffic and FLOPs weigh.
+    memory_bytes : int, optional
+        What each device may keep at most (:class:`~tvm_distir.core.propagation.memory.Keeper` says
+        what counts). Where the plain decision keeps more, memory gets a price and parameters
+        without an annotation may be sharded over any axis.
+
+    system : System or str, optional
+        Where no costs are given: they are in proportion to the times of this system.
+    complete : bool
+        Whether any axis may shard any dim of what annotations leave open, not only dims that
+        follow from theirs.
+
+    Raises
+    ------
+    InfeasibleError
+        DIST0801 when nothing found fits.
+    PropagationError
+        DIST04xx: an op without a rule, recursion, a stationary placement that no op can use.
+    """
+    if not meshes(mod):
+        raise PropagationError(
+            "DIST0409",
+            "the module has no mesh",
+            place="module",
+            remedy="Run AnnotateSharding(plan), or set global_infos (mesh) yourself.",
+        )
+    with collector_paused():
+        found = Propagator(mod, costs or costs_for(mod, system), complete)
+        decision = shared(found, found.run())
+        if memory_bytes is not None:
+            decision = within(found, decision, memory_bytes)
+        found.close()
+        return decision

@@ -1,0 +1,171 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What propagation decided: per function specialisation the forms of every operand and result."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tvm_distir.core.ir.placement import P
+from tvm_distir.core.propagation.graph.graph import Axis, Graph
+from tvm_distir.core.propagation.solve.alternatives import Alternative
+from tvm_distir.core.propagation.solve.conversions import Route
+from tvm_distir.core.propagation.solve.cost import Conversions
+
+Signature = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""Per axis, the labels of all parameters and of all results of a function."""
+
+
+@dataclass
+class Instance:
+    """One specialisation of a placed function.
+
+    ``choice[a][k]`` is the alternative of node k along axis a (absent: not decided yet);
+    ``kids[k]`` the specialisation that call node k uses; ``columns[a]`` the number of
+    ``choice[a]`` among those of a labelling; ``given[a][v]`` the label that value v is given with.
+    """
+
+    number: int
+    graph: Graph
+    choice: dict[int, tuple[Alternative, ...]]
+    kids: dict[int, Instance]
+    columns: dict[int, int]
+    given: dict[int, list[int]]
+    local: dict[int, tuple[list[int], dict[int, dict[int, int]]]] = field(default_factory=dict)
+
+    def signature(self) -> Signature:
+        """Labels at the function's boundary."""
+        g = self.graph
+        return tuple(
+            (
+                tuple(self.choice[a][k].gives[0] for k in g.params),
+                tuple(self.choice[a][k].needs[0] for k in g.rets),
+            )
+            for a in sorted(self.choice)
+        )
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The chosen placements of a whole module.
+
+    Attributes
+    ----------
+    axes : tuple of Axis
+    entries : dict of str to Instance
+        Per public function.
+    cost : int
+        Sum of the minima in 1/1024 wire bytes: of the axes of each mesh at once; where they were
+        solved in turn each axis counts the work, with the sizes it was solved with. Compare
+        decisions by :class:`~tvm_distir.core.propagation.price.Evaluator`.
+    bound : int
+        A proven lower bound of it, of axes that were solved in turn one by one.
+    conversions : Conversions
+        What changes of form cost.
+    sizes : callable
+        ``sizes(instance, a)``: bytes per value, whole along axis a, local to the others.
+    """
+
+    axes: tuple[Axis, ...]
+    entries: dict[str, Instance]
+    cost: int
+    bound: int
+    conversions: Conversions
+    sizes: Callable[[Instance, int], Sequence[int]]
+
+    @functools.cached_property
+    def _by_mesh(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for a, axis in enumerate(self.axes):
+            found.setdefault(axis.mesh, []).append(a)
+        return found
+
+    def mesh_axes(self, mesh: int) -> list[int]:
+        """Numbers of the axes of one mesh, in mesh order."""
+        return self._by_mesh.get(mesh, [])
+
+    def needs(self, inst: Instance, node: int, operand: int, mesh: int) -> tuple[int, ...]:
+        """Form (a label per axis of ``mesh``) in which a node wants an operand."""
+        return tuple([inst.choice[a][node].needs[operand] for a in self.mesh_axes(mesh)])
+
+    def gives(self, inst: Instance, node: int, result: int, mesh: int) -> tuple[int, ...]:
+        """Form in which a node gives a result."""
+        return tuple([inst.choice[a][node].gives[result] for a in self.mesh_axes(mesh)])
+
+    def factors(self, inst: Instance, node: int, mesh: int) -> tuple[int | None, ...]:
+        """Factor a node walks, per axis of ``mesh``."""
+        return tuple([inst.choice[a][node].factor for a in self.mesh_axes(mesh)])
+
+    def wants(self, inst: Instance, value: int) -> list[tuple[int, ...]]:
+        """Forms the consumers of a value want, in program order, each once."""
+        mesh = inst.graph.values[value].mesh
+        found: dict[tuple[int, ...], None] = {}
+        for k, positions in inst.graph.uses[value]:
+            for i in positions:
+                found[self.needs(inst, k, i, mesh)] = None
+        return list(found)
+
+    def settled(self, inst: Instance) -> dict[int, Route]:
+        """Routes of all values that every consumer wants as they are produced."""
+        g, moved = inst.graph, set[int]()
+        first = len(g.params)
+        for a, choice in inst.choice.items():
+            have, mesh = inst.given[a], self.axes[a].mesh
+            for node, chosen in zip(g.nodes[first:], choice[first:]):  # parameters come first
+                for v, want in zip(node.operands, chosen.needs):
+                    if v >= 0 and want != have[v] and g.values[v].mesh == mesh:
+                        moved.add(v)
+        forms = {m: list(zip(*[inst.given[a] for a in axes])) for m, axes in self._by_mesh.items()}
+        found = {}
+        for v, value in enumerate(g.values):
+            produced = forms[value.mesh][v]
+            if v not in moved and P not in produced:
+                found[v] = Route.at_home(produced)
+        return found
+
+    def route(self, inst: Instance, value: int) -> Route:
+        """How a value gets from its producer to its consumers."""
+        mesh = inst.graph.values[value].mesh
+        axes = self.mesh_axes(mesh)
+        node, _ = inst.graph.producer[value]
+        columns = [inst.choice[a] for a in axes]
+        produced = tuple([inst.given[a][value] for a in axes])
+        if P not in produced and self._at_home(inst.graph.uses[value], columns, produced):
+            return Route.at_home(produced)
+        wanted = self.wants(inst, value)
+        rule, pending = inst.graph.nodes[node].rule, []
+        if rule is not None:
+            factors = self.factors(inst, node, mesh)
+            pending = [
+                i for i, f in enumerate(factors) if f is not None and rule.factors[f].kind == "sum"
+            ]
+        return Route(
+            [self.conversions.along(a) for a in axes],
+            produced,
+            wanted,
+            pending,
+            [self.sizes(inst, a)[value] for a in axes],
+            [self.axes[a].size for a in axes],
+        )
+
+    @staticmethod
+    def _at_home(
+        uses: Sequence[tuple[int, tuple[int, ...]]],
+        columns: Sequence[Sequence[Alternative]],
+        produced: Sequence[int],
+    ) -> bool:
+        """Whether all consumers want a value as it is produced."""
+        for column, have in zip(columns, produced):
+            for k, positions in uses:
+                needs = column[k].needs
+                for i in positions:
+                    if needs[i] != have:
+                        return False
+        return True
+
+    def value_form(self, inst: Instance, value: int) -> tuple[int, ...]:
+        """Form in which a value is produced."""
+        mesh = inst.graph.values[value].mesh
+        return tuple([inst.given[a][value] for a in self.mesh_axes(mesh)])

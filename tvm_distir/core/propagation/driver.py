@@ -1,0 +1,263 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Public functions labelled: all axes of a mesh at once, or where that is too wide in turn."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from tvm import ir
+
+from tvm_distir.core.propagation.joint.solver import JointSolver
+from tvm_distir.core.propagation.solve.cost import Costs
+from tvm_distir.core.propagation.solve.exact import Starts
+from tvm_distir.core.propagation.solve.kept import give_back, take
+from tvm_distir.core.propagation.solve.tables import PriceTables
+from tvm_distir.support import PropagationError
+
+from .axis_solver import AxisSolver, ProblemMaker, Problems
+from .decision import Decision, Instance, Signature
+from .instances import Instances
+from .module import PlacedModule
+from .price import Evaluator, Price
+from .reach import Reach, Reacher
+from .unify import Unifier
+
+ROUNDS = 3
+"""How often the axes are solved, one after the other, while sizes change; one axis once."""
+
+ALL_ORDERS = 3
+"""With at most so many axes every order is tried where axes compete, with more two."""
+
+
+class Labelling:
+    """One labelling of a module, at given prices.
+
+    Parameters
+    ----------
+    module : PlacedModule
+    reach : mapping of str to Reach
+        Per graph.
+    prices : PriceTables
+    problems : ProblemMaker
+    starts : Starts, optional
+        Of labellings of the same module at other prices.
+    forced : mapping of str to Signature, optional
+        What all calls of a graph must share.
+    """
+
+    def __init__(
+        self,
+        module: PlacedModule,
+        reach: Mapping[str, Reach],
+        prices: PriceTables,
+        problems: ProblemMaker,
+        starts: Starts | None = None,
+        forced: Mapping[str, Signature] | None = None,
+    ) -> None:
+        self.module, self.reach, self.prices = module, reach, prices
+        self.forced: Mapping[str, Signature] = forced or {}
+        self._joint: dict[tuple[int, ...], JointSolver] = {}
+        self.instances = Instances(module.axes, reach)
+        self.solver = AxisSolver(module, reach, prices, self.instances, problems, starts)
+
+    def run(self) -> Decision:
+        """Solve every public function on its own; private ones are shared."""
+        module = self.module
+        start: dict[str, Instance] = {}
+        for key in module.order:
+            g = module.graphs[key]
+            kids = {k: start[g.nodes[k].callee] for k in g.calls}
+            start[key] = self.instances.of(g, {}, kids)
+        found, cost, gap = {}, 0, 0
+        for name, key in module.entries.items():
+            found[name], price, above = self._solve(start[key])
+            cost += price
+            gap += above
+        return Decision(
+            module.axes,
+            found,
+            cost,
+            cost - gap,
+            self.prices.conversions,
+            self.instances.value_bytes,
+        )
+
+    def price(self, decision: Decision) -> Price:
+        """What a decision of this labelling costs over all axes together."""
+        evaluator = self._evaluator()
+        return sum((evaluator.price(inst) for inst in decision.entries.values()), Price())
+
+    def _evaluator(self) -> Evaluator:
+        return Evaluator(self.prices, self.reach, self.instances.value_bytes)
+
+    def _solve(self, start: Instance) -> tuple[Instance, int, int]:
+        """Minimise over the axes of each mesh at once, or where that is too wide, in turn.
+
+        Returns the instance, the sum of the minima, and how far they may be above a bound.
+        """
+        inst, total, above = start, 0, 0
+        left: list[int] = []
+        for axes in self._meshes():
+            found = self._at_once(inst, axes) if self._meet(axes) else None
+            if found is None:
+                left += axes
+                continue
+            if found[2]:
+                found = self._cheaper(inst, axes, found)
+            inst, cost, gap = found
+            total += cost
+            above += gap
+        if not left:
+            return inst, total, above
+        inst, cost, gap = self._in_turn(inst, left)
+        return inst, total + cost, above + gap
+
+    def _meshes(self) -> list[tuple[int, ...]]:
+        """The axes of each mesh."""
+        found: dict[int, list[int]] = {}
+        for a, axis in enumerate(self.module.axes):
+            found.setdefault(axis.mesh, []).append(a)
+        return [tuple(own) for own in found.values()]
+
+    def _meet(self, axes: Sequence[int]) -> bool:
+        """Whether several of the axes reach anything: what one does changes sizes for others."""
+        return sum(any(any(r.live[a]) for r in self.reach.values()) for a in axes) > 1
+
+    def _at_once(self, inst: Instance, axes: tuple[int, ...]) -> tuple[Instance, int, int] | None:
+        """Minimise over all axes of a mesh together; None where that is too wide."""
+        if axes not in self._joint:
+            self._joint[axes] = JointSolver(
+                self.reach, self.prices, axes, self.instances, self.forced
+            )
+        return self._joint[axes].solve(inst)
+
+    def _cheaper(
+        self, inst: Instance, axes: Sequence[int], found: tuple[Instance, int, int]
+    ) -> tuple[Instance, int, int]:
+        """What was found at once, or where that is not proved to be best, a cheaper one in turn."""
+        try:
+            other = self._in_turn(inst, axes)
+        except PropagationError:  # nothing is found in turn; what was found at once is allowed
+            return found
+        evaluator = self._evaluator()
+        saved = evaluator.price(found[0]).total - evaluator.price(other[0]).total
+        if saved <= 0:
+            return found
+        return other[0], found[1] - saved, max(0, found[2] - saved)
+
+    def _in_turn(self, start: Instance, axes: Sequence[int]) -> tuple[Instance, int, int]:
+        """Minimise axis by axis; where axes compete, in several orders: the cheapest stays."""
+        found: list[tuple[Instance, int, int]] = []
+        refusal: PropagationError | None = None
+        for order in self._orders(axes):
+            try:
+                found.append(self._solve_in(start, order))
+            except PropagationError as error:
+                refusal = refusal or error
+        if not found and refusal is not None:
+            raise refusal
+        if len(found) == 1:
+            return found[0]
+        evaluator = self._evaluator()
+        return min(found, key=lambda one: evaluator.price(one[0]).total)
+
+    def _orders(self, axes: Sequence[int]) -> list[tuple[int, ...]]:
+        """Orders of axes to solve in: more than their own where two reach the same factor."""
+        own = tuple(axes)
+        if not any(self._compete(a, b) for a, b in itertools.combinations(own, 2)):
+            return [own]
+        return list(itertools.permutations(own)) if len(own) <= ALL_ORDERS else [own, own[::-1]]
+
+    def _compete(self, a: int, b: int) -> bool:
+        if self.module.axes[a].mesh != self.module.axes[b].mesh:
+            return False
+        return any(
+            x & y for r in self.reach.values() for x, y in zip(r.mask[a], r.mask[b], strict=True)
+        )
+
+    def _solve_in(self, inst: Instance, order: Sequence[int]) -> tuple[Instance, int, int]:
+        """Solve in one order, again while the sizes an axis was solved with change."""
+        bases: dict[int, Instance] = {}
+        prices: dict[int, int] = {}
+        gaps, instances = 0, self.instances
+        for _ in range(ROUNDS if len(order) > 1 else 1):
+            before = inst
+            for a in order:
+                base = instances.without(inst, a)
+                if a in bases and instances.same_sizes(bases[a], base, a):
+                    continue
+                inst, prices[a], gap = self.solver.solve(base, a)
+                bases[a] = base
+                gaps += gap
+            if inst is before:
+                break
+        return inst, sum(prices.values()), gaps
+
+
+class Propagator:
+    """Labels a module again and again: with other weights, signatures, or more of it open.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 2.
+    costs : Costs
+    complete : bool
+        Whether any axis may shard any dim of what annotations leave open.
+
+    Attributes
+    ----------
+    module : PlacedModule
+    forced : mapping of str to Signature
+        What all calls of a function must share.
+    labelling : Labelling
+        With what was asked for last.
+    """
+
+    def __init__(self, mod: ir.IRModule, costs: Costs, complete: bool = False) -> None:
+        self.module = PlacedModule.of(mod)
+        self._free, self._complete = False, complete
+        self.costs = costs
+        self._prices: PriceTables | None = None
+        self.force({})
+
+    def force(self, signatures: Mapping[str, Signature]) -> None:
+        """Start afresh, with one signature for all calls of some placed functions."""
+        self.forced = signatures
+        self._spread()
+
+    def set_free(self) -> None:
+        """Start afresh; free parameters may be sharded over any axis."""
+        self._free = True
+        self._spread()
+
+    def _spread(self) -> None:
+        unified = Unifier(self.module, self.forced, self._free, self._complete).run()
+        self._reach = Reacher(self.module, unified).run()
+        self.weigh(self.costs)
+
+    def weigh(self, costs: Costs) -> None:
+        """Start afresh with other weights."""
+        self.costs = costs
+        self.close()
+        module, reach = self.module, self._reach
+        prices = self._prices = take(costs.for_ops(*module.largest), module.axes)
+        self.labelling = Labelling(
+            module, reach, prices, Problems(prices, reach, self.forced), None, self.forced
+        )
+
+    def run(self) -> Decision:
+        """Decide every public function."""
+        return self.labelling.run()
+
+    def price(self, decision: Decision) -> Price:
+        """What a decision of the current labelling costs over all axes together."""
+        return self.labelling.price(decision)
+
+    def close(self) -> None:
+        """Let the next propagator have the tables: with them nothing is decided here any more."""
+        if self._prices is not None:
+            give_back(self._prices)
+            self._prices = None

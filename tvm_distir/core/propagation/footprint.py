@@ -1,0 +1,94 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a labelling along one axis leaves on each device: bytes held and sent, operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tvm_distir.core.ir.placement import R, ceil_div
+from tvm_distir.core.ops.factor import Rule
+from tvm_distir.core.propagation.solve.alternatives import Alternative
+from tvm_distir.core.propagation.solve.cost import Conversions, Costs, sent_inside
+
+from .decision import Instance
+
+BYTE = 1024
+"""Cost of a wire byte while measuring."""
+
+Counts = tuple[int, int, int]
+"""FLOPs, wire bytes, collectives."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one device holds, computes and sends in one call of the public functions.
+
+    Attributes
+    ----------
+    param_bytes : int
+        Of the weights.
+    flops : int
+    wire_bytes : int
+        Sent, by ring estimates.
+    collectives : int
+    """
+
+    param_bytes: int
+    flops: int
+    wire_bytes: int
+    collectives: int = 0
+
+
+class Meter:
+    """Measures decisions along one axis of ``ranks`` devices."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._wires = Conversions(Costs(wire=BYTE, launch=0, slice=0, partial=0))
+
+    def counts(self, instances: Iterable[Instance]) -> Counts:
+        """FLOPs, wire bytes and collectives of instances of one decision together."""
+        done: dict[int, Counts] = {}
+        parts = [self._instance(inst, done) for inst in instances]
+        flops, wire, count = (sum(column) for column in zip(*parts, strict=True))
+        return flops, wire, count
+
+    def _instance(self, inst: Instance, done: dict[int, Counts]) -> Counts:
+        """Of an instance and all it calls."""
+        if inst.number in done:
+            return done[inst.number]
+        g, choice = inst.graph, inst.choice[0]
+        flops, wire, count = 0, 0, 0
+        for k, node in enumerate(g.nodes):
+            if node.kind == "call":
+                inner = self._instance(inst.kids[k], done)
+                flops, wire, count = flops + inner[0], wire + inner[1], count + inner[2]
+            elif node.rule is not None:
+                split = self.ranks if choice[k].factor is not None else 1
+                flops += ceil_div(node.rule.flops, split)
+                sent = self._inside(node.rule, choice[k])
+                wire, count = wire + sent, count + (sent > 0)
+        for v, (k, j) in enumerate(g.producer):
+            have = choice[k].gives[j]
+            if have == R:
+                continue
+            needs = {choice[kc].needs[i] for kc, positions in g.uses[v] for i in positions}
+            if needs - {have}:
+                size = g.values[v].size_bytes
+                cost, steps = self._wires.supply(have, frozenset(needs), size, self.ranks)
+                wire += cost // BYTE
+                count += sum(1 for source, _ in steps if source != R)
+        done[inst.number] = flops, wire, count
+        return done[inst.number]
+
+    def _inside(self, rule: Rule, alternative: Alternative) -> int:
+        """Bytes sent within an op: halos, statistics, reductions other than sums."""
+        if alternative.factor is None:
+            return 0
+        factor = rule.factors[alternative.factor]
+        return sent_inside(factor, sum(rule.out_bytes), self.ranks)[0]
+
+
+__all__ = ["Counts", "Footprint", "Meter"]

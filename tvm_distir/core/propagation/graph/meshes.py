@@ -1,0 +1,265 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which mesh each value lives on; moves between meshes made explicit.
+
+An annotation puts its value on a mesh. An op runs on the mesh of its latest operand (meshes
+are ordered as in the module: the stages of a pipeline), or, when no operand is bound to a mesh,
+where its result is wanted. A free parameter lives where it is used first. A private function
+is placed once per tuple of meshes its arguments come from.
+"""
+
+from __future__ import annotations
+
+from tvm_distir.support import PropagationError
+
+from .extract import extract
+from .graph import Graph, Node
+from .types import ModuleTypes
+
+Where = tuple[int, ...]
+UNKNOWN = -1
+
+
+class Placer:
+    """Placed graphs of a module, callees first in :attr:`order`."""
+
+    def __init__(self, facts: ModuleTypes, default: int = 0) -> None:
+        self.facts, self.default = facts, default
+        self.graphs: dict[str, Graph] = {}
+        self.order: list[str] = []
+        self._raw: dict[str, Graph] = {}
+        self._keys: dict[tuple[str, Where, int], str] = {}
+        self._placed: dict[object, str] = {}
+        self._count: dict[str, int] = {}
+
+    def place(
+        self,
+        name: str,
+        params: Where | None = None,
+        want: int = UNKNOWN,
+        path: tuple[str, ...] = (),
+    ) -> str:
+        """Place a function whose arguments live on ``params``; return the graph's key.
+
+        Parameters
+        ----------
+        name : str
+            The function.
+        params : tuple of int, optional
+            Mesh per flat parameter, -1 where free; nothing for a public function.
+        want : int
+            Mesh its results are wanted on when nothing inside says where.
+        path : tuple of str
+            Functions being placed, to find recursion.
+
+        Raises
+        ------
+        PropagationError
+            DIST0408 for recursive calls.
+        """
+        if name in path:
+            cycle = " -> ".join([*path[path.index(name) :], name])
+            raise PropagationError(
+                "DIST0408",
+                f"recursive call {cycle}",
+                place=f"{path[-1]}",
+                remedy="Recursive functions cannot be distributed: unroll the recursion.",
+            )
+        if name not in self._raw:
+            self._raw[name] = extract(self.facts, name)
+        raw = self._raw[name]
+        where = params if params is not None else (UNKNOWN,) * len(raw.params)
+        key = (name, where, want)
+        if key not in self._keys:
+            inside = (*path, name)
+            if self.facts.only_mesh >= 0:
+                graph = self._on_one_mesh(raw, inside)
+            else:
+                graph = _Placing(self, raw, where, want, inside).run()
+            self._keys[key] = self._intern(graph)
+        return self._keys[key]
+
+    def _on_one_mesh(self, raw: Graph, path: tuple[str, ...]) -> Graph:
+        """The graph where there is one mesh: only the keys of its callees are missing."""
+        keys: dict[str, str] = {}
+        for k in raw.calls:
+            node = raw.nodes[k]
+            if node.callee not in keys:
+                keys[node.callee] = self.place(node.callee, None, UNKNOWN, path)
+            raw.nodes[k] = node._replace(callee=keys[node.callee])
+        return raw
+
+    def _intern(self, graph: Graph) -> str:
+        """Key of the placed graph; calls that end up on the same meshes share one."""
+        content: object = graph.name
+        if self.facts.only_mesh < 0:
+            where = tuple([v.mesh for v in graph.values])
+            content = (content, where, tuple([(n.kind, n.mesh, n.callee) for n in graph.nodes]))
+        if content not in self._placed:
+            number = self._count.get(graph.name, 0)
+            self._count[graph.name] = number + 1
+            graph.key = f"{graph.name}#{number}"
+            self.graphs[graph.key] = graph
+            self.order.append(graph.key)
+            self._placed[content] = graph.key
+        return self._placed[content]
+
+
+class _Placing:
+    """Placing of one function for one tuple of argument meshes."""
+
+    def __init__(
+        self, owner: Placer, raw: Graph, params: Where, want: int, path: tuple[str, ...]
+    ) -> None:
+        self.owner, self.raw, self.want, self.path = owner, raw, want, path
+        self.mesh: list[int] = [UNKNOWN] * len(raw.values)
+        self.node_mesh: list[int] = [UNKNOWN] * len(raw.nodes)
+        self.callee: dict[int, str] = {}
+        for k, m in zip(raw.params, params):
+            node = raw.nodes[k]
+            self.mesh[node.results[0]] = m if m != UNKNOWN else node.mesh
+
+    def run(self) -> Graph:
+        """Forward, backward, the rest; then write the placed graph."""
+        self._forward()
+        if UNKNOWN in self.mesh:
+            self._backward()
+            self._forward()
+        for k, node in enumerate(self.raw.nodes):
+            if self.node_mesh[k] == UNKNOWN and node.kind in ("op", "call"):
+                self._settle(k, self._fallback())
+        self.mesh = [self._fallback() if m == UNKNOWN else m for m in self.mesh]
+        self._follow()
+        return self._write()
+
+    def _follow(self) -> None:
+        """Let ops run where all their readers do, when what they read is brought there anyway.
+
+        The cast at the head of a layer's norm, of an activation that its residual addition reads
+        as well: one of the two values is sent instead of both.
+        """
+        readers: dict[int, list[int]] = {}
+        for k, node in enumerate(self.raw.nodes):
+            for v in set(node.operands):
+                readers.setdefault(v, []).append(k)
+        for k in reversed(range(len(self.raw.nodes))):
+            node = self.raw.nodes[k]
+            if node.kind != "op":
+                continue
+            meshes = {self._read_on(r, v) for v in node.results for r in readers.get(v, ())}
+            if len(meshes) != 1 or UNKNOWN in meshes:
+                continue
+            (there,) = meshes
+            if there > self.node_mesh[k] and all(
+                self.mesh[v] == there
+                or any(self._read_on(r, v) == there for r in readers[v] if r != k)
+                for v in node.operands
+                if v >= 0
+            ):
+                self._settle(k, there)
+
+    def _read_on(self, k: int, v: int) -> int:
+        """Mesh on which a node reads a value; unknown where it takes it as it lies."""
+        node = self.raw.nodes[k]
+        if node.kind in ("op", "pin"):
+            return self.node_mesh[k]
+        if node.kind == "call":
+            inner = self.owner.graphs[self.callee[k]]
+            (first, *others) = {
+                inner.values[inner.param_value(i)].mesh
+                for i, operand in enumerate(node.operands)
+                if operand == v
+            }
+            return UNKNOWN if others else first
+        return UNKNOWN
+
+    def _fallback(self) -> int:
+        return self.want if self.want != UNKNOWN else self.owner.default
+
+    def _settle(self, k: int, mesh: int) -> None:
+        node = self.raw.nodes[k]
+        self.node_mesh[k] = mesh
+        if node.kind == "call":
+            where = tuple(
+                self.mesh[v] if v >= 0 and self.mesh[v] != UNKNOWN else UNKNOWN
+                for v in node.operands
+            )
+            self.callee[k] = self.owner.place(node.callee, where, mesh, self.path)
+            inner = self.owner.graphs[self.callee[k]]
+            for i, v in enumerate(node.results):
+                w = inner.result_value(i)
+                self.mesh[v] = inner.values[w].mesh if w >= 0 else mesh
+            for i, v in enumerate(node.operands):
+                if v >= 0 and self.mesh[v] == UNKNOWN:
+                    self.mesh[v] = inner.values[inner.param_value(i)].mesh
+            return
+        for v in node.results:
+            self.mesh[v] = mesh
+
+    def _forward(self) -> None:
+        produced = {v for k, n in enumerate(self.raw.nodes) if n.kind != "param" for v in n.results}
+        for k, node in enumerate(self.raw.nodes):
+            if node.kind == "pin":
+                self._settle(k, node.mesh)
+            elif node.kind in ("op", "call") and self.node_mesh[k] == UNKNOWN:
+                known = [self.mesh[v] for v in node.operands if v >= 0 and v in produced]
+                every = [self.mesh[v] for v in node.operands if v >= 0]
+                latest = max([m for m in known if m != UNKNOWN], default=UNKNOWN)
+                if latest == UNKNOWN:
+                    latest = max(every, default=UNKNOWN)
+                if latest != UNKNOWN:
+                    self._settle(k, latest)
+                    if node.kind == "op":
+                        for v in node.operands:
+                            if v >= 0 and self.mesh[v] == UNKNOWN:
+                                self.mesh[v] = latest
+
+    def _backward(self) -> None:
+        for k in reversed(range(len(self.raw.nodes))):
+            node = self.raw.nodes[k]
+            if node.kind in ("op", "call") and self.node_mesh[k] == UNKNOWN:
+                wanted = [self.mesh[v] for v in node.results if self.mesh[v] != UNKNOWN]
+                if wanted:
+                    self._settle(k, min(wanted))
+            mesh = self.node_mesh[k]
+            if mesh != UNKNOWN:
+                for v in node.operands:
+                    if v >= 0 and self.mesh[v] == UNKNOWN:
+                        self.mesh[v] = mesh
+
+    def _write(self) -> Graph:
+        raw = self.raw
+        g = Graph(raw.key, raw.name, raw.fn, public=raw.public)
+        g.values = [v._replace(mesh=m) for v, m in zip(raw.values, self.mesh)]
+        g.env, g.bindings, g.bound = raw.env, raw.bindings, raw.bound
+        g.tensors, g.pinned, g.reread = raw.tensors, raw.pinned, raw.reread
+        renumbered: dict[int, int] = {}
+        moved: dict[tuple[int, int], int] = {}
+
+        def bring(v: int, mesh: int) -> int:
+            if v < 0 or self.mesh[v] == mesh:
+                return v
+            if (v, mesh) not in moved:
+                old = raw.values[v]
+                new = len(g.values)
+                g.values.append(old._replace(mesh=mesh))
+                g.add_node(Node("move", (v,), (new,), mesh=mesh, label=f"{old.name} (move)"))
+                moved[v, mesh] = new
+            return moved[v, mesh]
+
+        for k, node in enumerate(raw.nodes):
+            operands = node.operands
+            if node.kind in ("op", "pin"):
+                operands = tuple(bring(v, self.node_mesh[k]) for v in operands)
+            elif node.kind == "call":
+                inner = self.owner.graphs[self.callee[k]]
+                wanted = [inner.values[inner.param_value(i)].mesh for i in range(len(operands))]
+                operands = tuple(bring(v, m) for v, m in zip(operands, wanted))
+            mesh = node.mesh if node.kind == "param" else self.node_mesh[k]
+            if node.kind == "ret":
+                mesh = self._fallback()  # of a constant: other results lie where they are
+            renumbered[k] = g.add_node(
+                node._replace(operands=operands, mesh=mesh, callee=self.callee.get(k, ""))
+            )
+        g.node_of = {var: renumbered[k] for var, k in raw.node_of.items()}
+        return g.finish()

@@ -1,0 +1,127 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the graphs of a module's functions share: meshes, and types and annotations read once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tvm_ffi
+from tvm import DataType, ir, relax
+
+from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.mesh import mesh_key, mesh_shape, meshes
+from tvm_distir.core.ir.placement import ceil_div, check_placement, labels_of, shard_counts
+from tvm_distir.core.ir.types import static_shape, value_types
+from tvm_distir.core.ops.dims import nominal
+from tvm_distir.core.ops.memory import learned
+from tvm_distir.support import PropagationError
+
+from .graph import PinLabels, divisible
+
+
+class Annotation(NamedTuple):
+    """What an annotation asks for: a label per axis (None where open) of a mesh."""
+
+    labels: PinLabels | None
+    mesh: int
+    stationary: bool
+
+
+class Tensor(NamedTuple):
+    """Of a tensor type: dims (None: unknown), bytes per element, bytes of the whole."""
+
+    shape: tuple[Any, ...] | None
+    item_bytes: int
+    size_bytes: int
+
+
+def item_bytes(ty: Any) -> int:
+    """Bytes of one element of a tensor type."""
+    return max(1, (int(DataType(str(ty.dtype)).bits) + 7) // 8)
+
+
+def leaf_types(ty: Any) -> Sequence[Any]:
+    """Leaves of a type that carry values."""
+    return (ty,) if type(ty) is relax.TensorType else value_types(ty)
+
+
+class ModuleTypes:
+    """Meshes of a module, and its types and annotations, each read once.
+
+    ``only_mesh`` is the mesh of all values where there is one; with several, -1: the graphs are
+    yet to be placed.
+    """
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        self.mod = mod
+        self.mesh_shapes = [mesh_shape(m) for m in meshes(mod)]
+        self.mesh_numbers = {mesh_key(m): i for i, m in enumerate(meshes(mod))}
+        self.only_mesh = 0 if len(self.mesh_shapes) == 1 else -1
+        self._tensors: dict[int, list[tuple[Any, Tensor]]] = {}
+        self._by_handle: dict[int, Tensor] = {}
+        self._learnt: dict[int, Tensor] = learned("tensors")
+        self._starts: dict[int, list[int]] = {}
+        self.pins: dict[tuple[int, int, Sequence[Any], int], Annotation] = {}
+
+    def mesh_number(self, mesh: Any) -> int | None:
+        """Number of a mesh among the module's, None for a foreign one."""
+        return self.mesh_numbers.get(mesh_key(mesh))
+
+    def like(self, number: int, ty: Any) -> Tensor:
+        """As :meth:`tensor`, of a type of known dims with that number (:attr:`.Survey.types`)."""
+        found = self._learnt.get(number)
+        if found is None:
+            found = self._learnt[number] = self.tensor(ty)
+        return found
+
+    def tensor(self, ty: Any) -> Tensor:
+        """Dims and bytes of a tensor type, read once per distinct type."""
+        found = self._by_handle.get(handle(ty))
+        if found is None:
+            alike = self._tensors.setdefault(tvm_ffi.structural_hash(ty), [])
+            equal = (x for other, x in alike if tvm_ffi.structural_equal(other, ty))
+            found = next(equal, None)
+            if found is None:
+                shape, item = static_shape(ty), item_bytes(ty)
+                found = Tensor(shape, item, math.prod(map(nominal, shape or ())) * item)
+                alike.append((ty, found))
+            self._by_handle[handle(ty)] = found
+        return found
+
+    def starts(self, ty: Any) -> list[int]:
+        """First flat number of each field of a tuple type, and the number of all."""
+        found = self._starts.get(handle(ty))
+        if found is None:
+            sizes = [len(leaf_types(field)) for field in ty.fields[:]]
+            found = self._starts[handle(ty)] = [0, *itertools.accumulate(sizes)]
+        return found
+
+    def labels(
+        self, placement: Any, shape: Sequence[Any], mesh: int, place: str
+    ) -> tuple[int, ...]:
+        """Labels an annotation asks for, checked against the mesh and the tensor.
+
+        Raises
+        ------
+        MeshError
+            DIST0204, DIST0205 when they do not fit.
+        PropagationError
+            DIST0416 for a dim cut by several axes into more parts than it has.
+        """
+        labels = labels_of(placement)
+        check_placement(labels, self.mesh_shapes[mesh], len(shape), place)
+        counts = shard_counts(labels, self.mesh_shapes[mesh], len(shape))
+        for d, (size, count) in enumerate(zip(shape, counts)):
+            if labels.count(d) > 1 and not divisible(size, count) and size <= count:
+                raise PropagationError(
+                    "DIST0416",
+                    f"dim {d} of size {size} is cut by several mesh axes into {count} parts, "
+                    "more than it has",
+                    place=place,
+                    remedy=f"Shard it over one axis, or pad it to {ceil_div(size, count) * count}.",
+                )
+        return labels

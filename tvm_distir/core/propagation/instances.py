@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Specialisations of functions, each once, and how large their values are on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from tvm_distir.core.propagation.graph.graph import Axis, Graph
+from tvm_distir.core.propagation.solve.alternatives import Alternative
+
+from .decision import Instance
+from .reach import Reach
+
+LocalSizes = tuple[list[int], dict[int, dict[int, int]]]
+"""Bytes of each value local to the other axes of its mesh, and how its dims are cut by them."""
+
+
+class Instances:
+    """The instances of one labelling, numbered as they are met.
+
+    Parameters
+    ----------
+    axes : sequence of Axis
+    reach : mapping of str to Reach
+        Per graph.
+    """
+
+    def __init__(self, axes: Sequence[Axis], reach: Mapping[str, Reach]) -> None:
+        self.axes, self.reach = axes, reach
+        self._known: dict[object, Instance] = {}
+        self._columns: dict[tuple[Alternative, ...], int] = {}
+        self._given: dict[tuple[str, int], list[int]] = {}  # by graph and column
+
+    def of(
+        self,
+        g: Graph,
+        choice: dict[int, tuple[Alternative, ...]],
+        kids: dict[int, Instance],
+        columns: Mapping[int, int] = MappingProxyType({}),
+    ) -> Instance:
+        """The instance of a graph with these alternatives per axis, and these callees.
+
+        ``columns`` has the numbers of those of some axes (:attr:`.Instance.columns`).
+        """
+        numbers = {
+            a: columns[a] if a in columns else self._columns.setdefault(c, len(self._columns))
+            for a, c in sorted(choice.items())
+        }
+        key = (
+            g.key,
+            tuple(numbers.items()),
+            tuple([(k, kid.number) for k, kid in sorted(kids.items())]),
+        )
+        found = self._known.get(key)
+        if found is None:
+            given = {a: self._given_by(g, c, numbers[a]) for a, c in choice.items()}
+            found = Instance(len(self._known), g, choice, kids, numbers, given)
+            self._known[key] = found
+        return found
+
+    def _given_by(self, g: Graph, column: Sequence[Alternative], number: int) -> list[int]:
+        """See :attr:`.Instance.given`."""
+        found = self._given.get((g.key, number))
+        if found is None:
+            found = self._given[g.key, number] = [column[k].gives[j] for k, j in g.producer]
+        return found
+
+    def without(self, inst: Instance, a: int) -> Instance:
+        """An instance with axis ``a`` open again, in its callees too."""
+        return self._without(inst, a, {})
+
+    def _without(self, inst: Instance, a: int, done: dict[int, Instance]) -> Instance:
+        if a not in inst.choice:
+            return inst
+        found = done.get(inst.number)
+        if found is None:
+            choice = {b: c for b, c in inst.choice.items() if b != a}
+            columns = {b: c for b, c in inst.columns.items() if b != a}
+            kids = {k: self._without(kid, a, done) for k, kid in inst.kids.items()}
+            found = done[inst.number] = self.of(inst.graph, choice, kids, columns)
+        return found
+
+    def sizes(self, inst: Instance, a: int) -> LocalSizes:
+        """Bytes of each value local to the other axes of its mesh, and how its dims are cut.
+
+        An axis not decided yet is taken to shard whatever it can reach.
+        """
+        if a in inst.local:
+            return inst.local[a]
+        g = inst.graph
+        sizes = [v.size_bytes for v in g.values]
+        cut: dict[int, dict[int, int]] = {}
+        for b, axis in enumerate(self.axes):
+            if b == a or axis.mesh != self.axes[a].mesh:
+                continue
+            given, n = inst.given.get(b), axis.size
+            if given is None:  # what lies on another mesh, the axis does not reach
+                reach = self.reach[g.key]
+                sizes = [size // n if live else size for size, live in zip(sizes, reach.live[b])]
+                continue
+            for v, label in enumerate(given):
+                if label >= 0 and g.values[v].mesh == axis.mesh:
+                    sizes[v] = -(-sizes[v] // n)
+                    dims = cut.setdefault(v, {})
+                    dims[label] = dims.get(label, 1) * n
+        inst.local[a] = (sizes, cut)
+        return inst.local[a]
+
+    def value_bytes(self, inst: Instance, a: int) -> list[int]:
+        """Bytes of each value, whole along axis ``a``, local to the others."""
+        return self.sizes(inst, a)[0]
+
+    def same_sizes(self, one: Instance, two: Instance, a: int) -> bool:
+        """Whether an axis finds the same sizes in two instances, callees included."""
+        waiting, seen = [(one, two)], set[tuple[int, int]]()
+        while waiting:
+            one, two = waiting.pop()
+            if one is two or (one.number, two.number) in seen:
+                continue
+            seen.add((one.number, two.number))
+            if self.sizes(one, a) != self.sizes(two, a):
+                return False
+            waiting += [(kid, two.kids[k]) for k, kid in one.kids.items()]
+        return True

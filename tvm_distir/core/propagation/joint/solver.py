@@ -1,0 +1,156 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""All axes of a mesh at once: summaries bottom-up, one minimisation per function, decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tvm_distir.core.propagation.decision import Instance, Signature
+from tvm_distir.core.propagation.instances import Instances
+from tvm_distir.core.propagation.reach import Reach
+from tvm_distir.core.propagation.solve.alternatives import Alternative
+from tvm_distir.core.propagation.solve.exact import minimise
+from tvm_distir.core.propagation.solve.tables import PriceTables
+from tvm_distir.core.solver.problem import Problem
+
+from .builder import JointBuilder
+from .states import JointProblem, JointSummary, TooManyStates
+from .tables import JointTables
+
+TABLE_LIMIT = 1 << 22
+"""Entries of one table; see :func:`~tvm_distir.core.propagation.solve.exact.minimise`."""
+
+NARROW = 1 << 20
+"""Entries of a table that elimination joins at once: most such are those of layers that are equal,
+which are joined once."""
+
+ROUNDS = 150
+"""Rounds of bounds for what stays wider; then the best labelling known is the answer."""
+
+SUMMARY_LIMIT = 1 << 10
+"""Entries of one table of a function summary; above it a variable is kept."""
+
+
+class JointSolver:
+    """Labels instances along all axes of a mesh.
+
+    Parameters
+    ----------
+    reach : mapping of str to Reach
+        Per graph.
+    prices : PriceTables
+    mesh_axes : sequence of int
+        Numbers of the axes.
+    instances : Instances
+    forced : mapping of str to Signature
+        What all calls of a graph must share.
+    """
+
+    def __init__(
+        self,
+        reach: Mapping[str, Reach],
+        prices: PriceTables,
+        mesh_axes: Sequence[int],
+        instances: Instances,
+        forced: Mapping[str, Signature],
+    ) -> None:
+        self.reach, self.prices, self.instances, self.forced = reach, prices, instances, forced
+        self.mesh_axes = tuple(mesh_axes)
+        self.tables = JointTables.of(prices, mesh_axes)
+        self._summaries: dict[int, JointSummary] = {}
+        self._specialised: dict[tuple[int, tuple[int, ...]], Instance] = {}
+
+    def solve(self, inst: Instance) -> tuple[Instance, int, int] | None:
+        """The instance labelled along all axes, its cost, and how far that may be above a bound.
+
+        None where that is too wide, or nothing is allowed.
+
+        Parameters
+        ----------
+        inst : Instance
+            With all axes of the mesh open.
+        """
+        try:
+            model = self._problem(inst)
+        except TooManyStates:
+            return None
+        tables, problem = self.prices.tables, Problem(model.domains, model.factors)
+        found = minimise(
+            tables,
+            problem,
+            TABLE_LIMIT,
+            inst.graph.name,
+            narrow=NARROW,
+            rounds=ROUNDS,
+            program=False,
+        )
+        total, forbidden = tables.evaluate(problem, found.values)
+        if not (model.feasible and found.feasible) or forbidden:
+            return None
+        return self._decode(inst, model, found.values), model.constant + total, found.gap
+
+    def _problem(self, inst: Instance) -> JointProblem:
+        g = inst.graph
+        return JointBuilder(
+            self.tables,
+            g,
+            self.reach[g.key],
+            lambda k: self._summary(inst.kids[k]),
+            self.forced.get(g.key),
+        ).run()
+
+    def _summary(self, inst: Instance) -> JointSummary:
+        found = self._summaries.get(inst.number)
+        if found is not None:
+            return found
+        found = self._summaries[inst.number] = JointSummary.of(
+            self._problem(inst),
+            inst.graph,
+            self.prices.tables,
+            SUMMARY_LIMIT,
+            self.tables.forms.turned,
+        )
+        return found
+
+    def _decode(self, inst: Instance, model: JointProblem, values: Sequence[int]) -> Instance:
+        g, kids = inst.graph, {}
+        chosen: list[tuple[Alternative, ...]] = []
+        for k, (states, v) in enumerate(model.ends):
+            if k not in model.spliced:
+                chosen.append(states.items[values[v] if v >= 0 else 0])
+                continue
+            spliced = model.spliced[k]
+            own = spliced.variables
+            kids[k] = self._specialise(inst.kids[k], tuple(values[own.start : own.stop]))
+            sides = [
+                [states.items[values[v] if v >= 0 else 0] for states, v in ends]
+                for ends in (spliced.params, spliced.rets)
+            ]
+            chosen.append(
+                tuple(
+                    [
+                        Alternative(
+                            tuple([state[i].needs[0] for state in sides[0]]),
+                            tuple([state[i].gives[0] for state in sides[1]]),
+                            None,
+                        )
+                        for i in range(len(self.mesh_axes))
+                    ]
+                )
+            )
+        columns = {a: tuple([x[i] for x in chosen]) for i, a in enumerate(self.mesh_axes)}
+        choice = dict(sorted({**inst.choice, **columns}.items()))
+        return self.instances.of(g, choice, kids, inst.columns)
+
+    def _specialise(self, inst: Instance, picked: tuple[int, ...]) -> Instance:
+        """One instance per distinct assignment of a summary's kept variables."""
+        key = (inst.number, picked)
+        if key not in self._specialised:
+            summary = self._summaries[inst.number]
+            values = summary.values(self.prices.tables, picked)
+            self._specialised[key] = self._decode(inst, summary.model, values)
+        return self._specialised[key]
+
+
+__all__ = ["JointSolver"]

@@ -1,0 +1,186 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""States of a node: one alternative per axis of its mesh, as far as they go together."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import tirx
+
+from tvm_distir.core.ops.factor import Rule
+from tvm_distir.core.propagation.graph.graph import Axis
+from tvm_distir.core.propagation.solve.alternatives import Alternative, Forms, factor_fits, fits
+from tvm_distir.core.propagation.solve.problem import LabellingProblem, Summary
+
+State = tuple[Alternative, ...]
+"""An alternative per axis of the mesh."""
+
+MOST_STATES = 256
+"""States of one node; where there were more the axes are labelled one after the other."""
+
+
+class TooManyStates(Exception):
+    """A node has more than :data:`MOST_STATES`."""
+
+
+class States:
+    """Interned list of states, in order of preference."""
+
+    def __init__(self, number: int, items: tuple[State, ...]) -> None:
+        self.number, self.items = number, items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def given(self, result: int) -> list[tuple[int, ...]]:
+        """Per state the labels that a result is given with."""
+        return [tuple([x.gives[result] for x in state]) for state in self.items]
+
+    def needed(self, axis: int, operands: Sequence[int]) -> list[tuple[int, ...]]:
+        """Per state the labels that operands are needed with along an axis."""
+        return [tuple([state[axis].needs[i] for i in operands]) for state in self.items]
+
+
+JointProblem = LabellingProblem[States]
+"""A problem along all axes of a mesh."""
+
+JointSummary = Summary[States]
+"""A summary along all axes of a mesh."""
+
+
+class JointForms:
+    """Makes and interns states.
+
+    Parameters
+    ----------
+    forms : Forms
+        Of the alternatives along one axis.
+    axes : sequence of Axis
+        Those of the mesh.
+    """
+
+    def __init__(self, forms: Forms, axes: Sequence[Axis]) -> None:
+        self.forms = forms
+        self.ranks = [axis.size for axis in axes]
+        self._interned: dict[tuple[State, ...], States] = {}
+        self._known: dict[Any, States] = {}
+
+    def intern(self, items: Sequence[State]) -> States:
+        """The one object for these states."""
+        key = tuple(items)
+        found = self._interned.get(key)
+        if found is None:
+            found = self._interned[key] = States(len(self._interned), key)
+        return found
+
+    def of_rule(self, rule: Rule, masks: Sequence[int], partials: Sequence[int]) -> States:
+        """States of an op.
+
+        Parameters
+        ----------
+        rule : Rule
+        masks : sequence of int
+            Per axis; bit i: it reaches factor i.
+        partials : sequence of int
+            Per axis; bit i: operand i may be a partial sum.
+
+        Raises
+        ------
+        TooManyStates
+        """
+        key = ("op", self.forms.rule_number(rule), tuple(masks), tuple(partials))
+        found = self._known.get(key)
+        if found is None:
+            columns = [
+                self.forms.of_rule(rule, n, mask, partial, {}).items
+                for n, mask, partial in zip(self.ranks, masks, partials)
+            ]
+            together = [x for x in _product(columns) if self._walks(rule, x)]
+            found = self._known[key] = self.intern(together)
+        return found
+
+    def _walks(self, rule: Rule, state: State) -> bool:
+        """Whether every factor has parts for all axes that walk it."""
+        walked: dict[int, list[int]] = {}
+        for n, one in zip(self.ranks, state):
+            if one.factor is not None:
+                walked.setdefault(one.factor, []).append(n)
+        return all(
+            factor_fits(rule.factors[f], n, math.prod(parts) // n)
+            for f, parts in walked.items()
+            if len(parts) > 1
+            for n in parts
+        )
+
+    def ends(self, columns: Sequence[Sequence[Alternative]], shape: Sequence[Any] | None) -> States:
+        """States of a node that is no op, from its alternatives along each axis.
+
+        Parameters
+        ----------
+        columns : sequence of sequence of Alternative
+        shape : sequence, optional
+            Of its value, whose dims are to have parts for all axes that cut them, unless none of
+            these has a choice.
+
+        Raises
+        ------
+        TooManyStates
+        """
+        sizes = None if shape is None else tuple([_known(n) for n in shape])
+        key = ("end", tuple(map(tuple, columns)), sizes)
+        found = self._known.get(key)
+        if found is None:
+            free = [len(column) > 1 for column in columns]
+            together = [x for x in _product(columns) if sizes is None or self._cuts(x, sizes, free)]
+            found = self._known[key] = self.intern(together)
+        return found
+
+    def _cuts(self, state: State, shape: Sequence[int | None], free: Sequence[bool]) -> bool:
+        cut: dict[int, list[int]] = {}
+        for a, one in enumerate(state):
+            for label in {*one.needs, *one.gives}:
+                if label >= 0:
+                    cut.setdefault(label, []).append(a)
+        for d, axes in cut.items():
+            if len(axes) < 2 or not any(free[a] for a in axes):
+                continue
+            parts = math.prod(self.ranks[a] for a in axes)
+            if not all(fits(shape[d], self.ranks[a], parts // self.ranks[a], True) for a in axes):
+                return False
+        return True
+
+    def whole(self, operands: int, results: int) -> States:
+        """The only state of a node that nothing shards."""
+        return self.ends([self.forms.whole(operands, results).items] * len(self.ranks), None)
+
+    def turned(self, states: States) -> States:
+        """What is a producer inside a function is a consumer outside, and the reverse."""
+        key = ("turned", states.number)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self.intern(
+                [
+                    tuple([Alternative(x.gives, x.needs, x.factor) for x in state])
+                    for state in states.items
+                ]
+            )
+        return found
+
+
+def _known(size: Any) -> int | None:
+    """A size as a number; None for a symbolic one, which is taken to divide."""
+    return int(size) if isinstance(size, int | tirx.IntImm) else None
+
+
+def _product(columns: Sequence[Sequence[Alternative]]) -> list[State]:
+    """All combinations, the first axis' last alternatives last."""
+    if math.prod(map(len, columns)) > MOST_STATES:
+        raise TooManyStates
+    return list(itertools.product(*columns))
+
+
+__all__ = ["JointForms", "JointProblem", "JointSummary", "State", "States", "TooManyStates"]

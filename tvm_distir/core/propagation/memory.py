@@ -1,0 +1,180 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Memory as a bound: what a decision keeps on each device, and the cheapest one that fits.
+
+A labelling that minimises a price is exact; one under a bound on the peak of memory is not found
+by eliminating variables, since every value counts at once. So memory gets a price: a weight per
+byte that is kept, doubled until the decision fits and then halved towards the bound (Lagrange's
+relaxation). Free parameters may then be sharded over any axis, which nothing but the bound asks
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tvm_distir.core.ir.placement import ceil_div
+from tvm_distir.core.propagation.solve.cost import Costs
+from tvm_distir.support import InfeasibleError
+
+from .decision import Decision, Instance
+from .driver import Propagator
+
+FIRST_WEIGHT = 1
+LAST_WEIGHT = 1 << 24
+"""Weights tried, in 1/1024 of a wire byte per byte kept; the last outweighs 16,000 wire bytes."""
+
+
+@dataclass(frozen=True)
+class KeptMemory:
+    """What one device of the fullest mesh keeps while a public function runs.
+
+    Attributes
+    ----------
+    peak_bytes : int
+        Parameters, and the values alive at the worst moment, copies in other forms included.
+    param_bytes : int
+        Of it, the parameters.
+    place : str
+        The node that runs at that moment.
+    """
+
+    peak_bytes: int
+    param_bytes: int
+    place: str
+
+
+class Keeper:
+    """Measures instances; each once.
+
+    A value is alive from its producer to its last consumer, in every form it is consumed in; a
+    parameter and a result all the time. What happens inside an op is not counted.
+    """
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        self._inner: dict[int, tuple[list[int], str]] = {}
+
+    def kept(self) -> KeptMemory:
+        """The worst of all public functions and meshes."""
+        found = [one for inst in self.decision.entries.values() for one in self._of(inst)]
+        return max(found, key=lambda one: one.peak_bytes, default=KeptMemory(0, 0, ""))
+
+    def _of(self, inst: Instance) -> Iterator[KeptMemory]:
+        g = inst.graph
+        held = [0] * self._meshes()
+        for k in g.params:
+            v = g.nodes[k].results[0]
+            held[g.values[v].mesh] += self._bytes(inst, v, self.decision.value_form(inst, v))
+        inner, place = self._inside(inst)
+        for params, more in zip(held, inner):
+            yield KeptMemory(params + more, params, place)
+
+    def _meshes(self) -> int:
+        return max((axis.mesh for axis in self.decision.axes), default=0) + 1
+
+    def _bytes(self, inst: Instance, v: int, form: tuple[int, ...]) -> int:
+        """Bytes of one device's part of a value in a form."""
+        value = inst.graph.values[v]
+        size = value.size_bytes
+        for a, label in zip(self.decision.mesh_axes(value.mesh), form):
+            if label >= 0:
+                size = int(ceil_div(size, self.decision.axes[a].size))
+        return size
+
+    def _inside(self, inst: Instance) -> tuple[list[int], str]:
+        """Peak per mesh of all values but the parameters, and where it is reached."""
+        if inst.number in self._inner:
+            return self._inner[inst.number]
+        g = inst.graph
+        copied: dict[int, list[tuple[int, int]]] = {}
+        made: dict[int, list[tuple[int, int]]] = {}
+        ends: dict[int, list[tuple[int, int]]] = {}
+        for v, value in enumerate(g.values):
+            for first, last, size in self._spans(inst, v):
+                begins = made if first == g.producer[v][0] else copied
+                begins.setdefault(first, []).append((value.mesh, size))
+                ends.setdefault(last, []).append((value.mesh, size))
+        alive, peak, place = [0] * self._meshes(), [0] * self._meshes(), g.name
+        for k, node in enumerate(g.nodes):
+            for mesh, size in copied.get(k, ()):
+                alive[mesh] += size
+            now = list(alive)
+            if node.kind == "call":  # the results are counted inside
+                now = [a + b for a, b in zip(alive, self._inside(inst.kids[k])[0])]
+            for mesh, size in made.get(k, ()):
+                alive[mesh] += size
+            now = [max(a, b) for a, b in zip(now, alive)]
+            if max(now) > max(peak):
+                place = g.place(k)
+            peak = [max(a, b) for a, b in zip(peak, now)]
+            for mesh, size in ends.get(k, ()):
+                alive[mesh] -= size
+        self._inner[inst.number] = peak, place
+        return peak, place
+
+    def _spans(self, inst: Instance, v: int) -> Iterator[tuple[int, int, int]]:
+        """(first node, last node, bytes) of each form a value is kept in."""
+        g = inst.graph
+        maker = g.producer[v][0]
+        if maker < 0:
+            return
+        produced = self.decision.value_form(inst, v)
+        first: dict[tuple[int, ...], int] = {}
+        last: dict[tuple[int, ...], int] = {}
+        for k, positions in g.uses[v]:
+            for i in positions:
+                form = self.decision.needs(inst, k, i, g.values[v].mesh)
+                first.setdefault(form, k)
+                last[form] = k
+        if g.nodes[maker].kind != "param":
+            yield maker, max(last.values(), default=maker), self._bytes(inst, v, produced)
+        for form, k in first.items():
+            if form != produced:
+                yield k, last[form], self._bytes(inst, v, form)
+
+
+def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decision:
+    """The decision, or the cheapest one found that keeps at most ``memory_bytes`` per device.
+
+    Raises
+    ------
+    InfeasibleError
+        DIST0801 when none of the weights leads to one that fits.
+    """
+    if Keeper(decision).kept().peak_bytes <= memory_bytes:
+        return decision
+    costs = solver.costs
+    solver.set_free()
+    weight, best, least = FIRST_WEIGHT, None, Keeper(decision).kept()
+    while weight <= LAST_WEIGHT:
+        found = _weighed(solver, costs, weight)
+        kept = Keeper(found).kept()
+        least = min(least, kept, key=lambda one: one.peak_bytes)
+        if kept.peak_bytes <= memory_bytes:
+            best = found
+            break
+        weight *= 4
+    if best is None:
+        raise InfeasibleError(
+            "DIST0801",
+            f"no placement keeps at most {memory_bytes} bytes on each device: the leanest found "
+            f"keeps {least.peak_bytes}, of them {least.param_bytes} of parameters",
+            place=least.place,
+            remedy="Use more devices, a smaller batch, or leave more open to be placed.",
+        )
+    lower, upper = weight // 4, weight
+    while upper - lower > max(1, lower // 4):
+        middle = (lower + upper) // 2
+        found = _weighed(solver, costs, middle)
+        if Keeper(found).kept().peak_bytes <= memory_bytes:
+            upper, best = middle, found
+        else:
+            lower = middle
+    return best
+
+
+def _weighed(solver: Propagator, costs: Costs, weight: int) -> Decision:
+    solver.weigh(replace(costs, keep=weight, hold=max(weight, costs.hold)))
+    return solver.run()

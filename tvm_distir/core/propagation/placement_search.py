@@ -1,0 +1,301 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Placements of weights chosen by the labelling itself, and what they leave on each device.
+
+Propagation finds the cheapest labels of everything a plan leaves open. Here that is every
+weight: each may be sharded on any dim or replicated, and is used as it lies. What a device
+holds, computes and sends is weighed by :class:`Costs`; :class:`Explorer` solves the same module
+again and again with other weights, and measures what came out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tvm import ir
+
+from tvm_distir.core.ir.placement import R, ceil_div
+from tvm_distir.core.ops.factor import Rule
+from tvm_distir.core.propagation.graph.graph import LAYOUT_OPS, Axis, Graph
+from tvm_distir.core.propagation.solve.alternatives import factor_fits, fits
+from tvm_distir.core.propagation.solve.cost import Costs
+
+from .decision import Decision
+from .footprint import Footprint, Meter
+from .search import Labels, WeightSearch
+
+SETTLING = Costs()
+"""What propagation counts, when it is not asked to weigh otherwise."""
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A variable that has to be sharded, where the weights alone do not lead there."""
+
+    function: str
+    variable: str
+    label: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice of labels, and what it leaves on each device.
+
+    ``pins`` are the values that propagation has to be told about to find the same, ``stored``
+    the dims of the weights that lie cut and are gathered where they are used.
+    """
+
+    labels: Labels
+    footprint: Footprint
+    pins: tuple[Pin, ...] = ()
+    stored: Labels = field(default_factory=dict)
+
+
+class Explorer:
+    """Tries placements of the weights of a module along one mesh axis.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1.
+    axis : str
+        Name of the mesh axis, for messages.
+    ranks : int
+        Devices along it.
+    weights : mapping of str to collection of int
+        Per public function, which of its flat parameters are weights. The others are
+        replicated along the axis.
+    costs : Costs
+        What propagation counts later, when it is not asked to weigh otherwise.
+
+    Raises
+    ------
+    PropagationError
+        DIST0401 an op without a rule; what extraction raises.
+    """
+
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        axis: str,
+        ranks: int,
+        weights: Mapping[str, Collection[int]],
+        costs: Costs = SETTLING,
+    ) -> None:
+        self.ranks, self.costs = ranks, costs
+        self._open = {name: dict.fromkeys(sorted(found)) for name, found in weights.items()}
+        self._search = WeightSearch(mod, Axis(0, 0, ranks, axis), costs)
+        self._meter = Meter(ranks)
+        self._stored: Labels = {}
+        self._tried: dict[Hashable, Trial] = {}
+        self._results: dict[str, list[tuple[int, int, str]]] = {}
+
+    def store(self, dims: Labels) -> None:
+        """Say which weights lie cut, on which dims, and are gathered where they are used.
+
+        The trials that follow move these and no other weights.
+        """
+        self._stored = dims
+        self._tried.clear()
+
+    def best(self, costs: Costs, parts: int = 0) -> Trial:
+        """Solve with every weight free.
+
+        Parameters
+        ----------
+        costs : Costs
+        parts : int
+            Not 0: values that follow from the data inputs may be sharded too, where this
+            divides a dim of the input.
+
+        Raises
+        ------
+        PropagationError
+            DIST0410 when the labelling is too wide.
+        """
+        key = (costs, parts)
+        if key not in self._tried:
+            asked = {
+                name: {**found, **self._stored.get(name, {})} for name, found in self._open.items()
+            }
+            decision = self._search.decide(asked, costs, self._stored, parts)
+            labels: Labels = {}
+            for name, found in self._open.items():
+                inst = decision.entries[name]
+                labels[name] = {
+                    i: decision.value_form(inst, inst.graph.param_value(i))[0] for i in found
+                }
+            self._tried[key] = self._trial(decision, labels, self._pins(decision, labels))
+        return self._tried[key]
+
+    def sent(self, found: Footprint) -> int:
+        """What a device sends: bytes, or where links have prices of their own, what that weighs."""
+        if self.costs == SETTLING:
+            return found.wire_bytes
+        return self.costs.sending(found.wire_bytes, found.collectives)
+
+    def settled(self, labels: Labels, costs: Costs | None = None) -> Trial:
+        """What propagation makes of these labels: as :meth:`best`, nothing being free."""
+        costs = costs or self.costs
+        key = (costs, tuple((name, tuple(found.items())) for name, found in labels.items()))
+        if key not in self._tried:
+            self._tried[key] = self._trial(self._search.decide(labels, costs, self._stored), labels)
+        return self._tried[key]
+
+    def _trial(self, decision: Decision, labels: Labels, pins: tuple[Pin, ...] = ()) -> Trial:
+        held = sum(
+            self.weight_bytes(name, i, label)
+            for name, found in labels.items()
+            for i, label in found.items()
+        )
+        counts = self._meter.counts(decision.entries[name] for name in labels)
+        return Trial(labels, Footprint(held, *counts), pins, self._stored)
+
+    def alone(self) -> Footprint:
+        """Footprint on one device; its wire bytes are those of all results of all ops, twice."""
+        flops, moved, held = 0, 0, 0
+        for name in self._open:
+            g = self._graph(name)
+            held += sum(g.values[g.param_value(i)].size_bytes for i in self._open[name])
+            for rule, count in self.ops(name):
+                flops += count * rule.flops
+                moved += count * 2 * sum(rule.out_bytes)
+        return Footprint(held, flops, moved)
+
+    def whole_flops(self) -> dict[str, int]:
+        """FLOPs of the ops no rule can shard over the axis, by name of the op."""
+        found: dict[str, int] = {}
+        for name in self._open:
+            for rule, count in self.ops(name):
+                can = any(factor_fits(f, self.ranks, 1) for f in rule.factors)
+                if not can and rule.flops:
+                    found[rule.op] = found.get(rule.op, 0) + count * rule.flops
+        return found
+
+    def ops(self, name: str, count: int = 1) -> list[tuple[Rule, int]]:
+        """Rules of all ops a function runs, private functions included, and how often."""
+        counts = {self._graph(name).key: count}
+        for key in reversed(self._search.module.order):
+            for k in self._search.module.graphs[key].calls if key in counts else ():
+                callee = self._search.module.graphs[key].nodes[k].callee
+                counts[callee] = counts.get(callee, 0) + counts[key]
+        return [
+            (node.rule, times)
+            for key, times in counts.items()
+            for node in self._search.module.graphs[key].nodes
+            if node.rule is not None
+        ]
+
+    def weight_bytes(self, name: str, number: int, label: int = R) -> int:
+        """Bytes a device holds of a weight; a shard of an uneven dim is the largest one."""
+        value = self._graph(name).values[self._graph(name).param_value(number)]
+        if label < 0:
+            return value.size_bytes
+        size = value.shape[label]
+        if not isinstance(size, int):
+            return int(ceil_div(value.size_bytes, self.ranks))
+        return int(value.size_bytes // max(size, 1) * ceil_div(size, self.ranks))
+
+    def storage_dim(self, name: str, number: int) -> int | None:
+        """Dim that a weight can be stored by: the one that leaves a device the fewest bytes.
+
+        None where all dims are too small.
+        """
+        shape = self._graph(name).values[self._graph(name).param_value(number)].shape
+        dims = [d for d, size in enumerate(shape) if fits(size, self.ranks, 1, True)]
+        return min(dims, key=lambda d: (self.weight_bytes(name, number, d), d), default=None)
+
+    def obstacles(self, name: str, number: int) -> list[str]:
+        """Return why a weight can be sharded on none of its dims; nothing when it can.
+
+        Every consumer must take the dim as it lies, through layout ops and calls.
+        """
+        g, reasons = self._graph(name), list[str]()
+        v = g.param_value(number)
+        for d in range(len(g.values[v].shape)):
+            why = self._obstacle(g, v, d)
+            if why is None:
+                return []
+            reasons.append(why)
+        return list(dict.fromkeys(reasons)) or ["a scalar"]
+
+    def _obstacle(self, g: Graph, v: int, d: int) -> str | None:
+        """Return what keeps value v from being sharded on dim d."""
+        size = g.values[v].shape[d]
+        if not fits(size, self.ranks, 1, True):
+            return f"its dim {d} of size {size} is too small for {self.ranks} devices"
+        for k, positions in g.uses[v]:
+            node, why = g.nodes[k], None
+            if node.kind == "call":
+                inner = self._search.module.graphs[node.callee]
+                found = [self._obstacle(inner, inner.param_value(i), d) for i in positions]
+                why = next((one for one in found if one is not None), None)
+            elif node.rule is not None:
+                why = self._refusal(g, k, positions, d)
+            if why is not None:
+                return why
+        return None
+
+    def _refusal(self, g: Graph, k: int, positions: Sequence[int], d: int) -> str | None:
+        node = g.nodes[k]
+        rule = node.rule
+        if rule is None:
+            return None
+        for f in rule.factors:
+            takes = all(f.ins[i] == d for i in positions)
+            if not takes or not factor_fits(f, self.ranks, 1):
+                continue
+            out = f.outs[0]
+            if rule.op not in LAYOUT_OPS or out is None:
+                return None
+            return self._obstacle(g, node.results[0], out)
+        why = rule.why_whole.get(f"in{positions[0]}.dim{d}", "it does not divide")
+        return f"{rule.op} takes its dim {d} whole: {why}"
+
+    def _pins(self, decision: Decision, labels: Labels) -> tuple[Pin, ...]:
+        """Return the sharded results that the chosen labels do not reach."""
+        reach = self._search.reach_of(labels, self._stored)
+        pins: dict[tuple[str, str], set[int]] = {}
+        waiting, seen = [decision.entries[name] for name in labels], set[int]()
+        while waiting:
+            inst = waiting.pop(0)
+            if inst.number in seen:
+                continue
+            seen.add(inst.number)
+            waiting += [kid for _, kid in sorted(inst.kids.items())]
+            g, choice = inst.graph, inst.choice[0]
+            for k, v, name in self._named_results(g):
+                label = choice[k].gives[0]
+                if label < 0:
+                    wants = {choice[n].needs[i] for n, positions in g.uses[v] for i in positions}
+                    label = min(wants) if len(wants) == 1 else label
+                if label >= 0 and reach[g.key].active[0][g.offset[v] + label]:
+                    label = R
+                pins.setdefault((g.name, name), set()).add(label)
+        return tuple(
+            Pin(function, variable, min(found))
+            for (function, variable), found in pins.items()
+            if len(found) == 1 and min(found) >= 0
+        )
+
+    def _named_results(self, g: Graph) -> list[tuple[int, int, str]]:
+        """Ops with one result under a name of its own: node, value, name."""
+        if g.key not in self._results:
+            names = {key: str(var.name) for key, var in g.variables.items()}
+            often = Counter(names.values())
+            self._results[g.key] = [
+                (k, g.nodes[k].results[0], names[key])
+                for key, k in g.node_of.items()
+                if g.nodes[k].rule is not None
+                and len(g.nodes[k].results) == 1
+                and often[names[key]] == 1
+            ]
+        return self._results[g.key]
+
+    def _graph(self, name: str) -> Graph:
+        return self._search.module.graphs[self._search.module.entries[name]]
+
+
+__all__ = ["Explorer", "Footprint", "Labels", "Pin", "Trial"]

@@ -1,0 +1,102 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The price of a decided instance over all axes together, calls included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tvm_distir.core.propagation.solve.assembly import hold_on
+from tvm_distir.core.propagation.solve.tables import PriceTables
+
+from .decision import Instance
+from .reach import Reach
+
+Sizes = Callable[[Instance, int], list[int]]
+
+
+@dataclass(frozen=True)
+class Price:
+    """Cost in the units of :class:`Costs`: work inside ops, conversions between them."""
+
+    work: int = 0
+    conversions: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both together."""
+        return self.work + self.conversions
+
+    def __add__(self, other: Price) -> Price:
+        return Price(self.work + other.work, self.conversions + other.conversions)
+
+
+class Evaluator:
+    """Prices instances; each instance once, multiplied by its calls.
+
+    Unlike the solution along one axis, every size is the one all axes together give, so that
+    different decisions can be compared. Axes that are not decided yet cost nothing.
+    """
+
+    def __init__(self, prices: PriceTables, reach: Mapping[str, Reach], sizes: Sizes) -> None:
+        self.prices, self.reach, self.sizes = prices, reach, sizes
+        self._known: dict[int, Price] = {}
+
+    def price(self, inst: Instance) -> Price:
+        """Price of one execution of an instance."""
+        if inst.number not in self._known:
+            own = Price(inst.graph.repeat * self._work(inst), self._conversions(inst))
+            for _, kid in sorted(inst.kids.items()):
+                own += self.price(kid)
+            self._known[inst.number] = own
+        return self._known[inst.number]
+
+    def _work(self, inst: Instance) -> int:
+        total = 0
+        for k, node in enumerate(inst.graph.nodes):
+            if node.kind != "op" or node.rule is None:
+                continue
+            axes = [
+                a
+                for a, x in enumerate(self.prices.axes)
+                if x.mesh == node.mesh and a in inst.choice
+            ]
+            sides = {
+                a: (
+                    self.prices.axes[a].size,
+                    inst.choice[a][k].needs + inst.choice[a][k].gives,
+                    inst.choice[a][k].factor is not None,
+                )
+                for a in axes
+            }
+            work = sent = 0
+            for a in axes:
+                others = tuple(side for b, side in sides.items() if b != a)
+                ranks = self.prices.axes[a].size
+                work, own = self.prices.along(a).parts(node.rule, inst.choice[a][k], ranks, others)
+                sent += own
+            total += self.prices.costs.scaled(work + sent)
+        return total
+
+    def _conversions(self, inst: Instance) -> int:
+        g, total = inst.graph, 0
+        reach = self.reach[g.key]
+        for v, uses in enumerate(g.uses):
+            if not uses:
+                continue
+            maker, result = g.producer[v]
+            for a, axis in enumerate(self.prices.axes):
+                if axis.mesh != g.values[v].mesh or a not in inst.choice:
+                    continue
+                choice = inst.choice[a]
+                have = choice[maker].gives[result]
+                needs = frozenset(choice[k].needs[i] for k, positions in uses for i in positions)
+                if needs == {have}:
+                    continue
+                pinned, held = hold_on(g, reach, axis, a, maker)
+                size = self.sizes(inst, a)[v] * (self.prices.costs.move if pinned else 1)
+                size *= g.times(v)
+                conversions = self.prices.conversions.along(a)
+                total += conversions.supply(have, needs, size, axis.size, held)[0]
+        return total

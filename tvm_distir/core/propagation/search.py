@@ -1,0 +1,185 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Propagation along one axis again and again: of the same module, from weights instead of a plan.
+
+What stays the same is kept: the classes of dims that rules tie, what given labels reach, and the
+structure of the labelling problem (:mod:`.sketch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import replace
+
+from tvm import ir
+
+from tvm_distir.core.ir.placement import R
+from tvm_distir.core.propagation.graph.graph import Axis, Graph, divisible
+from tvm_distir.core.propagation.solve.alternatives import Forms
+from tvm_distir.core.propagation.solve.cost import Conversions, Costs
+from tvm_distir.core.propagation.solve.exact import Starts
+from tvm_distir.core.propagation.solve.tables import PriceTables
+from tvm_distir.core.propagation.solve.template import Sketch, SketchedProblems
+
+from .axis_solver import ProblemMaker, Problems
+from .decision import Decision
+from .driver import Labelling
+from .module import PlacedModule
+from .reach import Given, Reach, Reacher
+from .unify import Unified, Unifier
+
+Labels = dict[str, dict[int, int]]
+"""Per public function: label of each weight, by its flat number among the parameters."""
+
+Asked = Mapping[str, Mapping[int, int | None]]
+"""Per public function: label of each weight, or None for any."""
+
+Stored = Mapping[str, Collection[int]]
+"""Per public function: weights that lie cut, and are gathered where they are used."""
+
+NOTHING: Stored = {}
+
+
+class WeightSearch:
+    """A propagation along one axis whose seeds are weights.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1.
+    axis : Axis
+    settling : Costs
+        Prices asked for often: what is made with them is kept.
+    sketching : bool
+        Whether the structure of problems is kept.
+    """
+
+    def __init__(
+        self, mod: ir.IRModule, axis: Axis, settling: Costs, sketching: bool = True
+    ) -> None:
+        self.module = PlacedModule.of(mod, [axis])
+        self._unified = Unifier(self.module).run()
+        self._prices = _Prices(self.module, settling)
+        self._reached: dict[Hashable, dict[str, Reach]] = {}
+        self._sketches: dict[Hashable, Sketch] = {}
+        self._starts = Starts()
+        self._sketching = sketching
+
+    def reach_of(self, labels: Asked, stored: Stored = NOTHING, parts: int = 0) -> dict[str, Reach]:
+        """What the axis reaches from the weights so labelled."""
+        key = _key(labels, stored, parts)
+        if key not in self._reached:
+            asked, apart = {}, {}
+            for name, found in labels.items():
+                entry = self.module.entries[name]
+                params = self.module.graphs[entry].params
+                asked[entry] = {params[i]: x for i, x in found.items()}
+                apart[entry] = {params[i] for i in stored.get(name, ())}
+            seeded = _seeded(self.module, self._unified, asked, parts)
+            given = _given(self.module, asked, apart)
+            self._reached[key] = Reacher(self.module, seeded, given).run()
+        return self._reached[key]
+
+    def decide(
+        self, labels: Asked, costs: Costs, stored: Stored = NOTHING, parts: int = 0
+    ) -> Decision:
+        """Label the module anew.
+
+        Parameters
+        ----------
+        labels : mapping
+            Of the weights.
+        costs : Costs
+        stored : mapping of str to collection of int
+            Weights that may be communicated.
+        parts : int
+            Not 0: what follows from the other parameters may be sharded as well, where this
+            divides a dim of the parameter.
+        """
+        reach, prices = self.reach_of(labels, stored, parts), self._prices.at(costs)
+        problems: ProblemMaker = Problems(prices, reach)
+        if self._sketching and any(x is None for found in labels.values() for x in found.values()):
+            key = _key(labels, stored, parts)
+            problems = SketchedProblems(prices, reach, key, self._sketches)
+        return Labelling(self.module, reach, prices, problems, self._starts).run()
+
+
+class _Prices:
+    """Tables at the prices asked for: what does not depend on the prices is kept."""
+
+    def __init__(self, module: PlacedModule, settling: Costs) -> None:
+        self._module, self._settling = module, settling
+        self._forms = Forms()
+        self._conversions: dict[Costs, Conversions] = {}
+        self._kept = self._made(settling)
+
+    def at(self, costs: Costs) -> PriceTables:
+        """Tables at some prices."""
+        return self._kept if costs == self._settling else self._made(costs)
+
+    def _made(self, costs: Costs) -> PriceTables:
+        prices = PriceTables(costs.for_ops(*self._module.largest), self._module.axes)
+        prices.forms = self._forms
+        sending = replace(prices.costs, memory=0, flop=0, hold=0)
+        prices.conversions = self._conversions.setdefault(sending, prices.conversions)
+        return prices
+
+
+def _seeded(module: PlacedModule, unified: Unified, asked: Asked, parts: int) -> Unified:
+    """The classes of a module, with the weights asked for as seeds beside its annotations."""
+    seeds: dict[str, dict[int, set[int]]] = {}
+    for key in module.order:
+        g, root = module.graphs[key], unified.root[key]
+        own = seeds[key] = {one: set(axes) for one, axes in unified.seeds[key].items()}
+        for k in g.calls:
+            callee = g.nodes[k].callee
+            inner = seeds[callee]
+            for x, inside in unified.across[key, k] if inner else ():
+                axes = inner.get(inside)
+                if axes:
+                    own.setdefault(root[x], set()).update(axes)
+        if key in asked:
+            for x in _asked_dims(g, asked[key], parts):
+                own.setdefault(root[x], set()).add(0)
+    return Unified(unified.root, seeds, unified.across)
+
+
+def _asked_dims(g: Graph, asked: Mapping[int, int | None], parts: int) -> list[int]:
+    """Dims of parameters that may be sharded: of a weight any (None) or the chosen one.
+
+    With ``parts`` the values that follow from other parameters may be sharded as well, where
+    that divides a dim of the parameter.
+    """
+    found: list[int] = []
+    for k in g.params:
+        v = g.nodes[k].results[0]
+        shape = g.values[v].shape
+        if k not in asked:
+            dims = [d for d, n in enumerate(shape) if parts and divisible(n, parts)]
+        else:
+            label = asked[k]
+            dims = [*range(len(shape))] if label is None else [label] * (label >= 0)
+        found += [g.offset[v] + d for d in dims]
+    return found
+
+
+def _given(module: PlacedModule, asked: Asked, stored: Stored) -> Given:
+    """Labels of the parameters: other than the weights they are whole; which are held."""
+    return {
+        key: {
+            k: (weights.get(k, R), k in weights and k not in stored.get(key, ()))
+            for k in module.graphs[key].params
+        }
+        for key, weights in asked.items()
+    }
+
+
+def _key(labels: Asked, stored: Stored, parts: int) -> Hashable:
+    return (
+        parts,
+        tuple((name, tuple(found.items())) for name, found in labels.items()),
+        tuple((name, tuple(sorted(found))) for name, found in stored.items()),
+    )
+
+
+__all__ = ["Asked", "Labels", "Stored", "WeightSearch"]

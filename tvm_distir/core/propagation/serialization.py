@@ -1,0 +1,223 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Decisions as JSON, and back: what a plan says of every value, so that nothing is decided again.
+
+``{"module": DIGEST, "rules": N, "alternatives": [[needs, gives, factor], ...],
+"functions": [{"function": KEY, "calls": [NUMBER, ...], "choice": [[NUMBER, ...], ...]}, ...],
+"entries": {NAME: NUMBER, ...}}``: an instance of a function per entry of ``functions``, callees
+first, with those that its calls use, and per axis of all meshes the alternatives of its other
+nodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core.ir.placement import P, R
+from tvm_distir.core.propagation.graph.graph import Graph, Node
+from tvm_distir.core.propagation.solve.alternatives import Alternative
+from tvm_distir.core.propagation.solve.cost import Conversions, Costs
+from tvm_distir.support import JsonValue, PlanError
+
+from .decision import Decision, Instance
+from .instances import Instances
+from .module import PlacedModule
+
+PLACE = "plan/labels"
+KEYS = ("module", "rules", "alternatives", "functions", "entries")
+
+
+def labels_of(decision: Decision, module: PlacedModule, rules: int) -> dict[str, Any]:
+    """Labels of a plan that say what was decided.
+
+    Parameters
+    ----------
+    decision : Decision
+    module : PlacedModule
+        That it is about.
+    rules : int
+        How many of the plan's rules, the first, were annotated on it.
+    """
+    writer = _Writer(module)
+    entries = {name: writer.number(inst) for name, inst in decision.entries.items()}
+    return {
+        "module": digest(module),
+        "rules": rules,
+        "alternatives": [list(map(_listed, x)) for x in writer.alternatives],
+        "functions": writer.functions,
+        "entries": entries,
+    }
+
+
+def _listed(part: Any) -> Any:
+    return list(part) if isinstance(part, tuple) else part
+
+
+class _Writer:
+    """Writes instances, each once."""
+
+    def __init__(self, module: PlacedModule) -> None:
+        self.module = module
+        self.alternatives: dict[Alternative, int] = {}
+        self.functions: list[dict[str, Any]] = []
+        self._known: dict[int, int] = {}
+
+    def number(self, inst: Instance) -> int:
+        """Number of an instance among those written."""
+        if inst.number not in self._known:
+            g, known = inst.graph, self.alternatives
+            calls = [self.number(inst.kids[k]) for k in g.calls]
+            others = [k for k, node in enumerate(g.nodes) if node.kind != "call"]
+            choice = [
+                [known.setdefault(inst.choice[a][k], len(known)) for k in others]
+                for a in range(len(self.module.axes))
+            ]
+            self.functions.append({"function": g.key, "calls": calls, "choice": choice})
+            self._known[inst.number] = len(self.functions) - 1
+        return self._known[inst.number]
+
+
+def digest(module: PlacedModule) -> str:
+    """Of all that a decision about a module depends on."""
+    found = hashlib.sha256(repr([(a.size, a.index, a.mesh) for a in module.axes]).encode())
+    for key in module.order:
+        g = module.graphs[key]
+        nodes = [
+            (n.kind, n.operands, n.results, n.callee, n.rule.op if n.rule is not None else "")
+            for n in g.nodes
+        ]
+        values = [(str(v.shape), v.item_bytes) for v in g.values]
+        found.update(repr((key, nodes, values)).encode())
+    return found.hexdigest()[:32]
+
+
+def decision_of_labels(mod: ir.IRModule, data: Mapping[str, Any]) -> Decision:
+    """The decision about an annotated module that labels of a plan say.
+
+    Raises
+    ------
+    PlanError
+        DIST0221 a key or value is wrong; DIST0240 they are labels of another module.
+    """
+    module = PlacedModule.of(mod)
+    top = JsonValue(data, PLACE, _wrong).object(KEYS)
+    if top["module"].text() != digest(module):
+        raise PlanError(
+            "DIST0240",
+            "the labels are those of another module, batch or mesh",
+            place=PLACE,
+            remedy='Search again for this one, or remove "labels": the rules hold then, and '
+            "propagation decides the rest.",
+        )
+    found, said = _Reader(module, top), dict(top["entries"].fields())
+    if said.keys() != module.entries.keys():
+        raise top["entries"].wrong(
+            f"there are labels of {', '.join(sorted(said))}",
+            f"Give those of {', '.join(sorted(module.entries))}.",
+        )
+    entries = {name: found.instance(value, module.entries[name]) for name, value in said.items()}
+    return Decision(module.axes, entries, 0, 0, Conversions(Costs()), found.instances.value_bytes)
+
+
+def _wrong(place: str, what: str, remedy: str) -> PlanError:
+    return PlanError("DIST0221", what, place=place, remedy=remedy)
+
+
+class _Reader:
+    """Reads instances, callees first."""
+
+    def __init__(self, module: PlacedModule, top: JsonValue) -> None:
+        self.module, self.instances = module, Instances(module.axes, {})
+        self.alternatives = [_alternative(item) for item in top["alternatives"].items()]
+        self._found: list[Instance] = []
+        for item in top["functions"].items():
+            self._found.append(self._function(item.object(("function", "calls", "choice"))))
+
+    def instance(self, data: JsonValue, function: str) -> Instance:
+        """The instance of a number, which is one of this function."""
+        found = self._found[data.integer(most=len(self._found) - 1)]
+        if found.graph.key != function:
+            raise data.wrong(f"{data.data} is of {found.graph.key}", f"Give one of {function}.")
+        return found
+
+    def _function(self, data: JsonValue) -> Instance:
+        g = self.module.graphs[data["function"].word(tuple(self.module.graphs))]
+        calls = data["calls"].items()
+        others = [k for k, node in enumerate(g.nodes) if node.kind != "call"]
+        rows = [row.integers(most=len(self.alternatives) - 1) for row in data["choice"].items()]
+        if len(calls) != len(g.calls) or [len(row) for row in rows] != [
+            len(others) for _ in self.module.axes
+        ]:
+            raise data.wrong(
+                "it has other numbers of calls, axes or nodes than the function",
+                f"Give {len(g.calls)} calls, and {len(others)} nodes on each axis.",
+            )
+        kids = {
+            k: self.instance(call, g.nodes[k].callee)
+            for k, call in zip(g.calls, calls, strict=True)
+        }
+        choice: dict[int, tuple[Alternative, ...]] = {}
+        for a, row in enumerate(rows):
+            at = dict(zip(others, row, strict=True))
+            column = [
+                called(kids[k], a) if k in kids else self.alternatives[at[k]]
+                for k in range(len(g.nodes))
+            ]
+            for node, chosen in zip(g.nodes, column, strict=True):
+                if not _may(g, node, chosen):
+                    raise data.wrong(
+                        f"{node.label or node.kind} cannot be done as {tuple(chosen)}",
+                        'Remove "labels".',
+                    )
+            choice[a] = tuple(column)
+        return self.instances.of(g, choice, kids)
+
+
+def called(kid: Instance, a: int) -> Alternative:
+    """What a call needs and gives along an axis: what the boundary of its function says."""
+    g, choice = kid.graph, kid.choice[a]
+    needs = tuple([choice[p].gives[0] for p in g.params])
+    gives = tuple([choice[r].needs[0] for r in g.rets])
+    return Alternative(needs, gives, None)
+
+
+def _alternative(data: JsonValue) -> Alternative:
+    items = data.items()
+    if len(items) != 3:
+        raise data.wrong("an alternative is no needs, gives and factor", "Give [[], [], null].")
+    needs, gives = items[0].integers(least=P), items[1].integers(least=P)
+    return Alternative(needs, gives, None if items[2].data is None else items[2].integer())
+
+
+def _may(g: Graph, node: Node, chosen: Alternative) -> bool:
+    """Whether a node can be done so, as far as its rule and its dims say."""
+    needs, gives, factor = chosen
+    if (len(needs), len(gives)) != (len(node.operands), len(node.results)):
+        return False
+    pairs = (*zip(node.operands, needs), *zip(node.results, gives))
+    if any(v >= 0 and x >= len(g.values[v].shape) for v, x in pairs):
+        return False
+    if node.rule is None:
+        return factor is None
+    if factor is not None:
+        return factor < len(node.rule.factors) and _walks(node, chosen)
+    if P in needs:
+        pending = tuple([i for i, x in enumerate(needs) if x == P])
+        linear = any(tuple(sorted(group)) == pending for group in node.rule.linear)
+        return linear and all(x in (P, R) for x in needs) and set(gives) == {P}
+    return set((*needs, *gives)) <= {R}
+
+
+def _walks(node: Node, chosen: Alternative) -> bool:
+    """Whether operands and results lie as a factor walks them."""
+    assert node.rule is not None and chosen.factor is not None
+    factor = node.rule.factors[chosen.factor]
+    pending: Sequence[int] = (P, R) if factor.reduces else (R,)
+    ins = all(x == (R if d is None else d) for x, d in zip(chosen.needs, factor.ins))
+    return ins and all(
+        x in pending if d is None else x == d for x, d in zip(chosen.gives, factor.outs)
+    )

@@ -1,0 +1,152 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Alternatives of a node along one axis: the forms it needs, gives, and the factor it walks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tvm import tirx
+
+from tvm_distir.core.ir.placement import P, R
+from tvm_distir.core.ops.dims import nominal
+from tvm_distir.core.ops.factor import Factor, Rule
+from tvm_distir.core.propagation.graph.graph import divisible
+
+
+class Alternative(NamedTuple):
+    """Labels needed per operand, given per result, and the factor number (None: whole)."""
+
+    needs: tuple[int, ...]
+    gives: tuple[int, ...]
+    factor: int | None
+
+
+class Alternatives:
+    """Interned list of alternatives, in order of preference."""
+
+    def __init__(self, number: int, items: tuple[Alternative, ...]) -> None:
+        self.number, self.items = number, items
+        self.needs = tuple(x.needs for x in items)
+        self.gives = tuple(x.gives for x in items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class Forms:
+    """Makes and interns alternatives."""
+
+    def __init__(self) -> None:
+        self._interned: dict[tuple[Alternative, ...], Alternatives] = {}
+        self._of_rule: dict[Any, Alternatives] = {}
+        self._ends: dict[tuple[int, ...], Alternatives] = {}
+        self._whole: dict[tuple[int, int], Alternatives] = {}
+        self._turned: dict[int, Alternatives] = {}
+        self._rules: list[Rule] = []
+        self._numbers: dict[int, int] = {}
+
+    def intern(self, items: Sequence[Alternative]) -> Alternatives:
+        """The one object for these alternatives."""
+        key = tuple(items)
+        hit = self._interned.get(key)
+        if hit is None:
+            hit = self._interned[key] = Alternatives(len(self._interned), key)
+        return hit
+
+    def rule_number(self, rule: Rule) -> int:
+        """A stable number for a rule object."""
+        number = self._numbers.get(id(rule))
+        if number is None:
+            number = self._numbers[id(rule)] = len(self._rules)
+            self._rules.append(rule)  # kept alive, so that its id stays its own
+        return number
+
+    def of_rule(
+        self, rule: Rule, ranks: int, mask: int, partial: int, taken: Mapping[int, int]
+    ) -> Alternatives:
+        """Alternatives of an op along an axis of ``ranks`` devices.
+
+        Parameters
+        ----------
+        rule : Rule
+        ranks : int
+        mask : int
+            Bit i: the axis reaches factor i.
+        partial : int
+            Bit i: operand i may be a partial sum.
+        taken : mapping of int to int
+            Factor number to the devices of other axes that split it already.
+        """
+        key = (self.rule_number(rule), ranks, mask, partial, tuple(sorted(taken.items())))
+        hit = self._of_rule.get(key)
+        if hit is None:
+            hit = self._of_rule[key] = self._make(rule, ranks, mask, partial, taken)
+        return hit
+
+    def _make(
+        self, rule: Rule, ranks: int, mask: int, partial: int, taken: Mapping[int, int]
+    ) -> Alternatives:
+        items, whole = [], (R,) * len(rule.in_bytes)
+        complete = (R,) * len(rule.out_bytes)
+        for i, f in enumerate(rule.factors):
+            if mask >> i & 1 and factor_fits(f, ranks, taken.get(i, 1)):
+                pending = P if f.kind == "sum" else R
+                gives = tuple(pending if d is None else d for d in f.outs)
+                needs = tuple(R if d is None else d for d in f.ins)
+                items.append(Alternative(needs, gives, i))
+        for group in rule.linear:
+            if any(partial >> i & 1 for i in group):
+                needs = tuple(P if i in group else R for i in range(len(whole)))
+                items.append(Alternative(needs, (P,) * len(complete), None))
+        items.append(Alternative(whole, complete, None))
+        return self.intern(items)
+
+    def ends(self, labels: Sequence[int], *, needs: bool) -> Alternatives:
+        """Alternatives of a boundary value: a consumer (``needs``) or a producer of labels."""
+        key = (needs, *labels)
+        hit = self._ends.get(key)
+        if hit is None:
+            hit = self._ends[key] = self.intern(
+                [
+                    Alternative((x,), (), None) if needs else Alternative((), (x,), None)
+                    for x in labels
+                ]
+            )
+        return hit
+
+    def whole(self, operands: int, results: int) -> Alternatives:
+        """The only alternative of a node that nothing shards."""
+        key = (operands, results)
+        hit = self._whole.get(key)
+        if hit is None:
+            only = Alternative((R,) * operands, (R,) * results, None)
+            hit = self._whole[key] = self.intern([only])
+        return hit
+
+    def turned(self, alternatives: Alternatives) -> Alternatives:
+        """What is a producer inside a function is a consumer outside, and the reverse."""
+        hit = self._turned.get(alternatives.number)
+        if hit is None:
+            hit = self._turned[alternatives.number] = self.intern(
+                [Alternative(x.gives, x.needs, x.factor) for x in alternatives.items]
+            )
+        return hit
+
+
+def fits(size: Any, ranks: int, taken: int, uneven: bool) -> bool:
+    """Whether ``size``, already cut by ``taken``, may be cut by ``ranks`` more devices.
+
+    An uneven dim is cut only when there is more than an element for every shard.
+    """
+    if divisible(size, ranks * taken):
+        return True
+    known = isinstance(size, int | tirx.IntImm)
+    return uneven and known and bool(nominal(size) > ranks * taken)
+
+
+def factor_fits(factor: Factor, ranks: int, taken: int) -> bool:
+    """Whether a factor, already split by ``taken`` devices, may be split by ``ranks`` more."""
+    uneven = factor.uneven and (taken == 1 or not factor.adjacent)
+    return fits(factor.size, ranks, taken, uneven)

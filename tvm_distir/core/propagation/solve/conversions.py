@@ -1,0 +1,110 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""How a value gets from the form it is produced in to all forms its consumers want."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from tvm_distir.core.ir.placement import P, R
+
+from .cost import Conversions
+
+Form = tuple[int, ...]
+
+
+class Route:
+    """Sources of every form one value is wanted in.
+
+    Along each axis the cheapest supply is a tree rooted at the produced label; a form over all
+    axes comes from the nearest available form whose labels lie on its paths to the root.
+
+    Parameters
+    ----------
+    conversions : sequence of Conversions
+        Per axis of the value's mesh.
+    produced : tuple of int
+        Labels the producer gives, per axis of the value's mesh.
+    wanted : sequence of tuple of int
+        Forms the consumers want, in program order.
+    pending : collection of int
+        Positions whose partial sum comes from the producer's own reduction.
+    sizes : sequence of int
+        Bytes of the value whole along each axis, local to the others.
+    ranks : sequence of int
+        Devices per axis.
+    """
+
+    def __init__(
+        self,
+        conversions: Sequence[Conversions],
+        produced: Form,
+        wanted: Sequence[Form],
+        pending: Sequence[int],
+        sizes: Sequence[int],
+        ranks: Sequence[int],
+    ) -> None:
+        self.settled = False
+        self.parents: list[dict[int, int]] = []
+        complete = list(produced)
+        # Axes along which a value is cut that was whole or unfinished: a sum along another axis is
+        # left to one redistribution then, which reduces fewer bytes.
+        cut = {
+            i
+            for form in wanted
+            for i, (have, label) in enumerate(zip(produced, form))
+            if have < 0 <= label
+        }
+        for i, have in enumerate(produced):
+            needs = frozenset(form[i] for form in wanted)
+            _, steps = conversions[i].supply(have, needs, sizes[i], ranks[i])
+            parents = {want: source for source, want in steps}
+            if have == P and i in pending and all(s != P or w == R for s, w in steps):
+                if P not in needs and not cut - {i}:
+                    complete[i] = R
+                    parents = {w: s for w, s in parents.items() if w != R}
+            self.parents.append(parents)
+        self.root: Form = tuple(complete)
+        self.forms = self._with_waypoints(dict.fromkeys([self.root, *wanted]))
+
+    @classmethod
+    @functools.lru_cache(maxsize=1024)
+    def at_home(cls, produced: Form) -> Route:
+        """Route of a value that every consumer wants as it is produced; one per form."""
+        route = cls.__new__(cls)
+        route.parents = [{}] * len(produced)
+        route.root, route.forms = produced, [produced]
+        route.settled = True
+        return route
+
+    def _chain(self, axis: int, label: int) -> list[int]:
+        chain, parents = [label], self.parents[axis]
+        while label in parents and label != self.root[axis]:
+            label = parents[label]
+            chain.append(label)
+        return chain
+
+    def _with_waypoints(self, forms: dict[Form, None]) -> list[Form]:
+        """Add forms that several wanted forms pass through."""
+        passed: dict[Form, int] = {}
+        for form in forms:
+            for i, label in enumerate(form):
+                for middle in self._chain(i, label)[1:-1]:
+                    through = (*form[:i], middle, *form[i + 1 :])
+                    passed[through] = passed.get(through, 0) + 1
+        return [*forms, *[f for f, n in passed.items() if n > 1 and f not in forms]]
+
+    def source(self, form: Form) -> Form:
+        """The form that ``form`` is made from; itself for the root."""
+        if form == self.root:
+            return form
+        chains = [self._chain(i, label) for i, label in enumerate(form)]
+        best, nearest = self.root, None
+        for other in self.forms:
+            if other == form or any(x not in c for x, c in zip(other, chains)):
+                continue
+            closeness = -sum(c.index(x) for x, c in zip(other, chains))
+            if nearest is None or closeness > nearest:
+                best, nearest = other, closeness
+        return best

@@ -1,0 +1,291 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What forms cost: integers, so that sums are exact in any order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.network import wire_share
+from tvm_distir.core.ir.placement import P, R
+from tvm_distir.core.ops.factor import Factor
+from tvm_distir.core.solver.problem import INFINITE
+
+HEADROOM_BITS = 46
+"""Costs of one op are scaled to at most this many bits, so that sums over a model stay finite."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Weights in 1/1024 of a wire byte.
+
+    Attributes
+    ----------
+    wire : int
+        Per byte a device sends (ring estimate).
+    memory : int
+        Per byte an op reads or writes: a sixteenth of a wire byte.
+    flop : int
+        Per floating point operation: 1/256 of a wire byte.
+    launch : int
+        Per collective: 64 wire bytes.
+    slice : int
+        Replicated to sharded: local, so a tie-break only.
+    partial : int
+        Replicated to partial sum: local as well.
+    hold : int
+        Per byte of a free parameter of a public function: shards it where nothing else decides.
+    keep : int
+        Per byte of every result, and of every copy in another form, that a device keeps; the
+        price of memory, which a bound on it raises.
+    move : int
+        Factor on converting an annotated value away from where the plan put it.
+    clone : int
+        Per specialisation of a private function beyond the first; with 0 specialising is free
+        and calls are never made to share one.
+    shift : int
+        Right shift of all costs but the tie-breaks: coarser units for huge models.
+    links : tuple of (int, int)
+        ``wire`` and ``launch`` of each mesh axis; empty where they are those of all.
+    """
+
+    wire: int = 1024
+    memory: int = 64
+    flop: int = 4
+    launch: int = 1 << 16
+    slice: int = 1
+    partial: int = 16
+    hold: int = 1
+    keep: int = 0
+    move: int = 2
+    clone: int = 0
+    shift: int = 0
+
+    links: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def from_system(cls, system: System, dtype: str = "float16", ranks: int = 2) -> Costs:
+        """Weights in the proportions of a system's times.
+
+        Parameters
+        ----------
+        system : System
+        dtype : str
+            Of the matmuls.
+        ranks : int
+            The wire is measured among so many devices, the first ones; of one device alone, which
+            sends nothing, as of two.
+        """
+        return cls.for_axes(system, dtype, [[list(range(max(ranks, 2)))]])
+
+    @classmethod
+    def for_axes(cls, system: System, dtype: str, axes: Sequence[Sequence[Sequence[int]]]) -> Costs:
+        """Weights in the proportions of a system's times, the wire of each mesh axis its own.
+
+        Slopes of the system's own formulae at large sizes: seconds per wire byte of an all-gather
+        along an axis, per byte of a memory-bound op, per FLOP of a matmul, and the time of an
+        empty collective. ``wire`` and ``launch`` are those of the slowest axis.
+
+        Parameters
+        ----------
+        system : System
+        dtype : str
+            Of the matmuls.
+        axes : sequence of sequence of sequence of int
+            Per axis the device ids of its groups, which run at once.
+        """
+        large = 1 << 30
+        work = 1 << 44
+
+        def kernel_s(flops: int, moved_bytes: int, kernel_class: str) -> float:
+            return system.roofline(flops, moved_bytes, kernel_class, dtype).time_s
+
+        memory_s = (kernel_s(0, 2 * large, "memory") - kernel_s(0, large, "memory")) / large
+        flop_s = (kernel_s(2 * work, 0, "matmul") - kernel_s(work, 0, "matmul")) / work
+        wires_s, launches_s = [], []
+        for groups in axes:
+            layout, ranks = system.layout(groups), len(groups[0])
+            empty_s, once_s, twice_s = (
+                max(
+                    system.spread_time_s("all_gather", size_bytes, where, layout.sharing)
+                    for where in layout.kinds
+                )
+                for size_bytes in (0, large, 2 * large)
+            )
+            wires_s.append((twice_s - once_s) / wire_share("all_gather", large, max(ranks, 2)))
+            launches_s.append(empty_s)
+        slowest_s = max(wires_s, default=0.0)
+        if not slowest_s:  # nothing is ever sent
+            return cls.from_system(system, dtype)
+        wire = 1024
+        while wire * flop_s < 4 * slowest_s and wire < 1 << 20:
+            wire *= 2
+
+        def weight(seconds: float) -> int:
+            return max(1, round(wire * seconds / slowest_s))
+
+        links = tuple(
+            (weight(wire_s or slowest_s), weight(launch_s))
+            for wire_s, launch_s in zip(wires_s, launches_s)
+        )
+        return cls(
+            wire=wire,
+            memory=weight(memory_s),
+            flop=weight(flop_s),
+            launch=max(launch for _, launch in links),
+            links=links if len(set(links)) > 1 else (),
+        )
+
+    def along(self, axis: int) -> Costs:
+        """Weights along the axis of a number."""
+        if not self.links:
+            return self
+        wire, launch = self.links[axis]
+        return replace(self, wire=wire, launch=launch, links=())
+
+    def work(self, flops: int, moved_bytes: int, kept_bytes: int = 0) -> int:
+        """Weight of what a device computes, reads and writes, and keeps."""
+        return self.flop * flops + self.memory * moved_bytes + self.keep * kept_bytes
+
+    def sending(self, sent_bytes: int, collectives: int) -> int:
+        """Weight of what a device sends, and in how many collectives."""
+        return self.wire * sent_bytes + self.launch * collectives
+
+    def scaled(self, cost: int) -> int:
+        """A cost in the units of ``shift``; one that is not zero stays so."""
+        return max(cost >> self.shift, 1) if cost > 0 else 0
+
+    def for_ops(self, flops: int, moved_bytes: int) -> Costs:
+        """The same weights, scaled for a model whose largest op does that much."""
+        each_byte = self.memory + self.hold + 2 * self.keep + 4 * self.wire
+        largest = self.flop * flops + each_byte * moved_bytes
+        return replace(self, shift=max(0, largest.bit_length() - HEADROOM_BITS))
+
+
+Step = tuple[int, int]
+Supply = tuple[int, tuple[Step, ...]]
+
+
+def sent_inside(factor: Factor, result_bytes: int, ranks: int, share: int = 1) -> tuple[int, int]:
+    """Bytes a device sends inside an op that walks a factor, and in how many collectives.
+
+    A halo's rows go once, also those that a sum over a spatial dim reads; a statistic is reduced
+    in two all-reduces, the results of another reduction in one. Sums are reduced later, outside.
+
+    Parameters
+    ----------
+    factor : Factor
+    result_bytes : int
+        Of all results, local to the other axes.
+    ranks : int
+        Devices along the axis.
+    share : int
+        Devices of other axes that split the op.
+    """
+    if factor.kind == "halo" or (factor.kind == "sum" and factor.comm_bytes):
+        return factor.comm_bytes // share, 1
+    if factor.kind == "stat":
+        return wire_share("all_reduce", 2 * factor.comm_bytes // share, ranks), 2
+    if factor.reduces and factor.kind != "sum":
+        return wire_share("all_reduce", result_bytes, ranks), 1
+    return 0, 0
+
+
+def conversion_kind(have: int, want: int) -> str:
+    """The op that turns one label along an axis into another; ``none`` between equals.
+
+    A shard becomes a term of a sum by ``all_gather`` too: what is whole is then kept by one
+    device only, which costs nothing.
+    """
+    if have == want:
+        return "none"
+    if have == R:
+        return "local_slice" if want >= 0 else "partial"
+    if have == P:
+        return "all_reduce" if want == R else "reduce_scatter"
+    return "all_to_all" if want >= 0 else "all_gather"
+
+
+class Conversions:
+    """Cheapest changes of form along one axis, memoised."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self._along: dict[int, Conversions] = {}
+        self._supply: dict[tuple[int, frozenset[int], int, int, bool], Supply] = {}
+
+    def along(self, axis: int) -> Conversions:
+        """Changes of form at the prices of the axis of a number."""
+        if not self.costs.links:
+            return self
+        if axis not in self._along:
+            self._along[axis] = Conversions(self.costs.along(axis))
+        return self._along[axis]
+
+    def cost(self, have: int, want: int, size_bytes: int, ranks: int, held: bool = False) -> int:
+        """Cost of turning form ``have`` of a value into form ``want``.
+
+        Parameters
+        ----------
+        have, want : int
+            Labels along the axis.
+        size_bytes : int
+            Bytes of the value whole along the axis, local to the others.
+        ranks : int
+            Devices along the axis.
+        held : bool
+            The value may not be communicated (a stationary parameter).
+
+        Notes
+        -----
+        Ring formulae: :func:`tvm_distir.core.cost_model.network.wire_share`.
+        """
+        if have == want:
+            return 0
+        c = self.costs
+        kept = c.keep * (size_bytes // ranks if want >= 0 else size_bytes)
+        if have == R:
+            return (c.slice if want >= 0 else c.partial) + c.scaled(kept)
+        if held:
+            return INFINITE
+        sent = wire_share(conversion_kind(have, want), c.wire * size_bytes, ranks)
+        price = c.scaled(sent + c.launch + kept)
+        return price + c.partial if want == P else price
+
+    def supply(
+        self, have: int, needs: frozenset[int], size_bytes: int, ranks: int, held: bool = False
+    ) -> Supply:
+        """Cheapest way to hold all forms of ``needs``, from ``have``: (cost, steps)."""
+        key = (have, needs, size_bytes, ranks, held)
+        hit = self._supply.get(key)
+        if hit is None:
+            hit = self._supply[key] = self._cheapest(
+                have, sorted(needs - {have}), size_bytes, ranks, held
+            )
+        return hit
+
+    def _cheapest(
+        self, have: int, todo: list[int], size_bytes: int, ranks: int, held: bool
+    ) -> Supply:
+        best: Supply | None = None
+        detours: tuple[tuple[int, ...], ...] = ((),)
+        if len(todo) > 1 and R not in todo and have != R:
+            detours = ((), (R,))
+        for detour in detours:
+            orders = itertools.permutations(todo) if len(todo) < 4 else iter([tuple(todo)])
+            for order in orders:
+                forms, cost, steps = [have], 0, []
+                for want in (*detour, *order):
+                    price, source = min(
+                        (self.cost(form, want, size_bytes, ranks, held), i)
+                        for i, form in enumerate(forms)
+                    )
+                    cost = min(INFINITE, cost + price)
+                    steps.append((forms[source], want))
+                    forms.append(want)
+                if best is None or cost < best[0]:
+                    best = cost, tuple(steps)
+        return best if best is not None else (0, ())

@@ -1,0 +1,44 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of prices kept from one propagation to the next: a search decides like modules.
+
+Whoever takes tables has them alone; those that are not given back are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm_distir.core.propagation.graph.graph import Axis
+
+from .cost import Costs
+from .tables import PriceTables
+
+MOST_SETS = 4
+"""Sets of tables kept, those given back last."""
+
+MOST_PIECES = 1 << 16
+MOST_ENTRIES = 1 << 21
+"""Remembered pieces, and numbers in all tables, of a set that is kept: some 32 MiB each."""
+
+MOST_HELD = 1 << 18
+"""Numbers in the eliminations that are kept with it: 2 MiB. Where there are more none is."""
+
+_kept: dict[tuple[Costs, tuple[Axis, ...]], PriceTables] = {}
+
+
+def take(costs: Costs, axes: Sequence[Axis]) -> PriceTables:
+    """Tables at some prices, which nobody else has."""
+    known = _kept.pop((costs, tuple(axes)), None)
+    return PriceTables(costs, axes) if known is None else known
+
+
+def give_back(prices: PriceTables) -> None:
+    """Keep tables for the next one who asks; of eliminations, what is small."""
+    if prices.size > MOST_PIECES or prices.tables.entries > MOST_ENTRIES:
+        return
+    if prices.tables.held > MOST_HELD:
+        prices.tables.forget()
+    _kept[prices.costs, tuple(prices.axes)] = prices
+    while len(_kept) > MOST_SETS:
+        del _kept[next(iter(_kept))]

@@ -1,0 +1,183 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The labelling problem of one function, as variables and cost tables.
+
+A call with several alternatives is a variable, its work a table over it. A value with one
+consumer gives a table over producer and consumer: the cheapest conversion. A value with several
+consumers gets a variable of its own, the set of forms it is held in, so that one collective
+serves all of them. A call of a private function splices that function's summary.
+
+What a variable picks from is the labelling's own: alternatives of a node along one axis (here),
+or its states along all axes of a mesh (:mod:`..joint`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from tvm_distir.core.propagation.graph.graph import Graph
+from tvm_distir.core.solver.cost_tables import Elimination, Tables
+from tvm_distir.core.solver.problem import INFINITE, Problem, Scope
+
+from .alternatives import Alternatives
+from .source import TableSource
+
+Choices = TypeVar("Choices")
+"""What a variable picks from: alternatives along one axis, or states along all axes of a mesh."""
+
+
+@dataclass
+class Spliced(Generic[Choices]):
+    """The summary of a function in the problem of its caller: variables, and ends."""
+
+    variables: range
+    params: tuple[tuple[Choices, int], ...]
+    rets: tuple[tuple[Choices, int], ...]
+
+
+@dataclass
+class LabellingProblem(Generic[Choices]):
+    """Variables (``domains``), tables (``factors``), constant, and the end of every node.
+
+    The calls of functions have theirs in ``spliced``.
+    """
+
+    domains: list[int] = field(default_factory=list)
+    factors: dict[Scope, int] = field(default_factory=dict)
+    constant: int = 0
+    feasible: bool = True
+    ends: list[tuple[Choices, int]] = field(default_factory=list)
+    spliced: dict[int, Spliced[Choices]] = field(default_factory=dict)
+
+    def put(self, prices: TableSource, scope: Scope, table: tuple[int, int]) -> None:
+        """Put a table, and the minimum taken out of it, over ascending variables."""
+        number, low = table
+        self.constant += low
+        if scope:
+            other = self.factors.get(scope)
+            if other is not None:
+                number, low = prices.add(other, number)
+                self.constant += low
+            self.factors[scope] = number
+        elif prices.array(number) >= INFINITE:
+            self.feasible = False
+
+    def put_edge(
+        self, prices: TableSource, table: tuple[int, int], first: int, second: int
+    ) -> None:
+        """A table laid out (first, second; -1: none), put over sorted variables."""
+        if 0 <= first < second:
+            self.put(prices, (first, second), table)
+        elif first < 0:
+            self.put(prices, (second,) if second >= 0 else (), table)
+        elif second < 0:
+            self.put(prices, (first,), table)
+        else:
+            self._put_turned(prices, table, first, second)
+
+    def _put_turned(
+        self, prices: TableSource, table: tuple[int, int], first: int, second: int
+    ) -> None:
+        """As above where the second variable is the lower one, or the first itself."""
+        number, low = table
+        if first > second:
+            number, more = prices.flipped(number)
+            self.put(prices, (second, first), (number, low + more))
+            return
+        number, more = prices.diagonal(number)
+        self.put(prices, (first,), (number, low + more))
+
+    def splice(self, prices: TableSource, k: int, summary: Summary[Choices]) -> None:
+        """Put the summary of the function that node k calls."""
+        first = len(self.domains)
+        self.domains += summary.domains
+        for scope, table in summary.factors:
+            self.put(prices, tuple([first + u for u in scope]), (table, 0))
+        self.constant += summary.constant
+        self.feasible = self.feasible and summary.feasible
+        self.spliced[k] = Spliced(range(first, len(self.domains)), *summary.ends_from(first))
+
+
+AxisProblem = LabellingProblem[Alternatives]
+"""A problem along one axis."""
+
+
+@dataclass
+class Summary(Generic[Choices]):
+    """A function with its inner variables minimised out."""
+
+    model: LabellingProblem[Choices]
+    done: Elimination
+    domains: list[int]
+    factors: list[tuple[Scope, int]]
+    constant: int
+    feasible: bool
+    params: tuple[tuple[Choices, int], ...]
+    rets: tuple[tuple[Choices, int], ...]
+
+    @classmethod
+    def of(
+        cls,
+        model: LabellingProblem[Choices],
+        g: Graph,
+        tables: Tables,
+        limit: int,
+        turned: Callable[[Choices], Choices],
+    ) -> Summary[Choices]:
+        """The summary of a graph's problem.
+
+        Parameters
+        ----------
+        model : LabellingProblem
+        g : Graph
+        tables : Tables
+        limit : int
+            Entries of one table; above it a variable is kept.
+        turned : callable
+            Makes the choices of a consumer of those of a producer, and the reverse: what is one
+            inside a function is the other outside.
+        """
+        ends = [model.ends[k] for k in (*g.params, *g.rets)]
+        keep = {v for _, v in ends if v >= 0}
+        done = tables.eliminate(Problem(model.domains, model.factors), keep, limit)
+        at = {v: i for i, v in enumerate(done.kept)}
+        outside = [(turned(choices), at.get(v, -1)) for choices, v in ends]
+        return cls(
+            model,
+            done,
+            [model.domains[v] for v in done.kept],
+            sorted((tuple(at[v] for v in scope), t) for scope, t in done.factors.items()),
+            model.constant + done.constant,
+            model.feasible and done.feasible,
+            tuple(outside[: len(g.params)]),
+            tuple(outside[len(g.params) :]),
+        )
+
+    @functools.cached_property
+    def _settled(self) -> tuple[bool, bool]:
+        """Whether parameters, and results, have one choice each."""
+        return all([u < 0 for _, u in self.params]), all([u < 0 for _, u in self.rets])
+
+    def ends_from(
+        self, first: int
+    ) -> tuple[tuple[tuple[Choices, int], ...], tuple[tuple[Choices, int], ...]]:
+        """Parameters and results in a caller, where the variables begin with ``first``."""
+        params, rets = (
+            ends if settled else tuple([(x, first + u) if u >= 0 else (x, u) for x, u in ends])
+            for ends, settled in zip((self.params, self.rets), self._settled)
+        )
+        return params, rets
+
+    def values(self, tables: Tables, picked: Sequence[int]) -> list[int]:
+        """Values of all variables of the function's problem, from those of the kept ones."""
+        values = [0] * len(self.model.domains)
+        for v, x in zip(self.done.kept, picked):
+            values[v] = x
+        return tables.decode(self.done, values)
+
+
+AxisSummary = Summary[Alternatives]
+"""A summary along one axis."""

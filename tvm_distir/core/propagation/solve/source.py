@@ -1,0 +1,76 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the builder of a problem asks for its tables."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from tvm_distir.core.ops.factor import Rule
+from tvm_distir.core.propagation.graph.graph import Axis
+from tvm_distir.core.solver.problem import Array
+
+from .alternatives import Alternatives, Forms
+from .cost import Costs
+
+Interned: TypeAlias = tuple[int, int]
+"""Number of a table, and the minimum taken out of it."""
+
+Reader: TypeAlias = tuple[Alternatives, tuple[int, ...]]
+"""A consumer of a value: its alternatives, and which of its operands the value is."""
+
+
+class TableSource(Protocol):
+    """Gives the builder of a problem its tables: :class:`.tables.PriceTables`, or a recorder."""
+
+    @property
+    def axes(self) -> Sequence[Axis]:
+        """All axes."""
+
+    @property
+    def costs(self) -> Costs:
+        """What bytes and operations weigh."""
+
+    @property
+    def forms(self) -> Forms:
+        """Alternatives, each kept once."""
+
+    @property
+    def ops(self) -> MutableMapping[Any, tuple[Alternatives, Interned | None]]:
+        """Alternatives and table of an op, by all that they depend on."""
+
+    def edge(
+        self, producer: Alternatives, result: int, consumer: Alternatives,
+        operands: tuple[int, ...], size_bytes: int, ranks: int, held: bool, /,
+    ) -> Interned:  # fmt: skip
+        """See :meth:`.tables.PriceTables.edge`."""
+
+    def share(
+        self, producer: Alternatives, result: int, consumers: tuple[Reader, ...],
+        size_bytes: int, ranks: int, held: bool, /,
+    ) -> tuple[int, Interned, list[Interned]]:  # fmt: skip
+        """See :meth:`.tables.PriceTables.share`."""
+
+    def work(
+        self, rule: Rule, alternatives: Alternatives, ranks: int, others: tuple[Any, ...], /
+    ) -> Interned:
+        """See :meth:`.tables.PriceTables.work`."""
+
+    def table(self, rows: Sequence[Sequence[int]], /) -> Interned:
+        """A table of these rows."""
+
+    def add(self, first: int, second: int, /) -> Interned:
+        """The sum of two tables over the same variables."""
+
+    def times(self, table: Interned, count: int, /) -> Interned:
+        """The sum of as many equal tables."""
+
+    def array(self, number: int, /) -> Array:
+        """Entries of a table."""
+
+    def flipped(self, number: int, /) -> Interned:
+        """A table of two dims, transposed."""
+
+    def diagonal(self, number: int, /) -> Interned:
+        """The diagonal of a table of two dims."""

@@ -1,0 +1,107 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which dims of which values belong together with given dims of the inputs: rules tie them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import ir
+
+from tvm_distir.core.ir.branches import lift_branches
+from tvm_distir.core.propagation.graph.graph import Axis, Graph
+from tvm_distir.core.propagation.solve.cost import Costs
+from tvm_distir.core.rewriting.functions import inner_made_private
+
+from .module import PlacedModule
+from .search import WeightSearch
+
+
+@dataclass(frozen=True)
+class TiedDims:
+    """What given dims of the inputs tie in one function, and in which functions that is called.
+
+    Attributes
+    ----------
+    graph : Graph
+    flags : sequence of int
+        1 for each (value, dim) of the graph, at ``graph.offset[value] + dim``, that is tied.
+    names : mapping of int to str
+        Per node the variable that it binds, where no other has its name.
+    follows : sequence of int
+        1 for each value that is computed from those inputs, or is one of them.
+    """
+
+    graph: Graph
+    flags: Sequence[int]
+    names: Mapping[int, str]
+    follows: Sequence[int]
+
+    def dims(self, value: int) -> tuple[int, ...]:
+        """The tied dims of a value; none of a constant."""
+        if value < 0:
+            return ()
+        start = self.graph.offset[value]
+        count = len(self.graph.values[value].shape)
+        return tuple(d for d in range(count) if self.flags[start + d])
+
+
+def tied_dims(
+    mod: ir.IRModule, seeds: Mapping[str, Mapping[int, int]], ranks: int
+) -> list[TiedDims]:
+    """Follow dims of inputs through a module by its sharding rules, into functions called.
+
+    Two dims are tied where one factor of a rule names both. A branch of an ``If`` is a function.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1.
+    seeds : mapping
+        Per public function, the dim of each flat parameter that counts.
+    ranks : int
+        Into how many parts they are to be cut.
+
+    Raises
+    ------
+    PropagationError
+        DIST0401 an op without a rule; what extraction raises.
+    """
+    search = WeightSearch(lift_branches(inner_made_private(mod)), Axis(0, 0, ranks, ""), Costs())
+    reach = search.reach_of(seeds)
+    follows = _following(search.module, seeds)
+    found = []
+    for key in search.module.order:
+        g = search.module.graphs[key]
+        names = {handle: str(var.name) for handle, var in g.variables.items()}
+        often = Counter(names.values())
+        own = {k: names[h] for h, k in g.node_of.items() if often[names[h]] == 1}
+        found.append(TiedDims(g, reach[key].active[0], own, follows[key]))
+    return found
+
+
+def _following(
+    module: PlacedModule, seeds: Mapping[str, Mapping[int, int]]
+) -> dict[str, bytearray]:
+    """Per graph, 1 for each value that is computed from seeded parameters."""
+    found = {key: bytearray(len(module.graphs[key].values)) for key in module.order}
+    for name, dims in seeds.items():
+        entry = module.entries[name]
+        for i in dims:
+            found[entry][module.graphs[entry].param_value(i)] = 1
+    for key in reversed(module.order):  # callers first
+        g, own = module.graphs[key], found[key]
+        for node in g.nodes:
+            if node.kind == "call":
+                params = module.graphs[node.callee].param_values
+                for v, inside in zip(node.operands, params, strict=True):
+                    found[node.callee][inside] |= v >= 0 and own[v]
+            if any(v >= 0 and own[v] for v in node.operands):
+                for v in node.results:
+                    own[v] = 1
+    return found
+
+
+__all__ = ["TiedDims", "tied_dims"]

@@ -1,0 +1,176 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which dims rules tie: one class of dims per union, and the axes annotated on each.
+
+Dims that a rule's factor ties are one class (the smallest number is the root, so no order
+matters). A private function's classes are joined at its calls, callees first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm_distir.core.propagation.graph.graph import Graph, Node, PinLabels
+from tvm_distir.core.rewriting.native.classes import joined_classes
+
+from .decision import Signature
+from .module import PlacedModule
+
+Tie = Sequence[tuple[int, int]]
+"""(Slot, dim) pairs of one class."""
+
+
+@dataclass(frozen=True)
+class Unified:
+    """Classes of the dims of all graphs of a module.
+
+    Attributes
+    ----------
+    root : mapping of str to sequence of int
+        Per graph, the class of each (value, dim).
+    seeds : mapping of str to dict of int to set of int
+        Per graph, the axes annotated per class.
+    across : mapping of (str, int) to list of (int, int)
+        Per graph and call node, of each class of the callee that the call ties: a dim number in
+        the caller, and the class.
+    """
+
+    root: Mapping[str, Sequence[int]]
+    seeds: Mapping[str, dict[int, set[int]]]
+    across: Mapping[tuple[str, int], list[tuple[int, int]]]
+
+
+def _tied(g: Graph, slots: Sequence[int], tie: Tie) -> list[int]:
+    """Dim numbers in a graph that a node on values (``slots``) ties."""
+    off = g.offset
+    dims = [(slots[i], d) for i, d in tie]
+    return [off[v] + d for v, d in dims if v >= 0 and off[v] + d < off[v + 1]]
+
+
+class Unifier:
+    """Computes :class:`Unified`.
+
+    Parameters
+    ----------
+    module : PlacedModule
+    forced : mapping of str to Signature, optional
+        What all calls of a graph must share; it counts as annotations at the calls.
+    free : bool
+        Whether every dim of a public function's parameters may be sharded where its annotation
+        does not say otherwise.
+    complete : bool
+        Whether every dim of every value may be sharded.
+    """
+
+    def __init__(
+        self,
+        module: PlacedModule,
+        forced: Mapping[str, Signature] | None = None,
+        free: bool = False,
+        complete: bool = False,
+    ) -> None:
+        self.module, self.axes, self.free, self.complete = module, module.axes, free, complete
+        self.forced: Mapping[str, Signature] = forced or {}
+        self._root: dict[str, Sequence[int]] = {}
+        self._seeds: dict[str, dict[int, set[int]]] = {}
+        self._ties: dict[str, list[tuple[int, Tie]]] = {}
+        self._across: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        self._marks: dict[tuple[int, PinLabels], list[tuple[int, int]]] = {}
+
+    def run(self) -> Unified:
+        """Classes and seeds of every graph, callees first."""
+        for key in self.module.order:
+            self._unify(self.module.graphs[key])
+        return Unified(self._root, self._seeds, self._across)
+
+    def _tied_outside(self, g: Graph) -> list[tuple[int, Tie]]:
+        """Classes that parameters and results have dims of, and these.
+
+        Slots are the parameters, then the results.
+        """
+        root, groups = self._root[g.key], dict[int, list[tuple[int, int]]]()
+        for slot, v in enumerate((*g.param_values, *g.result_values)):
+            if v >= 0:
+                for d, own in enumerate(root[g.offset[v] : g.offset[v + 1]]):
+                    groups.setdefault(own, []).append((slot, d))
+        return list(groups.items())
+
+    def _marked(self, pin: PinLabels, mesh: int) -> list[tuple[int, int]]:
+        """(Dim, axis) pairs that an annotation asks for."""
+        found = self._marks.get((mesh, pin))
+        if found is None:
+            labels = [(pin[axis.index], a) for a, axis in enumerate(self.axes) if axis.mesh == mesh]
+            found = [(x, a) for x, a in labels if x is not None and x >= 0]
+            self._marks[mesh, pin] = found
+        return found
+
+    def _unify(self, g: Graph) -> None:
+        groups, seeds = list[int](), list[tuple[int, int]]()
+        off = g.offset
+        for k, node in enumerate(g.nodes):
+            if node.pin is not None:
+                first = off[node.results[0]]
+                for label, a in self._marked(node.pin, node.mesh):
+                    seeds.append((first + label, a))
+            if node.kind == "param":
+                continue
+            if node.kind == "op" and node.rule is not None:
+                slots = node.operands + node.results
+                for tie in node.rule.ties:
+                    tied = [off[slots[i]] + d for i, d in tie if slots[i] >= 0]
+                    if len(tied) > 1:
+                        groups.append(len(tied))
+                        groups += tied
+            elif node.kind in ("pin", "move"):
+                v, w = node.operands[0], node.results[0]
+                if v >= 0:
+                    for d in range(len(g.values[w].shape)):
+                        groups += (2, off[v] + d, off[w] + d)
+            elif node.kind == "call":
+                slots, inside = node.operands + node.results, self._seeds[node.callee]
+                across = self._across[g.key, k] = []
+                for root, outside in self._ties[node.callee]:
+                    tied = _tied(g, slots, outside)
+                    groups += (len(tied), *tied) if tied else ()
+                    if tied:
+                        across.append((tied[0], root))
+                        seeds += [(tied[0], a) for a in inside.get(root, ())]
+                seeds += self._forced_seeds(g, node)
+        if self.complete:
+            seeds += self._all_seeds(g)
+        elif self.free and g.public:
+            seeds += self._free_seeds(g)
+        own = self._root[g.key] = joined_classes(g.offset[-1], groups)
+        found: dict[int, set[int]] = {}
+        for x, a in seeds:
+            found.setdefault(own[x], set()).add(a)
+        self._seeds[g.key] = found
+        if not g.public:
+            self._ties[g.key] = self._tied_outside(g)
+
+    def _free_seeds(self, g: Graph) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for node in (g.nodes[k] for k in g.params):
+            v = node.results[0]
+            for a, axis in enumerate(self.axes):
+                if axis.mesh == g.values[v].mesh and not node.pin_on(axis):
+                    found += [(x, a) for x in range(g.offset[v], g.offset[v + 1])]
+        return found
+
+    def _all_seeds(self, g: Graph) -> list[tuple[int, int]]:
+        """Every axis on every dim of the values on its mesh."""
+        found: list[tuple[int, int]] = []
+        for v, value in enumerate(g.values):
+            axes = [a for a, axis in enumerate(self.axes) if axis.mesh == value.mesh]
+            found += [(x, a) for x in range(g.offset[v], g.offset[v + 1]) for a in axes]
+        return found
+
+    def _forced_seeds(self, g: Graph, node: Node) -> list[tuple[int, int]]:
+        """A signature that all calls must share counts as annotations at the calls."""
+        signature = self.forced.get(node.callee)
+        found: list[tuple[int, int]] = []
+        for a, (params, results) in enumerate(signature or ()):
+            ends = (*zip(node.operands, params), *zip(node.results, results))
+            found += [(g.offset[v] + x, a) for v, x in ends if v >= 0 and x >= 0]
+        return found

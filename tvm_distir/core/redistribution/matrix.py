@@ -1,0 +1,168 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Prices between all placements of a tensor at once: the ends of every redistribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core.ir.names import LOCAL_STEPS
+from tvm_distir.core.ir.placement import Labels, P, R
+from tvm_distir.core.ops.dims import size_bytes
+from tvm_distir.core.solver.problem import INFINITE
+
+from .costs import Groups, StepCosts
+from .search import MAX_PAIRS
+from .shards import bounds_of, lacking
+from .steps import KINDS, Space, exchange_step, steps_from
+from .transition import Transition
+from .wire import step_wire
+
+Prices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PriceMatrix:
+    """Placements of a tensor, and what it costs to get from each to each other.
+
+    Attributes
+    ----------
+    placements : tuple of Labels
+    cost : int64 array (placements, placements)
+        Of the cheapest steps from that of a row to that of a column, in which no shard is larger
+        than the larger end; INFINITE where there are none.
+    local : int64 array (placements, placements)
+        The same by steps that send nothing.
+    local_bytes : int64 array (placements,)
+        Of one (padded) shard.
+    """
+
+    placements: tuple[Labels, ...]
+    cost: Prices
+    local: Prices
+    local_bytes: Prices
+
+
+def price_matrix(
+    costs: StepCosts,
+    shape: Sequence[int],
+    dtype: str,
+    mesh: Sequence[int],
+    devices: Sequence[int],
+    placements: Sequence[Labels],
+) -> PriceMatrix:
+    """Price all pairs of placements: shortest paths over the steps that the planner has.
+
+    Exchanges are among them where the pairs of placements times the devices are not too many, as
+    for a single redistribution. A value may become partial from whole, which sends nothing.
+
+    Parameters
+    ----------
+    costs : StepCosts
+    shape : sequence of int
+    dtype : str
+    mesh : sequence of int
+        Sizes of the mesh axes.
+    devices : sequence of int
+        Device ids, row-major.
+    placements : sequence of Labels
+        Those at hand, for ends and for what lies between; partial ones included.
+
+    Notes
+    -----
+    R. W. Floyd, Algorithm 97: Shortest Path, CACM 5(6), 1962; what lies between in order of its
+    size, so that pairs are done when all that is as small as they are was between them.
+    """
+    return _Matrix(costs, tuple(shape), dtype, tuple(mesh), tuple(devices), placements).run()
+
+
+class _Matrix:
+    """The pairs of one tensor."""
+
+    def __init__(
+        self,
+        costs: StepCosts,
+        shape: tuple[int, ...],
+        dtype: str,
+        mesh: tuple[int, ...],
+        devices: tuple[int, ...],
+        placements: Sequence[Labels],
+    ) -> None:
+        self.costs, self.placements = costs, tuple(placements)
+        whole = (R,) * len(mesh)
+        self.key = Transition(shape, dtype, whole, whole, mesh, devices)
+        self.at = {labels: i for i, labels in enumerate(self.placements)}
+        self.groups: dict[tuple[int, ...], Groups] = {}
+        every = tuple(range(len(shape)))
+        self.space = Space(mesh, (every,) * len(mesh), (True,) * len(mesh), KINDS)
+
+    def run(self) -> PriceMatrix:
+        count = len(self.placements)
+        sizes = np.array([self.key.local_bytes(labels) for labels in self.placements], np.int64)
+        steps = np.full((count, count), INFINITE, np.int64)
+        local = steps.copy()
+        np.fill_diagonal(steps, 0)
+        np.fill_diagonal(local, 0)
+        for i, labels in enumerate(self.placements):
+            self._steps(i, labels, steps, local)
+        self._exchanges(steps)
+        return PriceMatrix(self.placements, _shortest(steps, sizes), _shortest(local, sizes), sizes)
+
+    def _steps(self, i: int, labels: Labels, steps: Prices, local: Prices) -> None:
+        for step in steps_from(self.space, labels):
+            j = self.at.get(step.after)
+            if j is None:
+                continue
+            wire = step_wire(self.key.shape, labels, step, self.key.mesh, self.key.dtype)
+            price = self._price(wire.kind, wire.axes, wire.payload_bytes)
+            steps[i, j] = min(steps[i, j], price)
+            if wire.kind in LOCAL_STEPS:
+                local[i, j] = min(local[i, j], price)
+        for axis, label in enumerate(labels):
+            made = (*labels[:axis], P, *labels[axis + 1 :])
+            j = self.at.get(made)
+            if label == R and j is not None:
+                price = self._price("partial", (axis,), self.key.local_bytes(made))
+                steps[i, j] = min(steps[i, j], price)
+                local[i, j] = min(local[i, j], price)
+
+    def _price(self, kind: str, axes: tuple[int, ...], payload_bytes: int) -> int:
+        if axes not in self.groups:
+            self.groups[axes] = self.key.groups(axes)
+        return max(1, self.costs.step(kind, payload_bytes, self.groups[axes]))
+
+    def _exchanges(self, steps: Prices) -> None:
+        """From each placement to all that have the same partial axes."""
+        alike: dict[tuple[bool, ...], list[int]] = {}
+        for i, labels in enumerate(self.placements):
+            alike.setdefault(tuple(x == P for x in labels), []).append(i)
+        key = self.key
+        for members in alike.values():
+            if len(members) ** 2 * len(key.devices) > MAX_PAIRS:
+                continue
+            bounds = [bounds_of(key.shape, self.placements[i], key.mesh) for i in members]
+            targets = np.stack(bounds, axis=1)
+            for i, source in zip(members, bounds, strict=True):
+                missing = lacking(source, targets).tolist()
+                for j, elements in zip(members, missing, strict=True):
+                    if i == j:
+                        continue
+                    axes = exchange_step(self.placements[i], self.placements[j]).axes
+                    price = self._price("exchange", axes, size_bytes((elements,), key.dtype))
+                    steps[i, j] = min(steps[i, j], price)
+
+
+def _shortest(steps: Prices, sizes: Prices) -> Prices:
+    """Shortest paths on which nothing is larger than the larger end."""
+    known, found = steps.copy(), steps.copy()
+    larger = np.maximum(sizes[:, None], sizes[None])
+    for size in np.unique(sizes):
+        for k in np.flatnonzero(sizes == size):
+            np.minimum(known, known[:, k, None] + known[None, k], out=known)
+        ends = larger == size
+        found[ends] = known[ends]
+    return np.minimum(found, INFINITE)

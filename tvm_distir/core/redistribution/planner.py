@@ -1,0 +1,124 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""From one placement to another on the same mesh: the cheapest steps within a memory bound.
+
+Steps are the collectives along mesh axes, and the *exchange*, in which every device gets exactly
+the tiles of its new shard that it lacks; :mod:`.search` finds the cheapest sequence. So a tensor
+is never gathered whole where an exchange does, slices come before gathers, and reductions scatter
+before anything else moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from tvm_distir.core.cost_model.model import System
+from tvm_distir.support import UsageError
+
+from .costs import RingCosts, StepCosts, SystemCosts
+from .search import PathSearch
+from .steps import KINDS, Step
+from .transition import Means, Redistribution, Transition
+
+MAX_KNOWN = 1 << 15
+"""Redistributions that a planner keeps."""
+
+
+class Planner:
+    """Finds and keeps the cheapest steps of redistributions.
+
+    Parameters
+    ----------
+    system : System, optional
+        Prices steps by its bandwidths and latencies. Without one, bytes on the wire count
+        (:class:`.costs.RingCosts`).
+    memory_bound : float, optional
+        No shard on the way may be larger than this times the larger end (at least 1), but for
+        padding that is less than an eighth of it; None for no bound.
+    memory_bytes : int, optional
+        Nor larger than this, ends apart.
+    kinds : sequence of str
+        The steps at hand, of :data:`.steps.KINDS`.
+    innermost : bool
+        Move data along the innermost mesh axes only, see :class:`.steps.Space`.
+
+    Raises
+    ------
+    UsageError
+        DIST0150 for a bound below 1.
+    """
+
+    def __init__(
+        self,
+        system: System | None = None,
+        memory_bound: float | None = 1.0,
+        memory_bytes: int | None = None,
+        kinds: Sequence[str] = KINDS,
+        innermost: bool = False,
+    ) -> None:
+        if memory_bound is not None and not memory_bound >= 1:
+            raise UsageError(
+                "DIST0150",
+                f"the memory bound {memory_bound} is below 1: the ends would not fit",
+                place="LegalizeRedistribute",
+                remedy="Give 1.0 or more, or None for no bound.",
+            )
+        costs: StepCosts = RingCosts() if system is None else SystemCosts(system)
+        self.means = Means(costs, memory_bound, memory_bytes, tuple(kinds), innermost)
+        self._known: OrderedDict[Transition, Redistribution] = OrderedDict()
+
+    def plan(
+        self,
+        shape: Sequence[int],
+        before: Sequence[int],
+        after: Sequence[int],
+        mesh: Sequence[int],
+        dtype: str = "float32",
+        devices: Sequence[int] | None = None,
+    ) -> Redistribution:
+        """Cheapest steps between two placements of one mesh.
+
+        Parameters
+        ----------
+        shape : sequence of int
+            Whole shape of the tensor.
+        before, after : sequence of int
+            One label per mesh axis: a dim, ``R`` or ``P``.
+        mesh : sequence of int
+            Sizes of the mesh axes.
+        dtype : str
+        devices : sequence of int, optional
+            Device ids, row-major over the mesh; 0, 1, ... by default.
+
+        Raises
+        ------
+        LoweringError
+            DIST0509 when no sequence of the steps at hand stays within the memory bound.
+        """
+        sizes = tuple(int(n) for n in mesh)
+        ids = tuple(devices) if devices is not None else tuple(range(math.prod(sizes)))
+        key = Transition(
+            tuple(int(n) for n in shape), dtype, tuple(before), tuple(after), sizes, ids
+        )
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = PathSearch(self.means, key).run()
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+        return found
+
+
+_DEFAULT = Planner()
+
+
+def plan_steps(
+    shape: Sequence[int],
+    src_labels: Sequence[int],
+    dst_labels: Sequence[int],
+    mesh: Sequence[int],
+    dtype: str = "float32",
+) -> list[Step]:
+    """Steps of the cheapest way by bytes, see :meth:`Planner.plan`; none between equals."""
+    return list(_DEFAULT.plan(shape, src_labels, dst_labels, mesh, dtype).steps)

@@ -1,0 +1,185 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The cheapest steps from one placement to another: a shortest path (A*).
+
+The states are placements (one label per mesh axis, partial sums included); the edges are the
+collectives along mesh axes, and the *exchange*. What a device must receive at least bounds the
+rest of the way.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from tvm_distir.core.ir.placement import Labels, P, R, placement_text
+from tvm_distir.core.ops.dims import size_bytes
+from tvm_distir.support import LoweringError
+
+from .costs import Groups, RingCosts
+from .shards import Bounds, bounds_of, lacking
+from .steps import Space, Step, can_exchange, exchange_step, steps_from
+from .transition import Means, Redistribution, Transition
+from .wire import Wire, step_wire
+
+ALL_DIMS_STATES = 300
+"""Up to so many placements every dim may be sharded on the way."""
+MAX_STATES = 2000
+"""Up to so many, the dims of the ends and what an axis cuts evenly; else the former only."""
+MAX_PAIRS = 1 << 22
+"""From more pairs of placements times devices than this, exchanges lead to the goal only."""
+
+
+def _allowed_dims(key: Transition) -> tuple[tuple[int, ...], ...]:
+    """Dims each axis may shard on the way."""
+    named = tuple(sorted({x for x in (*key.before, *key.after) if x >= 0}))
+    every = tuple(range(len(key.shape)))
+    even = [
+        tuple(d for d, n in enumerate(key.shape) if d in named or (k > 1 and n % k == 0))
+        for k in key.mesh
+    ]
+    for dims, most in (([every] * len(key.mesh), ALL_DIMS_STATES), (even, MAX_STATES)):
+        if math.prod(len(row) + 2 for row in dims) <= most:
+            return tuple(dims)
+    return (named,) * len(key.mesh)
+
+
+class PathSearch:
+    """One shortest path.
+
+    Parameters
+    ----------
+    means : Means
+    key : Transition
+    """
+
+    def __init__(self, means: Means, key: Transition) -> None:
+        self.means, self.key, self.costs = means, key, means.costs
+        # Along an axis that ends partial, a sum is kept; along all others it is completed.
+        finish = tuple(x != P for x in key.after)
+        self.space = Space(key.mesh, _allowed_dims(key), finish, means.kinds, means.innermost)
+        self.limit, self.padded_limit = (means.limit_bytes(key, x) for x in (False, True))
+        self.goal = bounds_of(key.shape, key.after, key.mesh)
+        self.groups: dict[tuple[int, ...], Groups] = {}
+        self.floors: dict[Labels, int] = {}
+        self.rooms: dict[Labels, bool] = {}
+        self.alike: dict[Labels, tuple[list[Labels], Bounds]] = {}
+
+    def run(self) -> Redistribution:
+        """Find it.
+
+        Raises
+        ------
+        LoweringError
+            DIST0509 when no sequence of the steps at hand stays within the memory bound.
+        """
+        key = self.key
+        best: dict[Labels, int] = {key.before: 0}
+        came: dict[Labels, tuple[Labels, Step]] = {}
+        done: set[Labels] = set()
+        ticket = itertools.count(1)
+        queue = [(self._floor(key.before), 0, 0, key.before)]
+        while queue:
+            _, count, _, labels = heapq.heappop(queue)
+            if labels in done:
+                continue
+            done.add(labels)
+            if labels == key.after:
+                return self._found(best[labels], came)
+            for step, price in self._priced(labels):
+                after, total = step.after, best[labels] + price
+                if after in done or total >= best.get(after, total + 1):
+                    continue
+                if not self._has_room(after):
+                    continue
+                best[after], came[after] = total, (labels, step)
+                entry = (total + self._floor(after), count + 1, next(ticket), after)
+                heapq.heappush(queue, entry)
+        room = "" if self.limit is None else f"keeps every shard within {self.limit} bytes "
+        where = " along the innermost mesh axes" if self.means.innermost else ""
+        raise LoweringError(
+            "DIST0509",
+            f'no way from "{placement_text(key.before)}" to "{placement_text(key.after)}" of a '
+            f"tensor of shape {list(key.shape)} {room}by {', '.join(self.means.kinds)}{where}",
+            remedy="Raise the memory bound, or allow all collectives.",
+        )
+
+    def _found(self, cost: int, came: dict[Labels, tuple[Labels, Step]]) -> Redistribution:
+        key, steps, at = self.key, [], self.key.after
+        peak = key.local_bytes(at)
+        while at != key.before:
+            at, step = came[at]
+            steps.append(step)
+            peak = max(peak, key.local_bytes(at))
+        return Redistribution(tuple(steps[::-1]), cost, peak)
+
+    def _priced(self, labels: Labels) -> Iterator[tuple[Step, int]]:
+        key = self.key
+        for step in steps_from(self.space, labels):
+            wire = step_wire(key.shape, labels, step, key.mesh, key.dtype)
+            if wire.kind in self.space.kinds:
+                yield step, self._price(wire)
+        if "exchange" in self.space.kinds:
+            for after, elements in self._exchanges(labels):
+                step = exchange_step(labels, after)
+                wire = Wire("exchange", step.axes, size_bytes((elements,), key.dtype))
+                yield step, self._price(wire)
+
+    def _price(self, wire: Wire) -> int:
+        if wire.axes not in self.groups:
+            self.groups[wire.axes] = self.key.groups(wire.axes)
+        return self.costs.step(wire.kind, wire.payload_bytes, self.groups[wire.axes])
+
+    def _exchanges(self, labels: Labels) -> Iterator[tuple[Labels, int]]:
+        """Placements that an exchange may lead to, and the elements it brings a device."""
+        key = self.key
+        source = bounds_of(key.shape, labels, key.mesh)
+        if can_exchange(labels, key.after):
+            yield key.after, int(lacking(source, self.goal))
+            if isinstance(self.costs, RingCosts):
+                return  # by bytes no detour is cheaper
+        targets, bounds = self._peers(labels)
+        if len(targets) ** 2 * len(key.devices) > MAX_PAIRS:
+            return
+        for after, elements in zip(targets, lacking(source, bounds).tolist()):
+            if after not in (labels, key.after):
+                yield after, elements
+
+    def _peers(self, labels: Labels) -> tuple[list[Labels], Bounds]:
+        """All placements with the same partial axes, and their bounds."""
+        key = self.key
+        open_axes = tuple(P if x == P else R for x in labels)
+        if open_axes not in self.alike:
+            choices = [(P,) if x == P else (R, *d) for x, d in zip(open_axes, self.space.allowed)]
+            found = [x for x in itertools.product(*choices) if self._has_room(x)]
+            bounds = [bounds_of(key.shape, x, key.mesh) for x in found]
+            self.alike[open_axes] = found, np.stack(bounds, axis=1)
+        return self.alike[open_axes]
+
+    def _floor(self, labels: Labels) -> int:
+        """Price that the rest of the way costs at least."""
+        if labels not in self.floors:
+            key = self.key
+            elements = int(lacking(bounds_of(key.shape, labels, key.mesh), self.goal))
+            self.floors[labels] = self.costs.floor(size_bytes((elements,), key.dtype))
+        return self.floors[labels]
+
+    def _has_room(self, labels: Labels) -> bool:
+        key = self.key
+        if self.limit is None or self.padded_limit is None or labels in (key.before, key.after):
+            return True
+        if labels not in self.rooms:
+            size = key.local_bytes(labels)
+            fits = size <= self.limit
+            self.rooms[labels] = fits or (size <= self.padded_limit and self._is_padding(labels))
+        return self.rooms[labels]
+
+    def _is_padding(self, labels: Labels) -> bool:
+        """Whether shards without padding would stay within the bound."""
+        key, bound = self.key, self.means.memory_bound
+        fewest = min(key.parts(key.before), key.parts(key.after))
+        return bound is not None and key.parts(labels) * bound >= fewest

@@ -1,0 +1,141 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a redistribution, and which of them may be taken from a placement."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tvm_distir.core.ir.names import COLLECTIVES, LOCAL_STEPS
+from tvm_distir.core.ir.placement import Labels, P, R, blocks_fault
+
+KINDS = (*(kind for kind in COLLECTIVES if kind != "collective_permute"), *LOCAL_STEPS)
+"""All kinds of steps: names of ``R.dist`` ops."""
+CCL_KINDS = ("all_reduce", "all_gather", *LOCAL_STEPS)
+"""Kinds that TVM's own ``R.ccl`` ops can express."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective of a redistribution.
+
+    Attributes
+    ----------
+    kind : str
+        One of :data:`KINDS`.
+    axes : tuple of int
+        Mesh axes it runs along: their product group takes part.
+    gather_dim, split_dim : int or None
+        The dim that is joined, and the dim that is cut.
+    after : tuple of int
+        Labels of the result.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    gather_dim: int | None
+    split_dim: int | None
+    after: Labels
+
+
+@dataclass(frozen=True)
+class Space:
+    """The placements that a search may pass through.
+
+    Attributes
+    ----------
+    mesh : tuple of int
+        Sizes of the mesh axes.
+    allowed : tuple of tuple of int
+        Per mesh axis: the dims it may shard.
+    finish : tuple of bool
+        Per mesh axis: whether its partial sums are completed (else they are kept).
+    kinds : tuple of str
+        The kinds of steps at hand.
+    innermost : bool
+        Whether data moves along the innermost axes only (their groups are contiguous ranges of
+        devices). A value may then be made partial, to be reduced along more axes than it needs.
+    """
+
+    mesh: tuple[int, ...]
+    allowed: tuple[tuple[int, ...], ...]
+    finish: tuple[bool, ...]
+    kinds: tuple[str, ...]
+    innermost: bool = False
+
+    def has(self, step: Step) -> bool:
+        """Whether a step is at hand."""
+        if step.kind not in self.kinds:
+            return False
+        if not self.innermost or step.kind in LOCAL_STEPS:
+            return True
+        rest = range(min(step.axes), len(self.mesh))
+        return all(a in step.axes or self.mesh[a] == 1 for a in rest)
+
+
+def _relabelled(labels: Labels, axes: Sequence[int], label: int) -> Labels:
+    return tuple(label if a in axes else x for a, x in enumerate(labels))
+
+
+def _subsets(axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    for count in range(1, len(axes) + 1):
+        yield from itertools.combinations(axes, count)
+
+
+def _cuts(space: Space, rest: Labels, axes: tuple[int, ...]) -> Iterator[int]:
+    """Dims that all of ``axes`` may cut together, each group its own block."""
+    for dim in _common(space, axes):
+        if not blocks_fault(rest, axes, dim):
+            yield dim
+
+
+def _common(space: Space, axes: tuple[int, ...]) -> Iterator[int]:
+    """Dims that all of ``axes`` may shard."""
+    for dim in space.allowed[axes[0]]:
+        if all(dim in space.allowed[a] for a in axes):
+            yield dim
+
+
+def steps_from(space: Space, labels: Labels) -> Iterator[Step]:
+    """All steps that may be taken from a placement, but exchanges, in a fixed order."""
+    for step in _all_steps(space, labels):
+        if space.has(step):
+            yield step
+
+
+def _all_steps(space: Space, labels: Labels) -> Iterator[Step]:
+    whole = [a for a, x in enumerate(labels) if x == R]
+    waiting = [a for a, x in enumerate(labels) if x == P and space.finish[a]]
+    for axes in _subsets(waiting):
+        yield Step("all_reduce", axes, None, None, _relabelled(labels, axes, R))
+        for dim in _common(space, axes):
+            yield Step("reduce_scatter", axes, None, dim, _relabelled(labels, axes, dim))
+    for axis in whole:
+        if space.innermost or not space.finish[axis]:
+            yield Step("partial", (axis,), None, None, _relabelled(labels, (axis,), P))
+    for axes in _subsets(whole):
+        for dim in _cuts(space, labels, axes):
+            yield Step("local_slice", axes, None, dim, _relabelled(labels, axes, dim))
+    for old in sorted({x for x in labels if x >= 0}):
+        for axes in _subsets([a for a, x in enumerate(labels) if x == old]):
+            rest = _relabelled(labels, axes, R)
+            if blocks_fault(rest, axes, old):
+                continue
+            for dim in _cuts(space, rest, axes):
+                if dim != old:
+                    yield Step("all_to_all", axes, old, dim, _relabelled(labels, axes, dim))
+            yield Step("all_gather", axes, old, None, rest)
+
+
+def exchange_step(before: Labels, after: Labels) -> Step:
+    """Step from one placement to any other with the same partial axes."""
+    pairs = enumerate(zip(before, after))
+    axes = tuple(a for a, (x, y) in pairs if x != y or x >= 0)
+    return Step("exchange", axes, None, None, after)
+
+
+def can_exchange(before: Labels, after: Labels) -> bool:
+    """Whether two placements differ, but not in what is partial."""
+    return before != after and all((x == P) == (y == P) for x, y in zip(before, after))

@@ -1,0 +1,88 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A redistribution as it is asked for, what it may use, and what was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_distir.core.ir.placement import Labels, local_shape
+from tvm_distir.core.ops.dims import size_bytes
+
+from .costs import Groups, StepCosts
+from .steps import Step
+
+PADDING_PARTS = 8
+"""Padding alone may make a shard on the way larger than the bound, by one part in so many."""
+
+
+@dataclass(frozen=True)
+class Redistribution:
+    """A sequence of steps.
+
+    Attributes
+    ----------
+    steps : tuple of Step
+    cost : int
+        In the unit of the planner's costs.
+    peak_bytes : int
+        Of one device's shard, the ends and all that lies between.
+    """
+
+    steps: tuple[Step, ...]
+    cost: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What is to be done: the key under which its redistribution is kept."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    before: Labels
+    after: Labels
+    mesh: tuple[int, ...]
+    devices: tuple[int, ...]
+
+    def local_bytes(self, labels: Labels) -> int:
+        """Bytes of one (padded) shard."""
+        return size_bytes(tuple(local_shape(self.shape, labels, self.mesh)), self.dtype)
+
+    def parts(self, labels: Labels) -> int:
+        """Into how many shards the tensor is cut."""
+        return math.prod(n for n, label in zip(self.mesh, labels) if label >= 0)
+
+    def groups(self, axes: Sequence[int]) -> Groups:
+        """Device ids of the groups along the product of axes."""
+        table = np.array(self.devices).reshape(self.mesh)
+        rest = [a for a in range(len(self.mesh)) if a not in axes]
+        rows = table.transpose([*rest, *axes]).reshape(-1, math.prod(self.mesh[a] for a in axes))
+        return [[int(d) for d in row] for row in rows]
+
+
+@dataclass(frozen=True)
+class Means:
+    """What redistributions may use: see :class:`.planner.Planner`."""
+
+    costs: StepCosts
+    memory_bound: float | None
+    memory_bytes: int | None
+    kinds: tuple[str, ...]
+    innermost: bool
+
+    def limit_bytes(self, key: Transition, padded: bool = False) -> int | None:
+        """Largest shard that may lie between the ends; None: any.
+
+        ``padded``: of those that only their padding makes larger than the bound.
+        """
+        limits = [] if self.memory_bytes is None else [self.memory_bytes]
+        if self.memory_bound is not None:
+            ends = max(key.local_bytes(key.before), key.local_bytes(key.after))
+            bound = math.floor(self.memory_bound * ends)
+            limits.append(bound + bound // PADDING_PARTS if padded else bound)
+        return min(limits, default=None)

@@ -1,0 +1,98 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the steps of a redistribution, and the collectives of a module, send."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir.mesh import mesh_shape
+from tvm_distir.core.ir.placement import Labels, labels_of, local_shape, parse_placement
+from tvm_distir.core.ir.types import static_shape, tensor_type
+from tvm_distir.core.ops.dims import size_bytes
+
+from .shards import lacking_elements, terms_move, terms_of
+from .steps import Step, exchange_step
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What a step is on the wire.
+
+    Attributes
+    ----------
+    kind : str
+        That of the step; ``exchange`` too for a ``reduce_scatter`` that moves terms
+        (:func:`.shards.terms_move`).
+    axes : tuple of int
+        Mesh axes whose product group takes part.
+    payload_bytes : int
+        Bytes of one rank's result, padding included; of an exchange, the most one receives.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    payload_bytes: int
+
+
+def step_wire(
+    shape: Sequence[int], before: Labels, step: Step, mesh: Sequence[int], dtype: str
+) -> Wire:
+    """Return what a step from a placement sends."""
+    if step.kind == "exchange":
+        return _exchanging(shape, before, step, mesh, dtype)
+    if step.kind == "reduce_scatter" and step.split_dim is not None:
+        move = terms_move(shape, before, step.axes, step.split_dim, mesh)
+        if move is not None:
+            moving = exchange_step(move.before, move.after)
+            return _exchanging(move.shape, move.before, moving, mesh, dtype)
+    result = [int(n) for n in local_shape(shape, step.after, mesh)]
+    if step.gather_dim is not None:
+        count = math.prod(mesh[a] for a in step.axes)
+        result[step.gather_dim] = count * int(local_shape(shape, before, mesh)[step.gather_dim])
+    return Wire(step.kind, step.axes, size_bytes(tuple(result), dtype))
+
+
+def _exchanging(
+    shape: Sequence[int], before: Labels, step: Step, mesh: Sequence[int], dtype: str
+) -> Wire:
+    elements = lacking_elements(shape, before, step.after, mesh)
+    return Wire("exchange", step.axes, size_bytes((elements,), dtype))
+
+
+def local_bytes(ty: Any) -> int:
+    """Bytes of one device's (padded) part of a tensor; symbolic dims count as one."""
+    tensor, shape = tensor_type(ty), static_shape(ty)
+    if tensor is None or shape is None:
+        return 0
+    if isinstance(ty, DTensorType):
+        shape = tuple(local_shape(shape, labels_of(ty.placement), mesh_shape(ty.device_mesh)))
+    sizes = tuple(n if isinstance(n, int) else 1 for n in shape)
+    return size_bytes(sizes, str(tensor.dtype))
+
+
+def payload_bytes(kind: str, call: ir.Call, ty: Any) -> int:
+    """Bytes of one device's result; of an exchange, the most that a device receives."""
+    if kind != "exchange":
+        return local_bytes(ty)
+    if (move := terms_of(call)) is not None:
+        shape, before, after = move.shape, move.before, move.after
+    else:
+        shape = tuple(int(n) for n in call.attrs["shape"])
+        before, after = (
+            parse_placement(str(call.attrs[key])) for key in ("placement", "peer_placement")
+        )
+    elements = lacking_elements(shape, before, after, mesh_shape(call.attrs["device_mesh"]))
+    return size_bytes((elements,), element_type(ty))
+
+
+def element_type(ty: Any) -> str:
+    """Element type of a tensor type."""
+    tensor: Any = tensor_type(ty)
+    return str(tensor.dtype)

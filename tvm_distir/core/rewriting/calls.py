@@ -1,0 +1,130 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Writing binding blocks, and reading calls: what the passes of this stage share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core.ir.types import flat_types, tensor_type
+from tvm_distir.support import LoweringError
+
+from .nodes import make_call
+
+_REDISTRIBUTE = ir.Op.get("relax.dist.redistribute")
+#: Calls of a PrimFunc on whole tensors: their operands stand in a tuple after it.
+TIR_CALLS = ("relax.call_tir", "relax.call_tir_with_grad")
+#: TVM's own call of a PrimFunc on shards.
+TIR_ON_SHARDS = "relax.dist.call_tir_local_view"
+
+
+def called_name(call: ir.Call) -> str:
+    """Full name of what a call calls: an op (``relax.add``), a function, an external one."""
+    op = call.op
+    name = getattr(op, "name", None) or getattr(op, "name_hint", None)
+    return str(name or getattr(op, "global_symbol", None) or type(op).__name__)
+
+
+def op_name(value: Any) -> str:
+    """What a bound value is, for messages: the op, the callee or the kind of expression."""
+    if type(value) is not ir.Call:
+        return type(value).__name__
+    text = called_name(value)
+    if (
+        text in (*TIR_CALLS, TIR_ON_SHARDS)
+        and len(value.args)
+        and type(value.args[0]) is ir.GlobalVar
+    ):
+        return f"call_tir {value.args[0].name_hint}"
+    return text.removeprefix("relax.")
+
+
+def place_of(function: str, var: Any, value: Any) -> str:
+    """``function/binding (op)``, as every error of this stage names its place."""
+    return f"{function}/{var.name} ({op_name(value)})"
+
+
+def is_tensors(ty: Any) -> bool:
+    """Whether a type is a tensor or a (nested) tuple of tensors."""
+    if type(ty) is not relax.TupleType:
+        return tensor_type(ty) is not None
+    leaves = flat_types(ty)
+    return bool(leaves) and all(tensor_type(t) is not None for t in leaves)
+
+
+def tensor_args(call: ir.Call) -> list[Any]:
+    """Arguments of a call that hold tensors, in order (tuples not flattened)."""
+    args = call.args[:]
+    if args and type(args[0]) is ir.GlobalVar and op_name(call).startswith("call_tir"):
+        del args[0]  # a function is no tensor, but has no type of its own either
+    return [a for a in args if is_tensors(a.ty)]
+
+
+def leaves_of(expr: Any) -> Iterator[tuple[Any, int, Any]]:
+    """Flattened tensors of an argument: (expression, position in it, type).
+
+    A tuple expression is opened; a variable of tuple type stands for all its leaves.
+    """
+    if type(expr) is relax.Tuple:
+        for item in expr.fields[:]:
+            yield from leaves_of(item)
+        return
+    for number, ty in enumerate(flat_types(expr.ty)):
+        yield expr, number, ty
+
+
+def rebuild(call: ir.Call, op: Any, args: Sequence[Any], ty: Any = None) -> ir.Call:
+    """Copy a call with another op or other arguments; typed ``ty``, or untyped when None."""
+    return make_call(op, args, call.attrs, call.ty_args, ty, call.span)
+
+
+def typed(expr: Any, ty: Any) -> Any:
+    """Give a fresh expression its type, unless its constructor inferred one."""
+    if type(expr.ty) is ir.Type:
+        relax.expr._update_type(expr, ty)
+    return expr
+
+
+def check_body(fn: relax.Function, function: str) -> None:
+    """Refuse a function whose body is no sequence of bindings (DIST0504)."""
+    if type(fn.body) is not relax.SeqExpr:
+        raise LoweringError(
+            "DIST0504", "the body is not in normal form", place=function, remedy="Normalize it."
+        )
+
+
+def bindings_of(fn: relax.Function, function: str) -> Iterator[tuple[Any, Any]]:
+    """All (variable, value) of a function's body.
+
+    Raises
+    ------
+    LoweringError
+        DIST0504 for control flow and casts, which have no distributed form.
+    """
+    check_body(fn, function)
+    for block in fn.body.blocks[:]:
+        for binding in block.bindings[:]:
+            value = binding.value
+            if type(binding) is not relax.VarBinding:
+                raise LoweringError(
+                    "DIST0504",
+                    "a match_cast has no distributed form",
+                    place=place_of(function, binding.var, binding.value),
+                    remedy="Give the shapes as constants.",
+                )
+            if type(value) in (relax.If, relax.Function):
+                raise LoweringError(
+                    "DIST0504",
+                    f"{type(value).__name__} has no distributed form",
+                    place=place_of(function, binding.var, binding.value),
+                    remedy="Write it without control flow, or keep it outside the function.",
+                )
+            yield binding.var, value
+
+
+def is_redistribute(value: Any) -> bool:
+    """Whether a value is ``R.dist.redistribute(...)``."""
+    return type(value) is ir.Call and bool(_REDISTRIBUTE.same_as(value.op))

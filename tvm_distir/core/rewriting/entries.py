@@ -1,0 +1,107 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Entry points of a module: which function is meant, and the module with that one only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tvm import ir, relax
+
+from tvm_distir.core.ir.types import is_private, relax_functions
+from tvm_distir.support import ModelError, nearest
+
+from .functions import inner_made_private
+
+MAIN = "main"
+
+
+def entry_family(name: str) -> str:
+    """Name of an entry function's original: ``main`` of ``main_mesh1`` and ``main_mesh0_2``."""
+    head, mesh, numbers = name.rpartition("_mesh")
+    return head if mesh and all(n.isdigit() for n in numbers.split("_")) else name
+
+
+def public_functions(mod: ir.IRModule) -> list[str]:
+    """Names of the Relax functions that can be called from outside, sorted."""
+    return [str(gv.name_hint) for gv, fn in relax_functions(mod) if not is_private(fn)]
+
+
+def reached_from(mod: ir.IRModule, names: Sequence[str]) -> dict[ir.GlobalVar, ir.BaseFunc]:
+    """Functions of these names and all they call, directly or not, kernels included, by name."""
+    found: dict[ir.GlobalVar, ir.BaseFunc] = {}
+    todo = [mod.get_global_var(name) for name in names]
+    while todo:
+        gv = todo.pop()
+        if gv in found:
+            continue
+        fn = found[gv] = mod[gv]
+        if isinstance(fn, relax.Function):
+
+            def visit(node: object) -> None:
+                if isinstance(node, ir.GlobalVar):
+                    todo.append(node)
+
+            relax.analysis.post_order_visit(fn, visit)
+    return dict(sorted(found.items(), key=lambda item: str(item[0].name_hint)))
+
+
+def entry_of(mod: ir.IRModule) -> str:
+    """Name of the function that a module is run by: ``main``, or the only public one.
+
+    Raises
+    ------
+    ModelError
+        DIST0341 where there is none, or several of which none is ``main``.
+    """
+    names = public_functions(inner_made_private(mod))
+    if MAIN in names:
+        return MAIN
+    if len(names) == 1:
+        return names[0]
+    raise no_single_entry(names)
+
+
+def no_single_entry(names: Iterable[str]) -> ModelError:
+    """DIST0341: the functions among which one has to be chosen."""
+    found = sorted(names)
+    return ModelError(
+        "DIST0341",
+        f'the module has no function "{MAIN}"'
+        + (f", and several others: {', '.join(found)}" if found else ", nor any public one"),
+        place="module",
+        remedy="Say which one is meant: --entry NAME, or entry= in Python."
+        if found
+        else f"Name the function {MAIN}.",
+    )
+
+
+def keep_entry(mod: ir.IRModule, entry: str | None) -> ir.IRModule:
+    """The module without its other entry points; what the entry calls stays.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At any level; a lowered one may have the entry in parts, ``decode_mesh0``.
+    entry : str or None
+        Name of a public function, or of a function that other ones call. None: the module.
+
+    Raises
+    ------
+    ModelError
+        DIST0341 naming the functions there are.
+    """
+    if entry is None:
+        return mod
+    public = public_functions(mod)
+    kept = {name for name in public if entry in (name, entry_family(name))}
+    if not kept:
+        raise ModelError(
+            "DIST0341",
+            f'the module has no public function "{entry}"',
+            place="entry",
+            remedy=f"{nearest(entry, public)} It has: {', '.join(public) or 'none'}.",
+        )
+    functions = reached_from(mod, sorted(kept))
+    kept_mod = ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return inner_made_private(kept_mod)

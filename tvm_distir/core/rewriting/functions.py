@@ -1,0 +1,146 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of a module: callers and callees, their order, their types."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir.types import flat_types, is_private, relax_functions
+from tvm_distir.support import LoweringError
+
+from .calls import bindings_of
+from .scopes import all_bindings
+
+
+def has_dtensor(fn: relax.Function) -> bool:
+    """Whether a parameter, a bound variable or the result of a function is a DTensor."""
+    bound = (binding.var.ty for block in fn.body.blocks for binding in block.bindings[:])
+    types = itertools.chain((param.ty for param in fn.params[:]), [fn.ret_ty], bound)
+    return any(type(t) is DTensorType for ty in types for t in flat_types(ty))
+
+
+def callees_of(fn: relax.Function, name: str) -> list[Any]:
+    """Functions of the module that a function calls, in order, with repeats."""
+    return [
+        value.op
+        for _, value in bindings_of(fn, name)
+        if type(value) is ir.Call and type(value.op) is ir.GlobalVar
+    ]
+
+
+def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
+    """Names of functions that are in ``first`` or call such a function."""
+    if not first:
+        return set()
+    callers: dict[str, list[str]] = {}
+    for gv, fn in relax_functions(mod):
+        for callee in callees_of(fn, str(gv.name_hint)):
+            callers.setdefault(str(callee.name_hint), []).append(str(gv.name_hint))
+    found, waiting = set(first), sorted(first)
+    while waiting:
+        for caller in callers.get(waiting.pop(), []):
+            if caller not in found:
+                found.add(caller)
+                waiting.append(caller)
+    return found
+
+
+def inner_made_private(mod: ir.IRModule) -> ir.IRModule:
+    """Make public functions private that other functions of the module call.
+
+    A function is an entry, which is cut up for each device, or it is called and has its callers'
+    placements: one that is both counts as called.
+    """
+    functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
+    public = {name for name, fn in functions.items() if not is_private(fn)}
+    if not any(_mentions(fn, public - {name}) for name, fn in functions.items()):
+        return mod
+    called = {
+        str(callee.name_hint)
+        for name, fn in functions.items()
+        for callee in _calls_of(fn)
+        if str(callee.name_hint) != name
+    }
+    inner = called & public
+    if not inner:
+        return mod
+    result = {
+        gv: fn.without_attr("global_symbol") if str(gv.name_hint) in inner else fn
+        for gv, fn in mod.functions.items()
+    }
+    return ir.IRModule(result, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _mentions(fn: relax.Function, names: set[str]) -> bool:
+    """Whether a function mentions one of some functions in any way."""
+    return bool(names) and not names.isdisjoint(
+        [str(gv.name_hint) for gv in relax.analysis.all_global_vars(fn)]
+    )
+
+
+def _calls_of(fn: relax.Function) -> list[Any]:
+    """Functions that a function calls, in branches too."""
+    values: list[Any] = [getattr(binding, "value", None) for binding in all_bindings(fn.body)]
+    return [v.op for v in values if type(v) is ir.Call and type(v.op) is ir.GlobalVar]
+
+
+def retyped(gv: Any, ty: Any) -> Any:
+    """Make a global variable of the same name and another type."""
+    new = ir.GlobalVar(gv.name_hint)
+    relax.expr._update_type(new, ty)
+    return new
+
+
+def callees_first(
+    mod: ir.IRModule, called: Mapping[str, Sequence[Any]] | None = None
+) -> list[tuple[Any, relax.Function]]:
+    """Relax functions, every callee before its callers.
+
+    Parameters
+    ----------
+    mod : IRModule
+    called : mapping of str to sequence of GlobalVar, optional
+        What each function calls, where that is known already.
+
+    Raises
+    ------
+    LoweringError
+        DIST0504 when functions call each other in a circle.
+    """
+    functions = {str(gv.name_hint): (gv, fn) for gv, fn in relax_functions(mod)}
+    if called is None:
+        called = {name: callees_of(fn, name) for name, (_, fn) in functions.items()}
+    calls = {
+        name: sorted({str(c.name_hint) for c in called[name]} & set(functions))
+        for name in functions
+    }
+    order: list[str] = []
+    state: dict[str, int] = {}
+    for root in functions:
+        stack = [(root, iter(calls[root]))] if root not in state else []
+        state.setdefault(root, 1)
+        while stack:
+            name, rest = stack[-1]
+            callee = next((c for c in rest if state.get(c) != 2), None)
+            if callee is None:
+                stack.pop()
+                if state[name] != 2:
+                    state[name] = 2
+                    order.append(name)
+            elif state.get(callee) == 1:
+                raise LoweringError(
+                    "DIST0504",
+                    f'"{name}" and "{callee}" call each other in a circle',
+                    place=name,
+                    remedy="Remove the recursion.",
+                )
+            else:
+                state[callee] = 1
+                stack.append((callee, iter(calls[callee])))
+    return [functions[name] for name in order]

@@ -1,0 +1,24 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Classes of things of which groups belong together, found natively."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm_distir.support import native_function
+
+from .reading import numbers_of
+
+
+def joined_classes(count: int, groups: Sequence[int]) -> tuple[int, ...]:
+    """Of each thing the smallest one of its class.
+
+    Parameters
+    ----------
+    count : int
+        The things are numbered from 0 on.
+    groups : sequence of int
+        For each group the number of its members, then these: they are of one class.
+    """
+    return numbers_of(native_function("joined_classes")(count, tuple(groups)))

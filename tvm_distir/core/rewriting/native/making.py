@@ -1,0 +1,52 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Many nodes made in one native call instead of one by one from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm_distir.support import native_function
+
+from .reading import elements
+
+
+def make_variables(names: Sequence[str], types: Sequence[Any], which: Sequence[int]) -> list[Any]:
+    """Make Relax variables.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of each.
+    types : sequence of Type
+    which : sequence of int
+        Of each the number of its type among ``types``.
+    """
+    return elements(native_function("make_variables")(_said(names), list(types), tuple(which)))
+
+
+def make_ports(
+    names: Sequence[str],
+    index: Sequence[int],
+    described: Sequence[Mapping[str, Any]],
+    which: Sequence[int],
+) -> Any:
+    """Make an array of entries of ``dist.io``, as TVM keeps them in attributes.
+
+    Parameters
+    ----------
+    names, index : sequence of str, of int
+        Of each entry.
+    described : sequence of mapping
+        What else is said of some of them.
+    which : sequence of int
+        Of each entry the number of the rest of it among ``described``.
+    """
+    said = _said(names)
+    return native_function("make_ports")(said, tuple(index), list(described), tuple(which))
+
+
+def _said(names: Sequence[str]) -> str:
+    """Names in one text, a zero behind each."""
+    return "".join([f"{name}\0" for name in names])

@@ -1,0 +1,72 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What nobody reads dropped, and what a function mentions found, in one native walk each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import relax
+
+from tvm_distir.core.rewriting.purity import is_pure
+from tvm_distir.core.rewriting.substitute import variables
+from tvm_distir.support import native_function
+
+from .reading import elements
+
+
+def pruned(blocks: Sequence[Any], result: Any) -> tuple[list[Any], bool]:
+    """Drop pure bindings that nothing reads.
+
+    Parameters
+    ----------
+    blocks : sequence of BindingBlock
+    result : expression
+        What the function returns.
+
+    Returns
+    -------
+    blocks : list of BindingBlock
+        Without empty ones.
+    pure : bool
+        Whether all that is left is pure.
+    """
+    rows = [(isinstance(block, relax.DataflowBlock), block.bindings) for block in blocks]
+    return pruned_bindings(rows, result)
+
+
+def pruned_bindings(
+    blocks: Sequence[tuple[bool, Sequence[Any]]], result: Any
+) -> tuple[list[Any], bool]:
+    """Write the blocks of a function without pure bindings that nothing reads.
+
+    Parameters
+    ----------
+    blocks : sequence of (bool, sequence of Binding)
+        Of each block whether it is a dataflow block, and what stands in it.
+    result : expression
+        What the function returns.
+
+    Returns
+    -------
+    blocks, pure
+        As of :func:`pruned`.
+    """
+    hides = tuple([int(dataflow) for dataflow, _ in blocks])
+    bindings = [some for _, some in blocks]
+    kept, pure = native_function("prune")(bindings, hides, result, *_questions())
+    return elements(kept), bool(pure)
+
+
+@functools.cache
+def _questions() -> tuple[Any, Any]:
+    """What the library asks about calls, and about what stands inside of an ``If``."""
+    return tvm_ffi.convert(is_pure), tvm_ffi.convert(lambda value: list(variables(value)))
+
+
+def mentioned(fn: relax.Function) -> set[str]:
+    """Names of the functions that a function calls, or hands to a call as first argument."""
+    return {str(gv.name_hint) for gv in elements(native_function("mentioned")(fn))}

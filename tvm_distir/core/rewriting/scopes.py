@@ -1,0 +1,119 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Branches of an ``If`` as scopes of their own, and variables that leave their block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core.ir.handles import handle
+
+from .substitute import substitute, variables
+from .writer import BlockWriter, with_body
+
+Rewrite = Callable[[relax.Function], relax.Function]
+
+
+def with_branches(fn: relax.Function, rewrite: Rewrite) -> relax.Function:
+    """Rewrite the branches of a function, each by itself.
+
+    Parameters
+    ----------
+    fn : Function
+        In normal form.
+    rewrite : callable
+        Gets each branch as a function: its parameters are the variables that it reads of the
+        scopes around it, its attributes those of ``fn``. Returns that very object where nothing
+        changes.
+
+    Returns
+    -------
+    Function
+        ``fn`` itself where no branch changes.
+    """
+    blocks, changed = [], False
+    for block in fn.body.blocks:
+        bindings = []
+        for b in block.bindings:
+            value = b.value
+            new = _rewritten(fn, value, rewrite) if isinstance(value, relax.If) else value
+            if new is not value:
+                changed, b = True, relax.VarBinding(b.var, new)
+            bindings.append(b)
+        blocks.append(type(block)(bindings))
+    if not changed:
+        return fn
+    return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+
+
+def _rewritten(fn: relax.Function, value: relax.If, rewrite: Rewrite) -> relax.If:
+    branches, changed = [], False
+    for seq in branches_of(value):
+        free = list(relax.analysis.free_vars(seq))
+        scope = relax.Function(free, seq, seq.body.ty, bool(fn.is_pure), fn.attrs)
+        new = rewrite(scope)
+        changed = changed or new is not scope
+        branches.append(new.body)
+    if not changed:
+        return value
+    made = relax.If(value.cond, *branches)
+    relax.expr._update_type(made, value.ty)
+    return made
+
+
+def branches_of(value: relax.If) -> tuple[relax.SeqExpr, relax.SeqExpr]:
+    """The bodies of both branches."""
+    return value.true_branch, value.false_branch
+
+
+def bindings_in(seq: relax.SeqExpr) -> Iterator[tuple[Any, Any]]:
+    """(variable, value) of a body, those of branches inside it not among them."""
+    for block in seq.blocks:
+        for b in block.bindings:
+            yield b.var, b.value
+
+
+def all_bindings(expr: Any) -> Iterator[Any]:
+    """All bindings of a function body in program order, those of branches included."""
+    if not isinstance(expr, relax.SeqExpr):
+        return
+    for block in expr.blocks[:]:
+        for binding in block.bindings[:]:
+            value = binding.value
+            if type(value) is relax.If:
+                yield from all_bindings(value.true_branch)
+                yield from all_bindings(value.false_branch)
+            yield binding
+
+
+def let_out(blocks: Iterable[Any], result: Any) -> tuple[list[Any], Any]:
+    """Make dataflow variables that are read outside of their block plain variables."""
+    blocks = list(blocks)
+    rows = [block.bindings[:] for block in blocks]
+    own = [{handle(b.var) for b in row if type(b.var) is relax.DataflowVar} for row in rows]
+    hidden = set().union(*own)
+    seen: dict[Any, Any] = {}
+
+    def look(expr: Any, here: set[int]) -> None:
+        for used in variables(expr):
+            key = handle(used)
+            if key in hidden and key not in here and used not in seen:
+                seen[used] = relax.Var(str(used.name), used.ty)
+
+    for row, here in zip(rows, own):
+        if len(here) < len(hidden):  # else no other block hides anything
+            for binding in row:
+                look(binding.value, here)
+    look(result, set())
+    if not seen:
+        return blocks, result
+    changed = []
+    for block in blocks:
+        writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
+        for binding in block.bindings:
+            writer.bind(seen.get(binding.var, binding.var), substitute(binding.value, seen))
+        changed.append(writer.block())
+    return changed, substitute(result, seen)

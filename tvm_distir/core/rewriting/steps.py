@@ -1,0 +1,79 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The forward part of a training step: what its loss depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core.ir.attributes import training_notes
+from tvm_distir.core.ir.types import static_shape, tensor_type
+
+from .scopes import all_bindings
+from .substitute import variables
+
+
+def forward_bindings(fn: relax.Function) -> list[Any]:
+    """Return the bindings of a function; of a training step those that its loss depends on."""
+    bindings = list(all_bindings(fn.body))
+    loss = _loss(fn, _resolved(fn.body.body, bindings))
+    if loss is None:
+        return bindings
+    needed = {loss}
+    kept = []
+    for binding in reversed(bindings):
+        if binding.var in needed:
+            kept.append(binding)
+            needed.update(variables(binding.value))
+    return kept[::-1]
+
+
+def loss_place(fn: relax.Function) -> int | None:
+    """Number of the result of a training step that is its loss; None of other functions."""
+    if not training_notes(fn, "updated"):
+        return None
+    taken = set(map(int, training_notes(fn, "places").values()))
+    if not taken:
+        return 0
+    return next(i for i, ty in enumerate(fn.ret_ty.fields) if i not in taken and _is_number(ty))
+
+
+def _loss(fn: relax.Function, result: Any) -> Any:
+    """The loss among a function's results.
+
+    A step without notes that was written elsewhere has one number, and gradients or new values of
+    parameters, all of the type of one. None of what is no step.
+    """
+    fields = result.fields[:] if isinstance(result, relax.Tuple) else []
+    place = loss_place(fn)
+    if place is not None:
+        return fields[place] if fields else result
+    losses = [field for field in fields if _is_number(field.ty)]
+    known = {_shape_and_type(p.ty) for p in fn.params} - {None}
+    others = [_shape_and_type(field.ty) for field in fields if not _is_number(field.ty)]
+    return losses[0] if len(losses) == 1 and others and known.issuperset(others) else None
+
+
+def _is_number(ty: Any) -> bool:
+    """Whether it is the type of a float without dims."""
+    tensor = tensor_type(ty)
+    return tensor is not None and int(tensor.ndim) == 0 and "float" in str(tensor.dtype)
+
+
+def _shape_and_type(ty: Any) -> tuple[Any, str] | None:
+    """What two tensors of known shape have in common of which one may take the other's place."""
+    tensor, shape = tensor_type(ty), static_shape(ty)
+    return None if tensor is None or shape is None else (shape, str(tensor.dtype))
+
+
+def _resolved(result: Any, bindings: Sequence[Any]) -> Any:
+    """Look a variable up that is bound to the tuple of results."""
+    if not isinstance(result, relax.Var):
+        return result
+    found = {b.var: b.value for b in bindings}
+    while isinstance(result, relax.Var) and isinstance(found.get(result), relax.Var | relax.Tuple):
+        result = found[result]
+    return result

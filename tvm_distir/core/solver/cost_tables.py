@@ -1,0 +1,251 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Integer cost tables, each kept once, and exact minimisation by variable elimination.
+
+A table loses its minimum (carried as a constant) and is interned, so that equal parts of a
+problem give the same table numbers; sums and bucket joins are memoised on those numbers. A
+repeated layer then costs look-ups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_distir.support import load_library
+
+from .dual_bounds import Dual
+from .problem import INFINITE, Array, Factors, Problem, ints
+
+NO_BOUND = -1
+
+
+@dataclass(frozen=True)
+class Elimination:
+    """Outcome of an elimination.
+
+    Attributes
+    ----------
+    number : int
+        Of the elimination, for :meth:`Tables.decode`.
+    constant : int
+        What was minimised out.
+    feasible : bool
+        False when some variable has no value its neighbours allow.
+    kept : list of int
+        Variables that stay.
+    factors : dict of scope to table number
+        What is left, over ``kept``.
+    """
+
+    number: int
+    constant: int
+    feasible: bool
+    kept: list[int]
+    factors: Factors
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """A problem with fewer states: what became constant, and False where these exclude all."""
+
+    problem: Problem
+    constant: int
+    feasible: bool
+
+
+class Tables:
+    """Interned tables and the eliminations done with them, for one user at a time."""
+
+    def __init__(self) -> None:
+        (
+            self._intern,
+            self._intern_rows,
+            self._add,
+            self._shape,
+            self._entries,
+            self._eliminate,
+            self._decode,
+            self._evaluate,
+            self._eliminate_all,
+            self._restrict,
+            self._optimise,
+            self._dual,
+            self._forget,
+            self._counts,
+        ) = load_library()["tables"]()
+        self._sums: dict[tuple[int, int], tuple[int, int]] = {}
+        self._arrays: dict[int, Array] = {}
+        self._dearest: dict[int, int] = {}
+
+    def intern(self, array: Array) -> tuple[int, int]:
+        """Number of a table with its minimum taken out, and that minimum.
+
+        A table without a finite entry keeps its entries.
+        """
+        shape = np.array(array.shape, dtype=np.int64)
+        number, low = self._intern(shape, np.ascontiguousarray(array, np.int64).reshape(-1))
+        return number, low
+
+    def table(self, rows: Sequence[Sequence[int]]) -> tuple[int, int]:
+        """Intern rows; a dim of size 1 is dropped (its node has no variable).
+
+        Entries above :data:`INFINITE` count as that.
+        """
+        entries = ints([entry for row in rows for entry in row])
+        number, low = self._intern_rows(len(rows), len(rows[0]), entries)
+        return number, low
+
+    def array(self, number: int) -> Array:
+        """Entries of a table. Do not write into it."""
+        found = self._arrays.get(number)
+        if found is None:
+            found = np.empty(tuple(self._shape(number)), dtype=np.int64)
+            self._entries(number, found.reshape(-1))
+            self._arrays[number] = found
+        return found
+
+    def dearest(self, number: int) -> int:
+        """The largest finite entry of a table; 0 where there is none."""
+        found = self._dearest.get(number)
+        if found is None:
+            array = self.array(number)
+            found = self._dearest[number] = int(array.max(where=array < INFINITE, initial=0))
+        return found
+
+    def add(self, first: int, second: int) -> tuple[int, int]:
+        """Interned sum of two tables over the same scope."""
+        key = (first, second)
+        hit = self._sums.get(key)
+        if hit is None:
+            number, low = self._add(first, second)
+            hit = self._sums[key] = number, low
+        return hit
+
+    def evaluate(self, problem: Problem, values: Sequence[int]) -> tuple[int, bool]:
+        """Sum of the tables at an assignment, and whether it hits an infinite entry."""
+        total, forbidden = self._evaluate(*problem.arrays, ints(values))
+        return total, bool(forbidden)
+
+    def eliminate(
+        self,
+        problem: Problem,
+        keep: Collection[int] = (),
+        limit: int = INFINITE,
+        near: int | None = None,
+    ) -> Elimination:
+        """Minimise variables out, smallest bucket first (ties: lowest number).
+
+        What was done to an equal problem and is not forgotten is not done again.
+
+        Parameters
+        ----------
+        problem : Problem
+        keep : collection of int
+            Variables that stay.
+        limit : int
+            A variable whose bucket has more entries stays as well.
+        near : int, optional
+            A variable with more neighbours stays as well.
+        """
+        most = NO_BOUND if near is None else near
+        return _elimination(self._eliminate(*problem.arrays, ints(sorted(keep)), limit, most))
+
+    def eliminate_all(self, problem: Problem, limit: int) -> Elimination | None:
+        """Minimise all variables out, as :meth:`eliminate`; None where a bucket has more entries.
+
+        Nothing is joined then.
+        """
+        found = self._eliminate_all(*problem.arrays, limit)
+        return _elimination(found) if found else None
+
+    def restrict(self, problem: Problem, states: Sequence[Sequence[int]]) -> Restriction:
+        """The problem with some states only.
+
+        Parameters
+        ----------
+        problem : Problem
+        states : sequence of sequence of int
+            Per variable what is left of it, ascending. Variables keep their numbers; no factor
+            stands over one that has a single state.
+        """
+        constant, feasible, *rest = self._restrict(*problem.arrays, _listed(states))
+        return Restriction(
+            Problem([len(left) for left in states], _factors(rest)), constant, bool(feasible)
+        )
+
+    def optimum(
+        self, problem: Problem, states: Sequence[Sequence[int]], limit: int
+    ) -> tuple[list[int], bool] | None:
+        """The cheapest values among some states, and whether there are any.
+
+        Parameters
+        ----------
+        problem, states
+            As for :meth:`restrict`.
+        limit : int
+            None is returned where a bucket of more entries would be joined.
+        """
+        found = list(self._optimise(*problem.arrays, _listed(states), limit))
+        return (found[1:], bool(found[0])) if found else None
+
+    def dual(self, problem: Problem, most: int) -> Dual:
+        """Bounds of a problem whose factors stand over one or two variables.
+
+        Labellings that cost more than ``most`` may be lost.
+        """
+        return Dual(self._dual(*problem.arrays, most), problem)
+
+    def decode(self, done: Elimination, values: list[int]) -> list[int]:
+        """Values with those of the eliminated variables filled in."""
+        filled = ints(values)
+        self._decode(done.number, filled)
+        return filled.tolist()  # type: ignore[no-any-return]
+
+    def forget(self) -> None:
+        """Let go of the eliminations done so far: they cannot be decoded any more."""
+        self._forget()
+
+    @property
+    def count(self) -> int:
+        """Number of distinct tables."""
+        return int(self._counts()[0])
+
+    @property
+    def joins(self) -> int:
+        """Number of distinct buckets joined so far."""
+        return int(self._counts()[1])
+
+    @property
+    def entries(self) -> int:
+        """Numbers that all tables and joins hold."""
+        return int(self._counts()[2])
+
+    @property
+    def held(self) -> int:
+        """Numbers that the eliminations hold that are not forgotten."""
+        return int(self._counts()[3])
+
+
+def _elimination(said: Sequence[int]) -> Elimination:
+    """What the library says of an elimination."""
+    number, constant, feasible, count, *rest = said
+    return Elimination(number, constant, bool(feasible), rest[:count], _factors(rest[count:]))
+
+
+def _factors(flat: Sequence[int]) -> Factors:
+    """Factors as the library lists them: table, number of variables, variables."""
+    found: Factors = {}
+    at = 0
+    while at < len(flat):
+        table, rank = flat[at : at + 2]
+        found[tuple(flat[at + 2 : at + 2 + rank])] = table
+        at += 2 + rank
+    return found
+
+
+def _listed(states: Sequence[Sequence[int]]) -> Array:
+    """Per variable how many states, and these."""
+    return ints([x for left in states for x in (len(left), *left)])

@@ -1,0 +1,14 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .deployment.checkpoint import open_weights as open_weights
+from .deployment.loading import load as load
+from .deployment.writing import deploy as deploy
+from .deployment.writing import replaceable as replaceable
+from .runtime.collectives.legalize import register_legalization as register_legalization
+from .runtime.engines.registry import engine as engine
+from .runtime.program.planning import plan_storage as plan_storage
+from .runtime.program.timing import measure as measure
+from .verification.random_inputs import draw_inputs as draw_inputs
+from .verification.report import VerifyReport as VerifyReport
+from .verification.verifying import verify as verify

@@ -1,0 +1,136 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Reads boxes of arrays in files, a run of neighbouring elements at a time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import tokenize
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.execution.runtime.program.layout import Bounds
+from tvm_distir.support import EngineError
+
+Array = npt.NDArray[Any]
+_PIECE_BYTES = 1 << 18
+BROKEN = (
+    *(OSError, EOFError, LookupError, MemoryError, NotImplementedError, RuntimeError),
+    *(SyntaxError, ValueError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
+"""What readers of archives and of NumPy's headers raise for files that are damaged."""
+
+
+class _Reader(Protocol):
+    """Bytes at a position."""
+
+    def read_at(self, start: int, count: int) -> bytes:
+        """``count`` bytes from ``start`` on."""
+        ...
+
+
+class _Plain:
+    """A file, read where asked."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read_at(self, start: int, count: int) -> bytes:
+        return os.pread(self._descriptor, count, start)
+
+
+class _Packed:
+    """A compressed member of an archive: what lies before is unpacked and dropped."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def read_at(self, start: int, count: int) -> bytes:
+        self._stream.seek(start)
+        found: bytes = self._stream.read(count)
+        return found
+
+
+@dataclass(frozen=True)
+class FileArray:
+    """An array in a file, row-major.
+
+    Attributes
+    ----------
+    path : Path
+    shape : tuple of int
+    dtype : numpy dtype
+    start : int
+        Position of its first byte in the file, or in the archive's member.
+    member : str
+        Name of a compressed member of a zip archive; empty for plain bytes.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    start: int
+    member: str = ""
+
+    def read(self, bounds: Bounds) -> Array:
+        """Read one box; no other element of the array is held in memory.
+
+        Raises
+        ------
+        EngineError
+            DIST0641 when the file has gone or has become shorter.
+        """
+        try:
+            if not self.member:
+                descriptor = os.open(self.path, os.O_RDONLY)
+                try:
+                    return self._box(_Plain(descriptor), bounds)
+                finally:
+                    os.close(descriptor)
+            with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as stream:
+                return self._box(_Packed(stream), bounds)
+        except BROKEN as err:
+            raise unreadable(self.path, str(err)) from err
+
+    def _box(self, reader: _Reader, bounds: Bounds) -> Array:
+        sizes = [b - a for a, b in bounds]
+        out = np.empty(sizes, self.dtype)
+        if not out.size:
+            return out
+        # Dims after the last one that is cut are read in one run with it.
+        cut = [i for i, ((a, b), n) in enumerate(zip(bounds, self.shape)) if (a, b) != (0, n)]
+        last = cut[-1] if cut else 0
+        strides = [math.prod(self.shape[i + 1 :]) for i in range(len(self.shape))]
+        run = math.prod(sizes[last:])
+        flat = out.reshape(-1, run)
+        first = sum(a * s for (a, _), s in zip(bounds[last:], strides[last:]))
+        outer = itertools.product(*(range(a, b) for a, b in bounds[:last]))
+        for row, index in zip(flat, outer):
+            element = first + sum(i * s for i, s in zip(index, strides))
+            self._fill(reader, element, row.view(np.uint8))
+        return out
+
+    def _fill(self, reader: _Reader, element: int, out: npt.NDArray[np.uint8]) -> None:
+        """Read neighbouring elements, a piece at a time."""
+        begin = self.start + element * self.dtype.itemsize
+        for place in range(0, out.nbytes, _PIECE_BYTES):
+            piece = out[place : place + _PIECE_BYTES]
+            data = reader.read_at(begin + place, piece.nbytes)
+            if len(data) != piece.nbytes:
+                raise unreadable(self.path, f"it ends {piece.nbytes - len(data)} bytes too early")
+            piece[:] = np.frombuffer(data, np.uint8)
+
+
+def unreadable(path: Path, what: str) -> EngineError:
+    """DIST0641."""
+    return EngineError(
+        "DIST0641", what, place=str(path), remedy="Check the file, or write it again."
+    )

@@ -1,0 +1,147 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Loads a deployed folder and runs it. TVM's runtime-only library is enough."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from tvm_distir.execution.runtime.engines.base import Engine
+from tvm_distir.execution.runtime.engines.registry import run
+from tvm_distir.execution.runtime.program.executed import AxisTable
+from tvm_distir.execution.runtime.program.inputs import Inputs, input_ports
+from tvm_distir.execution.runtime.program.layout import Bounds, EntryFunction, Port
+from tvm_distir.execution.runtime.program.runnable import load_saved
+from tvm_distir.execution.runtime.program.sharded import ShardedArray
+from tvm_distir.execution.runtime.program.targets import check_machine_runs
+
+from . import safetensors
+from .boxes import FileArray
+from .manifest import MANIFEST, Manifest, broken, check_built_with, check_file, read_manifest
+
+
+class Deployment:
+    """A deployed program: what :func:`tvm_distir.run` takes instead of a module.
+
+    Parameters
+    ----------
+    folder : Path
+    manifest : Manifest
+
+    Attributes
+    ----------
+    inputs : tuple of Port
+        What a run must be given, in order: the parameters whose weights are not in the folder.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.inputs: tuple[Port, ...] = tuple(
+            port
+            for index, port in input_ports(manifest.entries).items()
+            if index not in manifest.weights
+        )
+
+    @property
+    def entries(self) -> tuple[EntryFunction, ...]:
+        """Entry functions, in mesh order."""
+        return self.manifest.entries
+
+    @property
+    def axes(self) -> AxisTable:
+        """Names of the mesh axes that collectives work along."""
+        return self.manifest.axes
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """The same in every process exactly for the same program."""
+        return hashlib.sha256((self.folder / MANIFEST).read_bytes()).hexdigest()[:16]
+
+    @property
+    def target(self) -> str:
+        """For what the libraries are compiled, in TVM's JSON form."""
+        return json.dumps(self.manifest.target)
+
+    @functools.cached_property
+    def stored(self) -> dict[int, ShardedArray]:
+        """Weights in the folder, by position; a part is read when its rank asks for it."""
+        files = {f for parts in self.manifest.weights.values() for f, _ in parts.values()}
+        opened = {name: safetensors.read_header(self.folder / name) for name in sorted(files)}
+        return {index: self._weight(index, opened) for index in self.manifest.weights}
+
+    def _weight(self, index: int, opened: dict[str, dict[str, FileArray]]) -> ShardedArray:
+        parts: dict[int, FileArray] = {}
+        boxes: dict[int, Bounds] = {}
+        homes = self.manifest.weights[index]
+        shape: tuple[int, ...] | None = None
+        for entry in self.entries:
+            for port in (p for p in entry.inputs if p.index == index):
+                shape = port.shape
+                for rank in entry.ranks:
+                    if rank not in homes or homes[rank][1] not in opened[homes[rank][0]]:
+                        raise broken(
+                            self.folder, f'the part of "{port.name}" for device {rank} is missing'
+                        )
+                    file, key = homes[rank]
+                    parts[rank] = opened[file][key]
+                    boxes[rank] = entry.bounds(port, rank)
+        return ShardedArray(parts, shape, boxes)
+
+    def library(self, entry: EntryFunction) -> Any:
+        """Runtime module that holds the entry function.
+
+        Raises
+        ------
+        EngineError
+            DIST0640 when the file is not the one that was written.
+        """
+        return load_saved(self.save(entry, self.folder), entry.function)
+
+    def save(self, entry: EntryFunction, folder: Path) -> Path:
+        """The library's own file: nothing is written."""
+        name = self.manifest.libraries[entry.function]
+        check_file(self.folder, name, self.manifest)
+        return self.folder / name
+
+    def run(
+        self, inputs: Inputs = (), engine: str | Engine = "threads", outputs: str = "whole"
+    ) -> list[Any]:
+        """Run it; see :func:`tvm_distir.run`. Sequences give :attr:`inputs`, in that order."""
+        return run(self, inputs, engine, outputs)
+
+
+def load(folder: str | os.PathLike[str], check: bool = False) -> Deployment:
+    """Load a folder that :func:`deploy` wrote.
+
+    Parameters
+    ----------
+    folder : str or path
+    check : bool
+        Compare the checksums of all files now. Without it the sizes are compared, and the
+        checksum of a library when it is loaded: weights are then read by shards only.
+
+    Raises
+    ------
+    EngineError
+        DIST0609 where this machine cannot run the target of its libraries; DIST0640 when it is
+        not whole, or was built on another kind of machine or with another apache-tvm.
+    """
+    where = Path(os.path.realpath(folder))
+    manifest = read_manifest(where)
+    check_built_with(manifest, where)
+    check_machine_runs(manifest.target, str(where))
+    for name, (size, _) in manifest.files.items():
+        path = where / name
+        if not path.is_file():
+            raise broken(path, "the file is missing")
+        if path.stat().st_size != size:
+            raise broken(path, f"it has {path.stat().st_size} bytes instead of {size}")
+        if check:
+            check_file(where, name, manifest)
+    return Deployment(where, manifest)

@@ -1,0 +1,15 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Proof of sharding rules by execution: shards through their local forms against the whole.
+
+``python -m tvm_distir.execution.rule_validation`` proves the rules of the sources it is run from, those of
+installed packages included. Nothing below this room is asked: the calls of a local form are
+compiled by TVM, and what the devices say to each other is interpreted with NumPy, all devices in
+step.
+"""
+
+from __future__ import annotations
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

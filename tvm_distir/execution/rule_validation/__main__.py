@@ -1,0 +1,67 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Prove sharding rules by execution, those of installed packages included.
+
+Each call of the table is run on the shards of its operands, along every factor of its rule over 2
+and 3 devices, by the local form that lowering writes; so too every operand group that the rule
+calls linear. Joined results are compared with the whole call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from tvm_distir.execution.rule_validation.table.table import all_cases
+
+from .missing import missing
+from .proof import CHUNK, Proof, prove
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tvm_distir.execution.rule_validation",
+        description=(__doc__ or "").split("\n", 1)[0],
+    )
+    parser.add_argument("names", nargs="*", metavar="WORD", help="cases with a word in their name")
+    parser.add_argument("--op", action="append", default=[], metavar="NAME", help="cases of an op")
+    parser.add_argument(
+        "--missing",
+        action="store_true",
+        help="also tell placements that the op's own results show to be right, but no factor has",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command: 0 where all held, 1 where something is wrong or not proved."""
+    options = _parser().parse_args(arguments)
+    cases, unproved = all_cases()
+    everything = not options.names and not options.op
+    chosen = [
+        c
+        for c in cases
+        if everything or c.op in options.op or any(word in c.name for word in options.names)
+    ]
+    left = {op: why for op, why in unproved.items() if everything or op in options.op}
+    total = Proof()
+    for at in range(0, len(chosen), CHUNK):
+        total.add(prove(chosen[at : at + CHUNK], hints=bool(options.op)))
+        if sys.stderr.isatty():
+            print(f"{at + CHUNK} of {len(chosen)}", end="\r", file=sys.stderr)
+    for name, found in total.wrong.items():
+        print(name, *found, sep="\n  ")
+    for op, why in left.items():
+        print(f"not proved: {op}: {why}")
+    for hint in total.hints():
+        print(f"hint: {hint}")
+    if options.missing:
+        for one in missing(chosen):
+            print(f"missing: {one}")
+    print(total.summary())
+    return 1 if total.wrong or (not chosen) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,103 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A call by which a rule is proved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+
+from tvm_distir.core import Rule, leaves_of, rule_of, static_shape, tensor_args
+
+from .draws import Draw, small
+
+
+def var(*shape: int, dtype: str = "float32") -> relax.Var:
+    """Make an operand of a case."""
+    return relax.Var("x", relax.TensorType(list(shape), dtype))
+
+
+def _operands(arg: Any) -> list[Any]:
+    if isinstance(arg, relax.Tuple):
+        return [x for f in arg.fields for x in _operands(f)]
+    return [arg] if isinstance(arg, ir.Var) else []
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call on distinct variables, and how its operands are drawn.
+
+    Attributes
+    ----------
+    name : str
+    call : Call
+    draws : mapping of int to Draw
+        Of operands that do not hold numbers from -2 to 2.
+    tolerance : float
+        0: results must be bit-equal.
+    mod : IRModule, optional
+        Holds the kernel of a ``call_tir``.
+    fills : mapping of int to number
+        What the padding of an operand holds, when NaN (or 0) would not be harmless.
+    numpy : callable, optional
+        What the op computes, where TVM has no kernel for it.
+    """
+
+    name: str
+    call: ir.Call
+    draws: Mapping[int, Draw] = field(default_factory=dict)
+    tolerance: float = 0.0
+    mod: Any = None
+    fills: Mapping[int, float] = field(default_factory=dict)
+    numpy: Callable[..., np.ndarray] | None = None
+
+    @property
+    def op(self) -> str:
+        """Name of the op."""
+        return str(self.call.op.name)
+
+    @property
+    def operands(self) -> list[relax.Var]:
+        """The variables of the call, in order."""
+        return [v for a in self.call.args for v in _operands(a)]
+
+    @property
+    def slots(self) -> list[int]:
+        """Per variable its number among the flattened tensor operands; constants have one too."""
+        leaves = [x for arg in tensor_args(self.call) for x, _, _ in leaves_of(arg)]
+        return [i for i, x in enumerate(leaves) if isinstance(x, ir.Var)]
+
+    def rule(self) -> Rule:
+        """Look up the rule of the call."""
+        return rule_of(self.call, self.mod)
+
+    def inputs(self, seed: int) -> list[np.ndarray]:
+        """Whole operands, drawn."""
+        rng = np.random.default_rng(seed)
+        drawn = []
+        for i, v in enumerate(self.operands):
+            shape, dtype = static_shape(v.ty) or (), str(v.ty.dtype)
+            draw: Draw = self.draws.get(i, small)
+            drawn.append(np.asarray(draw(rng, shape)).astype(dtype))
+        return drawn
+
+
+def case(
+    call: ir.Call,
+    draws: Mapping[int, Draw] | None = None,
+    tolerance: float = 0.0,
+    fills: Mapping[int, float] | None = None,
+    numpy: Callable[..., np.ndarray] | None = None,
+) -> Case:
+    """Make a case named after its op and the shapes of its operands."""
+    shapes = " ".join(
+        "x".join(map(str, static_shape(v.ty) or ())) or "()"
+        for a in call.args
+        for v in _operands(a)
+    )
+    name = f"{str(call.op.name).removeprefix('relax.')} {shapes or '-'}"
+    return Case(name, call, draws or {}, tolerance, fills=fills or {}, numpy=numpy)

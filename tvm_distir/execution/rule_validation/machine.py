@@ -1,0 +1,62 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Functions compiled together, and called by key."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import ir, relax
+
+from tvm_distir.core import kernel_passes, repair_kernels
+
+#: Unoptimised: compiling is what takes the time here.
+TARGET = {"kind": "llvm", "opt-level": 0}
+
+
+class Machine:
+    """Compiles functions into one module, like ones once, and runs them."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Any] = {}
+        self._names: dict[Hashable, str] = {}
+        self._alike: dict[int, list[tuple[Any, str]]] = {}
+        self._kernels = relax.BlockBuilder()
+        self._vm: Any = None
+
+    def add(self, key: Hashable, function: relax.Function) -> None:
+        """Keep a function under a key."""
+        alike = self._alike.setdefault(int(tvm_ffi.structural_hash(function)), [])
+        known = next((n for f, n in alike if tvm_ffi.structural_equal(f, function)), None)
+        if known is None:
+            known = f"f{len(self._functions)}"
+            alike.append((function, known))
+            self._functions[known] = function.with_attr("global_symbol", known)
+        self._names[key] = known
+
+    def kernel(self, function: Any, name: str) -> ir.GlobalVar:
+        """Take a PrimFunc in, under a name of its own."""
+        return self._kernels.add_func(function.without_attr("global_symbol"), name)
+
+    def compile(self) -> None:
+        """Compile all that was added."""
+        if not self._functions:
+            return
+        mod = self._kernels.get()
+        for name, function in self._functions.items():
+            mod[name] = function
+        target = tvm.target.Target(TARGET)
+        with target:
+            ready = tvm.transform.Sequential([*kernel_passes(), repair_kernels])(mod)
+        built = tvm.compile(ready, target)
+        self._vm = relax.VirtualMachine(built, tvm.cpu())
+
+    def run(self, key: Hashable, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Call a function on arrays."""
+        given = [tvm.runtime.tensor(np.array(x, order="C")) for x in inputs]
+        out = self._vm[self._names[key]](*given)
+        return [out.numpy()] if hasattr(out, "numpy") else [x.numpy() for x in out]

@@ -1,0 +1,248 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A sharded call as the devices of one mesh axis run it, all in step.
+
+The local form writes straight-line calls. Those between two collectives are one function, which
+each device runs on values of its own; a collective is interpreted for all devices at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    BlockMemo,
+    BlockWriter,
+    CallForm,
+    Factor,
+    LocalCall,
+    Operand,
+    R,
+    device_mesh,
+    dist_op_name,
+    expected_mismatch,
+    flat_types,
+    leaves_of,
+    local_form,
+    rebuild,
+    registration_of,
+    result_type,
+    shard,
+    size_bytes,
+    static_shape,
+    substitute,
+    tensor_args,
+    variables,
+)
+from tvm_distir.support import LoweringError
+
+from .cases import Case
+from .collectives import meaning
+from .machine import Machine
+
+_CONSTANT = "Make it an operand of the case."
+
+
+@dataclass(frozen=True)
+class _Function:
+    """Calls between collectives: what they read, what later steps read of theirs."""
+
+    key: Any
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Collective:
+    """One binding of a collective."""
+
+    var: Any
+    source: Any
+    kind: str
+    attrs: Any
+
+
+@dataclass
+class CaseProgram:
+    """What each device computes of a case whose call follows a factor.
+
+    Attributes
+    ----------
+    params : list of variables
+        The operands' shards.
+    results : list of variables
+        The results' shards, flattened.
+    steps : list
+        In order.
+    count : int
+        How many devices there are.
+    """
+
+    params: list[Any]
+    results: list[Any]
+    count: int
+    steps: list[_Function | _Collective] = field(default_factory=list)
+
+    def sent_bytes(self) -> dict[str, int]:
+        """Bytes of the operands of the collectives on one device, by the name of these."""
+        found: dict[str, int] = {}
+        for step in self.steps:
+            if isinstance(step, _Collective) and step.source is not None:
+                ty = step.source.ty
+                size = size_bytes(static_shape(ty) or (), str(ty.dtype))
+                found[step.kind] = found.get(step.kind, 0) + size
+        return found
+
+    def run(self, machine: Machine, shards: Sequence[Sequence[np.ndarray]]) -> list[list[Any]]:
+        """Results on each device, of the operands' shards on each device."""
+        known = [dict(zip(self.params, own, strict=True)) for own in shards]
+        for step in self.steps:
+            if isinstance(step, _Collective):
+                values = [] if step.source is None else [own[step.source] for own in known]
+                found = meaning(step.kind, step.attrs, values, self.count)
+                for own, value in zip(known, found, strict=True):
+                    own[step.var] = value
+                continue
+            for own in known:
+                out = machine.run(step.key, [own[v] for v in step.inputs])
+                own.update(zip(step.outputs, out, strict=True))
+        return [[own[v] for v in self.results] for own in known]
+
+
+def local_program(
+    machine: Machine, case: Case, factor: Factor, count: int, key: Any
+) -> CaseProgram:
+    """Write the local form of a case's call, and add its functions to a machine.
+
+    Raises
+    ------
+    LoweringError
+        As :func:`..local.local_form`; DIST0505 when the form is not of the shards' types.
+    """
+    call = _typed_call(case)
+    builder = relax.BlockBuilder()
+    writer = BlockWriter(builder, False)
+    mesh = device_mesh({"devices": count})
+    var = relax.Var("value", call.ty)
+    rows = [(R if d is None else d,) for d in (*factor.ins, *factor.outs)]
+    given = [x for arg in tensor_args(call) for x, _, _ in leaves_of(arg)]
+    leaves = [*(x.ty for x in given), *flat_types(call.ty)]
+    shards = [
+        shard(static_shape(ty) or (), row, (count,), str(ty.dtype))
+        for ty, row in zip(leaves, rows, strict=True)
+    ]
+    ins, outs = shards[: len(factor.ins)], shards[len(factor.ins) :]
+    terms = ((0, factor.kind),) if factor.reduces else ()
+    form = CallForm((factor,), tuple(rows[: len(ins)]), tuple(rows[len(ins) :]), terms, None)
+    params: list[Any] = []
+    operands: list[Operand] = []
+    for x, own in zip(given, ins, strict=True):
+        if isinstance(x, ir.Var):
+            x = relax.Var(f"operand{len(params)}", relax.TensorType(list(own.local), own.dtype))
+            params.append(x)
+        elif own.local != own.whole:
+            raise LoweringError("DIST0505", "a cut constant", place=case.name, remedy=_CONSTANT)
+        operands.append(Operand(x, None, own, False))
+    memo = BlockMemo()
+    cx = LocalCall(call, form, call.args, operands, outs, mesh, writer, "main", var, memo)
+    kernels: dict[Any, Any] = {}
+    value = builder.normalize(local_form(cx, registration_of(case.op), case.mod, kernels))
+    if wrong := expected_mismatch(value.ty, outs):
+        raise LoweringError("DIST0505", wrong, place=case.name, remedy="Correct its local form.")
+    results = _results(writer, value, len(outs))
+    program = CaseProgram(params, results, count)
+    taken = {gv: machine.kernel(f, str(gv.name_hint)) for gv, f in kernels.values()}
+    _cut_in_steps(machine, program, writer.bindings, taken, key)
+    return program
+
+
+def _typed_call(case: Case) -> ir.Call:
+    """The call with its result type; that of a PrimFunc's call stands in it."""
+    if case.mod is None:
+        return relax.BlockBuilder().normalize(case.call)
+    return rebuild(case.call, case.call.op, case.call.args, result_type(case.call))
+
+
+def whole_function(machine: Machine, case: Case) -> relax.Function:
+    """The case's call as a function of its operands."""
+    call = case.call
+    if case.mod is not None:
+        target = machine.kernel(case.mod[call.args[0]], str(call.args[0].name_hint))
+        call = ir.Call(call.op, [target, *call.args[1:]], call.attrs, call.ty_args)
+    value = relax.BlockBuilder().normalize(call)
+    result = relax.Var("result", value.ty)
+    return _function(case.operands, [(result, value)], result)
+
+
+def _function(params: Sequence[Any], bindings: Sequence[tuple[Any, Any]], result: Any) -> Any:
+    block = relax.BindingBlock([relax.VarBinding(var, value) for var, value in bindings])
+    return relax.Function(list(params), relax.SeqExpr([block], result), result.ty)
+
+
+def _results(writer: BlockWriter, value: Any, count: int) -> list[Any]:
+    """The results as variables, a tuple taken apart."""
+    if isinstance(value, relax.Tuple):
+        return list(value.fields)
+    if not isinstance(value, ir.Var):
+        value = writer.emit(value, "value")
+    if not isinstance(value.ty, relax.TupleType):
+        return [value]
+    return [writer.emit(relax.TupleGetItem(value, i), "item") for i in range(count)]
+
+
+def _cut_in_steps(
+    machine: Machine,
+    program: CaseProgram,
+    bindings: Sequence[Any],
+    kernels: dict[Any, Any],
+    key: Any,
+) -> None:
+    """Part bindings at the collectives."""
+    waiting: list[Any] = []
+
+    def close(rest: Sequence[Any]) -> None:
+        if not waiting:
+            return
+        wanted = {v for b in rest for v in variables(b.value)} | set(program.results)
+        made = [b.var for b in waiting]
+        outputs = tuple(v for v in made if v in wanted)
+        read = dict.fromkeys(v for b in waiting for v in variables(b.value) if v not in made)
+        name = (key, len(program.steps))
+        machine.add(name, _renamed(tuple(read), waiting, outputs, kernels))
+        program.steps.append(_Function(name, tuple(read), outputs))
+        waiting.clear()
+
+    for number, binding in enumerate(bindings):
+        kind = dist_op_name(binding.value)
+        if kind is None:
+            waiting.append(binding)
+            continue
+        close(bindings[number:])
+        args = binding.value.args
+        source = args[0] if len(args) else None
+        program.steps.append(_Collective(binding.var, source, kind, binding.value.attrs))
+    close([])
+
+
+def _renamed(
+    inputs: Sequence[Any], bindings: Sequence[Any], outputs: Sequence[Any], kernels: dict[Any, Any]
+) -> Any:
+    """A function of its own variables, so that like ones are seen to be alike."""
+    env = {**kernels, **{v: relax.Var(f"x{i}", v.ty) for i, v in enumerate(inputs)}}
+    new: list[tuple[Any, Any]] = []
+    for binding in bindings:
+        value = substitute(binding.value, env)
+        env[binding.var] = relax.Var("y", binding.var.ty)
+        new.append((env[binding.var], value))
+    fields = [env[v] for v in outputs]
+    if len(fields) == 1:
+        return _function([env[v] for v in inputs], new, fields[0])
+    ty = relax.TupleType([f.ty for f in fields])
+    result = relax.Var("results", ty)
+    packed = relax.Tuple(fields)
+    return _function([env[v] for v in inputs], [*new, (result, packed)], result)

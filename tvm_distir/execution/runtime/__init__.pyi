@@ -1,0 +1,9 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .engines.reference import Reference as Reference
+from .engines.registry import engine as engine
+from .engines.registry import run as run
+from .program.planning import plan_storage as plan_storage
+from .program.sharded import ShardedArray as ShardedArray
+from .program.timing import measure as measure

@@ -1,0 +1,210 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The packed functions ``tvm_distir.ccl.*`` that compiled level-5 code calls.
+
+Signatures, in destination-passing style (``groups``: the ranks of all groups, one group after
+the other; ``op``: position in :data:`tvm_distir.core.ir.names.REDUCE_OPS`):
+
+========================  ==============================================================
+``all_reduce``            x, groups, group_size, op, out
+``all_gather``            x, groups, group_size, dim, out
+``reduce_scatter``        x, groups, group_size, dim, op, out
+``all_to_all``            x, groups, group_size, gather_dim, split_dim, out
+``collective_permute``    x, groups, group_size, shift, wrap (0 or 1), out
+``local_slice``           x, groups, group_size, dim, out
+``partial``               x, groups, group_size, op, out
+``axis_index``            groups, group_size, out
+``exchange``              x, groups, group_size, whole shape, mesh shape of a group, labels
+                          before, labels after, out
+``send``                  x, tag, shape, then per side (source first) mesh shape, device ids,
+                          labels; returns a copy of x
+``recv``                  tag, shape, the same six, out
+========================  ==============================================================
+
+No level-5 op stands for the next ones; they are there for ``call_dps_packed``, with the native
+collectives only (``root``: position in the group; of ``op`` also 4, the average):
+
+=============  =========================================================================
+``broadcast``  x, groups, group_size, root, out
+``scatter``    x, groups, group_size, root, dim, out; only the root's x counts
+``gather``     x, groups, group_size, root, dim, out; only the root's out is written
+=============  =========================================================================
+
+The sizes of parts are those of the ranks' own ``x`` and ``out`` along ``dim``. Their meaning:
+:mod:`tvm_distir.core.collectives.rooted`.
+
+Each finds the fabric of the worker that calls it through :func:`worker`. All but ``exchange``,
+``send`` and ``recv`` exist twice, in the native library and in Python; :func:`register` chooses.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from tvm_distir.core import REDUCE_OPS, Collective, Transfer
+from tvm_distir.execution.runtime.program.layout import np_dtype
+from tvm_distir.execution.runtime.program.tensors import to_array, to_tensor
+from tvm_distir.support import EngineError
+
+from . import native_library as native
+from .fabric import Fabric, Watched
+from .native_fabric import NativeFabric
+from .python_fabric import PythonFabric
+
+PREFIX = "tvm_distir.ccl."
+
+ARGS: dict[str, tuple[str, ...]] = {
+    "all_reduce": ("op",),
+    "all_gather": ("dim",),
+    "reduce_scatter": ("dim", "op"),
+    "all_to_all": ("gather_dim", "split_dim"),
+    "collective_permute": ("shift", "wrap"),
+    "local_slice": ("dim",),
+    "partial": ("op",),
+    "axis_index": (),
+}
+"""Names of the integer arguments between ``group_size`` and ``out``."""
+
+NATIVE_ONLY: tuple[str, ...] = (
+    "broadcast",
+    "scatter",
+    "gather",
+)
+"""Collectives that only the native library has."""
+
+FABRICS: dict[str, Callable[[Sequence[int], float], Watched]] = {
+    "native": NativeFabric,
+    "python": PythonFabric,
+}
+"""The two implementations: makers of a fabric from its ranks and the timeout in seconds."""
+
+_here = threading.local()
+
+
+@contextmanager
+def worker(fabric: Fabric, rank: int) -> Iterator[None]:
+    """Make the calling thread the worker ``rank`` of a fabric."""
+    _here.place = (fabric, rank)
+    try:
+        with fabric.worker(rank):
+            yield
+    finally:
+        del _here.place
+
+
+def _place(name: str) -> tuple[Any, int]:
+    place: tuple[Fabric, int] | None = getattr(_here, "place", None)
+    if place is None:
+        raise EngineError(
+            "DIST0605",
+            f"{PREFIX}{name} was called outside of a run of several ranks",
+            place=name,
+            remedy="Run the module with tvm_distir.run.",
+        )
+    return place
+
+
+def _groups(ranks: Any, size: int) -> tuple[tuple[int, ...], ...]:
+    flat = [int(r) for r in ranks]
+    return tuple(tuple(flat[i : i + size]) for i in range(0, len(flat), size))
+
+
+def _fill(out: Any, array: Any) -> None:
+    if tuple(out.shape) != array.shape or np_dtype(str(out.dtype)) != array.dtype:
+        raise EngineError(
+            "DIST0611",
+            f"the result is {array.dtype}{list(array.shape)}, the code expects "
+            f"{out.dtype}{list(out.shape)}",
+            remedy="This is a bug of the lowering.",
+        )
+    out.copyfrom(np.ascontiguousarray(array).reshape(array.shape))
+
+
+def _guarded(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    """Hand a failure to the fabric before it leaves, with its class and text intact."""
+
+    def call(*args: Any) -> Any:
+        fabric, rank = _place(name)
+        try:
+            return body(fabric, rank, *args)
+        except BaseException as err:
+            fabric.fail(rank, err)
+            raise
+
+    return call
+
+
+def _collective(name: str) -> Callable[..., Any]:
+    names = ARGS[name]
+
+    def body(fabric: PythonFabric, rank: int, *args: Any) -> None:
+        *operand, groups, size = args[: len(args) - len(names) - 1]
+        values = [int(v) for v in args[len(args) - len(names) - 1 : -1]]
+        given = [(k, REDUCE_OPS[v] if k == "op" else v) for k, v in zip(names, values)]
+        call = Collective(name, _groups(groups, int(size)), tuple(given))
+        x = to_array(operand[0]) if operand else None
+        _fill(args[-1], fabric.collective(rank, call, x))
+
+    return body
+
+
+def _transfer(args: Sequence[Any]) -> Transfer:
+    tag, shape, *sides = args
+    lists = [tuple(int(n) for n in side) for side in sides]
+    src, dst = (lists[0], lists[1], lists[2]), (lists[3], lists[4], lists[5])
+    return Transfer(int(tag), tuple(int(n) for n in shape), src, dst)
+
+
+def _exchange(fabric: Fabric, rank: int, x: Any, groups: Any, size: Any, *rest: Any) -> None:
+    *given, out = rest
+    shape, mesh, before, after = (tuple(int(n) for n in part) for part in given)
+    places = tuple(range(int(size)))
+    args = (("shape", shape), ("src", (mesh, places, before)), ("dst", (mesh, places, after)))
+    call = Collective("exchange", _groups(groups, int(size)), args)
+    _fill(out, fabric.exchange(rank, call, to_array(x)))
+
+
+def _send(fabric: Fabric, rank: int, x: Any, *args: Any) -> Any:
+    array = to_array(x)
+    fabric.send(rank, _transfer(args), array)
+    return to_tensor(array)
+
+
+def _recv(fabric: Fabric, rank: int, *args: Any) -> None:
+    *transfer, out = args
+    _fill(out, fabric.receive(rank, _transfer(transfer), np_dtype(str(out.dtype))))
+
+
+def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
+    """All packed functions, by short name.
+
+    Parameters
+    ----------
+    collectives : str
+        A key of :data:`FABRICS`; only workers of such a fabric may call the functions.
+    """
+    made: dict[str, Callable[..., Any]]
+    if collectives == "native":
+        made = {name: native.collective(name) for name in (*ARGS, *NATIVE_ONLY)}
+    else:
+        made = {name: _guarded(name, _collective(name)) for name in ARGS}
+    ours = {"exchange": _exchange, "send": _send, "recv": _recv}
+    return {**made, **{name: _guarded(name, body) for name, body in ours.items()}}
+
+
+def register(collectives: str = "native") -> None:
+    """Register the functions with the FFI, replacing what stood there.
+
+    Raises
+    ------
+    DependencyError
+        DIST0110 without the native library.
+    """
+    for name, function in functions(collectives).items():
+        tvm_ffi.register_global_func(PREFIX + name, function, override=True)

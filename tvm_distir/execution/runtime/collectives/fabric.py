@@ -1,0 +1,101 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Where the ranks of one run meet: a rendezvous for collectives, messages for transfers.
+
+One fabric serves one run. A rank that waits is recorded with what it waits for, so that the
+fabric sees at once when nobody can go on; a failure of one rank ends the waiting of all.
+
+Here stands what all fabrics have in common. :class:`.native_fabric.NativeFabric` meets in the
+native library; :class:`.python_fabric.PythonFabric` is the same in plain Python, its oracle;
+:class:`.mpi_fabric.MpiFabric` meets by messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import Collective, Transfer
+from tvm_distir.support import DistIRError
+
+from . import native_library as native
+
+Array = npt.NDArray[Any]
+
+
+class Fabric(Protocol):
+    """What the engine and the packed functions need of a fabric."""
+
+    @property
+    def failure(self) -> tuple[int, BaseException] | None:
+        """The first rank that failed, and its error."""
+        ...
+
+    def worker(self, rank: int) -> Any:
+        """Context in which the calling thread is the worker ``rank``."""
+        ...
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """Record the first failure and wake every waiting rank."""
+        ...
+
+    def finish(self, rank: int) -> None:
+        """Record that a rank has run to its end."""
+        ...
+
+    def send(self, rank: int, transfer: Transfer, x: Array) -> None:
+        """Post the tiles this rank owes; does not wait."""
+        ...
+
+    def receive(self, rank: int, transfer: Transfer, dtype: np.dtype[Any]) -> Array:
+        """Wait for the tiles of a transfer and return this rank's part."""
+        ...
+
+    def exchange(self, rank: int, call: Collective, x: Array) -> Array:
+        """Give and take the tiles of an exchange; returns this rank's part."""
+        ...
+
+    def executed(self, rank: int) -> list[native.Executed]:
+        """Collectives a rank executed, known once it has ended."""
+        ...
+
+    def received(self, rank: int) -> list[tuple[Transfer, int]]:
+        """Transfers a rank received, each with the bytes of one element."""
+        ...
+
+
+class Watched(Fabric, Protocol):
+    """A fabric that a controller can watch while its ranks run elsewhere."""
+
+    def progress(self) -> int:
+        """Return a number that grows while ranks meet or post messages."""
+        ...
+
+
+class Aborted(Exception):
+    """Ends a rank because another one failed; never reaches the user."""
+
+
+class WorkerError(Exception):
+    """A failure of another process, by its text: ``ValueError: boom``."""
+
+
+def failure_text(error: BaseException) -> str:
+    """Name an error in one line: its own code and text, or its class and its text's last line."""
+    if isinstance(error, DistIRError | WorkerError):
+        return str(error)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+
+
+def call_words(call: Collective, x: Array) -> str:
+    """A collective in words, with the bytes and the type of its operand."""
+    return f"{call.text()} on {x.nbytes} bytes ({x.dtype}{list(x.shape)})"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 1`` or ``ranks 1, 2``."""
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"

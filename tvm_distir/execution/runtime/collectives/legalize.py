@@ -1,0 +1,83 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Legalisation of the level-5 ops to calls of ``tvm_distir.ccl.*``, found by ``tvm.compile``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import ir, relax, tirx
+from tvm.relax.transform.legalize_ops.common import register_legalize
+
+from tvm_distir.core import (
+    COLLECTIVES,
+    DONE,
+    PREFIX,
+    REDUCE_OPS,
+    decode_collective,
+    decode_transfer,
+    start_name,
+)
+
+from .ccl import ARGS
+from .ccl import PREFIX as CCL_PREFIX
+
+Legalize = Callable[[relax.BlockBuilder, ir.Call], Any]
+
+
+def _int(value: int) -> Any:
+    return tirx.IntImm("int64", value)
+
+
+def _shape(values: Sequence[int]) -> relax.ShapeExpr:
+    return relax.ShapeExpr([_int(v) for v in values])
+
+
+def _collective(name: str) -> Legalize:
+    def legalize(_: relax.BlockBuilder, call: ir.Call) -> Any:
+        decoded = decode_collective(call)
+        given: dict[str, Any] = dict(decoded.args)
+        given.setdefault("wrap", 0)
+        values = [REDUCE_OPS.index(given[k]) if k == "op" else given[k] for k in ARGS[name]]
+        flat = [r for group in decoded.groups for r in group]
+        args = [*call.args, _shape(flat), _int(len(decoded.groups[0])), *map(_int, values)]
+        return relax.op.call_dps_packed(CCL_PREFIX + name, args, out_ty=call.ty)
+
+    return legalize
+
+
+def _exchange(_: relax.BlockBuilder, call: ir.Call) -> Any:
+    decoded = decode_collective(call)
+    given: dict[str, Any] = dict(decoded.args)
+    (mesh, _, before), (_, _, after) = given["src"], given["dst"]
+    groups = _shape([r for group in decoded.groups for r in group])
+    parts = [_shape(part) for part in (given["shape"], mesh, before, after)]
+    args = [call.args[0], groups, _int(len(decoded.groups[0])), *parts]
+    return relax.op.call_dps_packed(CCL_PREFIX + "exchange", args, out_ty=call.ty)
+
+
+def _transfer_args(call: ir.Call) -> list[Any]:
+    transfer = decode_transfer(call)
+    parts = [_shape(part) for side in (transfer.src, transfer.dst) for part in side]
+    return [_int(transfer.tag), _shape(transfer.shape), *parts]
+
+
+def _send(_: relax.BlockBuilder, call: ir.Call) -> Any:
+    args = [call.args[0], *_transfer_args(call)]
+    return ir.Call(relax.ExternFunc(CCL_PREFIX + "send"), args, ty_args=[call.args[0].ty])
+
+
+def _recv(_: relax.BlockBuilder, call: ir.Call) -> Any:
+    return relax.op.call_dps_packed(CCL_PREFIX + "recv", _transfer_args(call), out_ty=call.ty)
+
+
+def register_legalization() -> None:
+    """Give every level-5 op its legalisation. Ops of TVM stay untouched."""
+    table: dict[str, Legalize] = {name: _collective(name) for name in ARGS}
+    table.update(exchange=_exchange, send=_send, recv=_recv)
+    table.update({start_name(name): table[name] for name in COLLECTIVES})
+    table[DONE] = lambda _, call: call.args[0]  # the start has done it
+    for name, function in table.items():
+        if ir.Op.get(PREFIX + name).get_attr("FLegalize") is None:
+            register_legalize(PREFIX + name, function)

@@ -1,0 +1,185 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Native collectives between threads or processes (``passes/ccl/``)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_distir.support import DistIRError, load_library
+
+NATIVE_KINDS: tuple[str, ...] = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "collective_permute",
+    "local_slice",
+    "partial",
+    "axis_index",
+    "broadcast",
+    "scatter",
+    "gather",
+)
+"""Collectives the library has, in the order of its enum ``Kind``."""
+
+
+_FAULT = ("class", "code", "place", "what", "remedy")
+"""The fields of ``Fault`` (``passes/ffi/refuse.h``), in its order."""
+
+
+@dataclass(frozen=True)
+class Executed:
+    """Executions of one collective over one list of groups by one rank.
+
+    Attributes
+    ----------
+    kind : str
+        One of :data:`NATIVE_KINDS`.
+    groups : tuple of tuple of int
+    result_bytes : int
+        Of one execution, on this rank.
+    count : int
+    """
+
+    kind: str
+    groups: tuple[tuple[int, ...], ...]
+    result_bytes: int
+    count: int
+
+
+def collective(kind: str) -> Any:
+    """Packed function of a kind; signatures as in :mod:`tvm_distir.execution.runtime.collectives.ccl`.
+
+    It raises DIST0605 on a thread that is no worker of a :class:`CclFabric`.
+    """
+    return load_library()[f"ccl_{kind}"]
+
+
+def send(x: Any, tag: int, destination: int, label: bytes) -> None:
+    """Post a message from the calling worker; does not wait.
+
+    Parameters
+    ----------
+    x : tensor
+        Contiguous; its bytes are copied.
+    tag, destination : int
+    label : bytes
+        What it is.
+    """
+    load_library()["ccl_send"](x, tag, destination, label)
+
+
+def await_message(tag: int, source: int, what: str) -> tuple[bytes, int]:
+    """Wait for a sender's next message; returns its label and the bytes of its data.
+
+    Raises
+    ------
+    EngineError
+        As a collective, with ``what`` for what the rank waits in.
+    """
+    label, size_bytes = load_library()["ccl_await"](tag, source, what)
+    return bytes(label), int(size_bytes)
+
+
+def take_message(tag: int, source: int, out: Any) -> None:
+    """Take the message that was awaited; ``out`` has as many bytes as its data."""
+    load_library()["ccl_recv"](tag, source, out)
+
+
+class CclFabric:
+    """Fabric of the ranks of one run, in the library.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+        Ranks that take part.
+    timeout_s : float
+        How long a rank waits for another one that is busy.
+    shared : bool
+        Whether processes can take part, through :meth:`open` of its ``descriptor``.
+    """
+
+    def __init__(self, ranks: Sequence[int], timeout_s: float, shared: bool = False) -> None:
+        import tvm_ffi
+
+        shape = tvm_ffi.Shape([int(r) for r in ranks])
+        self._keep(load_library()["ccl_make_fabric"](shape, float(timeout_s), shared))
+
+    @classmethod
+    def open(cls, descriptor: int) -> CclFabric:
+        """Open the fabric of another process by its open file, which stays the caller's."""
+        fabric = cls.__new__(cls)
+        fabric._keep(load_library()["ccl_open_fabric"](descriptor))
+        return fabric
+
+    def _keep(self, handle: Any) -> None:
+        self._library = load_library()
+        self._handle = int(handle)
+        self._closer = weakref.finalize(self, self._library["ccl_drop_fabric"], self._handle)
+
+    @property
+    def descriptor(self) -> int:
+        """Open file of the memory it lies in; -1 unless shared."""
+        return int(self._call("descriptor"))
+
+    def _call(self, name: str, *args: Any) -> Any:
+        return self._library[f"ccl_{name}"](self._handle, *args)
+
+    @contextmanager
+    def worker(self, rank: int) -> Iterator[None]:
+        """Make the calling thread the worker ``rank``."""
+        self.enter(rank)
+        try:
+            yield
+        finally:
+            self._library["ccl_leave"]()
+
+    def enter(self, rank: int) -> None:
+        """Make the calling thread the worker ``rank`` until it ends or enters another fabric."""
+        self._call("enter", rank)
+
+    def fail(self, rank: int, error: DistIRError | str) -> int:
+        """Record a failure unless there is one; wakes all. Returns the rank that failed first.
+
+        Parameters
+        ----------
+        rank : int
+            -1 when it was none of the ranks.
+        error : DistIRError or str
+            An error of ours, of which other processes learn the fields, or what to say of another.
+        """
+        if isinstance(error, str):
+            return int(self._call("fail", rank, "", "", "", error, ""))
+        fields = error.to_dict()
+        return int(self._call("fail", rank, *(fields[key] for key in _FAULT)))
+
+    def failure(self) -> tuple[int, DistIRError | str] | None:
+        """Rank and error of the first failure, as :meth:`fail` was given them."""
+        found = list(self._call("failure"))
+        if not found:
+            return None
+        fields = dict(zip(_FAULT, map(str, found[1:])))
+        told = DistIRError.from_dict(fields) if fields["code"] else fields["what"]
+        return int(found[0]), told
+
+    def finish(self, rank: int) -> None:
+        """Record that a rank has run to its end."""
+        self._call("finish", rank)
+
+    def progress(self) -> int:
+        """Return a number that grows while ranks come to a rendezvous or post messages."""
+        return int(self._call("progress"))
+
+    def executed(self, rank: int) -> list[Executed]:
+        """What a rank executed, known once its worker has ended."""
+        rows = []
+        for kind, ranks, size, result_bytes, count in self._call("counts", rank):
+            flat, step = [int(r) for r in ranks], int(size)
+            groups = tuple(tuple(flat[i : i + step]) for i in range(0, len(flat), step))
+            rows.append(Executed(NATIVE_KINDS[int(kind)], groups, int(result_bytes), int(count)))
+        return rows

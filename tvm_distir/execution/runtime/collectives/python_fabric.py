@@ -1,0 +1,210 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The fabric of threads in plain Python: the oracle of the native one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+
+from tvm_distir.core import LOCAL_OPS, Collective, Transfer, apply, apply_local
+from tvm_distir.support import EngineError
+
+from . import native_library as native
+from .fabric import Aborted, call_words, ranks_text
+from .transfers import Route, Transfers
+
+Array = npt.NDArray[Any]
+
+
+@dataclass
+class _Rendezvous:
+    arrived: dict[int, tuple[Collective, Array]] = field(default_factory=dict)
+    results: dict[int, Array] | None = None
+
+
+@dataclass(frozen=True)
+class _Wait:
+    what: str
+    ready: Callable[[], bool]
+    missing: Callable[[], list[int]]
+
+
+class PythonFabric(Transfers):
+    """Fabric of the ranks of one run.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+        Ranks that take part.
+    timeout_s : float
+        How long a rank waits for another one that is busy computing.
+    """
+
+    def __init__(self, ranks: Sequence[int], timeout_s: float) -> None:
+        super().__init__()
+        self._executed: dict[int, list[native.Executed]] = {}
+        self._steps = 0
+        self._ranks = tuple(sorted(ranks))
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        self._rendezvous: dict[tuple[int, ...], _Rendezvous] = {}
+        self._messages: dict[Route, deque[tuple[Transfer, Array]]] = {}
+        self._waits: dict[int, _Wait] = {}
+        self._done: set[int] = set()
+        self.failure: tuple[int, BaseException] | None = None
+
+    @contextmanager
+    def worker(self, rank: int) -> Iterator[None]:
+        """Context in which the calling thread is the worker ``rank``."""
+        yield
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """Record the first failure and wake every waiting rank."""
+        with self._changed:
+            if self.failure is None and not isinstance(error, Aborted):
+                self.failure = (rank, error)
+            self._changed.notify_all()
+
+    def finish(self, rank: int) -> None:
+        """Record that a rank has run to its end."""
+        with self._changed:
+            self._done.add(rank)
+            self._check_standstill(rank)
+            self._changed.notify_all()
+
+    def collective(self, rank: int, call: Collective, x: Array | None) -> Array:
+        """Take part in a collective; returns this rank's result.
+
+        Raises
+        ------
+        EngineError
+            DIST0611 when the ranks of the group called different collectives, DIST0610 when
+            nobody can go on, DIST0613 after the timeout.
+        """
+        group = call.group_of(rank)
+        if call.name in LOCAL_OPS:
+            return apply_local(call, x, group.index(rank), len(group))
+        if x is None:
+            raise EngineError("DIST0611", f"{call.text()} has no operand", remedy="Give one.")
+        with self._changed:
+            self._check_failure()
+            rendezvous = self._rendezvous.setdefault(group, _Rendezvous())
+            rendezvous.arrived[rank] = (call, x)
+            self._steps += 1
+            last = len(rendezvous.arrived) == len(group)
+            if last:
+                del self._rendezvous[group]
+            else:
+                self._wait(
+                    rank,
+                    _Wait(
+                        call.text(),
+                        lambda: (
+                            rendezvous.results is not None or len(rendezvous.arrived) == len(group)
+                        ),
+                        lambda: [r for r in group if r not in rendezvous.arrived],
+                    ),
+                    lambda: rendezvous.results is not None,
+                )
+        if last:
+            self._complete(group, rendezvous)
+        results = rendezvous.results or {}
+        done = native.Executed(call.name, call.groups, results[rank].nbytes, 1)
+        self._executed.setdefault(rank, []).append(done)
+        return results[rank]
+
+    def _complete(self, group: tuple[int, ...], rendezvous: _Rendezvous) -> None:
+        first, x = rendezvous.arrived[group[0]]
+        for rank in group[1:]:
+            call, y = rendezvous.arrived[rank]
+            if (call, y.shape, y.dtype) != (first, x.shape, x.dtype):
+                raise EngineError(
+                    "DIST0611",
+                    f"rank {rank} called {call_words(call, y)} while rank {group[0]} called "
+                    f"{call_words(first, x)}",
+                    place=f"group {list(group)}",
+                    remedy="All ranks of a group must call the same collectives in one order.",
+                )
+        done = dict(zip(group, apply(first, [rendezvous.arrived[r][1] for r in group])))
+        with self._changed:
+            rendezvous.results = done
+            self._changed.notify_all()
+
+    def _post(self, route: Route, message: tuple[Transfer, Array]) -> None:
+        with self._changed:
+            self._check_failure()
+            self._messages.setdefault(route, deque()).append(message)
+            self._steps += 1
+            self._changed.notify_all()
+
+    def _take(self, route: Route, what: str) -> tuple[Transfer, Array]:
+        with self._changed:
+            self._check_failure()
+            box = self._messages.setdefault(route, deque())
+            if not box:
+                here = _Wait(what, lambda: bool(box), lambda: [route[1]])
+                self._wait(route[2], here, lambda: bool(box))
+            return box.popleft()
+
+    def executed(self, rank: int) -> list[native.Executed]:
+        """Collectives a rank executed, one by one."""
+        return [*self._executed.get(rank, []), *self._exchanged.get(rank, [])]
+
+    def progress(self) -> int:
+        """Return a number that grows while ranks meet or post messages."""
+        return self._steps
+
+    def _check_failure(self) -> None:
+        if self.failure is not None:
+            raise Aborted
+
+    def _wait(self, rank: int, wait: _Wait, over: Callable[[], bool]) -> None:
+        """Wait (the lock held) until ``over()``."""
+        self._waits[rank] = wait
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            self._check_standstill(rank)
+            while not over():
+                self._check_failure()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise EngineError(
+                        "DIST0613",
+                        f"rank {rank} waited {self._timeout_s:g} s in {wait.what} for "
+                        f"{ranks_text(wait.missing())}",
+                        place=f"rank {rank}",
+                        remedy="Raise the engine's timeout_s if it is only slow.",
+                    )
+                self._changed.wait(left)
+        finally:
+            self._waits.pop(rank, None)
+
+    def _check_standstill(self, rank: int) -> None:
+        """Raise DIST0610 when every rank has ended or waits in vain (the lock held)."""
+        if self.failure is not None or not self._waits:
+            return
+        if len(self._done) + len(self._waits) < len(self._ranks):
+            return
+        if any(wait.ready() for wait in self._waits.values()):
+            return
+        held = [
+            f"rank {r} waits in {wait.what} for {ranks_text(wait.missing())}"
+            for r, wait in sorted(self._waits.items())
+        ]
+        ended = f"; ended: {ranks_text(sorted(self._done))}" if self._done else ""
+        error = EngineError(
+            "DIST0610",
+            "; ".join(held) + ended,
+            place="ranks",
+            remedy="Every rank of a group must call its collectives, each send needs a receive.",
+        )
+        self.failure = (rank, error)
+        self._changed.notify_all()

@@ -1,0 +1,85 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What every engine has in common: inputs cut before a run, outputs joined after it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from tvm_distir.execution.runtime.program.counts import CollectiveCount
+from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs, bind_inputs
+from tvm_distir.execution.runtime.program.joining import gather_outputs
+from tvm_distir.execution.runtime.program.runnable import Runnable, as_runnable
+from tvm_distir.execution.runtime.program.sharded import sharded_outputs
+from tvm_distir.execution.runtime.program.targets import check_engine_runs
+from tvm_distir.support import EngineError, nearest
+
+Array = npt.NDArray[Any]
+LocalResults = Mapping[int, list[Array]]
+"""Local results by rank, in the order of ``dist.io``."""
+
+OUTPUTS = ("whole", "sharded")
+"""How a run can hand its outputs back."""
+
+
+def check_outputs(outputs: str) -> None:
+    """Refuse (DIST0607) what is not in :data:`OUTPUTS`."""
+    if outputs not in OUTPUTS:
+        raise EngineError(
+            "DIST0607",
+            f'no form of outputs "{outputs}"',
+            place="outputs",
+            remedy=nearest(str(outputs), OUTPUTS),
+        )
+
+
+class Engine(ABC):
+    """Runs distributed programs.
+
+    Attributes
+    ----------
+    name : str
+    collectives : tuple of CollectiveCount
+        What the last run executed, as the first rank of every mesh counted it.
+    """
+
+    name: str
+    collectives: tuple[CollectiveCount, ...] = ()
+
+    def check_available(self) -> None:
+        """Refuse an engine that lacks a library or a program here, before anything is done.
+
+        Raises
+        ------
+        DependencyError
+            Naming what is missing.
+        """
+
+    def run(self, dist: Any, inputs: Inputs, outputs: str = "whole") -> list[Any]:
+        """Run a level-5 module or a deployed program; see :func:`tvm_distir.execution.runtime.engines.registry.run`."""
+        check_outputs(outputs)
+        self.collectives = ()
+        program = as_runnable(dist)
+        check_engine_runs(program.target, f"engine {self.name}")
+        return self.run_program(program, inputs, outputs)
+
+    def run_program(self, program: Runnable, inputs: Inputs, outputs: str) -> list[Any]:
+        """Cut the inputs, run, join the outputs."""
+        found = program.entries
+        results = self.run_local(program, bind_inputs(found, inputs, program.stored))
+        return (
+            gather_outputs(found, results)
+            if outputs == "whole"
+            else list(sharded_outputs(found, results))
+        )
+
+    @abstractmethod
+    def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
+        """Run every rank's entry function on its local inputs.
+
+        Sets :attr:`collectives`.
+        """

@@ -1,0 +1,167 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The engine ``mpi``: one process per rank.
+
+Under ``mpirun -n N python program.py`` every process runs the same program and is one rank; from
+a plain process the engine starts ``mpirun`` itself (:mod:`tvm_distir.execution.runtime.engines.mpi.launch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+
+from tvm_distir.execution.runtime.collectives import ccl
+from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
+from tvm_distir.execution.runtime.engines.fork import run_turn
+from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S, one_thread_each
+from tvm_distir.execution.runtime.program.executed import count_executed
+from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs
+from tvm_distir.execution.runtime.program.joining import gather_outputs
+from tvm_distir.execution.runtime.program.layout import EntryFunction
+from tvm_distir.execution.runtime.program.machines import make_machine
+from tvm_distir.execution.runtime.program.runnable import Runnable
+from tvm_distir.execution.runtime.program.sharded import sharded_outputs
+from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array, to_tensor
+from tvm_distir.support import DistIRError
+
+from .fabric import MpiFabric, worker_failed
+from .inputs import RunCall, agree, inputs_of_rank
+from .launch import find_launcher, launch
+from .library import is_mpi_process
+from .results import ExecutedCounts, collect, wait_for_end
+from .world import World, forget_world, world
+
+Array = npt.NDArray[Any]
+
+
+class MpiEngine(Engine):
+    """Runs level-5 modules with one MPI process per rank.
+
+    Under ``mpirun`` all processes must call :meth:`run` with the same program; the i-th process
+    is the i-th smallest device id. Whole inputs are given on every process, which cuts its own
+    shards, or on process 0 alone (None on the others), which scatters them; sharded ones hold
+    this process' part at least. Whole outputs are returned on every process, sharded ones hold
+    this process' part only.
+
+    Parameters
+    ----------
+    timeout_s : float
+        How long a rank waits for another one.
+    launcher : sequence of str, optional
+        The command that starts processes, e.g. ``("mpirun", "--hostfile", "hosts")``; by
+        default the ``mpiexec`` of this environment, or the one on the path. Not used under
+        ``mpirun``.
+    preload : sequence of str
+        Modules that every started process imports first, for example because they register
+        packed functions that the program calls.
+    """
+
+    name = "mpi"
+
+    def __init__(
+        self,
+        timeout_s: float = TIMEOUT_S,
+        launcher: Sequence[str] | None = None,
+        preload: Sequence[str] = (),
+    ) -> None:
+        self.timeout_s = timeout_s
+        self.launcher = launcher
+        self.preload = tuple(preload)
+
+    def check_available(self) -> None:
+        """Refuse to begin without mpi4py or a launcher (DIST0111, DIST0113)."""
+        if not is_mpi_process():
+            find_launcher(self.launcher)
+
+    def run_program(self, program: Runnable, inputs: Inputs | None, outputs: str) -> list[Any]:
+        """Join the job that this process is part of, or start one.
+
+        Raises
+        ------
+        EngineError
+            The first failure of any rank, on every process: DIST0602 to DIST0613, DIST0631 when
+            the processes do not run the same, DIST0632 for too few processes.
+        DependencyError
+            DIST0111 without mpi4py, DIST0113 without a working MPI.
+        """
+        if is_mpi_process():
+            return self.join(program, inputs, outputs)
+        return super().run_program(program, [] if inputs is None else inputs, outputs)
+
+    def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
+        """Start a job of one process per rank and wait for its end."""
+        results, self.collectives = launch(
+            program, local, self.timeout_s, self.launcher, self.preload
+        )
+        return results
+
+    def join(self, program: Runnable, inputs: Inputs | None, outputs: str) -> list[Any]:
+        """Be one rank of the job that this process is part of."""
+        here = world(self.timeout_s)
+        fabric = _fabric(here, program)
+        try:
+            with run_turn(), one_thread_each(here.local_size):
+                return self._run_rank(here, fabric, program, inputs, outputs)
+        except BaseException as err:
+            fabric.fail(here.rank if fabric.rank is None else fabric.rank, err)
+            forget_world()
+            cause = _cause(fabric, program, err)
+            raise cause from (None if cause is err or not fabric.is_origin else err)
+
+    def _run_rank(
+        self,
+        here: World,
+        fabric: MpiFabric,
+        program: Runnable,
+        inputs: Inputs | None,
+        outputs: str,
+    ) -> list[Any]:
+        found = program.entries
+        sources = agree(
+            here, fabric, program, RunCall(program.fingerprint, outputs, inputs is not None)
+        )
+        local = inputs_of_rank(here, fabric, program, inputs, sources)
+        results: dict[int, list[Array]] = {}
+        for entry in found:
+            if fabric.rank in entry.ranks:
+                results[fabric.rank] = _execute(
+                    fabric, program, entry, local.of(entry, fabric.rank)
+                )
+        ended = wait_for_end(here, fabric, found, results, outputs)
+        self.collectives = count_executed(program.axes, found, ExecutedCounts(ended))
+        if outputs == "sharded":
+            return list(sharded_outputs(found, results))
+        return gather_outputs(found, collect(here, fabric, found, results, ended))
+
+
+def _fabric(here: World, program: Runnable) -> MpiFabric:
+    ranks = sorted(r for e in program.entries for r in e.ranks)
+    mine = ranks[here.rank] if here.rank < len(ranks) else None
+    names = [e.function for e in program.entries if mine in e.ranks]
+    return MpiFabric(here, ranks, *names)
+
+
+def _cause(fabric: MpiFabric, program: Runnable, err: BaseException) -> BaseException:
+    """The first failure of the job, as one of our errors where it is not an interruption."""
+    rank, error = fabric.failure or (-1, err)
+    if isinstance(error, DistIRError | KeyboardInterrupt | SystemExit):
+        return error
+    names = [e.function for e in program.entries if rank in e.ranks]
+    return worker_failed(error, rank, names[0] if names else "engine mpi")
+
+
+def _execute(
+    fabric: MpiFabric, program: Runnable, entry: EntryFunction, inputs: Sequence[Array]
+) -> list[Array]:
+    rank = fabric.rank
+    if rank is None:
+        return []
+    library = program.library(entry)
+    ccl.register("python")
+    with ccl.worker(fabric, rank):
+        machine = make_machine(library)
+        result = machine[entry.function](*(to_tensor(a) for a in inputs))
+        return [to_array(t) for t in flat_tensors(result)]

@@ -1,0 +1,298 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives between the ranks of an MPI job.
+
+``MPI_Allreduce`` promises no order of summation and knows no ``bfloat16``: here terms travel as
+bytes and every rank reduces its part with the reference of all engines
+(:mod:`tvm_distir.core.collectives.meaning`), so the bits are the same everywhere.
+
+Ranks exchange messages pairwise on one communicator of the run's own: the group of a call is
+part of its header. With a communicator per group, ranks that call over different groups would
+wait for each other; so each sees what the other called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import (
+    LOCAL_OPS,
+    Collective,
+    Transfer,
+    all_reduce,
+    apply,
+    apply_local,
+    local_slice,
+)
+from tvm_distir.execution.runtime.collectives.fabric import Aborted, call_words
+from tvm_distir.execution.runtime.collectives.native_library import Executed
+from tvm_distir.execution.runtime.collectives.transfers import Route, Transfers
+from tvm_distir.support import DistIRError, EngineError
+
+from .messages import Messages
+from .polling import Deadline
+from .world import COLLECTIVE, EAGER_BYTES, MESSAGES, World, as_bytes
+
+Array = npt.NDArray[Any]
+_EMPTY = np.empty(0, np.uint8)
+
+
+class MpiFabric(Transfers):
+    """Fabric of the ranks of one run, of which this process is one.
+
+    Parameters
+    ----------
+    world : World
+    ranks : sequence of int
+        Device ids; the i-th smallest is process i.
+    place : str
+        Where this rank works, for messages.
+    """
+
+    def __init__(self, world: World, ranks: Sequence[int], place: str = "engine mpi") -> None:
+        super().__init__()
+        self._place = place
+        self._world = world
+        self.ranks = sorted(ranks)
+        self._process = {rank: i for i, rank in enumerate(self.ranks)}
+        self._executed: list[Executed] = []
+        self._own: dict[Route, deque[tuple[Transfer, Array]]] = {}
+        self._headers: dict[tuple[Any, ...], bytes] = {}
+        self.failure: tuple[int, BaseException] | None = None
+        self.is_origin = False
+        self.messages = Messages(world, self.rank, self.check)
+
+    @property
+    def rank(self) -> int | None:
+        """Device id of this process; None for one more than the mesh has devices."""
+        here = self._world.rank
+        return self.ranks[here] if here < len(self.ranks) else None
+
+    def process(self, rank: int) -> int:
+        """Process that is a rank."""
+        return self._process[rank]
+
+    # What the engine needs ------------------------------------------------------------------
+
+    @contextmanager
+    def worker(self, rank: int) -> Iterator[None]:
+        """Context in which the calling thread is the worker ``rank``."""
+        yield
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """Record the first failure and tell it to all."""
+        if self.failure is not None or isinstance(error, Aborted):
+            return
+        self.failure, self.is_origin = (rank, error), True
+        self._world.tell_failure(_sendable(error, rank, self._place))
+
+    def finish(self, rank: int) -> None:
+        """Nothing: the end of a run is agreed on by :meth:`World.exchange`."""
+
+    def check(self) -> None:
+        """Raise :class:`Aborted` when a rank has failed."""
+        if self.failure is None:
+            heard = self._world.heard_failure()
+            if heard is None:
+                return
+            self.failure = (self.ranks[heard[0]] if heard[0] < len(self.ranks) else -1, heard[1])
+        raise Aborted
+
+    def executed(self, rank: int) -> list[Executed]:
+        """Collectives this process executed."""
+        return [*self._executed, *self._exchanged.get(rank, [])]
+
+    # Collectives ----------------------------------------------------------------------------
+
+    def collective(self, rank: int, call: Collective, x: Array | None) -> Array:
+        """Take part in a collective; returns this rank's result.
+
+        Raises
+        ------
+        EngineError
+            DIST0611 when the ranks of the group called different collectives, DIST0613 after
+            the timeout.
+        """
+        group = call.group_of(rank)
+        if call.name in LOCAL_OPS:
+            return apply_local(call, x, group.index(rank), len(group))
+        if x is None:
+            raise EngineError("DIST0611", f"{call.text()} has no operand", remedy="Give one.")
+        x = np.ascontiguousarray(x).reshape(x.shape)
+        method: Callable[..., Array] = _METHODS.get(call.name, MpiFabric._everywhere)
+        result = method(self, rank, call, group, x)
+        self._executed.append(Executed(call.name, call.groups, result.nbytes, 1))
+        return result
+
+    def _everywhere(self, rank: int, call: Collective, group: Sequence[int], x: Array) -> Array:
+        """Give every operand to every rank, which then applies the reference."""
+        terms = self._swap(rank, call, x, dict.fromkeys(group, x), dict.fromkeys(group, x.shape))
+        return apply(call, [terms[r] for r in group])[group.index(rank)]
+
+    def _all_reduce(self, rank: int, call: Collective, group: Sequence[int], x: Array) -> Array:
+        if x.nbytes <= EAGER_BYTES or len(group) == 1:
+            return self._everywhere(rank, call, group, x)
+        op = dict(call.args)["op"]
+        flat = x.reshape(-1)
+        cuts = [len(flat) * i // len(group) for i in range(len(group) + 1)]
+        spans = {r: slice(a, b) for r, a, b in zip(group, cuts, cuts[1:])}
+        mine = spans[rank]
+        size = (mine.stop - mine.start,)
+        parts = {r: flat[span] for r, span in spans.items()}
+        terms = self._swap(rank, call, x, parts, dict.fromkeys(group, size))
+        total = all_reduce([terms[r] for r in group], str(op))
+        shapes = {r: (s.stop - s.start,) for r, s in spans.items()}
+        pieces = self._swap(rank, call, x, dict.fromkeys(group, total), shapes)
+        return np.concatenate([pieces[r] for r in group]).reshape(x.shape)
+
+    def _reduce_scatter(self, rank: int, call: Collective, group: Sequence[int], x: Array) -> Array:
+        args = dict(call.args)
+        parts = _parts(x, group, int(args["dim"]))
+        size = dict.fromkeys(group, parts[rank].shape)
+        terms = self._swap(rank, call, x, parts, size)
+        return all_reduce([terms[r] for r in group], str(args["op"]))
+
+    def _all_to_all(self, rank: int, call: Collective, group: Sequence[int], x: Array) -> Array:
+        args = dict(call.args)
+        parts = _parts(x, group, int(args["split_dim"]))
+        got = self._swap(rank, call, x, parts, dict.fromkeys(group, parts[rank].shape))
+        return np.concatenate([got[r] for r in group], axis=int(args["gather_dim"]))
+
+    def _permute(self, rank: int, call: Collective, group: Sequence[int], x: Array) -> Array:
+        args, here = dict(call.args), group.index(rank)
+        to, source = here + int(args["shift"]), here - int(args["shift"])
+        if args.get("wrap"):
+            to, source = to % len(group), source % len(group)
+        parts = {r: x for i, r in enumerate(group) if i == to}
+        shapes = {r: x.shape for i, r in enumerate(group) if i == source}
+        got = self._swap(rank, call, x, parts, shapes)
+        return next(iter(got.values())) if shapes else np.zeros_like(x)
+
+    def _swap(
+        self,
+        rank: int,
+        call: Collective,
+        x: Array,
+        parts: Mapping[int, Array],
+        shapes: Mapping[int, tuple[int, ...]],
+    ) -> dict[int, Array]:
+        """Exchange headers with the whole group, and data with some of it.
+
+        Parameters
+        ----------
+        parts : mapping of rank to array
+            What each rank gets from this one.
+        shapes : mapping of rank to shape
+            What this rank gets from each, in the type of ``x``.
+        """
+        group, head = call.group_of(rank), self._header(call, x)
+        for peer in group:
+            if peer != rank:
+                data = as_bytes(parts[peer]) if peer in parts else _EMPTY
+                self._world.post(self._process[peer], COLLECTIVE, head, data)
+        got = {r: np.empty(shape, x.dtype) for r, shape in shapes.items() if r != rank}
+        if rank in shapes:
+            got[rank] = parts[rank]
+        missing = [r for r in group if r != rank]
+        requests: list[Any] = []
+        deadline = Deadline(self._world.timeout_s)
+        while missing:
+            before = len(missing)
+            for peer in list(missing):
+                message = self.messages.next(
+                    self._process[peer], COLLECTIVE, lambda: _waits(call, missing)
+                )
+                if message is None:
+                    continue
+                missing.remove(peer)
+                self._compare(rank, head, peer, message[0], group)
+                out = as_bytes(got[peer]) if peer in got else _EMPTY
+                requests += self.messages.take_data(self._process[peer], COLLECTIVE, message, out)
+            if len(missing) == before:
+                self._world.turn(deadline, self.check, lambda: _waits(call, missing))
+        self._world.finish(requests, self.check, lambda: _waits(call, group))
+        return got
+
+    def _header(self, call: Collective, x: Array) -> bytes:
+        key = (call, x.shape, x.dtype)
+        if key not in self._headers:
+            digest = hashlib.sha256(repr((call, x.shape, str(x.dtype))).encode()).digest()
+            self._headers[key] = (
+                digest + f"{call_words(call, x)} over {list(map(list, call.groups))}"[:500].encode()
+            )
+        return self._headers[key]
+
+    def _compare(
+        self, rank: int, own: bytes, peer: int, other: bytes, group: Sequence[int]
+    ) -> None:
+        if own == other:
+            return
+        mine, theirs = (
+            head[hashlib.sha256().digest_size :].decode(errors="replace") for head in (own, other)
+        )
+        raise EngineError(
+            "DIST0611",
+            f"rank {peer} called {theirs} while rank {rank} called {mine}",
+            place=f"group {list(group)}",
+            remedy="All ranks of a group must call the same collectives in one order.",
+        )
+
+    # Messages --------------------------------------------------------------------------------
+
+    def _post(self, route: Route, message: tuple[Transfer, Array]) -> None:
+        tag, source, destination = route
+        if source == destination:
+            self._own.setdefault(route, deque()).append(message)
+            return
+        transfer, part = message
+        self.messages.post_array(self._process[destination], MESSAGES + tag, transfer, part)
+
+    def _take(self, route: Route, what: str) -> tuple[Transfer, Array]:
+        tag, source, destination = route
+        if source == destination:
+            return self._own[route].popleft()
+        process = self._process[source]
+        return self.messages.take_array(process, MESSAGES + tag, f"{what} from rank {source}")
+
+
+_METHODS: dict[str, Callable[..., Array]] = {
+    "all_reduce": MpiFabric._all_reduce,
+    "reduce_scatter": MpiFabric._reduce_scatter,
+    "all_to_all": MpiFabric._all_to_all,
+    "collective_permute": MpiFabric._permute,
+}
+"""Collectives of which a rank needs less than all operands; the others take all of them."""
+
+
+def _parts(x: Array, group: Sequence[int], dim: int) -> dict[int, Array]:
+    return {r: local_slice(x, i, len(group), dim) for i, r in enumerate(group)}
+
+
+def _waits(call: Collective, missing: Sequence[int]) -> str:
+    word = "ranks" if len(missing) > 1 else "rank"
+    return f"{call.text()} for {word} {', '.join(map(str, missing))}"
+
+
+def _sendable(error: BaseException, rank: int, place: str) -> BaseException:
+    """The error as others can load it: ours as they are, others as DIST0612."""
+    if isinstance(error, DistIRError):
+        return error
+    return worker_failed(error, rank, place)
+
+
+def worker_failed(error: BaseException, rank: int, place: str) -> EngineError:
+    """DIST0612, with the last line of what a worker raised."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
+    return EngineError(
+        "DIST0612",
+        f"worker {rank}: {type(error).__name__}: {lines[-1].strip()}",
+        place=place,
+        remedy="Run the engine virtual, which names the binding.",
+    )

@@ -1,0 +1,123 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""How an MPI job ended: its first cause.
+
+A launcher that loses a process kills the others, and may then report any of them. So every worker
+has a guard: the process that the launcher knows, which does nothing but wait for the worker and
+write down how it ended before the launcher can learn of it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+from tvm_distir.execution.runtime.engines.fork import die_with_parent, end_text
+from tvm_distir.support import EngineError
+
+from .job import LOG, Job, end_file, failure_file, process_file, result_file, write_value
+
+_PROCESS = re.compile(r"@\d+,(\d+)\]")
+_SIGNAL = re.compile(r"(?:exited on signal|\(signal|KILLED BY SIGNAL:)\s*(\d+)", re.IGNORECASE)
+_EXIT = re.compile(r"EXIT CODE:\s*(\d+)", re.IGNORECASE)
+
+
+def fork_worker(folder: Path) -> int | None:
+    """Fork: the parent guards the child to its end.
+
+    Returns
+    -------
+    code : int or None
+        None in the child, which is the worker. In the parent the exit code of the worker; a
+        signal that ended it ends the parent too.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    worker = os.fork()
+    if worker == 0:
+        die_with_parent()
+        return None
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    if code:
+        write_value(end_file(folder, worker), (time.time(), code))
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def raise_failure(job: Job, folder: Path, code: int) -> None:
+    """Raise the earliest failure that was written down, or why the job ended without one.
+
+    Parameters
+    ----------
+    job : Job
+    folder : Path
+    code : int
+        The launcher's exit code.
+
+    Raises
+    ------
+    EngineError
+        DIST0615 for a process that died, else what a rank raised.
+    """
+    told = [*_failures(job, folder), *_deaths(job, folder)]
+    if told:
+        raise min(told, key=lambda item: item[0])[1]
+    if code == 0 and all(result_file(folder, r).exists() for r in job.ranks):
+        return
+    raise _died(job, _launcher_tells(job, folder, code))
+
+
+def last_words(folder: Path) -> str:
+    """The end of what the job printed."""
+    lines = _log(folder).splitlines()
+    said = [line.strip() for line in lines if re.search(r"\w", line)]
+    return " / ".join(said[-4:])[:600] or "not a word"
+
+
+def _failures(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
+    files = (failure_file(folder, r) for r in job.ranks)
+    return [pickle.loads(path.read_bytes()) for path in files if path.exists()]
+
+
+def _deaths(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
+    """What the guards saw of workers that had begun."""
+    found: list[tuple[float, BaseException]] = []
+    for rank in job.ranks:
+        begun = process_file(folder, rank)
+        end = end_file(folder, int(begun.read_text())) if begun.exists() else None
+        if end is not None and end.exists():
+            time_s, code = pickle.loads(end.read_bytes())
+            found.append((time_s, _died(job, f"worker {rank}: {end_text(code)}")))
+    return found
+
+
+def _died(job: Job, what: str) -> EngineError:
+    return EngineError(
+        "DIST0615",
+        what,
+        place=job.entries[0].function if len(job.entries) == 1 else "engine mpi",
+        remedy="Look for its end in the system's log: too little memory, or a crash.",
+    )
+
+
+def _launcher_tells(job: Job, folder: Path, code: int) -> str:
+    """Which process died of what: before its worker had begun, or together with its guard."""
+    log = " ".join(re.findall(r"[^\s/]+", _log(folder)))
+    dead = [job.ranks[int(n)] for n in _PROCESS.findall(log) if int(n) < len(job.ranks)]
+    who = f"worker {dead[0]}" if dead else "a process"
+    numbers = [int(n) for n in _SIGNAL.findall(log)]
+    status = -numbers[0] if numbers else int((_EXIT.findall(log) or [code])[0])
+    return f"{who}: {end_text(status)}; the launcher: {last_words(folder)}"
+
+
+def _log(folder: Path) -> str:
+    return (folder / LOG).read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,145 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of an MPI job: what to run and on what goes in, results and failures come out."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.execution.runtime.engines.processes.library import LIBRARIES
+from tvm_distir.execution.runtime.program.executed import AxisTable
+from tvm_distir.execution.runtime.program.inputs import LocalInputs, input_ports
+from tvm_distir.execution.runtime.program.layout import Bounds, EntryFunction
+from tvm_distir.execution.runtime.program.runnable import Runnable
+from tvm_distir.execution.runtime.program.sharded import ShardedArray, Stored
+from tvm_distir.support import write_whole
+
+Array = npt.NDArray[Any]
+
+JOB = "job.pickle"
+COUNTS = "counts.pickle"
+LOG = "log.txt"
+
+
+@dataclass(frozen=True)
+class SavedArray:
+    """A whole array in a file of its own, as raw bytes."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def write(cls, path: Path, array: Array) -> SavedArray:
+        """Write an array."""
+        np.ascontiguousarray(array).reshape(-1).view(np.uint8).tofile(path)
+        return cls(path, array.shape, array.dtype)
+
+    def read(self, bounds: Bounds) -> Array:
+        """Read one box."""
+        whole: Array = np.fromfile(self.path, np.uint8).view(self.dtype).reshape(self.shape)
+        return whole[tuple(slice(a, b) for a, b in bounds)]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the processes of a job need to know.
+
+    Attributes
+    ----------
+    entries : tuple of EntryFunction
+    axes : AxisTable
+    libraries : mapping of function to file name
+    inputs : mapping of parameter position to stored or sharded array
+    timeout_s : float
+    preload : tuple of str
+        Modules to import first.
+    """
+
+    entries: tuple[EntryFunction, ...]
+    axes: AxisTable
+    libraries: Mapping[str, str]
+    inputs: Mapping[int, Any]
+    timeout_s: float
+    preload: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> list[int]:
+        """Device ids; the i-th is process i."""
+        return sorted(r for e in self.entries for r in e.ranks)
+
+
+def result_file(folder: Path, rank: int) -> Path:
+    """File with the local results of a rank."""
+    return folder / f"result-{rank}.pickle"
+
+
+def failure_file(folder: Path, rank: int) -> Path:
+    """File with the failure that began on a rank."""
+    return folder / f"failure-{rank}.pickle"
+
+
+def end_file(folder: Path, process: int) -> Path:
+    """File with time and exit status of a worker that did not end well, by its process id."""
+    return folder / f"end-{process}.pickle"
+
+
+def process_file(folder: Path, rank: int) -> Path:
+    """File with the id of a rank's process; there once it runs."""
+    return folder / f"process-{rank}.txt"
+
+
+def write_value(path: Path, value: Any) -> None:
+    """Write a file that is either whole or not there."""
+    write_whole(path, pickle.dumps(value))
+
+
+def write_job(
+    program: Runnable,
+    local: LocalInputs,
+    timeout_s: float,
+    preload: tuple[str, ...],
+    folder: Path,
+) -> Job:
+    """Write a job and its inputs into a folder."""
+    found = program.entries
+    libraries = {e.function: str(LIBRARIES.path(program, e)) for e in found}
+    job = Job(found, program.axes, libraries, _portable(found, local, folder), timeout_s, preload)
+    (folder / JOB).write_bytes(pickle.dumps(job))
+    return job
+
+
+def _portable(found: Sequence[EntryFunction], local: LocalInputs, folder: Path) -> dict[int, Any]:
+    """Inputs as another process can read them; each distinct shard is written once."""
+    out: dict[int, Any] = {}
+    files: dict[int, tuple[Array, SavedArray]] = {}  # holds the array: no other takes its id
+    for index, port in input_ports(found).items():
+        source = local.source(port)
+        if _is_stored(source):
+            out[index] = source
+            continue
+        parts: dict[int, Any] = {}
+        for entry in found:
+            for own in (p for p in entry.inputs if p.index == index):
+                for rank in entry.ranks:
+                    array = local.part(entry, own, rank)
+                    if id(array) not in files:
+                        path = folder / f"part-{len(files)}.bin"
+                        files[id(array)] = array, SavedArray.write(path, array)
+                    parts[rank] = files[id(array)][1]
+        out[index] = ShardedArray(parts)
+    return out
+
+
+def _is_stored(source: Any) -> bool:
+    """Whether it lies in files already: then each rank reads its own part."""
+    if isinstance(source, ShardedArray):
+        return all(isinstance(part, Stored) for part in source.parts.values())
+    return isinstance(source, Stored)

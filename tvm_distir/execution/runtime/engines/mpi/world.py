@@ -1,0 +1,266 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between the processes of an MPI job.
+
+MPI itself knows neither timeouts nor the failure of a peer. All waiting here polls instead: for
+the message, for word of a failure, for the deadline.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.support import EngineError
+
+from .library import load_mpi
+from .polling import Deadline
+from .shared_memory import unlink_segments
+
+Bytes = npt.NDArray[np.uint8]
+
+EAGER_BYTES = 1 << 14
+"""Data up to this size travels with its header."""
+
+CHUNK_BYTES = 1 << 28
+"""Larger data is sent in messages of this size: MPI counts with 32 bits."""
+
+FAILURE, CONTROL, COLLECTIVE, SCATTER, GATHER, MESSAGES = 1, 2, 3, 4, 5, 16
+"""Tags; messages of transfer t have the tag ``MESSAGES + t``."""
+
+_HEAD = struct.Struct("<IQ")  # bytes of the header, bytes of the data
+
+
+_abandoned: list[Any] = []
+"""Requests of failed runs: MPI may still use their buffers."""
+
+
+def as_bytes(array: npt.NDArray[Any]) -> Bytes:
+    """The elements of a contiguous array as bytes, without a copy."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+class World:
+    """The processes of an MPI job, on communicators of their own.
+
+    Making one is collective: all processes of the job must do it.
+
+    Parameters
+    ----------
+    timeout_s : float
+        How long a process waits for another one.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._mpi = load_mpi()
+        self.timeout_s = timeout_s
+        whole = self._mpi.COMM_WORLD
+        self.rank, self.size = int(whole.Get_rank()), int(whole.Get_size())
+        self._comm = self._duplicate(whole)
+        host = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+        self.local_size = int(host.Get_size())
+        if host.Get_rank() == 0:
+            unlink_segments()
+        host.Barrier()
+        self._sending: deque[Any] = deque()
+
+    def _duplicate(self, whole: Any) -> Any:
+        comm, request = whole.Idup()
+        deadline = Deadline(self.timeout_s)
+        while not request.Test():
+            if deadline.is_over:
+                _abandoned.append(request)
+                raise EngineError(
+                    "DIST0613",
+                    f"process {self.rank} waited {self.timeout_s:g} s for the other "
+                    f"{self.size - 1} to begin the run",
+                    place="engine mpi",
+                    remedy="Every process of the job must call run, in the same order.",
+                )
+            deadline.pause()
+        return comm
+
+    @property
+    def others(self) -> list[int]:
+        """All processes but this one."""
+        return [r for r in range(self.size) if r != self.rank]
+
+    # Failures -------------------------------------------------------------------------------
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Tell every other process of a failure; does not wait."""
+        text = pickle.dumps((self.rank, error))
+        data = np.frombuffer(text, np.uint8)
+        for other in self.others:
+            self._sending.append(self._comm.Isend(data, other, FAILURE))
+
+    def heard_failure(self) -> tuple[int, BaseException] | None:
+        """What another process told of its failure, with its number."""
+        status = self._mpi.Status()
+        if not self._comm.Iprobe(self._mpi.ANY_SOURCE, FAILURE, status):
+            return None
+        data = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+        self._comm.Recv(data, status.Get_source(), FAILURE)
+        told: tuple[int, BaseException] = pickle.loads(data.tobytes())
+        return told
+
+    def abandon(self) -> None:
+        """Give the communicator up after a failure; what still travels keeps its memory."""
+        deadline = Deadline(min(self.timeout_s, 2.0))
+        while self._sending and not deadline.is_over:
+            self._reap()
+            deadline.pause()
+        _abandoned.extend(self._sending)
+        self._sending.clear()
+
+    # Messages -------------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        while self._sending and self._sending[0].Test():
+            self._sending.popleft()
+
+    def post(self, peer: int, tag: int, head: bytes, data: Bytes) -> None:
+        """Send a header and data; does not wait. The data must not change until received."""
+        self._reap()
+        first = _HEAD.pack(len(head), data.nbytes) + head
+        if data.nbytes <= EAGER_BYTES:
+            first += data.tobytes()
+        self._sending.append(self._comm.Isend(np.frombuffer(first, np.uint8), peer, tag))
+        if data.nbytes > EAGER_BYTES:
+            for piece in _pieces(data):
+                self._sending.append(self._comm.Isend(piece, peer, tag))
+
+    def poll(self, peer: int, tag: int) -> tuple[bytes, Bytes, int] | None:
+        """The next message of a peer, if it has come: header, data with it, bytes that follow."""
+        status = self._mpi.Status()
+        if not self._comm.Iprobe(peer, tag, status):
+            return None
+        buffer = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+        self._comm.Recv(buffer, peer, tag)
+        head_bytes, data_bytes = _HEAD.unpack(buffer[: _HEAD.size].tobytes())
+        start = _HEAD.size + head_bytes
+        data = buffer[start:]
+        return buffer[_HEAD.size : start].tobytes(), data, data_bytes - data.nbytes
+
+    def has_ended(self, peer: int) -> bool:
+        """Whether a peer waits for the end of the run: nothing else comes from it any more."""
+        return bool(self._comm.Iprobe(peer, CONTROL))
+
+    def receive_rest(self, peer: int, tag: int, out: Bytes) -> list[Any]:
+        """Begin to receive data that follows its header; returns requests for :meth:`finish`."""
+        return [self._comm.Irecv(piece, peer, tag) for piece in _pieces(out)]
+
+    def finish(
+        self, requests: Sequence[Any], check: Callable[[], None], what: Callable[[], str]
+    ) -> None:
+        """Wait for requests.
+
+        Parameters
+        ----------
+        requests : sequence
+        check : callable
+            Raises when there is no sense in waiting on.
+        what : callable
+            Words for what is waited for.
+        """
+        waiting = list(requests)
+        deadline = Deadline(self.timeout_s)
+        try:
+            while True:
+                waiting = [r for r in waiting if not r.Test()]
+                if not waiting:
+                    return
+                self.turn(deadline, check, what)
+        except BaseException:
+            _abandoned.extend(waiting)
+            raise
+
+    def turn(self, deadline: Deadline, check: Callable[[], None], what: Callable[[], str]) -> None:
+        """One turn of a loop that waits: is there a failure, is it too late; else pause.
+
+        Raises
+        ------
+        EngineError
+            DIST0613 after the deadline, or what ``check`` raises.
+        """
+        self._reap()
+        check()
+        if deadline.is_over:
+            raise EngineError(
+                "DIST0613",
+                f"waited {self.timeout_s:g} s in {what()}",
+                place=f"process {self.rank}",
+                remedy="Raise the engine's timeout_s if it is only slow.",
+            )
+        deadline.pause()
+
+    def exchange(
+        self, text: bytes, check: Callable[[], None], what: Callable[[list[int]], str]
+    ) -> list[bytes]:
+        """Hand a few bytes to all processes; returns those of each. Ends when all have come."""
+        for other in self.others:
+            self.post(other, CONTROL, text, np.empty(0, np.uint8))
+        got = {self.rank: text}
+        deadline = Deadline(self.timeout_s)
+        while len(got) < self.size:
+            before = len(got)
+            for other in self.others:
+                message = None if other in got else self.poll(other, CONTROL)
+                if message is not None:
+                    got[other] = message[0]
+            if len(got) == before:
+                missing = [r for r in self.others if r not in got]
+                self.turn(deadline, check, lambda m=missing: what(m))  # type: ignore[misc]
+        return [got[i] for i in range(self.size)]
+
+
+def _pieces(data: Bytes) -> Iterator[Bytes]:
+    for start in range(0, data.nbytes, CHUNK_BYTES):
+        yield data[start : start + CHUNK_BYTES]
+
+
+_current: list[World] = []
+
+
+def world(timeout_s: float) -> World:
+    """The communicators of this process; made anew after a failure."""
+    if not _current:
+        _current.append(World(timeout_s))
+        _abort_when_dying(_current[0])
+    _current[0].timeout_s = timeout_s
+    return _current[0]
+
+
+def forget_world() -> None:
+    """After a failure: the next run gets new communicators."""
+    while _current:
+        _current.pop().abandon()
+
+
+LAST_WORDS_S = 0.2
+"""Time the launcher gets to hand on what a dying process printed, before it kills the others."""
+
+
+def _abort_when_dying(here: World) -> None:
+    """End the whole job when an exception ends this process; else the others would wait."""
+    if here.size == 1 or getattr(sys.excepthook, "ends_job", False):
+        return
+    before = sys.excepthook
+
+    def hook(kind: Any, error: Any, trace: Any) -> None:
+        before(kind, error, trace)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(LAST_WORDS_S)
+        load_mpi().COMM_WORLD.Abort(getattr(error, "exit_code", 1))
+
+    hook.ends_job = True  # type: ignore[attr-defined]
+    sys.excepthook = hook

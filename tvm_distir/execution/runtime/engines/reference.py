@@ -1,0 +1,134 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The single-device program that every distributed one is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy.typing as npt
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_distir.core import (
+    all_bindings,
+    called_name,
+    entry_of,
+    input_index_ranges,
+    named_leaves,
+    place_of,
+    relax_functions,
+)
+from tvm_distir.execution.runtime.program.compiled import LibraryCache
+from tvm_distir.execution.runtime.program.inputs import index_fault
+from tvm_distir.execution.runtime.program.machines import Machines
+from tvm_distir.execution.runtime.program.targets import check_engine_runs, target_in_scope
+from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array, to_tensor
+from tvm_distir.support import EngineError
+
+Array = npt.NDArray[Any]
+
+_LIBRARIES = LibraryCache(4)
+"""One model is verified under several plans; few, because a library holds the constants."""
+
+
+@mutator
+class _Strip(PyExprMutator):  # type: ignore[misc,unused-ignore]
+    """Replaces ``annotate_sharding(x)`` by ``x``."""
+
+    def visit_call_(self, call: ir.Call) -> Any:
+        if isinstance(call.op, ir.Op) and str(call.op.name) == "relax.dist.annotate_sharding":
+            return self.visit_expr(call.args[0])
+        return super().visit_call_(call)
+
+
+def strip_annotations(mod: ir.IRModule) -> ir.IRModule:
+    """The module without its annotations: level 2 to level 1. The input is not changed."""
+    out = ir.IRModule(dict(mod.functions), attrs=mod.attrs, global_infos=mod.global_infos)
+    for gv, fn in mod.functions.items():
+        if isinstance(fn, relax.Function):
+            out[gv] = _Strip(out).visit_expr(fn)
+    return out
+
+
+def _argument(ty: Any, given: Iterator[Array]) -> Any:
+    """The next arrays as an argument of a type: a tensor, or a (nested) tuple of them."""
+    if isinstance(ty, relax.TupleType):
+        return tuple(_argument(field, given) for field in ty.fields)
+    return to_tensor(next(given))
+
+
+def _refuse_collectives(mod: ir.IRModule) -> None:
+    for gv, fn in relax_functions(mod):
+        for binding in all_bindings(fn.body):
+            name = called_name(binding.value) if isinstance(binding.value, ir.Call) else ""
+            if name.startswith("relax.ccl."):
+                raise EngineError(
+                    "DIST0605",
+                    "a collective of several devices: there is no single-device program",
+                    place=place_of(str(gv.name_hint), binding.var, binding.value),
+                    remedy="Give the module of a single device: td.distribute writes its "
+                    "collectives.",
+                )
+
+
+class Reference:
+    """A module compiled for one device; several threads may run it at once.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1 or 2.
+        Its entry is run: ``main``, or the only public function.
+
+    Raises
+    ------
+    EngineError
+        DIST0605 for a module that is already distributed, DIST0606 when TVM cannot compile it,
+        DIST0609 where the target in scope is no CPU.
+    ModelError
+        DIST0341 where there is no entry, or several of which none is ``main``.
+    """
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        entry = entry_of(mod)
+        if any(isinstance(p.ty, DTensorType) for p in mod[entry].params):
+            raise EngineError(
+                "DIST0605",
+                "the module is distributed already: there is no single-device program",
+                place=entry,
+                remedy="Give the original module.",
+            )
+        _refuse_collectives(mod)
+        check_engine_runs(str(target_in_scope()), "reference")
+        self._entry = entry
+        self._types = [param.ty for param in mod[entry].params]
+        self._machines = Machines(_LIBRARIES.get(strip_annotations(mod), "reference"))
+        self._names = [
+            (position, name, suffix)
+            for position, param in enumerate(mod[entry].params)
+            for (name, _), (suffix, _) in zip(
+                named_leaves(str(param.name), param.ty), named_leaves("", param.ty)
+            )
+        ]
+        self._indices = input_index_ranges(mod, mod[entry])
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """Flattened results for whole arrays: the tensors of the parameters, in order.
+
+        Raises
+        ------
+        EngineError
+            DIST0619 for indices that are outside of the dim they index.
+        """
+        for (position, name, suffix), array in zip(self._names, inputs):
+            allowed = self._indices.get((position, suffix))
+            place = f'input {position} "{name}"'
+            fault = index_fault(array, allowed.numbers(), place) if allowed else None
+            if fault is not None:
+                raise fault
+        given = iter(inputs)
+        result = self._machines.call(self._entry, *(_argument(ty, given) for ty in self._types))
+        return [to_array(t) for t in flat_tensors(result)]

@@ -1,0 +1,106 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The engines by name, and ``run``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from tvm.base import _RUNTIME_ONLY
+
+from tvm_distir.execution.runtime.program.inputs import Inputs
+from tvm_distir.support import EngineError, nearest
+
+from .base import Engine
+
+_HOME = {
+    "mpi": ("mpi.engine", "MpiEngine"),
+    "processes": ("processes.engine", "ProcessesEngine"),
+    "threads": ("threads.engine", "ThreadsEngine"),
+    "virtual": ("virtual.engine", "VirtualEngine"),
+    "xla": ("xla.engine", "XlaEngine"),
+}
+"""Module and class of each engine of ours; loaded when it is asked for."""
+
+_WITHOUT_IR = ("threads.plain", "PlainEngine")
+"""The engine virtual for compiled functions, where there is no IR to go through step by step."""
+
+_REGISTERED: dict[str, Callable[[], Engine]] = {}
+
+
+def engine_names() -> list[str]:
+    """Names that :func:`engine` knows, sorted."""
+    return sorted({*_HOME, *_REGISTERED})
+
+
+def register_engine(name: str, factory: Callable[[], Engine]) -> None:
+    """Add (or replace) an engine."""
+    _REGISTERED[name] = factory
+
+
+def engine(name: str | Engine) -> Engine:
+    """Make the engine of that name; an engine object is returned as it is.
+
+    Raises
+    ------
+    EngineError
+        DIST0601 for an unknown name.
+    """
+    if not isinstance(name, str):
+        return name
+    if name in _REGISTERED:
+        return _REGISTERED[name]()
+    if name not in _HOME:
+        raise EngineError(
+            "DIST0601", f'no engine "{name}"', place="engine", remedy=nearest(name, engine_names())
+        )
+    module, cls = _HOME[name]
+    if name == "virtual" and _RUNTIME_ONLY:
+        module, cls = _WITHOUT_IR
+    made: Engine = getattr(importlib.import_module(f".{module}", __package__), cls)()
+    return made
+
+
+def run(
+    dist: Any,
+    inputs: Inputs,
+    engine: str | Engine = "threads",
+    outputs: str = "whole",
+) -> list[Any]:
+    """Run a distributed module on all its devices.
+
+    Parameters
+    ----------
+    dist : IRModule or Deployment
+        At level 5, with ``dist.io``: the result of ``LowerDistIR``; or what
+        :func:`tvm_distir.load` gives.
+    inputs : sequence or mapping
+        In the order of the original ``main``'s parameters, or by their names. Each is a whole
+        array of exactly the parameter's shape and type, which is cut into shards; a stored
+        one (:func:`tvm_distir.open_weights`), of which only shards are read; or a
+        :class:`ShardedArray`, which is taken as it lies.
+    engine : str or Engine
+        ``"threads"``, ``"processes"``, ``"virtual"``, ``"mpi"``, ``"xla"``, or an engine object
+        with options of its own.
+    outputs : str
+        ``"whole"``, or ``"sharded"`` to leave them on their ranks.
+
+    Returns
+    -------
+    outputs : list of ndarray, or of ShardedArray
+        In the order of the original function's flattened results.
+
+    Raises
+    ------
+    EngineError
+        DIST0601 unknown engine, DIST0602 inputs that do not fit, DIST0603 not at level 5,
+        DIST0604 replicas that differ, DIST0605 a construct the engine cannot run, DIST0607
+        unknown form of outputs, DIST0609 a target that is no CPU, DIST0610 to DIST0613 failures
+        of ranks.
+    """
+    return _engine(engine).run(dist, inputs, outputs)
+
+
+_engine = engine

@@ -1,0 +1,138 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a run: how long to wait for ranks that do not end, and what a failure is told as."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from tvm_distir.execution.runtime.collectives.fabric import (
+    Fabric,
+    Watched,
+    failure_text,
+    ranks_text,
+)
+from tvm_distir.execution.runtime.program.layout import EntryFunction
+from tvm_distir.support import DistIRError, EngineError
+
+GRACE_S = 1.0
+"""How long ranks may take to end after a failure; those that do not are given up."""
+
+_SLOW = "Raise the engine's timeout_s if it is only slow."
+
+NOBODY = -1
+"""Rank of a failure that none of the ranks had."""
+
+
+class Stillness:
+    """Measures for how long nothing has changed."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[int, ...] = ()
+        self._since_s = time.monotonic()
+
+    def seconds(self, *seen: int) -> float:
+        """For how long this has been what was seen; 0 at its first time."""
+        now_s = time.monotonic()
+        if seen != self._seen:
+            self._seen, self._since_s = seen, now_s
+        return now_s - self._since_s
+
+
+class EndWatch:
+    """Decides how long a controller waits for its ranks.
+
+    Parameters
+    ----------
+    fabric : Watched
+        Where the ranks meet.
+    ranks : sequence of int
+    timeout_s : float
+        As long as a rank waits for another one: once a rank has ended, the others must meet, post
+        a message or end within it.
+    work : callable, optional
+        A number that changes while any rank computes. Where it is given and stands still, too,
+        the ranks need not have been seen to end: all of them may be stopped. They get
+        :data:`GRACE_S` more, because a rank that waits tells better what for.
+    """
+
+    def __init__(
+        self,
+        fabric: Watched,
+        ranks: Sequence[int],
+        timeout_s: float,
+        work: Callable[[], int] | None = None,
+    ) -> None:
+        self._fabric = fabric
+        self._ranks = ranks
+        self._timeout_s = timeout_s
+        self._work = work
+        self._stillness = Stillness()
+        self._failed_s: float | None = None
+
+    def go_on(self, ended: Collection[int]) -> bool:
+        """Look at the run; returns whether to wait any longer.
+
+        Parameters
+        ----------
+        ended : collection of int
+            Ranks that have ended.
+        """
+        now_s = time.monotonic()
+        if self._failed_s is not None:
+            return now_s - self._failed_s < GRACE_S
+        if self._fabric.failure is not None:
+            self._failed_s = now_s
+            return True
+        # Ranks that are slow to end after the first must end, however much they compute.
+        work = self._work() if self._work is not None and not ended else 0
+        still_s = self._stillness.seconds(len(ended), self._fabric.progress(), work)
+        if ended and still_s > self._timeout_s:
+            late = [rank for rank in self._ranks if rank not in ended]
+            error = EngineError(
+                "DIST0613",
+                f"{ranks_text(late)} did not end within {self._timeout_s:g} s after "
+                f"{ranks_text(sorted(ended))}",
+                place=ranks_text(late[:1]),
+                remedy=_SLOW,
+            )
+            self._fabric.fail(late[0], error)
+        elif not ended and self._work is not None and still_s > self._timeout_s + GRACE_S:
+            self._fabric.fail(self._ranks[0], stopped(self._ranks, self._timeout_s))
+            return False  # they have had the time that is given after a failure
+        return True
+
+
+def stopped(ranks: Sequence[int], timeout_s: float) -> EngineError:
+    """The failure of ranks whose processes do nothing, as DIST0613."""
+    return EngineError(
+        "DIST0613",
+        f"{ranks_text(ranks)} did nothing for {timeout_s:g} s: their processes are stopped, or "
+        "sleep",
+        place=ranks_text(ranks[:1]),
+        remedy=_SLOW,
+    )
+
+
+def raise_failure(fabric: Fabric, found: Sequence[EntryFunction]) -> None:
+    """Raise the first failure of a run, if there is one.
+
+    Raises
+    ------
+    EngineError
+        What a rank raised, as DIST0612 unless it has a code of its own.
+    KeyboardInterrupt
+        When the run was interrupted.
+    """
+    if fabric.failure is None:
+        return
+    rank, error = fabric.failure
+    if isinstance(error, DistIRError | KeyboardInterrupt):
+        raise error
+    raise EngineError(
+        "DIST0612",
+        f"worker {rank}: {failure_text(error)}",
+        place=next((e.function for e in found if rank in e.ranks), "run"),
+        remedy="Run the engine virtual, which names the binding.",
+    ) from error

@@ -1,0 +1,234 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The engine ``threads``: one worker per rank in a Disco ``ThreadedSession`` of this process.
+
+Each mesh's entry function is compiled whole; every worker has a virtual machine of its own, and
+the workers meet in a fabric (:mod:`tvm_distir.execution.runtime.collectives.fabric`). An exception that
+leaves a worker would abort the process: workers call :func:`_invoke`, which hands it to the
+fabric. A thread cannot be ended: a session with a worker that does not come back is given up, and
+the next run starts a new one. So is every session in a forked child, which has none of the threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+import tvm
+import tvm_ffi
+
+from tvm_distir.execution.runtime.collectives import ccl
+from tvm_distir.execution.runtime.collectives.fabric import Aborted, Watched
+from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
+from tvm_distir.execution.runtime.engines.fork import run_turn
+from tvm_distir.execution.runtime.engines.termination import NOBODY, EndWatch, raise_failure
+from tvm_distir.execution.runtime.program.cores import THREADS_VARIABLE, one_thread
+from tvm_distir.execution.runtime.program.executed import count_executed
+from tvm_distir.execution.runtime.program.inputs import LocalInputs
+from tvm_distir.execution.runtime.program.machines import make_machine
+from tvm_distir.execution.runtime.program.runnable import Runnable
+from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array, to_tensor
+from tvm_distir.support import EngineError, nearest, repair_disco
+
+Array = npt.NDArray[Any]
+
+TIMEOUT_S = 300.0
+_INVOKE = "tvm_distir.execution.runtime.invoke"
+_LOOK_S = 0.05
+
+
+@dataclass
+class ThreadJob:
+    """What the workers of one run share."""
+
+    fabric: Watched
+    machine: dict[int, Any]
+    function: dict[int, str]
+    inputs: dict[int, list[Array]]
+    outputs: dict[int, list[Array]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    all_ended: threading.Event = field(default_factory=threading.Event)
+
+    def end(self, rank: int) -> None:
+        """Note that a rank's worker has ended; the last one wakes the controller."""
+        self.ended.add(rank)
+        if len(self.ended) == len(self.machine):
+            self.all_ended.set()
+
+
+_numbers = itertools.count()
+_jobs: dict[int, ThreadJob] = {}
+_sessions: dict[int, Any] = {}
+
+
+def make_job(
+    program: Runnable,
+    local: LocalInputs,
+    fabric: Callable[[Sequence[int], float], Watched],
+    timeout_s: float,
+) -> ThreadJob:
+    """What the workers need: a library each, and their inputs."""
+    ranks = [r for e in program.entries for r in e.ranks]
+    job = ThreadJob(fabric(ranks, timeout_s), {}, {}, {})
+    for entry in program.entries:
+        library = program.library(entry)
+        for rank in entry.ranks:
+            job.machine[rank], job.function[rank] = library, entry.function
+            job.inputs[rank] = local.of(entry, rank)
+    return job
+
+
+@contextmanager
+def one_thread_each(workers: int) -> Iterator[None]:
+    """Keep TVM's kernels single-threaded while there are as many workers as cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if THREADS_VARIABLE in os.environ or workers < (cores or 1):
+        yield
+        return
+    with one_thread():
+        yield
+
+
+def _invoke(number: int) -> None:
+    """Run one job's part on the calling worker. Lets no exception out."""
+    job = _jobs.get(number)
+    rank = int(tvm.get_global_func("runtime.disco.worker_rank")())
+    if job is not None and rank in job.machine:
+        work(job, rank)
+
+
+def work(job: ThreadJob, rank: int) -> None:
+    """Run one rank's part on the calling thread. Lets no exception out."""
+    try:
+        with ccl.worker(job.fabric, rank):
+            machine = make_machine(job.machine[rank])
+            args = [to_tensor(a) for a in job.inputs[rank]]
+            result = machine[job.function[rank]](*args)
+            job.outputs[rank] = [to_array(t) for t in flat_tensors(result)]
+        job.fabric.finish(rank)
+    except BaseException as err:
+        job.fabric.fail(rank, err)
+    finally:
+        job.end(rank)
+
+
+def wait(job: ThreadJob, timeout_s: float) -> bool:
+    """Wait for the workers of a job; False when some are given up."""
+    watch = EndWatch(job.fabric, sorted(job.machine), timeout_s)
+    while True:
+        try:
+            if job.all_ended.wait(_LOOK_S):
+                return True
+            if not watch.go_on(job.ended):
+                return False
+        except KeyboardInterrupt as err:
+            job.fabric.fail(NOBODY, err)
+
+
+def _give_up(workers: int) -> None:
+    """Leave a session to its stuck worker: ending it would wait for it."""
+    session = _sessions.pop(workers)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+
+
+def _begin_anew() -> None:
+    """Give up all sessions in a forked child: their threads are the parent's."""
+    _jobs.clear()
+    for workers in list(_sessions):
+        _give_up(workers)
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+def _session(workers: int) -> Any:
+    """The process' session of that many workers; made once, as its threads live on."""
+    if workers not in _sessions:
+        disco = repair_disco()
+        if disco is None:
+            raise EngineError(
+                "DIST0614",
+                "this TVM has no Disco runtime",
+                remedy="Unset TVM_USE_RUNTIME_LIB, or use the engine virtual.",
+            )
+        tvm_ffi.register_global_func(_INVOKE, _invoke, override=True)
+        _sessions[workers] = disco.ThreadedSession(workers)
+    return _sessions[workers]
+
+
+class ThreadsEngine(Engine):
+    """Runs level-5 modules with one Disco worker thread per rank.
+
+    Parameters
+    ----------
+    timeout_s : float
+        How long a rank waits for another one that is busy; ranks that can never meet are
+        found at once.
+    collectives : str
+        ``"native"``, those of the native library, or ``"python"``, their slow reference.
+
+    Attributes
+    ----------
+    collectives : tuple of CollectiveCount
+        What the last run executed, as the first rank of every mesh counted it.
+
+    Raises
+    ------
+    EngineError
+        DIST0601 for other collectives.
+    """
+
+    name = "threads"
+
+    def __init__(self, timeout_s: float = TIMEOUT_S, collectives: str = "native") -> None:
+        if collectives not in ccl.FABRICS:
+            raise EngineError(
+                "DIST0601",
+                f'the engine threads has no collectives "{collectives}"',
+                place="engine",
+                remedy=nearest(collectives, ccl.FABRICS),
+            )
+        self.timeout_s = timeout_s
+        self._implementation = collectives
+
+    def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
+        """Run every rank's entry function on its local inputs.
+
+        Raises
+        ------
+        EngineError
+            The first failure of any worker: DIST0610 to DIST0613, or what the worker raised.
+        DependencyError
+            DIST0110 when the native library is needed and missing.
+        """
+        found = program.entries
+        job = make_job(program, local, ccl.FABRICS[self._implementation], self.timeout_s)
+        self._call(job, max(job.machine) + 1)
+        raise_failure(job.fabric, found)
+        self.collectives = count_executed(program.axes, found, job.fabric)
+        return job.outputs
+
+    def _call(self, job: ThreadJob, workers: int) -> None:
+        with run_turn(), one_thread_each(workers):
+            session = _session(workers)
+            ccl.register(self._implementation)  # machines look the functions up when made
+            number = next(_numbers)
+            _jobs[number] = job
+            try:
+                session.get_global_func(_INVOKE)(number)
+                if wait(job, self.timeout_s):
+                    session._sync_all()
+                else:
+                    _give_up(workers)
+            finally:
+                del _jobs[number]
+
+
+__all__ = ["TIMEOUT_S", "Aborted", "ThreadsEngine"]

@@ -1,0 +1,248 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The engine ``virtual``: all ranks in one process, step by step.
+
+The ranks of an entry run the same function, so each step is done for all of them before the next:
+compute segments with kernels TVM compiled (each distinct one once), collectives in NumPy. Entries
+take turns: one that waits for a transfer, or for the other entries of a mesh that they share,
+yields to the others until it can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+import tvm_ffi
+from tvm import ir, relax
+
+from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
+from tvm_distir.execution.runtime.engines.threads.plain import PlainEngine
+from tvm_distir.execution.runtime.program.compiled import KernelCache
+from tvm_distir.execution.runtime.program.executed import AxisTable
+from tvm_distir.execution.runtime.program.inputs import LocalInputs
+from tvm_distir.execution.runtime.program.layout import EntryFunction
+from tvm_distir.execution.runtime.program.lowered import Lowered
+from tvm_distir.execution.runtime.program.runnable import Runnable
+from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array, to_tensor
+from tvm_distir.support import EngineError, InternalError
+
+from .exchanges import Exchanges, PerRank, Value
+from .steps import (
+    AliasStep,
+    CallStep,
+    CollectiveStep,
+    IfStep,
+    Segment,
+    Steps,
+    all_steps,
+    make_steps,
+)
+
+Array = npt.NDArray[Any]
+
+_KERNELS = KernelCache()
+
+
+def _tuples(value: Any) -> Value:
+    """Turn FFI arrays of results into tuples; opaque objects stay."""
+    if isinstance(value, tvm_ffi.Array | list | tuple):
+        return tuple(_tuples(v) for v in value)
+    return value
+
+
+class _Run:
+    """Runs the steps of functions, for all ranks of an entry at a time."""
+
+    def __init__(self, mod: ir.IRModule, axes: AxisTable, kernels: KernelCache) -> None:
+        self.mod = relax.transform.ToNonDataflow()(mod)
+        self.exchanges = Exchanges(axes)
+        self.kernels = kernels
+        self.cut: dict[str, Steps] = {}
+        self.machines: dict[Segment, Any] = {}
+
+    def steps(self, name: str) -> Steps:
+        if name not in self.cut:
+            self.cut[name] = make_steps(self.mod, name)
+        return self.cut[name]
+
+    def prepare(self, names: Iterable[str]) -> None:
+        """Compile together what these functions, and those they call, may need."""
+        todo, known = list(names), set[str]()
+        segments: list[Segment] = []
+        while todo:
+            name = todo.pop()
+            if name in known:
+                continue
+            known.add(name)
+            try:
+                steps = list(all_steps(self.steps(name)))
+            except EngineError:
+                continue  # raised again if the function is called
+            segments += [step for step in steps if isinstance(step, Segment)]
+            todo += [step.callee for step in steps if isinstance(step, CallStep)]
+        self.kernels.prepare((segment.module, segment.place) for segment in segments)
+
+    def evaluate(self, expr: Any, env: Mapping[relax.Var, PerRank], count: int) -> PerRank:
+        if isinstance(expr, relax.Var):
+            return env[expr]
+        if isinstance(expr, ir.GenericConst):
+            return [expr.value] * count
+        if isinstance(expr, relax.Tuple):
+            fields = [self.evaluate(f, env, count) for f in expr.fields]
+            return [tuple(f[i] for f in fields) for i in range(count)]
+        if isinstance(expr, relax.TupleGetItem):
+            return [v[int(expr.index)] for v in self.evaluate(expr.tuple_value, env, count)]
+        raise EngineError(
+            "DIST0605",
+            f"an argument of kind {type(expr).__name__} cannot be run by the engine virtual",
+            remedy="Bind it to a variable, or use the engine threads.",
+        )
+
+    def function(
+        self, name: str, args: Sequence[PerRank], entry: EntryFunction
+    ) -> Generator[None, None, PerRank]:
+        """Run a function on all ranks of an entry; yields while others must go on first."""
+        steps = self.steps(name)
+        return (yield from self.execute(steps, dict(zip(steps.params, args)), entry))
+
+    def execute(
+        self, function: Steps, env: dict[relax.Var, PerRank], entry: EntryFunction
+    ) -> Generator[None, None, PerRank]:
+        """Run the steps of a function, or of a branch, with its variables in ``env``."""
+        count = len(entry.ranks)
+        for step, drops in zip(function.steps, function.last_use):
+            self.exchanges.progress += 1
+            if isinstance(step, Segment):
+                self.segment(step, env, count)
+            elif isinstance(step, AliasStep):
+                env[step.target] = self.evaluate(step.value, env, count)
+            elif isinstance(step, CollectiveStep):
+                operand = step.operand
+                given = None if operand is None else self.evaluate(operand, env, count)
+                env[step.target] = yield from self.exchanges.collective(step, given, entry)
+            elif isinstance(step, CallStep):
+                values = [self.evaluate(a, env, count) for a in step.args]
+                env[step.target] = yield from self.function(step.callee, values, entry)
+            elif isinstance(step, IfStep):
+                branch = self.branch(step, env, entry)
+                env[step.target] = yield from self.execute(branch, dict(env), entry)
+            elif step.operand is not None:
+                given = self.evaluate(step.operand, env, count)
+                env[step.target] = self.exchanges.send(step, given, entry)
+            else:
+                env[step.target] = yield from self.exchanges.receive(step, entry)
+            for var in drops:
+                env.pop(var, None)
+        return self.evaluate(function.result, env, count)
+
+    def branch(self, step: IfStep, env: Mapping[relax.Var, PerRank], entry: EntryFunction) -> Steps:
+        """The branch all ranks take."""
+        values = self.evaluate(step.condition, env, len(entry.ranks))
+        taken = [bool(to_array(v)) for v in values]
+        if any(one != taken[0] for one in taken):
+            first = taken.index(not taken[0])
+            raise EngineError(
+                "DIST0604",
+                f"ranks {entry.ranks[0]} and {entry.ranks[first]} take different branches",
+                place=step.place,
+                remedy="A collective is missing: the condition must be whole on every device.",
+            )
+        return step.then if taken[0] else step.otherwise
+
+    def segment(self, step: Segment, env: dict[relax.Var, PerRank], count: int) -> None:
+        if step not in self.machines:
+            self.machines[step] = self.kernels.get(step.module, step.place)
+        kernel = self.machines[step]
+        columns: list[PerRank] = [[] for _ in step.outputs]
+        for i in range(count):
+            result = _tuples(kernel(*(env[v][i] for v in step.inputs)))
+            for column, value in zip(columns, result):
+                column.append(value)
+        env.update(zip(step.outputs, columns))
+
+
+class VirtualEngine(Engine):
+    """Runs level-5 modules on one process, all ranks step by step.
+
+    A deployed program holds no steps, only compiled functions: its ranks take one plain thread
+    each, with the same collectives in NumPy.
+
+    Parameters
+    ----------
+    kernels : KernelCache, optional
+        Where compiled segments are kept; by default one cache per process.
+    """
+
+    name = "virtual"
+
+    def __init__(self, kernels: KernelCache | None = None) -> None:
+        self._kernels = kernels or _KERNELS
+
+    def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
+        """Run every rank's entry function on its local inputs.
+
+        Raises
+        ------
+        EngineError
+            DIST0605 for a construct it cannot run, DIST0610 when entries wait for each other
+            forever.
+        """
+        if not isinstance(program, Lowered):
+            plain = PlainEngine()
+            given = plain.run_local(program, local)
+            self.collectives = plain.collectives
+            return given
+        found = program.entries
+        state = _Run(program.mod, program.axes, self._kernels)
+        state.prepare(entry.function for entry in found)
+        tasks = {
+            i: state.function(entry.function, _columns(entry, local), entry)
+            for i, entry in enumerate(found)
+        }
+        results = _take_turns(tasks, state.exchanges)
+        self.collectives = state.exchanges.counter.counts()
+        return {
+            rank: [to_array(t) for t in flat_tensors(value)]
+            for i, entry in enumerate(found)
+            for rank, value in zip(entry.ranks, results[i])
+        }
+
+
+def _columns(entry: EntryFunction, local: LocalInputs) -> list[PerRank]:
+    """Inputs one by one, each as a tensor per rank; replicas share theirs."""
+    made: dict[int, tuple[Array, Any]] = {}  # holds the array, so that no other takes its id
+    columns: list[PerRank] = [[] for _ in entry.inputs]
+    for rank in entry.ranks:
+        for column, array in zip(columns, local.of(entry, rank)):
+            if id(array) not in made:
+                made[id(array)] = (array, to_tensor(array))
+            column.append(made[id(array)][1])
+    return columns
+
+
+def _take_turns(
+    tasks: dict[int, Generator[None, None, PerRank]], state: Exchanges
+) -> dict[int, PerRank]:
+    done: dict[int, PerRank] = {}
+    while tasks:
+        before = (state.progress, len(tasks))
+        for i in list(tasks):
+            try:
+                next(tasks[i])
+            except StopIteration as stop:
+                done[i] = stop.value
+                del tasks[i]
+        if tasks and before == (state.progress, len(tasks)):
+            if not state.waiting:
+                raise InternalError("DIST0901", "entries stand still without waiting")
+            raise EngineError(
+                "DIST0610",
+                "they wait for what nobody sends, or for ranks that do not come: "
+                + "; ".join(state.waiting[i] for i in sorted(state.waiting)),
+                place="transfer",
+                remedy="Give each send one receive; order transfers and a mesh's collectives "
+                "alike in all entries.",
+            )
+    return done

@@ -1,0 +1,130 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks of an entry exchange: collectives and transfers, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import numpy.typing as npt
+
+from tvm_distir.core import LOCAL_OPS, Collective, apply_groups, apply_local, counted_bytes
+from tvm_distir.execution.runtime.program.counts import CollectiveCounter
+from tvm_distir.execution.runtime.program.executed import AxisTable, count_transfer
+from tvm_distir.execution.runtime.program.layout import EntryFunction, np_dtype
+from tvm_distir.execution.runtime.program.tensors import to_array, to_tensor
+from tvm_distir.support import EngineError
+
+from .rendezvous import MessageQueues, RendezvousTable
+from .steps import CollectiveStep, TransferStep
+
+Array = npt.NDArray[Any]
+Value = Any
+"""A tvm Tensor, or a (nested) tuple of them."""
+PerRank = list[Value]
+
+
+class Exchanges:
+    """Where the entries of one run meet.
+
+    Parameters
+    ----------
+    axes : AxisTable
+
+    Attributes
+    ----------
+    counter : CollectiveCounter
+    waiting : dict of str to str
+        Entries that cannot go on, and what they wait in.
+    progress : int
+        Grows with every step that an entry makes.
+    """
+
+    def __init__(self, axes: AxisTable) -> None:
+        self.axes = axes
+        self.counter = CollectiveCounter()
+        self.waiting: dict[str, str] = {}
+        self.progress = 0
+        self._messages = MessageQueues()
+        self._rendezvous = RendezvousTable()
+
+    def collective(
+        self, step: CollectiveStep, values: PerRank | None, entry: EntryFunction
+    ) -> Generator[None, None, PerRank]:
+        """Results of a collective of the entry's ranks, whose operands are ``values``."""
+        call, ranks = step.collective, entry.ranks
+        groups = {rank: self._group_of(call, rank, entry, step.place) for rank in ranks}
+        operands: dict[int, Array] = {}
+        if values is not None:
+            operands = {rank: to_array(v) for rank, v in zip(ranks, values)}
+        results: Mapping[int, Array]
+        if call.name in LOCAL_OPS:
+            results = {
+                rank: apply_local(call, operands.get(rank), group.index(rank), len(group))
+                for rank, group in groups.items()
+            }
+        elif all(rank in groups for group in call.groups for rank in group):
+            results = apply_groups(call, operands)
+        else:
+            results = yield from self._meet(call, operands, entry, step.place)
+        if call.groups[0][0] in groups:
+            nbytes = counted_bytes(call, results[ranks[0]])
+            axes = self.axes.name(call.groups)
+            self.counter.collective(call.name, axes, len(call.groups[0]), nbytes)
+        shared: dict[int, Any] = {}
+        for result in (results[rank] for rank in ranks):
+            if id(result) not in shared:
+                shared[id(result)] = to_tensor(result)
+        return [shared[id(results[rank])] for rank in ranks]
+
+    @staticmethod
+    def _group_of(call: Collective, rank: int, entry: EntryFunction, place: str) -> tuple[int, ...]:
+        """Group of a rank."""
+        for group in call.groups:
+            if rank in group:
+                return group
+        raise EngineError(
+            "DIST0611",
+            f"ranks {list(call.groups[0])} of another mesh than those of {entry.function}",
+            place=place,
+            remedy="A collective works on a mesh its function runs on.",
+        )
+
+    def _meet(
+        self, call: Collective, operands: Mapping[int, Array], entry: EntryFunction, place: str
+    ) -> Generator[None, None, Mapping[int, Array]]:
+        """Results of a collective with ranks of other entries; yields until they are there."""
+        shared = self._rendezvous.join(call, operands, place)
+        while not shared.results:
+            yield from self._wait(entry, place)
+        self._go_on(entry)
+        return shared.results
+
+    def _wait(self, entry: EntryFunction, place: str) -> Generator[None, None, None]:
+        """Let the other entries go on."""
+        self.waiting[entry.function] = f"ranks {list(entry.ranks)} in {place}"
+        yield
+
+    def _go_on(self, entry: EntryFunction) -> None:
+        """Note that an entry waits no longer."""
+        self.waiting.pop(entry.function, None)
+        self.progress += 1
+
+    def send(self, step: TransferStep, values: PerRank, entry: EntryFunction) -> PerRank:
+        """Let the values of the entry's ranks go to another mesh."""
+        self._messages.post(step.transfer, {r: to_array(v) for r, v in zip(entry.ranks, values)})
+        return values
+
+    def receive(self, step: TransferStep, entry: EntryFunction) -> Generator[None, None, PerRank]:
+        """What comes from another mesh to the entry's ranks; yields until it is there."""
+        transfer = step.transfer
+        while not self._messages.is_there(transfer, entry.ranks):
+            yield from self._wait(entry, step.place)
+        self._go_on(entry)
+        dtype = np_dtype(step.dtype)
+        out = self._messages.take(transfer, entry.ranks, dtype, step.place)
+        if transfer.dst[1][0] in out:
+            axes = self.axes.transfer_name(transfer)
+            count_transfer(self.counter, axes, transfer, dtype.itemsize)
+        return [to_tensor(out[rank]) for rank in entry.ranks]

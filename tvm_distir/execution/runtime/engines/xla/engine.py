@@ -1,0 +1,100 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The engine ``xla``: a second compiler, with collectives of its own, as a judge of ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from itertools import chain
+from typing import Any
+
+from tvm_distir.core import mesh_axes, mesh_names
+from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
+from tvm_distir.execution.runtime.program.inputs import LocalInputs
+from tvm_distir.execution.runtime.program.runnable import Runnable
+from tvm_distir.models import to_stablehlo
+from tvm_distir.support import EngineError
+
+from .process import TIMEOUT_S, XlaCollective, missing, process_turn, running
+
+
+class XlaEngine(Engine):
+    """Runs level-5 modules of one mesh with XLA:CPU, as replicas on as many host devices.
+
+    XLA merges collectives and reduces in orders of its own: its results are compared within
+    tolerances, and what ran is not counted as our own engines count it.
+
+    Parameters
+    ----------
+    python : str, optional
+        An interpreter that can import ``jax``; by default this one.
+    timeout_s : float
+        How long its process may take to start, and to compile and run one program.
+
+    Attributes
+    ----------
+    ran : list of XlaCollective
+        Those in what XLA compiled last.
+    """
+
+    name = "xla"
+    counting = False
+
+    def __init__(self, python: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        self._python = python or sys.executable
+        self.timeout_s = timeout_s
+        self.ran: list[XlaCollective] = []
+
+    @property
+    def compiled(self) -> dict[str, int]:
+        """How many collectives of each kind (``all-reduce``, ...) XLA compiled last."""
+        return dict(Counter(one.kind for one in self.ran))
+
+    def check_available(self) -> None:
+        """Refuse (DIST0111) to begin without JAX in this environment, where none else is named."""
+        if self._python == sys.executable and importlib.util.find_spec("jax") is None:
+            raise missing(self._python)
+
+    def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
+        """Run every rank's entry function on its local inputs.
+
+        Raises
+        ------
+        DependencyError
+            DIST0111 without JAX.
+        EngineError
+            DIST0605 several meshes, names of meshes beyond ASCII, or a program without IR; DIST0606
+            XLA refuses it, DIST0615 its process ended, DIST0617 it took too long and was killed.
+        ModelError
+            DIST0380 what has no form in StableHLO.
+        """
+        self.check_available()
+        mod: Any = getattr(program, "mod", None)
+        if mod is None or len(program.entries) != 1:
+            what = "a compiled program" if mod is None else f"{len(program.entries)} programs"
+            raise _unfit(f"runs one module on one mesh, not {what}")
+        for name in (*mesh_names(mod), *chain(*mesh_axes(mod))):
+            if not name.isascii():  # XLA ends itself where it reads one
+                raise _unfit(f'takes meshes and axes with names of ASCII only, not "{name}"')
+        entry = program.entries[0]
+        ranks = sorted(entry.ranks)
+        arrays = [array for rank in ranks for array in local.of(entry, rank)]
+        text = to_stablehlo(mod, "replicas")
+        with process_turn():
+            worker = running(self._python, len(ranks), self.timeout_s)
+            found, self.ran = worker.run(
+                text, arrays, len(ranks), replicas=True, timeout_s=self.timeout_s
+            )
+        width = len(found) // len(ranks)
+        return {rank: found[i * width : (i + 1) * width] for i, rank in enumerate(ranks)}
+
+
+def _unfit(what: str) -> EngineError:
+    return EngineError(
+        "DIST0605",
+        f"the engine xla {what}",
+        place="engine",
+        remedy='Take the engine "threads" or "virtual".',
+    )

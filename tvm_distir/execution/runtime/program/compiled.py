@@ -1,0 +1,184 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Remembers what was compiled, and compiles several small modules at once."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import ir
+
+from tvm_distir.support import EngineError
+
+from .kernels import compile_module
+from .locks import Turn, compile_turn
+from .machines import Machines
+from .targets import target_in_scope
+
+_CACHE_SIZE = 256
+
+KERNEL = "segment"
+"""Name of the function in each module of a :class:`KernelCache`."""
+
+Key = tuple[int, str]
+"""Structural hash of a module, and the target it was compiled for."""
+
+
+class _Known:
+    """Values by module and target; of modules whose hashes meet, the equal one is found.
+
+    Threads may use it at once.
+
+    Parameters
+    ----------
+    size : int
+        How many keys are kept; the least recently used are dropped first.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._kept: collections.OrderedDict[Key, list[tuple[ir.IRModule, Any]]] = (
+            collections.OrderedDict()
+        )
+        self._turn = Turn()
+
+    def find(self, mod: ir.IRModule) -> Any:
+        """What is kept of a module; None for an unknown one."""
+        key = self._key(mod)
+        with self._turn():
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            alike = tuple(self._kept[key])
+        # Structural hashes of unlike nodes meet in TVM: only the comparison decides.
+        return next((v for m, v in alike if tvm_ffi.structural_equal(mod, m)), None)
+
+    def keep(self, mod: ir.IRModule, value: Any) -> None:
+        """Keep a value of a module that is not known yet."""
+        key = self._key(mod)
+        with self._turn():
+            self._kept.setdefault(key, []).append((mod, value))
+            while len(self._kept) > self._size:
+                self._kept.popitem(last=False)
+
+    def find_or_make(self, mod: ir.IRModule, make: Callable[[], Any]) -> Any:
+        """What is kept of a module, made at its first use; by one thread alone."""
+        value = self.find(mod)
+        if value is None:
+            with compile_turn():
+                value = self.find(mod)  # another thread may have made it meanwhile
+                if value is None:
+                    value = make()
+                    self.keep(mod, value)
+        return value
+
+    def _key(self, mod: ir.IRModule) -> Key:
+        return int(tvm_ffi.structural_hash(mod)), str(target_in_scope())
+
+
+class LibraryCache:
+    """Compiled modules, of which each user makes machines of its own.
+
+    Parameters
+    ----------
+    size : int
+        How many modules are kept.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._known = _Known(size)
+
+    def get(self, mod: ir.IRModule, place: str) -> Any:
+        """The module compiled, at its first use.
+
+        Raises
+        ------
+        EngineError
+            DIST0606 when TVM cannot compile it.
+        """
+        return self._known.find_or_make(mod, lambda: compile_module(mod, place).jit())
+
+
+class KernelCache:
+    """Functions of small modules, ready to be called.
+
+    A build costs as much as some kernels, so modules that are needed together are compiled
+    together (:meth:`prepare`).
+
+    Parameters
+    ----------
+    size : int
+        How many modules are kept.
+
+    Attributes
+    ----------
+    compiled : int
+        How many modules were compiled.
+    """
+
+    def __init__(self, size: int = _CACHE_SIZE) -> None:
+        self._known = _Known(size)
+        self.compiled = 0
+
+    def get(self, mod: ir.IRModule, place: str) -> Any:
+        """The function of a module, compiled at its first use.
+
+        Raises
+        ------
+        EngineError
+            DIST0606 when TVM cannot compile it.
+        """
+        return self._known.find_or_make(mod, lambda: self._compile([(mod, place)])[0])
+
+    def prepare(self, needed: Iterable[tuple[ir.IRModule, str]]) -> None:
+        """Compile in one build those of the modules that are not known yet.
+
+        They may share functions under a name only where these are the same. A module that
+        cannot be compiled is left to :meth:`get`, which says where it comes from.
+        """
+        requests = list(needed)
+        if len(self._missing(requests)) < 2:
+            return
+        with compile_turn():
+            missing = self._missing(requests)  # another thread may have compiled some meanwhile
+            if len(missing) < 2:
+                return
+            try:
+                for (mod, _), function in zip(missing, self._compile(missing)):
+                    self._known.keep(mod, function)
+            except EngineError as error:
+                if error.code != "DIST0606":
+                    raise
+
+    def _missing(
+        self, requests: Iterable[tuple[ir.IRModule, str]]
+    ) -> list[tuple[ir.IRModule, str]]:
+        """The modules that are not known, each once."""
+        missing: list[tuple[ir.IRModule, str]] = []
+        seen = _Known(_CACHE_SIZE)
+        for mod, place in requests:
+            if self._known.find(mod) is None and seen.find(mod) is None:
+                seen.keep(mod, True)
+                missing.append((mod, place))
+        return missing
+
+    def _compile(self, modules: Sequence[tuple[ir.IRModule, str]]) -> list[Any]:
+        """Compile modules in one build; the function of each, which finds a machine by itself."""
+        functions: dict[Any, Any] = {}
+        for number, (mod, _) in enumerate(modules):
+            for gv, function in mod.functions.items():
+                if str(gv.name_hint) == KERNEL:
+                    name = f"{KERNEL}_{number}"
+                    functions[ir.GlobalVar(name)] = function.with_attr("global_symbol", name)
+                else:
+                    functions[gv] = function
+        library = compile_module(ir.IRModule(functions), modules[0][1]).jit()
+        machines = Machines(library)
+        self.compiled += len(modules)
+        return [
+            functools.partial(machines.call, f"{KERNEL}_{number}") for number in range(len(modules))
+        ]

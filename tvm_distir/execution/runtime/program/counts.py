@@ -1,0 +1,70 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""How many collectives a run executed, and how many bytes they moved."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tvm_distir.core import COLLECTIVES, wire_bytes
+
+
+@dataclass(frozen=True)
+class CollectiveCount:
+    """Collectives of one kind along the same mesh axes, as each device executed them.
+
+    Attributes
+    ----------
+    kind : str
+        Op name; ``send`` counts a transfer between two meshes.
+    mesh_axis : str
+        Axis names joined by ``","``; ``"mesh0->mesh1"`` for a transfer.
+    group_size : int
+        Ranks per group; for a transfer, the destination ranks.
+    count : int
+        Executions per device.
+    bytes_per_device : int
+        Sum over the executions of the bytes of one device's result.
+    wire_bytes_per_device : int
+        Sum of :func:`tvm_distir.core.cost_model.network.wire_bytes`; for a transfer, the bytes that
+        leave a device, summed over devices and divided by the destination ranks, rounded up.
+    """
+
+    kind: str
+    mesh_axis: str
+    group_size: int
+    count: int
+    bytes_per_device: int
+    wire_bytes_per_device: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as a plain dict."""
+        return asdict(self)
+
+
+class CollectiveCounter:
+    """Adds up executed collectives by (kind, axes, group size)."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str, int], list[int]] = {}
+
+    def _add(self, key: tuple[str, str, int], result_bytes: int, wire: int) -> None:
+        entry = self._sums.setdefault(key, [0, 0, 0])
+        entry[0] += 1
+        entry[1] += result_bytes
+        entry[2] += wire
+
+    def collective(self, kind: str, axes: str, group_size: int, result_bytes: int) -> None:
+        """Count one execution; ops without traffic are not counted."""
+        if kind in COLLECTIVES:
+            wire = wire_bytes(kind, result_bytes, group_size)
+            self._add((kind, axes, group_size), result_bytes, wire)
+
+    def transfer(self, axes: str, ranks: int, result_bytes: int, moved_bytes: int) -> None:
+        """Count one transfer between meshes."""
+        self._add(("send", axes, ranks), result_bytes, -(-moved_bytes // ranks))
+
+    def counts(self) -> tuple[CollectiveCount, ...]:
+        """All sums, sorted by kind, axis and group size."""
+        return tuple(CollectiveCount(*key, *sums) for key, sums in sorted(self._sums.items()))

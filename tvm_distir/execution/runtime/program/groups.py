@@ -1,0 +1,39 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which mesh axes the rank groups of a module's collectives belong to."""
+
+from __future__ import annotations
+
+import itertools
+
+from tvm import ir
+
+from tvm_distir.core import axis_groups, mesh_axes, mesh_key, mesh_names, mesh_shape, meshes
+
+from .executed import AxisTable, Groups
+
+
+def axes_of_groups(mod: ir.IRModule) -> dict[tuple[int, Groups], tuple[int, ...]]:
+    """Mesh axes by mesh number and rank groups.
+
+    Where several sets of axes have the same groups (an axis of one device changes nothing), it
+    is the smallest set, and of these the first one.
+    """
+    table: dict[tuple[int, Groups], tuple[int, ...]] = {}
+    for number, mesh in enumerate(meshes(mod)):
+        axes = range(len(mesh_shape(mesh)))
+        for size in range(1, len(axes) + 1):
+            for chosen in itertools.combinations(axes, size):
+                groups = tuple(tuple(g) for g in axis_groups(mesh, chosen))
+                table.setdefault((number, groups), chosen)
+    return table
+
+
+def axis_table(mod: ir.IRModule) -> AxisTable:
+    """Names of meshes and axes, for counts."""
+    names = mesh_axes(mod)
+    axes = {
+        (number, groups): ",".join(names[number][a] for a in chosen)
+        for (number, groups), chosen in axes_of_groups(mod).items()
+    }
+    return AxisTable(tuple(mesh_names(mod)), axes, tuple(mesh_key(m) for m in meshes(mod)))

@@ -1,0 +1,270 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The inputs of a run: whole arrays, stored arrays or shards, cut for each rank when asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.support import EngineError, Faults, nearest
+
+from .layout import Bounds, EntryFunction, Port, np_dtype
+from .sharded import ShardedArray, Stored, read_part
+
+Array = npt.NDArray[Any]
+Inputs = Sequence[Any] | Mapping[str, Any]
+
+
+def bad_input(what: str, remedy: str, port: Port | None = None) -> EngineError:
+    """DIST0602, naming the input."""
+    place = _input_place(port) if port else "inputs"
+    return EngineError("DIST0602", what, place=place, remedy=remedy)
+
+
+def index_fault(values: Array, index_range: Sequence[int], place: str) -> EngineError | None:
+    """DIST0619 where one of the values is outside of the range of indices.
+
+    Parameters
+    ----------
+    values : array of integers
+    index_range : sequence of int
+        As :attr:`Port.index_range` has it.
+    place : str
+        Of the input.
+    """
+    low, high, *ignored = index_range
+    if not values.size or (values.min() >= low and values.max() < high):
+        return None
+    outside = (values < low) | (values >= high)
+    for number in ignored:
+        outside &= values != number
+    if not outside.any():
+        return None
+    at = np.argwhere(outside)[0]
+    return EngineError(
+        "DIST0619",
+        f"{values[tuple(at)]} at {at.tolist()} is no index of a dim of {high} elements",
+        place=place,
+        remedy=f"Give indices from {low} to {high - 1}.",
+    )
+
+
+def _check_indices(
+    found: Sequence[EntryFunction], checked: Mapping[int, Any], faults: Faults
+) -> None:
+    """Check the whole arrays that are indices; every entry says what its own uses allow."""
+    ranges = {
+        (port.index, port.index_range): port
+        for entry in found
+        for port in entry.inputs
+        if port.index_range
+    }
+    for (index, allowed), port in ranges.items():
+        value = checked.get(index)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+            fault = index_fault(value, allowed, _input_place(port))
+            if fault is not None:
+                faults.add(fault)
+
+
+def _input_place(port: Port) -> str:
+    return f'input {port.index} "{port.name}"'
+
+
+def _no_faults() -> Faults:
+    return Faults("inputs", EngineError("DIST0602", "several inputs do not fit"))
+
+
+def input_ports(found: Sequence[EntryFunction]) -> dict[int, Port]:
+    """Inputs of all entries by their position in the original function, in its order."""
+    ports: dict[int, Port] = {}
+    for entry in found:
+        for port in entry.inputs:
+            ports.setdefault(port.index, port)
+    return dict(sorted(ports.items()))
+
+
+def _given(
+    ports: Mapping[int, Port], inputs: Inputs, stored: Mapping[int, Any], faults: Faults
+) -> dict[int, Any]:
+    """Values by position. A sequence names, in order, the inputs that are not stored."""
+    if isinstance(inputs, Mapping):
+        given = _by_name(ports, inputs, faults)
+        for i, port in ports.items():
+            if i not in given and i not in stored:
+                needed = f"{port.dtype}{list(port.shape)} is needed"
+                faults.add(bad_input(f"missing: {port.name}; {needed}", "Give every input.", port))
+        return {**stored, **given}
+    count = max(ports, default=-1) + 1
+    asked = [i for i in range(count) if i not in stored]
+    if len(inputs) != len(asked):
+        inputs = opened(inputs)
+    if len(inputs) != len(asked):
+        raise bad_input(f"{len(inputs)} inputs given, {len(asked)} needed", "Give every input.")
+    return {**stored, **dict(zip(asked, inputs))}
+
+
+def _by_name(
+    ports: Mapping[int, Port], inputs: Mapping[str, Any], faults: Faults
+) -> dict[int, Any]:
+    """Values by position; a model's own names may be given, with dots for example."""
+    names = {p.name: i for i, p in ports.items()}
+    given: dict[int, Any] = {}
+    for name, value in inputs.items():
+        known = name if name in names else re.sub(r"\W", "_", name)
+        if known not in names:
+            faults.add(bad_input(f'there is no input "{name}"', nearest(name, names)))
+        elif names[known] in given:
+            faults.add(bad_input(f'"{name}" is given twice', "Give each input once."))
+        else:
+            given[names[known]] = value
+    return given
+
+
+def _checked(value: Any, port: Port, faults: Faults) -> Any:
+    """The value as an array or a :class:`Stored`, of exactly the port's whole shape and type."""
+    if isinstance(value, ShardedArray):
+        return value
+    if not isinstance(value, Stored):
+        try:
+            value = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+        except (TypeError, ValueError) as error:  # rows of different lengths, for example
+            faults.add(bad_input(f"no array: {error}", "Give one array.", port))
+            return value
+    dtype = np_dtype(port.dtype)
+    if tuple(value.shape) != port.shape:
+        told = f"shape {tuple(value.shape)} given, {port.shape} needed"
+        faults.add(bad_input(told, "Give the whole array.", port))
+    if value.dtype != dtype:
+        told = f"type {value.dtype} given, {dtype} needed"
+        faults.add(bad_input(told, f'Use .astype("{dtype}").', port))
+    return value
+
+
+def opened(inputs: Sequence[Any]) -> list[Any]:
+    """Open the tuples, which are given for parameters that are tuples."""
+    return [x for i in inputs for x in (opened(i) if isinstance(i, tuple) else [i])]
+
+
+class LocalInputs:
+    """What each rank gets, cut from what the user gave when it is first asked for.
+
+    Replicas of a shard are one array: nothing is cut, read or sent twice.
+
+    Parameters
+    ----------
+    values : mapping of int to array, Stored or ShardedArray
+        By position in the original function.
+    """
+
+    def __init__(self, values: Mapping[int, Any]) -> None:
+        self._values = values
+        self._made: dict[tuple[int, Bounds], Array] = {}
+
+    def source(self, port: Port) -> Any:
+        """What was given for an input."""
+        return self._values[port.index]
+
+    def of(self, entry: EntryFunction, rank: int) -> list[Array]:
+        """Local arrays of a rank, in ``dist.io`` order."""
+        return [self.part(entry, port, rank) for port in entry.inputs]
+
+    def part(self, entry: EntryFunction, port: Port, rank: int) -> Array:
+        """Local (zero-padded) array of one input on a rank."""
+        value = self._values[port.index]
+        if isinstance(value, ShardedArray):
+            return _own_part(value, entry, port, rank)
+        bounds = entry.bounds(port, rank)
+        key = (port.index, bounds)
+        if key not in self._made:
+            self._made[key] = _cut(value, bounds, entry.local_shape(port))
+        return self._made[key]
+
+
+def _cut(value: Any, bounds: Bounds, size: tuple[int, ...]) -> Array:
+    if isinstance(value, Stored):
+        part = value.read(bounds)
+    else:
+        part = value[tuple(slice(a, b) for a, b in bounds)]
+    if part.shape != size:
+        padded = np.zeros(size, part.dtype)
+        padded[tuple(slice(0, n) for n in part.shape)] = part
+        part = padded
+    return np.ascontiguousarray(part).reshape(size)
+
+
+def _own_part(value: ShardedArray, entry: EntryFunction, port: Port, rank: int) -> Array:
+    if rank not in value.parts:
+        raise bad_input(
+            f"rank {rank} has no part, ranks {sorted(value.parts)} have",
+            f"Give a part for each of the ranks {list(entry.ranks)}.",
+            port,
+        )
+    bounds = entry.bounds(port, rank)
+    if value.boxes and value.boxes.get(rank) != bounds:
+        raise bad_input(
+            f"rank {rank} holds {_box_text(value.boxes.get(rank))} of the whole, "
+            f"it needs {_box_text(bounds)}",
+            "Give it whole, or lay it out alike in both modules.",
+            port,
+        )
+    part, size, dtype = read_part(value.parts[rank]), entry.local_shape(port), np_dtype(port.dtype)
+    fault = index_fault(part, port.index_range, _input_place(port)) if port.index_range else None
+    if fault is not None:
+        raise fault
+    if part.shape != size or part.dtype != dtype:
+        raise bad_input(
+            f"rank {rank} holds {part.dtype}{list(part.shape)}, it needs {dtype}{list(size)}",
+            "Cut it as dist.io says, padded to equal shards.",
+            port,
+        )
+    return np.ascontiguousarray(part).reshape(size)
+
+
+def _box_text(box: Bounds | None) -> str:
+    return "an unknown box" if box is None else f"[{', '.join(f'{a}:{b}' for a, b in box)}]"
+
+
+def bind_some(found: Sequence[EntryFunction], inputs: Mapping[str, Any]) -> dict[int, Any]:
+    """Check some of the inputs as :func:`bind_inputs` does; they are returned by position."""
+    ports, faults = input_ports(found), _no_faults()
+    given = _by_name(ports, inputs, faults)
+    checked = {i: _checked(value, ports[i], faults) for i, value in given.items()}
+    _check_indices(found, checked, faults)
+    faults.raise_all()
+    return checked
+
+
+def bind_inputs(
+    found: Sequence[EntryFunction], inputs: Inputs, stored: Mapping[int, Any] | None = None
+) -> LocalInputs:
+    """Check what was given to a run and index it by parameter.
+
+    Parameters
+    ----------
+    found : sequence of EntryFunction
+    inputs : sequence in the original function's order, or mapping by parameter name
+        For a parameter that is a tuple, a (nested) tuple; by name, its tensors are ``x_0``,
+        ``x_1_0``, ... Per parameter a whole array (anything NumPy reads) of exactly its shape
+        and type, a :class:`~tvm_distir.execution.runtime.program.sharded.Stored` of them, or a
+        :class:`~tvm_distir.execution.runtime.program.sharded.ShardedArray`.
+    stored : mapping of int to such a value, optional
+        Values that need not be given, by position.
+
+    Raises
+    ------
+    EngineError
+        DIST0602 naming the input, DIST0619 for indices that are outside of the dim they index;
+        ``error.violations`` has all that do not fit.
+    """
+    ports, faults = input_ports(found), _no_faults()
+    given = _given(ports, inputs, stored or {}, faults)
+    checked = {i: _checked(given[i], port, faults) for i, port in ports.items() if i in given}
+    _check_indices(found, checked, faults)
+    faults.raise_all()
+    return LocalInputs(checked)

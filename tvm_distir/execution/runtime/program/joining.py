@@ -1,0 +1,146 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Results of all ranks: checked, and put together to whole outputs.
+
+Nothing here needs IR: TVM's runtime-only library is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tvm_distir.core import placement_text
+from tvm_distir.support import EngineError
+
+from .layout import Array, Bounds, EntryFunction, Port, np_dtype, wrong_module
+
+_CHUNK = 1 << 20
+
+
+def check_local(array: Array, port: Port, entry: EntryFunction, rank: int, place: str) -> None:
+    """Refuse (DIST0603) a rank's output of another shape or type than ``dist.io`` promises."""
+    size, dtype = entry.local_shape(port), np_dtype(port.dtype)
+    if array.shape != size or array.dtype != dtype:
+        raise EngineError(
+            "DIST0603",
+            f"rank {rank} gave {array.dtype}{list(array.shape)}, "
+            f"dist.io promises {dtype}{list(size)}",
+            place=place,
+            remedy="The entry function and its dist.io disagree: lower the module again.",
+        )
+
+
+def different_bits(first: int, rank: int, port: Port, place: str) -> EngineError:
+    """DIST0604, for two replicas that differ."""
+    return EngineError(
+        "DIST0604",
+        f"ranks {first} and {rank} hold different bits of a value that lies "
+        f'"{placement_text(port.labels)}"',
+        place=place,
+        remedy="A collective is missing, or the engine reduces in another order.",
+    )
+
+
+class _Joined:
+    """A whole output that grows by the parts of the ranks of one mesh, padding cut off."""
+
+    def __init__(self, port: Port, missing: Sequence[int]) -> None:
+        self.whole = np.zeros(port.shape, np_dtype(port.dtype))
+        self._missing = dict.fromkeys(missing)
+        self._holder: dict[Bounds, tuple[int, Array]] = {}
+
+    def add(self, entry: EntryFunction, port: Port, rank: int, part: Array) -> None:
+        """Take a rank's local array."""
+        place = entry.output_place(port)
+        check_local(part, port, entry, rank, place)
+        del self._missing[rank]
+        bounds = entry.bounds(port, rank)
+        kept = part[tuple(slice(0, b - a) for a, b in bounds)]
+        if bounds in self._holder:
+            first, other = self._holder[bounds]
+            if not same_bits(kept, other):
+                raise different_bits(first, rank, port, place)
+            return
+        self._holder[bounds] = (rank, kept)
+        self.whole[tuple(slice(a, b) for a, b in bounds)] = kept
+
+    def check(self, place: str) -> None:
+        """Refuse (DIST0603) a mesh of which some ranks give nothing."""
+        if self._missing:
+            raise wrong_module(place, f"the ranks {list(self._missing)} of its mesh do not give it")
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Whether two arrays of one type are equal bit for bit (NaN and -0.0 included)."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    word = np.dtype(f"u{a.dtype.itemsize}") if a.dtype.itemsize in (1, 2, 4, 8) else np.uint8
+    one, other = (np.ascontiguousarray(v).reshape(-1).view(word) for v in (a, b))
+    return all(
+        bool((one[i : i + _CHUNK] == other[i : i + _CHUNK]).all())
+        for i in range(0, one.size, _CHUNK)
+    )
+
+
+def check_results(found: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]) -> None:
+    """Refuse (DIST0603) ranks that gave too few or too many results, and missing outputs."""
+    indices = {port.index for entry in found for port in entry.outputs}
+    if sorted(indices) != list(range(len(indices))):
+        raise wrong_module("module", f"the entries give outputs {sorted(indices)}: one is missing")
+    for entry in found:
+        for rank in entry.ranks:
+            if rank in results and len(results[rank]) != len(entry.outputs):
+                raise wrong_module(
+                    entry.function,
+                    f"rank {rank} gave {len(results[rank])} results, "
+                    f"dist.io lists {len(entry.outputs)}",
+                )
+
+
+def gather_outputs(
+    found: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
+) -> list[Array]:
+    """Whole outputs, in the order of the original function's flattened results.
+
+    Parameters
+    ----------
+    found : sequence of EntryFunction
+    results : mapping of rank to its local results
+        In ``dist.io`` order, of every rank.
+
+    Raises
+    ------
+    EngineError
+        DIST0604 when replicas (on one mesh or on several) differ in any bit, DIST0603 when an
+        output is missing or has a wrong shape or type.
+    """
+    check_results(found, results)
+    joined: dict[int, dict[Any, tuple[str, _Joined]]] = {}
+    for entry in found:
+        for k, port in enumerate(entry.outputs):
+            mesh = entry.mesh_of(port)
+            place = entry.output_place(port)
+            made = joined.setdefault(port.index, {})
+            _, whole = made.setdefault(mesh, (place, _Joined(port, mesh[1])))
+            for rank in entry.ranks:
+                whole.add(entry, port, rank, results[rank][k])
+    return [_agreed(joined[i]) for i in range(len(joined))]
+
+
+def _agreed(made: Mapping[Any, tuple[str, _Joined]]) -> Array:
+    """The output itself, which all meshes that give it must hold alike."""
+    (first, whole), *others = made.values()
+    for place, other in made.values():
+        other.check(place)
+    for place, other in others:
+        if not same_bits(whole.whole, other.whole):
+            raise EngineError(
+                "DIST0604",
+                f"it differs from {first}",
+                place=place,
+                remedy="Return it from one mesh, or complete it before it leaves.",
+            )
+    return whole.whole

@@ -1,0 +1,42 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A level-5 module as calls of the kernels that TVM launches, and of collectives."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import ir, relax
+
+from tvm_distir.core import kernel_passes, outline_branches
+
+from .targets import target_in_scope
+
+_COMMUNICATION = "relax.dist."
+
+
+def launched(mod: ir.IRModule, fuse: bool = False) -> ir.IRModule:
+    """Make every compute op of a level-5 module the call of a PrimFunc.
+
+    ``td.export`` reads the result as it reads the module: collectives stay what they are.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 5.
+    fuse : bool
+        Join kernels as TVM's ``FuseOps`` does. False: one per op, as :func:`tvm_distir.run` and
+        ``tvm.compile`` on a CPU launch them.
+    """
+    kept = [str(name) for name in ir.Op.list_op_names() if str(name).startswith(_COMMUNICATION)]
+    passes = kernel_passes(skip_ops=kept)
+    if fuse:
+        passes += [
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FoldConstant(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+        ]
+    with target_in_scope():
+        return tvm.transform.Sequential([*passes, relax.transform.RewriteDataflowReshape()])(
+            outline_branches(mod)
+        )

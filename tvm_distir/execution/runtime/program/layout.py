@@ -1,0 +1,233 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which part of every input and output each rank holds.
+
+Nothing here needs IR: TVM's runtime-only library is enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import (
+    Labels,
+    check_placement,
+    local_shape,
+    parse_placement,
+    placement_text,
+    shard_slices,
+)
+from tvm_distir.support import EngineError
+
+Array = npt.NDArray[Any]
+Bounds = tuple[tuple[int, int], ...]
+"""A box of a tensor: start and stop per dim."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output of an entry function.
+
+    Attributes
+    ----------
+    index : int
+        Position in the original function's flattened parameters or results.
+    name : str
+    shape : tuple of int
+        Whole shape.
+    dtype : str
+    labels : tuple of int
+        Placement on its mesh.
+    mesh : pair of tuples of int, optional
+        Shape and device ids of the mesh it lies on, where that is not the entry's first one.
+    index_range : tuple of int
+        Of an input that holds indices: the lowest, the first beyond the highest and, where there
+        is one, a number that is allowed besides; empty for others.
+    """
+
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    labels: Labels
+    mesh: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    index_range: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """An item of ``dist.io``."""
+        item = {
+            "index": self.index,
+            "name": self.name,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "placement": placement_text(self.labels),
+        }
+        if self.mesh is not None:
+            item["mesh"] = {"shape": list(self.mesh[0]), "devices": list(self.mesh[1])}
+        if self.index_range:
+            item["index_range"] = list(self.index_range)
+        return item
+
+
+@dataclass(frozen=True)
+class EntryFunction:
+    """An entry function: what runs on all devices that belong to the same meshes.
+
+    Attributes
+    ----------
+    function : str
+        Name in the module.
+    mesh_index : int
+        The first mesh it works on.
+    mesh_shape : tuple of int
+    ranks : tuple of int
+        Device ids that run it, in row-major order of the first mesh.
+    inputs, outputs : tuple of Port
+    mesh_ranks : tuple of int
+        All device ids of the first mesh, in its order; those of ``ranks`` unless given.
+    """
+
+    function: str
+    mesh_index: int
+    mesh_shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    mesh_ranks: tuple[int, ...] = ()
+
+    def mesh_of(self, port: Port) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and device ids of the mesh that a port lies on."""
+        return port.mesh or (self.mesh_shape, self.mesh_ranks or self.ranks)
+
+    def bounds(self, port: Port, rank: int) -> Bounds:
+        """The box of a whole tensor that a rank holds, padding left out."""
+        sizes, ranks = self.mesh_of(port)
+        coords = tuple(int(c) for c in np.unravel_index(ranks.index(rank), sizes))
+        return tuple(shard_slices(port.shape, port.labels, sizes, coords))
+
+    def local_shape(self, port: Port) -> tuple[int, ...]:
+        """Shape of every (padded) local array: ``ceil(n / k)`` per dim cut into k shards."""
+        sizes, _ = self.mesh_of(port)
+        return tuple(int(n) for n in local_shape(port.shape, port.labels, sizes))
+
+    def output_place(self, port: Port) -> str:
+        """Words for messages."""
+        return f'{self.function}/output {port.index} "{port.name}"'
+
+
+def wrong_module(place: str, what: str) -> EngineError:
+    """DIST0603, for a module that is not at level 5."""
+    return EngineError(
+        "DIST0603", what, place=place, remedy="Lower the module with LowerDistIR first."
+    )
+
+
+def np_dtype(name: str) -> np.dtype[Any]:
+    """NumPy type of a TVM dtype name, ``bfloat16`` and the 8-bit floats through ml_dtypes."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
+
+
+def read_port(item: Mapping[str, Any], place: str, mesh_shape: Sequence[int]) -> Port:
+    """Port of an item of ``dist.io``.
+
+    Raises
+    ------
+    EngineError
+        DIST0603 when it cannot be read.
+    """
+    try:
+        port = Port(
+            int(item["index"]),
+            str(item["name"]) if "name" in item else f"#{int(item['index'])}",
+            tuple(int(n) for n in item["shape"]),
+            str(item["dtype"]),
+            parse_placement(str(item["placement"])),
+            _port_mesh(item["mesh"]) if "mesh" in item else None,
+            _index_range(item["index_range"]) if "index_range" in item else (),
+        )
+    except (KeyError, TypeError, ValueError) as err:
+        raise wrong_module(place, f"an item of dist.io cannot be read: {err}") from err
+    sizes = port.mesh[0] if port.mesh else mesh_shape
+    check_placement(port.labels, sizes, len(port.shape), f"{place}/{port.name}")
+    return port
+
+
+def _port_mesh(item: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    shape, devices = (tuple(int(n) for n in item[k]) for k in ("shape", "devices"))
+    if len(set(devices)) != math.prod(shape):
+        raise ValueError(f"{len(set(devices))} devices for the mesh {shape}")
+    return shape, devices
+
+
+def _index_range(numbers: Sequence[Any]) -> tuple[int, ...]:
+    found = tuple(int(n) for n in numbers)
+    if len(found) not in (2, 3):
+        raise ValueError(f"{len(found)} numbers for a range of indices")
+    return found
+
+
+def _leaf_order(names: Sequence[str]) -> dict[str, int]:
+    """Order of the tensors ``x_0``, ``x_1_0``, ... of one tuple parameter by their numbers."""
+    words = {n: [int(w) if w.isdigit() else w for w in n.split("_")] for n in names}
+    return {name: i for i, name in enumerate(sorted(names, key=lambda n: words[n]))}
+
+
+def flat_inputs(found: Sequence[EntryFunction]) -> list[EntryFunction]:
+    """Count the inputs' positions over flattened parameters: those of a tuple share theirs."""
+    names: dict[int, dict[str, None]] = {}
+    for entry in found:
+        for port in entry.inputs:
+            names.setdefault(port.index, {}).setdefault(port.name)
+    if all(len(same) == 1 for same in names.values()):
+        return list(found)
+    flat: dict[tuple[int, str], int] = {}
+    for index in range(max(names) + 1):
+        order = _leaf_order(list(names.get(index, {"": None})))
+        flat.update({(index, n): len(flat) + i for n, i in order.items()})
+    return [
+        replace(e, inputs=tuple(replace(p, index=flat[p.index, p.name]) for p in e.inputs))
+        for e in found
+    ]
+
+
+def check_entries(found: Sequence[EntryFunction]) -> tuple[EntryFunction, ...]:
+    """Return the entries in mesh order; DIST0603 when two share a device.
+
+    See :func:`flat_inputs` for the positions of their inputs.
+    """
+    ordered = sorted(flat_inputs(found), key=lambda e: (e.mesh_index, e.function))
+    owner: dict[int, str] = {}
+    for entry in ordered:
+        devices = entry.mesh_ranks or entry.ranks
+        if len(devices) != math.prod(entry.mesh_shape):
+            raise wrong_module(
+                entry.function, f"{len(devices)} devices for the mesh {entry.mesh_shape}"
+            )
+        if not entry.ranks or not set(entry.ranks) <= set(devices):
+            raise wrong_module(
+                entry.function, f"it runs on {list(entry.ranks)}, its mesh has {list(devices)}"
+            )
+        for port in (*entry.inputs, *entry.outputs):
+            if not set(entry.ranks) <= set(entry.mesh_of(port)[1]):
+                raise wrong_module(
+                    f"{entry.function}/{port.name}", "it lies on a mesh without some of the ranks"
+                )
+        for rank in entry.ranks:
+            if rank in owner:
+                raise wrong_module(
+                    entry.function, f"device {rank} belongs to {owner[rank]} and {entry.function}"
+                )
+            owner[rank] = entry.function
+    return tuple(ordered)

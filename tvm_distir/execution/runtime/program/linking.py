@@ -1,0 +1,110 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Shared libraries of compiled modules: they need a C compiler, which links them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tvm_distir.support import DependencyError
+
+COMPILER_VARIABLE = "CXX"
+_PROBE_BYTES = 1 << 20
+"""A disk that takes so much has not stopped a linker."""
+_COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang")
+
+
+def find_compiler() -> str | None:
+    """The C++ or C compiler of this machine, None without one. ``CXX`` decides when it is set."""
+    named = os.environ.get(COMPILER_VARIABLE, "")
+    for name in (named, *_COMPILERS):
+        found = shutil.which(name) if name else None
+        if found:
+            return found
+    return None
+
+
+def need_compiler() -> str:
+    """The compiler, or DIST0112."""
+    found = find_compiler()
+    if found is None:
+        raise DependencyError(
+            "DIST0112",
+            f"there is no C compiler (looked for {', '.join(_COMPILERS)})",
+            place="deploy",
+            remedy=f"Install one (Debian: apt install g++), or name it in {COMPILER_VARIABLE}. "
+            "Only writing libraries needs it, running them does not.",
+        )
+    return found
+
+
+def export_library(executable: Any, path: Path, compiler: str) -> None:
+    """Write a compiled module as a shared library.
+
+    Parameters
+    ----------
+    executable : relax.VMExecutable
+    path : Path
+        Ends with ``.so``.
+    compiler : str
+        Path of the compiler that links.
+
+    Raises
+    ------
+    DependencyError
+        DIST0112 when linking fails.
+    OSError
+        Where a disk is full.
+    """
+    size_bytes = 0
+    try:
+        with _workspace(executable) as (folder, objects):
+            try:
+                executable.export_library(str(path), cc=compiler, workspace_dir=folder)
+            finally:
+                size_bytes = sum(os.fstat(handle).st_size for handle in objects)
+    except RuntimeError as err:
+        check_room(path.parent, size_bytes)
+        lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+        raise DependencyError(
+            "DIST0112",
+            f"{compiler} cannot link the library: {' '.join(lines[-2:])[:300] or 'no message'}",
+            place=str(path),
+            remedy=f"Name another compiler in {COMPILER_VARIABLE}.",
+        ) from err
+
+
+def check_room(folder: Path, size_bytes: int = 0) -> None:
+    """Raise OSError where ``folder``, or that of temporary files, takes no so large a file."""
+    for where in (folder, None):
+        with tempfile.TemporaryFile(dir=where) as probe:
+            probe.write(bytes(max(_PROBE_BYTES, size_bytes)))
+
+
+@contextmanager
+def _workspace(executable: Any) -> Iterator[tuple[str, list[int]]]:
+    """A folder whose object files lie in memory, and their descriptors.
+
+    LLVM ends the process where it cannot write an object, so none goes to a disk.
+    """
+    waiting, count = [executable.mod], 0
+    while waiting:
+        count += 1
+        waiting = [*waiting[:-1], *waiting[-1].imports]
+    with tempfile.TemporaryDirectory(prefix="tvm-distir-") as folder:
+        objects: list[int] = []
+        try:
+            for name in (*(f"lib{i}.o" for i in range(count)), "devc.o"):
+                if hasattr(os, "memfd_create"):  # Linux
+                    objects.append(os.memfd_create(name))
+                    os.symlink(f"/proc/{os.getpid()}/fd/{objects[-1]}", Path(folder) / name)
+            yield folder, objects
+        finally:
+            for handle in objects:
+                os.close(handle)

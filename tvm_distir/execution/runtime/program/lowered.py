@@ -1,0 +1,109 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A level-5 module as something engines run: its entry functions, compiled when needed."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir
+
+from tvm_distir.core import reached_from
+from tvm_distir.transforms import ExpandSchedule
+
+from .compiled import LibraryCache
+from .dist_io import entries
+from .executed import AxisTable
+from .groups import axis_table
+from .kernels import compile_module
+from .layout import EntryFunction
+from .linking import export_library, find_compiler
+from .locks import compile_turn
+from .targets import target_in_scope
+
+_LIBRARIES = LibraryCache(64)
+
+
+def entry_module(mod: ir.IRModule, entry: str) -> ir.IRModule:
+    """The entry function and all it calls, directly or not, as a module of its own."""
+    return ir.IRModule(reached_from(mod, [entry]), global_infos=mod.global_infos)
+
+
+def compile_entry(mod: ir.IRModule, name: str) -> Any:
+    """Compile one entry function with its callees; returns a module to make machines of.
+
+    Raises
+    ------
+    EngineError
+        DIST0606 when TVM cannot compile it.
+    """
+    return _LIBRARIES.get(entry_module(mod, name), name)
+
+
+class Lowered:
+    """A level-5 module with ``dist.io``, as engines take it.
+
+    Parameters
+    ----------
+    mod : IRModule
+
+    Raises
+    ------
+    EngineError
+        DIST0603 when it is not at level 5.
+    """
+
+    stored: Mapping[int, Any] = {}
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        with compile_turn():  # a step in stages is written out
+            self.mod = ExpandSchedule()(mod)
+        self.entries = entries(self.mod)
+
+    @functools.cached_property
+    def axes(self) -> AxisTable:
+        """Names of the mesh axes that collectives work along."""
+        return axis_table(self.mod)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """The same in every process for the same program; rarely that of another one, too."""
+        return f"{int(tvm_ffi.structural_hash(self.mod)) & (1 << 64) - 1:016x}"
+
+    @property
+    def target(self) -> str:
+        """The target in scope, in TVM's JSON form."""
+        return str(target_in_scope())
+
+    def library(self, entry: EntryFunction) -> Any:
+        """Runtime module that holds the entry function; compiled at its first use."""
+        return compile_entry(self.mod, entry.function)
+
+    def save(self, entry: EntryFunction, folder: Path) -> Path:
+        """Write the compiled library, or the module itself where there is no linker.
+
+        A process that loads the latter compiles it, for the target in scope here.
+        """
+        part = entry_module(self.mod, entry.function)
+        compiler = find_compiler()
+        if compiler is None:
+            path = folder / f"{entry.function}.json"
+            saved = {"target": self.target, "module": ir.save_json(part)}
+            path.write_text(json.dumps(saved), encoding="utf-8")
+            return path
+        path = folder / f"{entry.function}.so"
+        export_library(compile_module(part, entry.function), path, compiler)
+        return path
+
+
+def load_and_compile(path: Path, function: str) -> Any:
+    """Compile a module that :meth:`Lowered.save` wrote without a linker."""
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    with tvm.target.Target(json.loads(saved["target"])):
+        return compile_entry(tvm.ir.load_json(saved["module"]), function)

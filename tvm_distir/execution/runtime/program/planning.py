@@ -1,0 +1,292 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""From a level-5 module to TVM's storage plan, without generating code."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tvm
+from tvm import ir, relax
+
+from tvm_distir.core import all_bindings, kernel_passes, known_shape, outline_branches, size_bytes
+from tvm_distir.performance import (
+    BRANCH,
+    CALL,
+    FREE,
+    RETURN,
+    TAKE,
+    Storage,
+    StorageFunction,
+    StorageStep,
+)
+from tvm_distir.support import EngineError
+from tvm_distir.transforms import ExpandSchedule
+
+from .dist_io import entries
+from .targets import target_in_scope
+
+_VIEWS = ("relax.reshape", "relax.memory.view", "relax.memory.ensure_zero_offset")
+_KILLS = ("relax.memory.kill_tensor", "relax.memory.kill_storage", "relax.vm.kill_object")
+_SEND = "tvm_distir.ccl.send"
+
+Tree = Any
+"""Number of a block, None for what has none, or a tuple of trees; of the n-th tensor among the
+parameters, ``-1 - n``."""
+
+
+def plan_storage(mod: ir.IRModule) -> Storage:
+    """Plan the storage of a module as TVM does when it compiles it.
+
+    A step in stages is written out for it, as for a run.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 5.
+
+    Returns
+    -------
+    storage : Storage
+        Of its entries, in their order; put it into the program: ``replace(program,
+        storage=plan_storage(mod))``.
+
+    Raises
+    ------
+    EngineError
+        DIST0606 where TVM cannot plan it; DIST0603 for another level.
+    """
+    mod = ExpandSchedule()(mod)
+    names = tuple(entry.function for entry in entries(mod))
+    planned = _planned(mod)
+    known: dict[str, tuple[StorageFunction, Tree]] = {}
+    for name in names:
+        _Reader.read(planned, name, known)
+    return Storage({name: fn for name, (fn, _) in known.items()}, names)
+
+
+def _planned(mod: ir.IRModule) -> ir.IRModule:
+    """The passes of TVM's build up to where storage is decided."""
+    passes = [
+        *kernel_passes(),
+        relax.transform.RewriteDataflowReshape(),
+        relax.transform.ToNonDataflow(),
+        relax.transform.RemovePurityChecking(),
+        relax.transform.CallTIRRewrite(),
+        relax.transform.StaticPlanBlockMemory(),
+        relax.transform.LowerAllocTensor(),
+        relax.transform.KillAfterLastUse(),
+    ]
+    try:
+        with target_in_scope():
+            return tvm.transform.Sequential(passes)(outline_branches(mod))
+    except Exception as err:
+        raise EngineError(
+            "DIST0606",
+            f"{type(err).__name__}: {str(err).strip().splitlines()[0][:200]}",
+            place="storage plan",
+            remedy="Compile the module with tvm.compile to see TVM's whole message.",
+        ) from err
+
+
+class _Reader:
+    """Reads the blocks of one function: who takes them, when the last reference goes.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Planned.
+    known : dict of str to (StorageFunction, Tree)
+        Functions read so far, with what they return; those that are called are added.
+    """
+
+    def __init__(self, mod: ir.IRModule, known: dict[str, tuple[StorageFunction, Tree]]) -> None:
+        self.mod, self.known = mod, known
+        self.steps: list[StorageStep] = []
+        self.count: list[int] = []
+        self.at: dict[Any, Tree] = {}  # by variable; tuples inside expressions by number
+        self.makers: dict[int, str] = {}
+
+    @staticmethod
+    def read(
+        mod: ir.IRModule, name: str, known: dict[str, tuple[StorageFunction, Tree]]
+    ) -> tuple[StorageFunction, Tree]:
+        """Read a function, callees first."""
+        if name not in known:
+            known[name] = _Reader(mod, known)._run(mod[name])
+        return known[name]
+
+    def _run(self, fn: relax.Function) -> tuple[StorageFunction, Tree]:
+        numbers = itertools.count(-1, -1)
+        for param in fn.params:
+            self.at[param] = _given(param.ty, numbers)
+        for binding in all_bindings(fn.body):
+            self._bind(binding.var, binding.value)
+        result = self._tree(fn.body.body)
+        results = tuple(dict.fromkeys(_leaves(result)))
+        self._hold(result)
+        self.steps.append(StorageStep(RETURN, results))
+        for var in list(self.at):
+            self._drop(self.at.pop(var))
+        steps = (
+            one._replace(names=(self.makers.get(one.blocks[0]) or one.names[0],))
+            if one.kind == TAKE
+            else one
+            for one in self.steps
+        )
+        return StorageFunction(tuple(steps), results), result
+
+    def _bind(self, var: Any, value: Any) -> None:
+        if isinstance(value, relax.If):
+            self._choose(var, value)
+            return
+        if not isinstance(value, ir.Call):
+            for field in value.fields if isinstance(value, relax.Tuple) else ():
+                if isinstance(field, relax.Tuple):
+                    self._keep(field)
+            self._put(var, self._tree(value))
+            return
+        op = value.op
+        if isinstance(op, ir.GlobalVar) and isinstance(self.mod[op], relax.Function):
+            name = str(op.name_hint)
+            made, tree = _Reader.read(self.mod, name, self.known)
+            for arg in value.args:
+                if isinstance(arg, relax.Tuple):
+                    self._keep(arg)
+            given = self._arguments(self.mod[op], value.args)
+            self._returned(var, CALL, (name,), made.results, tree, given)
+            return
+        name = str(op.name) if isinstance(op, ir.Op) else ""
+        if name == "relax.memory.alloc_storage":
+            self._take(var, int(value.args[0].values[0]), str(var.name))
+        elif _sends(op):
+            sent = value.args[0].ty
+            self._take(var, size_bytes(known_shape(sent) or (), str(sent.dtype)), "send")
+        elif name in _KILLS:
+            self._drop(self.at.pop(value.args[0], None))
+        elif name == "relax.memory.alloc_tensor" or name in _VIEWS:
+            self._put(var, self._tree(value.args[0]))
+        else:
+            self._name(value)
+            self._put(var, None)
+
+    def _keep(self, part: relax.Tuple) -> None:
+        """Hold a tuple inside an expression until the function ends: TVM kills variables alone."""
+        self._put(("tuple", len(self.steps), len(self.at)), self._tree(part))
+
+    def _take(self, var: Any, size: int, name: str) -> None:
+        """Take a block for a variable."""
+        self.steps.append(StorageStep(TAKE, (len(self.count),), size, (name,)))
+        self.count.append(0)
+        self._put(var, len(self.count) - 1)
+
+    def _choose(self, var: Any, value: relax.If) -> None:
+        """A branch, each of whose sides is a call."""
+        names, sides = [], []
+        for side in (value.true_branch, value.false_branch):
+            called = [b.value for b in all_bindings(side) if isinstance(b.value, ir.Call)]
+            (call,) = [c for c in called if isinstance(c.op, ir.GlobalVar)]
+            names.append(str(call.op.name_hint))
+            given = self._arguments(self.mod[call.op], call.args)
+            sides.append((*_Reader.read(self.mod, names[-1], self.known), given))
+        made, tree, given = max(sides, key=lambda side: len(side[0].results))
+        self._returned(var, BRANCH, tuple(names), made.results, tree, given)
+
+    def _arguments(self, fn: relax.Function, args: Sequence[Any]) -> list[Tree]:
+        """What a call gives, in the order of the callee's numbers."""
+        return [
+            part
+            for param, arg in zip(fn.params, args, strict=True)
+            for part in _parts(param.ty, self._tree(arg))
+        ]
+
+    def _returned(
+        self,
+        var: Any,
+        kind: str,
+        names: tuple[str, ...],
+        results: Sequence[int],
+        tree: Tree,
+        given: Sequence[Tree],
+    ) -> None:
+        """Take over the blocks that a call returns; each is held by all that it returns."""
+        first = len(self.count)
+        blocks = tuple(range(first, first + len(results)))
+        self.count += [0] * len(results)
+        self.steps.append(StorageStep(kind, blocks, 0, names))
+        at = dict(zip(results, blocks, strict=True))
+
+        def mine(part: Tree) -> Tree:
+            if isinstance(part, tuple):
+                return tuple(map(mine, part))
+            if part is None or part >= 0:
+                return None if part is None else at[part]
+            return given[-1 - part]
+
+        self._put(var, mine(tree))
+
+    def _name(self, call: ir.Call) -> None:
+        """Name the block of the last argument, which a kernel writes, after the first one."""
+        args = list(call.args)
+        for arg in args[-1:] if args else ():
+            for block in _leaves(self._tree(arg)):
+                called = call.op if not isinstance(call.op, ir.Op) else args[0]
+                name = getattr(called, "name_hint", None) or getattr(called, "global_symbol", "")
+                self.makers.setdefault(block, str(name))
+
+    def _put(self, var: Any, tree: Tree) -> None:
+        self._hold(tree)
+        self._drop(self.at.get(var))
+        self.at[var] = tree
+
+    def _hold(self, tree: Tree) -> None:
+        for block in _leaves(tree):
+            self.count[block] += 1
+
+    def _drop(self, tree: Tree) -> None:
+        for block in _leaves(tree):
+            self.count[block] -= 1
+            if not self.count[block]:
+                self.steps.append(StorageStep(FREE, (block,)))
+
+    def _tree(self, expr: Any) -> Tree:
+        if isinstance(expr, relax.Var):
+            return self.at.get(expr)
+        if isinstance(expr, relax.Tuple):
+            return tuple(self._tree(field) for field in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            whole = self._tree(expr.tuple_value)
+            return whole[int(expr.index)] if isinstance(whole, tuple) else whole
+        return None
+
+
+def _given(ty: ir.Type, numbers: Iterator[int]) -> Tree:
+    """What a parameter holds: a number below 0 for each tensor in it, none of which is a block."""
+    if isinstance(ty, relax.TupleType):
+        return tuple(_given(field, numbers) for field in ty.fields)
+    return next(numbers)
+
+
+def _parts(ty: ir.Type, tree: Tree) -> Iterator[Tree]:
+    """The parts of what is given for a parameter, as :func:`_given` counts them."""
+    if not isinstance(ty, relax.TupleType):
+        yield tree
+        return
+    fields = tree if isinstance(tree, tuple) else (tree,) * len(ty.fields)
+    for field, part in zip(ty.fields, fields, strict=True):
+        yield from _parts(field, part)
+
+
+def _sends(op: Any) -> bool:
+    """Whether an external function is a send: it returns a copy of what it sends."""
+    return isinstance(op, relax.ExternFunc) and str(op.global_symbol) == _SEND
+
+
+def _leaves(tree: Tree) -> Iterator[int]:
+    if isinstance(tree, tuple):
+        for part in tree:
+            yield from _leaves(part)
+    elif tree is not None and tree >= 0:
+        yield tree

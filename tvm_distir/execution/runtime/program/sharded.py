@@ -1,0 +1,123 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays that stay where they are: one part per rank, in memory or in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.support import EngineError
+
+from .joining import check_local, check_results
+from .layout import Bounds, EntryFunction
+
+Array = npt.NDArray[Any]
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """An array that is not in memory, of which boxes can be read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its whole shape."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its element type."""
+        ...
+
+    def read(self, bounds: Bounds) -> Array:
+        """Read one box, and no more than that."""
+        ...
+
+
+@dataclass(frozen=True)
+class ShardedArray:
+    """A tensor as the local arrays of ranks.
+
+    Attributes
+    ----------
+    parts : mapping of rank to array
+        Local arrays as the entry function takes them: ``ceil(n / k)`` elements per dim cut into
+        k shards, zeros where a shard reaches over the end. A part may be a :class:`Stored`.
+    shape : tuple of int, optional
+        Shape of the whole tensor.
+    boxes : mapping of rank to (start, stop) per dim
+        Which box of the whole tensor each part holds; empty where it is not known. A run
+        refuses a part that holds another box than the one it needs.
+    """
+
+    parts: Mapping[int, Any]
+    shape: tuple[int, ...] | None = None
+    boxes: Mapping[int, Bounds] = field(default_factory=dict)
+
+    def whole(self) -> Array:
+        """Join the parts.
+
+        Raises
+        ------
+        EngineError
+            DIST0602 when it is not known which box a part holds, or when a box is missing.
+        """
+        if self.shape is None or set(self.boxes) != set(self.parts) or not self.parts:
+            raise _cannot_join("it is not known which box of the whole each part holds")
+        values = {rank: read_part(part) for rank, part in self.parts.items()}
+        out = np.zeros(self.shape, next(iter(values.values())).dtype)
+        seen = np.zeros(self.shape, np.bool_)
+        for rank, part in values.items():
+            box = tuple(slice(a, b) for a, b in self.boxes[rank])
+            out[box] = part[tuple(slice(0, b - a) for a, b in self.boxes[rank])]
+            seen[box] = True
+        if not seen.all():
+            raise _cannot_join(f"the ranks {sorted(self.parts)} do not hold all of it")
+        return out
+
+
+def _cannot_join(what: str) -> EngineError:
+    return EngineError("DIST0602", what, place="sharded array", remedy='Run with outputs="whole".')
+
+
+def read_part(part: Any) -> Array:
+    """A part as an array, read from its file if it is stored."""
+    if isinstance(part, Stored):
+        return part.read(tuple((0, n) for n in part.shape))
+    return np.asarray(part)
+
+
+def sharded_outputs(
+    found: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
+) -> list[ShardedArray]:
+    """Outputs as they lie on the ranks, in the order of the original function's results.
+
+    Parameters
+    ----------
+    found : sequence of EntryFunction
+    results : mapping of rank to its local results
+        Of all ranks, or of those whose results are in this process.
+
+    Raises
+    ------
+    EngineError
+        DIST0603 when an output is missing or has a wrong shape or type.
+    """
+    check_results(found, results)
+    parts: dict[int, dict[int, Array]] = {}
+    boxes: dict[int, dict[int, Bounds]] = {}
+    shapes: dict[int, tuple[int, ...]] = {}
+    for entry in found:
+        for k, port in enumerate(entry.outputs):
+            shapes[port.index] = port.shape
+            for rank in entry.ranks:
+                if rank not in results:
+                    continue
+                check_local(results[rank][k], port, entry, rank, entry.output_place(port))
+                parts.setdefault(port.index, {})[rank] = results[rank][k]
+                boxes.setdefault(port.index, {})[rank] = entry.bounds(port, rank)
+    return [ShardedArray(parts.get(i, {}), shapes[i], boxes.get(i, {})) for i in sorted(shapes)]

@@ -1,0 +1,211 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``measure``: a program whose kernels have the times that they take on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import ir, relax, tirx
+
+from tvm_distir.core import PICOSECONDS, define_division, known_shape, repair_kernels
+from tvm_distir.performance import Program, export
+from tvm_distir.support import CACHE, CacheFile, EngineError, shortened
+
+from .cores import one_thread
+from .kernels import order_loops
+from .launched import launched
+from .layout import np_dtype
+from .targets import check_engine_runs, target_in_scope
+
+_LEAST_S = 0.01
+"""How long a kernel is run to be timed, at least."""
+_REPEATS = 3
+_MOST_S = 86400.0
+"""No kernel is run for longer than a day to be timed: a longer time in the cache is absurd."""
+
+
+def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Program:
+    """Export a level-5 module with the times of its kernels, measured on this machine.
+
+    Each distinct kernel is compiled and run on one core, by its own CPU time: the quickest of
+    three. Times are kept on disk by kernel, target and processor. What is no kernel of TVM's
+    (collectives, calls of external functions) has no time, and gets that of the system.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 5; shapes of fixed size.
+    fuse : bool
+        As in :func:`.launched.launched`: False for what :func:`tvm_distir.run` does.
+    cached : bool
+        Whether to read and keep times on disk, in :data:`CACHE`.
+
+    Returns
+    -------
+    Program
+        ``Op.measured_ps`` of its compute ops is the time.
+
+    Raises
+    ------
+    EngineError
+        DIST0606 where TVM cannot compile a kernel, DIST0609 where the target in scope is no CPU.
+    SimulationError
+        As :func:`tvm_distir.export`.
+    """
+    check_engine_runs(str(target_in_scope()), "measure")
+    kernels = launched(mod, fuse)
+    program = export(kernels)
+    with target_in_scope():
+        times_s = _times(order_loops(define_division(kernels)), cached)
+    functions = {
+        name: replace(
+            fn,
+            ops=tuple(
+                op._replace(measured_ps=max(1, round(times_s[op.op] * PICOSECONDS)))
+                if op.kind == "compute" and op.op in times_s
+                else op
+                for op in fn.ops
+            ),
+        )
+        for name, fn in program.functions.items()
+    }
+    return replace(program, functions=functions)
+
+
+def _times(kernels: ir.IRModule, cached: bool) -> dict[str, float]:
+    """Seconds of each PrimFunc that is called, by its name."""
+    calls = _calls(kernels)
+    file = CacheFile(CACHE / "kernels" / f"{_machine()}.json")
+    known = (file.read(_decoded) if cached else None) or {}
+    keys = {name: _key(kernels[name]) for name in calls}
+    missing: dict[str, relax.Call] = {}
+    for name, call in calls.items():
+        if keys[name] not in known and keys[name] not in {keys[other] for other in missing}:
+            missing[name] = call
+    if missing:
+        found = {keys[name]: took for name, took in _run_all(kernels, missing).items()}
+        known.update(found)
+        if cached:
+            file.update(_decoded, lambda there: json.dumps({**(there or {}), **found}).encode())
+    return {name: known[key] for name, key in keys.items()}
+
+
+def _decoded(data: bytes) -> dict[str, float]:
+    """Times of a cache file.
+
+    Raises
+    ------
+    ValueError
+        Where it is no JSON object, or a time is none that a kernel can take.
+    """
+    times_s = json.loads(data)
+    if not isinstance(times_s, dict):
+        raise ValueError("it holds no JSON object")
+    for key, took_s in times_s.items():
+        if type(took_s) is not float or not 0.0 < took_s <= _MOST_S:
+            raise ValueError(f"the time of {key} is {shortened(repr(took_s))}, not seconds")
+    return times_s
+
+
+def _calls(kernels: ir.IRModule) -> dict[str, relax.Call]:
+    """One call of each PrimFunc whose operands are tensors of fixed size."""
+    found: dict[str, relax.Call] = {}
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and expr.op == ir.Op.get("relax.call_tir"):
+            name = str(expr.args[0].name_hint)
+            tensors = [known_shape(arg.ty) is not None for arg in expr.args[1]]
+            if name not in found and len(expr.args) == 2 and all(tensors):
+                found[name] = expr
+
+    for fn in kernels.functions.values():
+        if isinstance(fn, relax.Function):
+            relax.analysis.post_order_visit(fn.body, visit)
+    return found
+
+
+def _run_all(kernels: ir.IRModule, calls: Mapping[str, relax.Call]) -> dict[str, float]:
+    """Seconds of kernels, compiled at once, each called by a function as programs call it."""
+    prims = {gv: fn for gv, fn in kernels.functions.items() if isinstance(fn, tirx.PrimFunc)}
+    own = {f"timed_{name}": _function(call, f"timed_{name}") for name, call in calls.items()}
+    whole = ir.IRModule({**prims, **{ir.GlobalVar(name): fn for name, fn in own.items()}})
+    target = target_in_scope()
+    try:
+        library = tvm.compile(repair_kernels(whole), target).jit()
+    except Exception as err:
+        raise EngineError(
+            "DIST0606",
+            f"{type(err).__name__}: {str(err).strip().splitlines()[0][:200]}",
+            place="measure",
+            remedy="Compile the module with tvm.compile to see TVM's whole message.",
+        ) from err
+    with one_thread():
+        machine = relax.VirtualMachine(library, tvm.cpu())
+        return {
+            name: _timed(machine[f"timed_{name}"], _arguments(call)) for name, call in calls.items()
+        }
+
+
+def _function(call: relax.Call, name: str) -> relax.Function:
+    params = [relax.Var(f"operand{n}", arg.ty) for n, arg in enumerate(call.args[1])]
+    builder = relax.BlockBuilder()
+    with builder.function(name, params):
+        made = relax.Call(call.op, [call.args[0], relax.Tuple(params)], call.attrs, call.ty_args)
+        builder.emit_func_output(builder.emit(made))
+    return builder.finalize()[name]
+
+
+def _arguments(call: relax.Call) -> list[Any]:
+    """Normal floats, whose times are those of trained models' values; integers are 0: in range."""
+    rng, out = np.random.default_rng(0), []
+    for arg in call.args[1]:
+        shape, dtype = known_shape(arg.ty), np_dtype(str(arg.ty.dtype))
+        sizes = tuple(shape or ())
+        floats = "float" in dtype.name
+        value = rng.standard_normal(sizes, "float32") if floats else np.zeros(sizes)
+        out.append(tvm.runtime.tensor(value.astype(dtype)))
+    return out
+
+
+def _timed(function: Any, arguments: list[Any]) -> float:
+    """Seconds of a call, the quickest of some runs: of this thread's own time."""
+    function(*arguments)
+    count, best_s = 1, float("inf")
+    for _ in range(_REPEATS):
+        while True:
+            begin_s = time.thread_time()
+            for _ in range(count):
+                function(*arguments)
+            took_s = time.thread_time() - begin_s
+            if took_s >= _LEAST_S:
+                break
+            count *= 2 if took_s > _LEAST_S / 4 else 8
+        best_s = min(best_s, took_s / count)
+    return best_s
+
+
+def _key(fn: tirx.PrimFunc) -> str:
+    """Digest of a kernel, its name apart."""
+    text = fn.without_attr("global_symbol").script(show_meta=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _machine() -> str:
+    """Digest of what times depend on besides the kernel."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
+        model = next((line for line in lines if line.startswith("model name")), model)
+    parts = (model, str(target_in_scope()), tvm.__version__)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,254 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the first binding whose value differs from what one device computes.
+
+Both programs are run again with some values returned: the original, and the distributed module
+at level 3, where every value has the name it has in the original and a meaning of its own, then
+lowered as always. The stretch in which the first difference lies shrinks by :data:`PROBES` with
+each pair of runs. When it is a call, the called function's body takes the call's place on both
+sides, and the search goes on inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+from tvm import ir
+
+from tvm_distir.core import (
+    AnnotateSharding,
+    LegalizeRedistribute,
+    LowerDistIR,
+    PropagateSharding,
+    op_name,
+    variables,
+)
+from tvm_distir.execution.runtime.engines.base import Engine
+from tvm_distir.execution.runtime.engines.reference import Reference
+from tvm_distir.execution.runtime.program.sharded import ShardedArray, read_part
+from tvm_distir.transforms import OptimizeCollectives
+
+from .compare import TOLERANCES, compare_output, peak
+from .float32_reference import widened, widened_inputs
+from .instrumented import Traced, callee_name
+from .pairing import Pair, pairs_of
+
+Array = npt.NDArray[Any]
+
+PROBES = 12
+"""Values returned by one pair of runs."""
+
+MOST_CALLS = 8
+"""Calls opened one inside the other."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first binding that differs though all it reads is right.
+
+    Attributes
+    ----------
+    function, binding, op : str
+        As in the distributed module at level 3.
+    rank : int
+        The rank whose part differs most.
+    max_abs_diff : float
+    allowed : float
+        For the element that differs most, at most.
+    """
+
+    function: str
+    binding: str
+    op: str
+    rank: int
+    max_abs_diff: float
+    allowed: float
+
+    def place(self) -> str:
+        """``function/binding (op)``."""
+        return f"{self.function}/{self.binding} ({self.op})"
+
+    def text(self) -> str:
+        """In words."""
+        return (
+            f"the first value that differs is {self.place()}, on rank {self.rank} by up to "
+            f"{self.max_abs_diff:.3g} (allowed: {self.allowed:.3g})"
+        )
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """What a search needs.
+
+    Attributes
+    ----------
+    mod, plain : IRModule
+        The original with and without annotations.
+    plan : Plan
+    engine : Engine
+    values : list of arrays
+        Whole inputs.
+    wide : bool
+        Compare the float32 twins of both programs.
+    exact : bool
+        Demand equal bits.
+    """
+
+    mod: ir.IRModule
+    plain: ir.IRModule
+    plan: Any
+    engine: Engine
+    values: list[Array]
+    wide: bool
+    exact: bool
+
+
+@dataclass(frozen=True)
+class _Differs:
+    rank: int
+    max_abs_diff: float
+    allowed: float
+
+
+class _Both:
+    """The original and the distributed module, side by side."""
+
+    def __init__(self, search: Bisection, original: Traced, distributed: Traced) -> None:
+        self.search, self.original, self.distributed = search, original, distributed
+        self.pairs = pairs_of(original, distributed)
+
+    def opened(self, number: int) -> _Both | None:
+        """With the call at a step of the distributed module opened; None where it cannot be."""
+        pair = next((p for p in self.pairs if p.leaf[0] == number), None)
+        if pair is None or not self.distributed.can_open(number):
+            return None
+        there = pair.original[0]
+        if not self.original.can_open(there):
+            return None
+        return _Both(self.search, self.original.opened(there), self.distributed.opened(number))
+
+    def differing(self, pairs: Sequence[Pair]) -> list[_Differs | None]:
+        """Run both, returning these values; how each differs."""
+        wide = self.search.wide
+        plain = self.original.returning([p.original for p in pairs])
+        values = widened_inputs(self.search.values) if wide else self.search.values
+        expected = Reference(widened(plain) if wide else plain).run(values)
+        lowered = _lowered(self.distributed.returning([p.leaf for p in pairs]))
+        got = self.search.engine.run(widened(lowered) if wide else lowered, values, "sharded")
+        return [self._difference(a, b) for a, b in zip(got, expected)]
+
+    def _difference(self, got: ShardedArray, ref: Array) -> _Differs | None:
+        rtol, scale = TOLERANCES.get(ref.dtype.name, TOLERANCES["float32"])
+        atol = scale * peak(ref)
+        worst: _Differs | None = None
+        for rank in sorted(got.parts):
+            box = got.boxes[rank]
+            part = read_part(got.parts[rank])[tuple(slice(0, b - a) for a, b in box)]
+            mine = ref[tuple(slice(a, b) for a, b in box)]
+            found = compare_output(0, part, mine, self.search.exact, atol, rtol)
+            if found.equal or (worst and worst.max_abs_diff >= found.max_abs_diff):
+                continue
+            allowed = found.atol + found.rtol * peak(mine)
+            worst = _Differs(rank, found.max_abs_diff, allowed)
+        return worst
+
+
+def _lowered(mod: ir.IRModule) -> ir.IRModule:
+    for run_pass in (LegalizeRedistribute(), OptimizeCollectives(), LowerDistIR()):
+        mod = run_pass(mod)
+    return mod
+
+
+def _spread(count: int) -> list[int]:
+    """Up to :data:`PROBES` positions of ``count``, the last one always among them."""
+    probes = min(PROBES, count)
+    return sorted({(i + 1) * count // probes - 1 for i in range(probes)})
+
+
+def _first(both: _Both, pairs: Sequence[Pair]) -> tuple[Pair, _Differs] | None:
+    """The first of some values that differs; None when the last ones looked at do not."""
+    found: tuple[Pair, _Differs] | None = None
+    while pairs:
+        spread = _spread(len(pairs))
+        differing = both.differing([pairs[i] for i in spread])
+        hit = next((k for k, one in enumerate(differing) if one is not None), None)
+        if hit is None:
+            # What follows the last probe is found already; what precedes it is right.
+            return found
+        one = differing[hit]
+        if one is not None:
+            found = pairs[spread[hit]], one
+        pairs = pairs[spread[hit - 1] + 1 if hit else 0 : spread[hit]]
+    return found
+
+
+def _operands(both: _Both, pair: Pair) -> list[Pair]:
+    """What the binding of a value reads, without its other names."""
+    step = both.distributed.steps[pair.leaf[0]]
+    read = set(variables(step.value))
+    numbers = {i for i, s in enumerate(both.distributed.steps) if s.var in read}
+    return [p for p in both.pairs if p.leaf[0] in numbers]
+
+
+def _culprit(both: _Both, pair: Pair, how: _Differs) -> tuple[Pair, _Differs]:
+    """The earliest value among what a differing one reads, directly or not, that differs."""
+    while True:
+        operands = _operands(both, pair)
+        earlier = _first_of(both, operands)
+        if earlier is None:
+            return pair, how
+        pair, how = earlier
+
+
+def _first_of(both: _Both, pairs: Sequence[Pair]) -> tuple[Pair, _Differs] | None:
+    if not pairs:
+        return None
+    differing = both.differing(pairs)
+    return next(((p, d) for p, d in zip(pairs, differing) if d is not None), None)
+
+
+def first_difference(search: Bisection) -> Fault | None:
+    """Find the first binding that differs though what it reads does not.
+
+    Returns
+    -------
+    fault : Fault or None
+        None when no value differs once it is returned: an optimisation that returning it turns
+        off is at fault then, or a kernel of a 16-bit type.
+
+    Raises
+    ------
+    DistIRError
+        What distributing or running raises.
+    """
+    level_3 = PropagateSharding(complete=search.plan.complete)(
+        AnnotateSharding(search.plan)(search.mod)
+    )
+    both = _Both(search, Traced.of(search.plain), Traced.of(level_3))
+    fault: Fault | None = None
+    pairs: Sequence[Pair] = both.pairs
+    for _ in range(MOST_CALLS):
+        found = _first(both, pairs)
+        if found is None:
+            return fault
+        pair, how = _culprit(both, *found)
+        number = pair.leaf[0]
+        step = both.distributed.steps[number]
+        fault = _fault(both, number, how)
+        before = len(both.distributed.steps)
+        inner = both.opened(number) if callee_name(step.value) else None
+        if inner is None:
+            return fault
+        end = number + len(inner.distributed.steps) - before
+        both = inner
+        pairs = [p for p in both.pairs if number <= p.leaf[0] < end]
+    return fault
+
+
+def _fault(both: _Both, number: int, how: _Differs) -> Fault:
+    step = both.distributed.steps[number]
+    op, name = op_name(step.value), str(step.var.name)
+    return Fault(step.function, name, op, how.rank, how.max_abs_diff, how.allowed)

@@ -1,0 +1,34 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Operands that integers are divided by: zeros among them say nothing of a quotient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import ir, tirx
+
+from tvm_distir.core import divisor_parameters
+
+_DIVISIONS = ("relax.divide", "relax.floor_divide", "relax.floor_mod", "relax.mod")
+_KERNEL_CALLS = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_tir_with_grad")
+
+
+def divisor_leaves(call: Any, index: int, functions: Mapping[str, Any]) -> tuple[int, ...]:
+    """Positions of the tensors among those of operand ``index`` that a call divides by.
+
+    Parameters
+    ----------
+    call : Call
+    index : int
+    functions : mapping of str to function
+        Those of the module: of a kernel, the integer divisions decide.
+    """
+    name = call.op.name if isinstance(call.op, ir.Op) else ""
+    if index != 1 or name not in (*_DIVISIONS, *_KERNEL_CALLS):
+        return ()
+    if name in _DIVISIONS:
+        return (0,)
+    kernel = functions.get(str(call.args[0].name_hint))
+    return divisor_parameters(kernel) if isinstance(kernel, tirx.PrimFunc) else ()

@@ -1,0 +1,269 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What is computed of a function's inputs: bounds of indices, fan-in, roles."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import flat_types, index_range, known_shape
+
+from .divisors import divisor_leaves
+
+# Gains beside 1 / sqrt(fan_in): a rectifier halves the variance (He et al. 2015); what is added to
+# a residual stream is kept small, so that depth neither blows values up nor lets them vanish;
+# where two branches join, neither is.
+_RELU_GAIN = math.sqrt(2.0)
+_RESIDUAL_GAIN = 0.5
+_JOINT_GAIN = 1.0
+# Ops whose operand 0 (or the listed ones) comes out with the same values.
+_VIEWS: dict[str, tuple[int, ...]] = {
+    "relax.astype": (0,),
+    "relax.broadcast_to": (0,),
+    "relax.dist.annotate_sharding": (0,),
+    "relax.dist.redistribute": (0,),
+    "relax.expand_dims": (0,),
+    "relax.flatten": (0,),
+    "relax.permute_dims": (0,),
+    "relax.reshape": (0,),
+    "relax.split": (0,),
+    "relax.squeeze": (0,),
+    "relax.strided_slice": (0,),
+    "relax.where": (1, 2),
+}
+_RECTIFIERS = tuple(
+    f"relax.nn.{name}" for name in ("gelu", "gelu_tanh", "leakyrelu", "prelu", "relu", "silu")
+)
+# Ops that scale or shift a weighted sum by something smaller.
+_AFFINE = ("relax.add", "relax.divide", "relax.multiply", "relax.subtract")
+# Operands with a fixed role. A role of `_HINTS` counts only for what is known to be a weight.
+_ROLES: dict[str, dict[int, str]] = {
+    "relax.nn.batch_norm": {1: "scale", 2: "bias", 3: "mean", 4: "variance"},
+    "relax.nn.group_norm": {1: "scale", 2: "bias"},
+    "relax.nn.instance_norm": {1: "scale", 2: "bias"},
+    "relax.nn.layer_norm": {1: "scale", 2: "bias"},
+    "relax.nn.rms_norm": {1: "scale"},
+    "relax.nn.prelu": {1: "scale"},
+}
+_HINTS: dict[str, str] = {
+    "relax.add": "bias",
+    "relax.subtract": "bias",
+    "relax.multiply": "scale",
+    "relax.divide": "scale",
+    "relax.rsqrt": "variance",
+    "relax.sqrt": "variance",
+}
+
+
+Roots = dict[relax.Var, tuple[int, ...]]
+"""For values: numbers of the parameters' tensors that they are views, or weighted sums, of."""
+
+Tuples = dict[relax.Var, Any]
+"""For tuples among the parameters: numbers of their tensors, nested as they are."""
+
+
+@dataclass(frozen=True)
+class InputUse:
+    """What one consumer says of a value: a role, a gain (0: none), or the range of integers."""
+
+    role: str = ""
+    fan_in: int = 0
+    gain: float = 0.0
+    low: int = 0
+    high: int = 0
+    firm: bool = True
+
+
+class UseWalker:
+    """Collects the uses of parameters, private functions once each."""
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        self.functions = {gv.name_hint: fn for gv, fn in mod.functions.items()}
+        self.done: dict[str, list[list[InputUse]]] = {}
+        self.open: list[str] = []
+        self.tuples: Tuples = {}
+
+    def uses_of(self, fn: relax.Function) -> list[list[InputUse]]:
+        """Return the uses of each tensor among the parameters of a function, in order."""
+        numbers = itertools.count()
+        roots: Roots = {}
+        for param in fn.params:
+            nested = _numbered(param.ty, numbers)
+            if isinstance(nested, list):
+                self.tuples[param] = nested
+            else:
+                roots[param] = (nested,)
+        uses: list[list[InputUse]] = [[] for _ in range(next(numbers))]
+        self._sequence(fn.body, roots, {}, uses)
+        return uses
+
+    def _sequence(self, body: Any, roots: Roots, sums: Roots, uses: list[list[InputUse]]) -> None:
+        """Walk bindings. ``sums``: the weights of which a value is the weighted sum."""
+        for block in getattr(body, "blocks", []):
+            for binding in block.bindings:
+                value = getattr(binding, "value", None)
+                if isinstance(value, relax.If):
+                    self._sequence(value.true_branch, roots, sums, uses)
+                    self._sequence(value.false_branch, roots, sums, uses)
+                    continue
+                nested = self._nested(value)
+                if isinstance(nested, list):
+                    self.tuples[binding.var] = nested
+                    continue
+                found = self._same_values(value, roots)
+                if found:
+                    roots[binding.var] = found
+                weighted = self._weights_of_sum(value, roots, sums)
+                if weighted:
+                    sums[binding.var] = weighted
+                if isinstance(value, ir.Call):
+                    self._call(value, roots, uses)
+                    _note_gains(value, sums, uses)
+
+    def _weights_of_sum(self, value: Any, roots: Roots, sums: Roots) -> tuple[int, ...]:
+        """Return the weights of a matmul or convolution that a value is, up to scale and shift."""
+        if isinstance(value, relax.Var):
+            return sums.get(value, ())
+        if isinstance(value, relax.TupleGetItem):
+            return self._weights_of_sum(value.tuple_value, roots, sums)
+        if not isinstance(value, ir.Call) or not isinstance(value.op, ir.Op):
+            return ()
+        name = value.op.name
+        if name == "relax.matmul" or name.startswith("relax.nn.conv"):
+            return _known(value.args[1], roots)
+        if name in _VIEWS or name == "relax.nn.batch_norm":
+            return _known(value.args[0], sums)
+        if name in _AFFINE:
+            first, second = value.args
+            if _numel(second) < _numel(first):
+                return _known(first, sums)
+            return _known(second, sums) if _numel(first) < _numel(second) else ()
+        return ()
+
+    def _same_values(self, value: Any, roots: Roots) -> tuple[int, ...]:
+        """Return the parameters whose values, reordered, repeated or cast, a binding holds."""
+        if isinstance(value, relax.Var):
+            return roots.get(value, ())
+        if isinstance(value, relax.TupleGetItem):
+            item = self._nested(value)
+            return (item,) if item is not None else self._same_values(value.tuple_value, roots)
+        if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
+            operands = [value.args[i] for i in _VIEWS.get(value.op.name, ())]
+            found = {r for x in operands if isinstance(x, relax.Var) for r in roots.get(x, ())}
+            return tuple(sorted(found))
+        return ()
+
+    def _nested(self, value: Any) -> Any:
+        """Return the numbers of a parameter's tuple, or of a field of one; None for all else."""
+        if isinstance(value, relax.TupleGetItem):
+            whole = self._nested(value.tuple_value)
+            return whole[int(value.index)] if isinstance(whole, list) else None
+        return self.tuples.get(value) if isinstance(value, relax.Var) else None
+
+    def _leaves(self, arg: Any, roots: Roots) -> list[tuple[int, ...]]:
+        """Return the parameters' tensors that each tensor of an argument holds the values of."""
+        if isinstance(arg, relax.Tuple):
+            return [leaf for field in arg.fields for leaf in self._leaves(field, roots)]
+        nested = self._nested(arg)
+        if nested is not None:
+            return [(number,) for number in _flat(nested)]
+        return [_known(arg, roots)] * max(len(flat_types(arg.ty)), 1)
+
+    def _call(self, call: Any, roots: Roots, uses: list[list[InputUse]]) -> None:
+        leaves = [self._leaves(arg, roots) for arg in call.args]
+        if isinstance(call.op, ir.GlobalVar):
+            callee = self._private(call.op.name_hint) or []
+            for own, found in zip((leaf for arg in leaves for leaf in arg), callee):
+                for root in own:
+                    uses[root].extend(found)
+            return
+        for index, arg in enumerate(leaves):
+            divisors = divisor_leaves(call, index, self.functions)
+            for leaf, roots in enumerate(arg):
+                uses_of_leaf = _uses_in(call, index, leaf) if roots else []
+                divides = [InputUse(low=1)] if leaf in divisors else []
+                for root in roots:
+                    uses[root].extend([*uses_of_leaf, *divides])
+
+    def _private(self, name: str) -> list[list[InputUse]] | None:
+        """Return the uses of a callee's parameters; None for a kernel or a recursive call."""
+        fn = self.functions.get(name)
+        if not isinstance(fn, relax.Function) or name in self.open:
+            return None
+        if name not in self.done:
+            self.open.append(name)
+            self.done[name] = self.uses_of(fn)
+            self.open.pop()
+        return self.done[name]
+
+
+def _numbered(ty: Any, numbers: Iterator[int]) -> Any:
+    """Return a number for a tensor, a list of them, nested like it, for a tuple."""
+    if isinstance(ty, relax.TupleType):
+        return [_numbered(field, numbers) for field in ty.fields]
+    return next(numbers)
+
+
+def _flat(nested: Any) -> list[int]:
+    if isinstance(nested, list):
+        return [number for part in nested for number in _flat(part)]
+    return [nested]
+
+
+def _known(expr: Any, facts: Roots) -> tuple[int, ...]:
+    return facts.get(expr, ()) if isinstance(expr, relax.Var) else ()
+
+
+def _numel(expr: Any) -> int:
+    return math.prod(_shape(expr))
+
+
+def _note_gains(call: Any, sums: Roots, uses: list[list[InputUse]]) -> None:
+    """Note the gains of weights whose sums are rectified, or added to a value of their size."""
+    if not isinstance(call.op, ir.Op):
+        return
+    if call.op.name in _RECTIFIERS:
+        for root in _known(call.args[0], sums):
+            uses[root].append(InputUse(gain=_RELU_GAIN))
+    if call.op.name == "relax.add" and _shape(call.args[0]) == _shape(call.args[1]):
+        weighted = [_known(arg, sums) for arg in call.args]
+        gain = _JOINT_GAIN if all(weighted) else _RESIDUAL_GAIN
+        for root in [*weighted[0], *weighted[1]]:
+            uses[root].append(InputUse(gain=gain))
+
+
+def _uses_in(call: Any, index: int, leaf: int) -> list[InputUse]:
+    """Return what an op's call says of a tensor in its operand ``index``."""
+    name = call.op.name if isinstance(call.op, ir.Op) else ""
+    indices = index_range(call, index, leaf)
+    if indices is not None and indices.high:
+        return [InputUse(high=indices.high)]
+    if name in _ROLES:
+        role = _ROLES[name].get(index)
+        return [InputUse(role)] if role else []
+    if name in _HINTS:
+        return [InputUse(_HINTS[name], firm=False)]
+    shape = _shape(call.args[index])
+    if name == "relax.take" and index == 0 and shape:
+        return [InputUse("weight", fan_in=shape[-1])]
+    if name == "relax.matmul" and shape:
+        terms = shape[-1] if index == 0 or len(shape) == 1 else shape[-2]
+        return [InputUse("weight", fan_in=terms, firm=index == 1)]
+    if name.startswith("relax.nn.conv") and index == 1 and shape:
+        outputs = shape[str(call.attrs.kernel_layout).index("O")]
+        groups = int(call.attrs.groups) if name.endswith("_transpose") else 1
+        terms = math.prod(shape) // max(outputs, 1) // groups
+        return [InputUse("weight", fan_in=terms)]
+    return []
+
+
+def _shape(expr: Any) -> tuple[int, ...]:
+    """Return the static shape of an operand, () when unknown."""
+    shape = known_shape(expr.ty) if getattr(expr, "ty", None) is not None else None
+    return shape or ()

@@ -1,0 +1,145 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the parameters of an entry are: data, indices with their range, weights with their role.
+
+Roles come from the ops that consume a parameter, through views and private functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    TENSORS_ONLY,
+    entry_of,
+    known_shape,
+    named_leaves,
+    num_input,
+    param_names,
+    tensor_type,
+    training_notes,
+)
+from tvm_distir.support import ModelError
+
+from .input_uses import InputUse, UseWalker
+
+# Which role wins when the consumers of one parameter disagree, strongest first.
+ROLES = ("weight", "variance", "scale", "mean", "bias", "data")
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One tensor among the parameters of an entry.
+
+    Attributes
+    ----------
+    name : str
+        As the model has it.
+    shape : tuple of int
+        Static.
+    dtype : str
+        Relax dtype.
+    role : str
+        ``data`` or, for weights, ``weight``, ``bias``, ``scale``, ``mean`` or ``variance``.
+    low, high : int
+        Valid range [low, high) of an integer or bool parameter; 0, 0 for floats.
+    fan_in : int
+        Terms that a sum over this weight has; 0 where the role is not ``weight``.
+    gain : float
+        Factor beside ``1 / sqrt(fan_in)`` that keeps activations from vanishing.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str
+    low: int = 0
+    high: int = 0
+    fan_in: int = 0
+    gain: float = 1.0
+
+
+def input_specs(mod: ir.IRModule) -> list[InputSpec]:
+    """Describe the parameters of a module's entry so that sensible values can be drawn for them.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At the global or annotated level.
+
+    Returns
+    -------
+    list of InputSpec
+        One for each parameter, in order, and for each tensor of one that is a tuple: ``x_0``,
+        ``x_1_0``, ... Without the attribute ``num_input`` a parameter is a
+        weight when a norm, a convolution, a lookup or the right side of a matmul consumes it.
+
+    Raises
+    ------
+    ModelError
+        DIST0340 when a parameter is no tensor of static shape, DIST0341 when there is no entry.
+    """
+    entry = entry_of(mod)
+    fn = mod[entry]
+    uses = UseWalker(mod).uses_of(fn)
+    data_count = num_input(fn)
+    states = _states(fn)
+    counters = training_notes(fn, "counters")
+    specs: list[InputSpec] = []
+    for index, (param, param_name) in enumerate(zip(fn.params, param_names(fn), strict=True)):
+        is_data = None if data_count is None else index < data_count
+        for leaf_name, ty in named_leaves(param_name, param.ty):
+            known = uses[len(specs)]
+            if param_name in states or param_name in counters:  # integers have no role
+                most = int(counters.get(param_name, 0))
+                known = [InputUse("variance", firm=True, high=most)]
+            specs.append(_spec(f"{entry}/{leaf_name}", leaf_name, ty, known, is_data))
+    return specs
+
+
+def _states(fn: relax.Function) -> set[str]:
+    """Names of an optimizer's states: drawn positive, as sums of squares among them must be."""
+    return {str(name) for names in training_notes(fn, "states").values() for name in names}
+
+
+def _spec(
+    place: str, name: str, ty: Any, uses: Sequence[InputUse], is_data: bool | None
+) -> InputSpec:
+    tensor, shape = tensor_type(ty), known_shape(ty)
+    if tensor is None or shape is None:
+        raise ModelError(
+            "DIST0340",
+            f"{ty} is no tensor of static shape",
+            place=place,
+            remedy=TENSORS_ONLY if tensor is None else "Bind its symbolic dims: td.bind_dims.",
+        )
+    dtype = _dtype(tensor)
+    if not _is_float(dtype):
+        low = 0 if dtype == "bool" else max((use.low for use in uses), default=0)
+        high = min((use.high for use in uses if use.high), default=4 if low else 2)
+        role = "data" if is_data is not False else "weight"
+        return InputSpec(name, shape, dtype, role, min(low, high - 1), high)
+    roles = [use for use in uses if use.role and (use.firm or is_data is False)]
+    if is_data or (is_data is None and not roles):
+        return InputSpec(name, shape, dtype, "data")
+    role = min((use.role for use in roles), key=ROLES.index, default="weight")
+    if role != "weight":
+        return InputSpec(name, shape, dtype, role)
+    heavy = [use for use in roles if use.role == "weight"]
+    widest = max(
+        heavy, key=lambda use: use.fan_in, default=InputUse(fan_in=shape[-1] if shape else 1)
+    )
+    gain = min((use.gain for use in uses if use.gain), default=1.0)
+    return InputSpec(name, shape, dtype, role, 0, 0, max(widest.fan_in, 1), gain)
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype.dtype if hasattr(tensor.dtype, "dtype") else tensor.dtype)
+
+
+def _is_float(dtype: str) -> bool:
+    return "float" in dtype

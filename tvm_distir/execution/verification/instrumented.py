@@ -1,0 +1,136 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A function as a list of bindings of which some can be returned, and calls opened in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import entry_of, flat_types, substitute
+
+
+@dataclass(frozen=True)
+class TracedBinding:
+    """A binding, and the function it comes from."""
+
+    var: Any
+    value: Any
+    function: str
+
+
+def leaf_paths(ty: Any) -> list[tuple[int, ...]]:
+    """Positions of the tensors of a (nested) tuple type, in order; ``()`` for a tensor."""
+    if not isinstance(ty, relax.TupleType):
+        return [()]
+    return [(i, *rest) for i, field in enumerate(ty.fields) for rest in leaf_paths(field)]
+
+
+def callee_name(value: Any) -> str:
+    """Name of the function a value calls, empty where it calls none."""
+    called = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
+    return str(value.op.name_hint) if called else ""
+
+
+def _item(value: Any) -> Any:
+    if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):
+        return value.tuple_value.fields[int(value.index)]
+    return value
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A module's entry as steps, without dataflow blocks.
+
+    Attributes
+    ----------
+    mod : IRModule
+    steps : tuple of TracedBinding
+    entry : str
+        Name of the function.
+    """
+
+    mod: ir.IRModule
+    steps: tuple[TracedBinding, ...]
+    entry: str
+
+    @staticmethod
+    def of(mod: ir.IRModule) -> Traced:
+        """Take a module's entry apart; the module is not changed."""
+        plain, name = relax.transform.ToNonDataflow()(mod), entry_of(mod)
+        return Traced(plain, tuple(_steps(plain[name], name)), name)
+
+    def can_open(self, number: int) -> bool:
+        """Whether a step calls a private function that is straight-line code."""
+        name = callee_name(self.steps[number].value)
+        if not name or not isinstance(self.mod[name], relax.Function):
+            return False
+        return not any(
+            isinstance(s.value, relax.If | relax.Function) for s in _steps(self.mod[name], name)
+        )
+
+    def opened(self, number: int) -> Traced:
+        """With the body of the called function in place of one call."""
+        call = self.steps[number]
+        name = callee_name(call.value)
+        callee = self.mod[name]
+        env: dict[Any, Any] = dict(zip(callee.params, call.value.args))
+        body = []
+        for step in _steps(callee, name):
+            value = _item(substitute(step.value, env))
+            env[step.var] = relax.Var(step.var.name, step.var.ty)
+            body.append(TracedBinding(env[step.var], value, name))
+        result = replace(call, value=_item(substitute(callee.body.body, env)))
+        steps = (*self.steps[:number], *body, result, *self.steps[number + 1 :])
+        return replace(self, steps=steps)
+
+    def returning(self, leaves: Sequence[tuple[int, tuple[int, ...]]]) -> ir.IRModule:
+        """The module whose entry ends after the last step asked for, and returns only these.
+
+        Parameters
+        ----------
+        leaves : sequence of (step, path)
+            Path of a tensor in the step's value, see :func:`leaf_paths`.
+        """
+        entry = self.mod[self.entry]
+        last = max(number for number, _ in leaves)
+        bindings = [relax.VarBinding(s.var, s.value) for s in self.steps[: last + 1]]
+        returned = []
+        for number, path in leaves:
+            value = self.steps[number].var
+            for index in path:
+                item = relax.TupleGetItem(value, index)
+                var = relax.Var(f"{self.steps[number].var.name}_item", value.ty.fields[index])
+                bindings.append(relax.VarBinding(var, item))
+                value = var
+            returned.append(value)
+        result = relax.Tuple(returned)
+        body = relax.SeqExpr([relax.BindingBlock(bindings)], result)
+        relax.expr._update_type(body, result.ty)
+        fn = relax.Function(list(entry.params), body, result.ty, bool(entry.is_pure), entry.attrs)
+        functions = {gv: f for gv, f in self.mod.functions.items() if gv.name_hint != self.entry}
+        gv = ir.GlobalVar(self.entry)
+        relax.expr._update_type(
+            gv, relax.FuncType([p.ty for p in entry.params], result.ty, bool(entry.is_pure))
+        )
+        return ir.IRModule(
+            {**functions, gv: fn}, attrs=self.mod.attrs, global_infos=self.mod.global_infos
+        )
+
+
+def _steps(fn: relax.Function, name: str) -> list[TracedBinding]:
+    return [TracedBinding(b.var, b.value, name) for block in fn.body.blocks for b in block.bindings]
+
+
+def type_key(ty: Any) -> tuple[Any, ...]:
+    """Whole shapes and element types of a value, placements aside."""
+    keys = []
+    for leaf in flat_types(ty):
+        tensor = getattr(leaf, "tensor_ty", leaf)
+        shape = getattr(tensor, "shape", None)
+        sizes = None if shape is None else tuple(str(n) for n in shape)
+        keys.append((sizes, str(getattr(tensor, "dtype", ""))))
+    return tuple(keys)

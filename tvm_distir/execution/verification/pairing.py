@@ -1,0 +1,92 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which bindings of the distributed program compute the values of the original."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core import PartialState, dist_op_name, flat_types
+
+from .instrumented import Traced, leaf_paths, type_key
+
+Leaf = tuple[int, tuple[int, ...]]
+"""Number of a binding, and the place of the leaf in the (nested) tuple that it binds."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A value of the distributed module, and the one of the original that it must equal."""
+
+    leaf: Leaf
+    original: Leaf
+
+
+def _is_form(value: Any) -> bool:
+    """Whether a binding only changes how its operand lies."""
+    return isinstance(value, ir.Call) and (
+        dist_op_name(value) == "partial"
+        or str(getattr(value.op, "name", "")).endswith("dist.redistribute")
+    )
+
+
+def pairs_of(original: Traced, distributed: Traced) -> list[Pair]:
+    """Complete values of the distributed module, in order, with those of the original.
+
+    Values of one name go together in the order they are bound, when their types agree. What a
+    redistribute gives equals its operand.
+    """
+    waiting: dict[tuple[str, str], deque[int]] = defaultdict(deque)
+    for number, step in enumerate(original.steps):
+        waiting[_family(step.function), str(step.var.name)].append(number)
+    found: dict[Any, Leaf | int] = {}
+    state = _partial(distributed)
+    pairs = []
+    for number, step in enumerate(distributed.steps):
+        at = _match(step, found, waiting, original)
+        if at is None:
+            continue
+        found[step.var] = at
+        partial = state.get(step.var, [])
+        for i, path in enumerate(leaf_paths(step.var.ty)):
+            if (i < len(partial) and partial[i]) or not _placed(step.var.ty, i):
+                continue
+            pairs.append(Pair((number, path), (at, path)))
+    return pairs
+
+
+def _match(step: Any, found: Any, waiting: Any, original: Traced) -> int | None:
+    if _is_form(step.value):
+        known: int | None = found.get(step.value.args[0])
+        return known
+    queue = waiting.get((_family(step.function), str(step.var.name)))
+    if not queue or type_key(original.steps[queue[0]].var.ty) != type_key(step.var.ty):
+        return None
+    at: int = queue.popleft()
+    return at
+
+
+def _family(function: str) -> str:
+    """Name of a function without the number of its specialisation: ``f`` of ``f_1``."""
+    head, _, number = function.rpartition("_")
+    return head if head and number.isdigit() else function
+
+
+def _placed(ty: Any, number: int) -> bool:
+    return isinstance(flat_types(ty)[number], DTensorType)
+
+
+def _partial(distributed: Traced) -> dict[Any, Any]:
+    """Mesh axes along which the tensors of each variable are unfinished sums."""
+    entry = distributed.mod[distributed.entry]
+    bindings = [relax.VarBinding(s.var, s.value) for s in distributed.steps]
+    body = relax.SeqExpr([relax.BindingBlock(bindings)], entry.body.body)
+    fn = relax.Function(list(entry.params), body, entry.ret_ty, bool(entry.is_pure), entry.attrs)
+    state = PartialState(distributed.mod, distributed.entry, fn, legalized=False)
+    state.check()
+    return state.state

@@ -1,0 +1,105 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Values for the parameters of an entry, drawn so that a wrong result shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from tvm import ir
+
+from tvm_distir.core import entry_of
+from tvm_distir.support import ModelError
+from tvm_distir.transforms import RunInTurn
+
+from .inputs import InputSpec, input_specs
+
+Array = npt.NDArray[np.generic]
+
+
+def draw_inputs(
+    mod: ir.IRModule,
+    seed: int = 0,
+    exact: bool = False,
+    weights: Mapping[str, Array] | None = None,
+) -> list[Array]:
+    """Draw one array for each tensor among the parameters of a module's entry.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At the global or annotated level.
+    seed : int
+        Each parameter has its own stream of ``numpy.random.default_rng([seed, index])``.
+    exact : bool
+        Floats from {-2, -1, 0, 1, 2} (variances from {1, 2}), whose sums are exact, so that any
+        order of reduction gives the same bits.
+    weights : mapping of str to array, optional
+        Values of weights by name, used where they are given; ignored when ``exact``. One that is
+        filled with a single value is drawn all the same: it would hide a wrong placement.
+
+    Returns
+    -------
+    list of array
+        In the order of the parameters. Data are standard normal, weights normal with deviation
+        ``gain / sqrt(fan_in)`` (He et al. 2015 for convolutions), biases and means small,
+        scales near 1, variances uniform in [0.5, 1.5], integers inside the range that their
+        consumers allow.
+
+    Raises
+    ------
+    ModelError
+        DIST0340 a parameter cannot be drawn, or a given weight has another shape; DIST0341 which
+        function is meant is not clear.
+    """
+    given = {} if exact or weights is None else weights
+    mod = RunInTurn()(mod)
+    arrays, entry = [], entry_of(mod)
+    for index, spec in enumerate(input_specs(mod)):
+        known = given.get(spec.name) if spec.role != "data" else None
+        if known is not None and tuple(known.shape) != spec.shape:
+            raise ModelError(
+                "DIST0340",
+                f"the given weight has the shape {list(known.shape)}, not {list(spec.shape)}",
+                place=f"{entry}/{spec.name}",
+                remedy="Give the weights of this model.",
+            )
+        if known is not None and not is_constant_filled(known):
+            arrays.append(np.ascontiguousarray(known.astype(numpy_dtype(spec.dtype))))
+            continue
+        rng = np.random.default_rng([seed, index])
+        arrays.append(_draw(spec, rng, exact))
+    return arrays
+
+
+def is_constant_filled(array: Array) -> bool:
+    """Whether an array of several elements holds one value only."""
+    return array.size > 1 and bool((array == array.reshape(-1)[0]).all())
+
+
+def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
+    """NumPy dtype of a Relax dtype, bfloat16 and float8 through ml_dtypes."""
+    kind: npt.DTypeLike = getattr(ml_dtypes, dtype, dtype)
+    return np.dtype(kind)
+
+
+def _draw(spec: InputSpec, rng: np.random.Generator, exact: bool) -> Array:
+    dtype = numpy_dtype(spec.dtype)
+    if "float" not in spec.dtype:
+        return rng.integers(spec.low, spec.high, spec.shape).astype(dtype)
+    if exact:
+        low = 1 if spec.role == "variance" else -2
+        return rng.integers(low, 3, spec.shape).astype(dtype)
+    if spec.role == "variance":
+        return rng.uniform(0.5, 1.5, spec.shape).astype(dtype)
+    values = rng.standard_normal(spec.shape, dtype=np.float32)
+    if spec.role == "weight":
+        values *= np.float32(spec.gain / np.sqrt(spec.fan_in))
+    elif spec.role in ("bias", "mean", "scale"):
+        values *= np.float32(0.1)
+    if spec.role == "scale":
+        values += np.float32(1.0)
+    return values.astype(dtype)

@@ -1,0 +1,143 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The outcome of ``verify``."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tvm_distir.execution.runtime.program.counts import CollectiveCount
+from tvm_distir.support import MismatchError
+
+from .bisect import Fault
+from .collective_counts import Claim
+from .compare import OutputReport
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Outcome of :func:`tvm_distir.verify`.
+
+    Attributes
+    ----------
+    equal : bool
+        Whether every output is, and every output of the twins.
+    max_abs_diff, max_rel_diff, atol, rtol : float
+        Largest over the outputs.
+    engine : str
+    seed : int
+    exact : bool
+    outputs : tuple of OutputReport
+        For a 16-bit model without ``exact`` or a tolerance given: differences from its float32
+        twin (see :mod:`.twin`), else from one device.
+    collectives : tuple of CollectiveCount
+        What one run executed; empty where the engine does not count.
+    twin : tuple of OutputReport
+        For such a model: the twin of the distributed program against that of the original.
+    claims : tuple of Claim
+        What ``export`` says that a run executes.
+    unlike_claims : tuple of str
+        Collectives that ran otherwise than claimed, one text each.
+    replicas : str
+        Which ranks hold different bits of one output, if any do.
+    fault : Fault, optional
+        The first binding that differs, where ``equal`` is false and it could be found.
+    no_fault : str
+        Why it was looked for and not found.
+    """
+
+    equal: bool
+    max_abs_diff: float
+    max_rel_diff: float
+    atol: float
+    rtol: float
+    engine: str
+    seed: int
+    exact: bool
+    outputs: tuple[OutputReport, ...]
+    collectives: tuple[CollectiveCount, ...]
+    twin: tuple[OutputReport, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    unlike_claims: tuple[str, ...] = ()
+    replicas: str = ""
+    fault: Fault | None = None
+    no_fault: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data, with ``schema_version``; infinite differences are None."""
+        return {"schema_version": SCHEMA_VERSION, **_finite(asdict(self))}
+
+    def to_json(self) -> str:
+        """The report as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def check(self) -> VerifyReport:
+        """Return the report itself where all is as it should be.
+
+        Raises
+        ------
+        MismatchError
+            DIST0690 when it is not equal, naming the first binding that differs if it was
+            found; DIST0691 when other collectives ran than ``export`` claims.
+        """
+        if not self.equal:
+            raise MismatchError(
+                "DIST0690", self._what(), place=self._place(), remedy=self._remedy()
+            )
+        if self.unlike_claims:
+            raise MismatchError(
+                "DIST0691",
+                "; ".join(self.unlike_claims),
+                place="collectives",
+                remedy="This is a bug of export, or of the engine's counting.",
+            )
+        return self
+
+    def _wrong(self) -> tuple[list[OutputReport], str]:
+        wrong = [o for o in self.outputs if not o.equal]
+        return (wrong, "") if wrong else ([o for o in self.twin if not o.equal], "float32 twin: ")
+
+    def _place(self) -> str:
+        if self.fault is not None:
+            return self.fault.place()
+        wrong, _ = self._wrong()
+        return f"output {wrong[0].index}" if wrong else "outputs"
+
+    def _what(self) -> str:
+        wrong, prefix = self._wrong()
+        parts = [self.fault.text()] if self.fault is not None else []
+        if self.replicas:
+            parts.append(self.replicas)
+        if wrong:
+            first = wrong[0]
+            text = (
+                f"{prefix}{len(wrong)} of {len(self.outputs)} outputs differ; output "
+                f"{first.index} by up to {first.max_abs_diff:.3g} (allowed: {first.atol:.3g} + "
+                f"{first.rtol:.3g} |ref|)"
+            )
+            if first.max_abs_diff <= first.atol:
+                text += f", rms {first.rms_diff:.3g} (allowed: {first.rms_allowed:.3g})"
+            parts.append(text)
+        if self.no_fault:
+            parts.append(self.no_fault)
+        return "; ".join(parts)
+
+    def _remedy(self) -> str:
+        if self.fault is not None:
+            return "This is a bug: report it with the module and the plan."
+        return "Run it with exact=True to tell rounding from a wrong result."
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,306 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``verify``: run the distributed program and the original on one input, and compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tvm import ir
+
+from tvm_distir.core import Pipeline, PlanLike, as_plan, entry_of, keep_entry, named_leaves
+from tvm_distir.execution.runtime.engines.base import Engine
+from tvm_distir.execution.runtime.engines.reference import Reference, strip_annotations
+from tvm_distir.execution.runtime.engines.registry import engine as make_engine
+from tvm_distir.execution.runtime.program.inputs import opened
+from tvm_distir.performance import export
+from tvm_distir.support import DistIRError, EngineError, ModelError
+from tvm_distir.transforms import ExpandSchedule, RunInTurn
+
+from .bisect import Bisection, Fault, first_difference
+from .cancellation import with_terms
+from .collective_counts import claimed_collectives, differences
+from .compare import OutputReport, coarsest_float, compare_outputs, largest, not_finite
+from .float32_reference import NARROW, WIDE, judge, own_errors, widened, widened_inputs
+from .report import VerifyReport
+
+Array = npt.NDArray[Any]
+
+_DRAWS = 4
+"""How many other draws may leave an output as it is before it counts as constant."""
+
+
+def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
+    if isinstance(drawn, Mapping):
+        params = mod[entry_of(mod)].params
+        names = [name for p in params for name, _ in named_leaves(str(p.name), p.ty)]
+        absent = [name for name in names if name not in drawn]
+        if absent:
+            raise ModelError(
+                "DIST0340",
+                f"no input is given for {', '.join(absent)}",
+                place=f"{entry_of(mod)}/{absent[0]}",
+                remedy="Give an array for each parameter, or leave the inputs out.",
+            )
+        return [np.asarray(drawn[name]) for name in names]
+    return [np.asarray(value) for value in opened(drawn)]
+
+
+def file_weights(mod: ir.IRModule) -> dict[str, Any]:
+    """Weights of the file a module came from, by name; none for modules without a file."""
+    from tvm_distir.core import FRONTEND_ATTR
+
+    attrs: Any = mod.attrs or {}
+    if FRONTEND_ATTR not in attrs or not str(attrs[FRONTEND_ATTR]["source"]):
+        return {}
+    from tvm_distir.models import load_weights
+
+    return load_weights(mod)
+
+
+class Draws:
+    """Draws whole inputs for a module, in the order of the entry's parameters.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1 or 2.
+    exact : bool
+        Draw from {-2..2}, weights of the file included.
+    """
+
+    def __init__(self, mod: ir.IRModule, exact: bool) -> None:
+        self._mod = mod
+        self._exact = exact
+        self._weights = {} if exact else file_weights(mod)
+
+    def draw(self, seed: int) -> list[Array]:
+        """One array per parameter (see :func:`tvm_distir.models.draw_inputs`)."""
+        from .random_inputs import draw_inputs
+
+        return draw_inputs(self._mod, seed=seed, exact=self._exact, weights=self._weights)
+
+
+def refuse_nothing_proved(outputs: Sequence[Array]) -> None:
+    """Refuse a reference with NaN or Inf (DIST0620), or without outputs (DIST0621)."""
+    if not outputs:
+        raise EngineError(
+            "DIST0621", "the function has no output", place="reference", remedy="Return a value."
+        )
+    for i, value in enumerate(outputs):
+        if value.dtype.kind in "iub":
+            continue
+        bad = not_finite(value)
+        if bad:
+            raise EngineError(
+                "DIST0620",
+                f"{bad} of {value.size} values of the reference are NaN or Inf",
+                place=f"output {i}",
+                remedy="Give other inputs or weights, or another seed.",
+            )
+
+
+def refuse_constant_outputs(
+    reference: Reference, draws: Draws, first: Sequence[Array], seed: int
+) -> None:
+    """Refuse outputs that are equal, up to signs of zeros, for every draw (DIST0621)."""
+    constant = [i for i, value in enumerate(first) if value.size]
+    for other in range(1, _DRAWS + 1):
+        again = reference.run(draws.draw(seed + other))
+        constant = [i for i in constant if np.array_equal(first[i], again[i])]
+        if not constant:
+            return
+    raise EngineError(
+        "DIST0621",
+        f"{_DRAWS} other draws of the inputs gave the same values",
+        place=f"output{'s' * (len(constant) > 1)} {', '.join(map(str, constant))}",
+        remedy="Its value says nothing about the distribution: give weights that matter, or "
+        "leave the output out.",
+    )
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One model, its inputs and what one device makes of them."""
+
+    plain: ir.IRModule
+    draws: Draws
+    seed: int
+    values: list[Array]
+    reference: Reference
+    expected: list[Array]
+
+
+def _run_whole(engine: Engine, dist: ir.IRModule, values: Sequence[Array]) -> tuple[Any, str]:
+    """Whole outputs, and in words which ranks hold different bits of the same output, if any."""
+    try:
+        return engine.run(dist, values), ""
+    except EngineError as error:
+        if error.code != "DIST0604":
+            raise
+        parts = engine.run(dist, values, "sharded")
+        return [one.whole() for one in parts], f"{error.place}: {error.what}"
+
+
+def _twins(
+    case: _Case, dist: ir.IRModule, engine: Engine, got: Sequence[Array]
+) -> tuple[tuple[OutputReport, ...], tuple[OutputReport, ...]]:
+    """Reports of the 16-bit outputs against the twin, and of the two twins."""
+    twin = Reference(widened(case.plain))
+    truth = twin.run(widened_inputs(case.values))
+
+    def pairs() -> Any:
+        yield case.expected, truth
+        for other in range(1, _DRAWS + 1):
+            values = case.draws.draw(case.seed + other)
+            yield case.reference.run(values), twin.run(widened_inputs(values))
+
+    reports = judge(got, case.expected, truth, own_errors(pairs()))
+    wide, _ = _run_whole(engine, widened(dist), widened_inputs(case.values))
+    return reports, compare_outputs(wide, truth, WIDE, False, None, None)
+
+
+def counts(engine: Engine) -> bool:
+    """Whether an engine counts the collectives it executes; one that does not says so."""
+    return bool(getattr(engine, "counting", True))
+
+
+def _located(search: Bisection) -> tuple[Fault | None, str]:
+    """The first binding that differs, or why none can be named."""
+    try:
+        fault = first_difference(search)
+    except DistIRError as error:
+        # The difference must be told all the same.
+        return None, f"the search for the first binding that differs stopped: {error}"
+    if fault is None:
+        return None, "no value differs once it is returned: an optimisation is at fault"
+    return fault, ""
+
+
+def verify(
+    mod: ir.IRModule,
+    plan: PlanLike = None,
+    engine: str | Engine = "virtual",
+    seed: int = 0,
+    exact: bool = False,
+    atol: float | None = None,
+    rtol: float | None = None,
+    *,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    dist: ir.IRModule | None = None,
+    locate: bool = True,
+    entry: str | None = None,
+) -> VerifyReport:
+    """Distribute a module by a plan, run it, and compare with the original on one device.
+
+    Parameters
+    ----------
+    mod : IRModule
+        The original, at level 1 or 2.
+    plan : Plan, mapping, str or Path, optional
+        How to distribute it: a plan, its JSON form, or the path of its file; None: as its
+        annotations say. Where ``dist`` is given it only serves to find a fault.
+    engine : str or Engine
+        See :func:`tvm_distir.execution.runtime.engines.registry.run`.
+    seed : int
+        Of the inputs and of weights that the model's file does not have.
+    exact : bool
+        Draw from {-2..2} and demand equal bits.
+    atol, rtol : float, optional
+        Instead of the defaults: :data:`.compare.TOLERANCES`, and for 16-bit models what
+        :mod:`.twin` says.
+    inputs : sequence or mapping of whole arrays, optional
+        Instead of drawn ones. For a parameter that is a tuple, a (nested) tuple; by name, its
+        tensors are ``x_0``, ``x_1_0``, ...
+    dist : IRModule, optional
+        The module already distributed and lowered.
+    locate : bool
+        Look for the first binding that differs when the outputs do; runs the module some
+        more times.
+    entry : str, optional
+        The function that is distributed and run, of a module with several entry points, such as
+        ``decode``; the others are left out. Without it ``main``, or the only public function.
+
+    Returns
+    -------
+    report : VerifyReport
+        ``report.check()`` raises where it is not equal.
+
+    Raises
+    ------
+    EngineError
+        DIST0620 or DIST0621 when the comparison would prove nothing, and what
+        :func:`tvm_distir.execution.runtime.engines.registry.run` raises.
+    ModelError
+        DIST0341 where there is no such entry, or several of which none is ``main``.
+    """
+    chosen = make_engine(engine)
+    mod, dist = keep_entry(mod, entry), dist and keep_entry(dist, entry)
+    plain = RunInTurn()(strip_annotations(mod))
+    draws = Draws(plain, exact)
+    values = draws.draw(seed) if inputs is None else _ordered(plain, inputs)
+    reference = Reference(plain)
+    expected = reference.run(values)
+    refuse_nothing_proved(expected)
+    if plan is not None or dist is None:
+        plan = as_plan(plan, mod)
+    if dist is None:
+        from tvm_distir.transforms import distribute
+
+        dist = distribute(mod, plan)
+    with ThreadPoolExecutor(1) as other_core:
+        # TVM's kernels run without the interpreter's lock: two runs at a time.
+        varied = other_core.submit(refuse_constant_outputs, reference, draws, expected, seed)
+        try:
+            got, replicas = _run_whole(chosen, dist, values)
+        finally:
+            # A comparison that proves nothing is refused first, whatever the run did.
+            varied.result()
+    if len(got) != len(expected):
+        raise EngineError(
+            "DIST0603",
+            f"{len(got)} outputs, the original has {len(expected)}",
+            place=entry_of(plain),
+            remedy="This is a bug of the lowering.",
+        )
+    dtype = coarsest_float(plain)
+    collectives = chosen.collectives
+    twin: tuple[OutputReport, ...] = ()
+    narrow = dtype in NARROW and not exact and atol is None and rtol is None
+    if narrow:
+        case = _Case(plain, draws, seed, values, reference, expected)
+        outputs, twin = _twins(case, dist, chosen, got)
+    else:
+        outputs = compare_outputs(got, expected, dtype, exact, atol, rtol)
+        if not exact and atol is None:
+            outputs = with_terms(outputs, plain, values, got, expected)
+    equal = all(o.equal for o in (*outputs, *twin)) and not replicas
+    claims = claimed_collectives(export(ExpandSchedule()(dist)))
+    fault, no_fault = None, ""
+    if not equal and Pipeline.of(mod) is not None:
+        no_fault = "bindings of a step in stages have no one place among those of one device"
+    elif not equal and locate and plan is not None:
+        fault, no_fault = _located(Bisection(mod, plain, plan, chosen, values, narrow, exact))
+    return VerifyReport(
+        equal=equal,
+        max_abs_diff=largest(o.max_abs_diff for o in outputs),
+        max_rel_diff=largest(o.max_rel_diff for o in outputs),
+        atol=largest(o.atol for o in outputs),
+        rtol=largest(o.rtol for o in outputs),
+        engine=chosen.name,
+        seed=seed,
+        exact=exact,
+        outputs=outputs,
+        collectives=collectives,
+        twin=twin,
+        claims=claims,
+        unlike_claims=differences(claims, collectives) if counts(chosen) else (),
+        replicas=replicas,
+        fault=fault,
+        no_fault=no_fault,
+    )

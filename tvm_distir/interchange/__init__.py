@@ -1,9 +1,0 @@
-# Licensed under the Apache License, Version 2.0; see LICENSE.
-# SPDX-License-Identifier: Apache-2.0
-"""Modules out: StableHLO with shardings, or with collectives."""
-
-from __future__ import annotations
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

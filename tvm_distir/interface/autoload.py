@@ -1,0 +1,54 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The entry point ``tvm.backends``: called by ``import tvm`` in every process.
+
+It must be quick and must not fail: Disco's worker processes run it too, and TVM turns an
+exception into a warning. It repairs ``tvm.runtime.disco`` and registers the packed functions of
+compiled level-5 code: the collectives as stand-ins that load the real ones at their first call,
+and the copies to the host's memory and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm_distir.core import COLLECTIVES, HOST_PREFIX, LOCAL_OPS, TRANSFERS
+from tvm_distir.support import repair_disco
+
+CCL_PREFIX = "tvm_distir.ccl."
+CCL_NAMES = (*COLLECTIVES, *LOCAL_OPS, *TRANSFERS)
+
+
+def _stand_in(name: str) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        from tvm_distir.execution.runtime.collectives import ccl
+
+        ccl.register()
+        return ccl.functions()[name](*args)
+
+    return call
+
+
+def _store(x: Any) -> Any:
+    """Copy a tensor into the host's memory."""
+    import tvm
+
+    return x.copyto(tvm.cpu())
+
+
+def _fetch(x: Any, out: Any) -> None:
+    """Fill a tensor of the device with one of the host."""
+    x.copyto(out)
+
+
+def autoload() -> None:
+    """Do what every process that imports TVM needs."""
+    import tvm_ffi
+
+    repair_disco()
+    for name in CCL_NAMES:
+        if tvm_ffi.get_global_func(CCL_PREFIX + name, allow_missing=True) is None:
+            tvm_ffi.register_global_func(CCL_PREFIX + name, _stand_in(name))
+    for name, function in (("store", _store), ("fetch", _fetch)):
+        tvm_ffi.register_global_func(HOST_PREFIX + name, function, override=True)

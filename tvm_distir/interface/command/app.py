@@ -1,0 +1,190 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The parser, and the one place where failures become messages and exit codes.
+
+Exit codes: 0 done, 1 the input is at fault, 2 the command line is, 3 what was asked for cannot
+be done, 70 a bug of the plugin (also: `verify` found a difference), 130 interrupted.
+
+TVM is imported by the sub-commands only when they run; those that set ``registers`` first look at
+what they were asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any, NoReturn, TextIO
+
+from tvm_distir.support import DistIRError, UsageError
+
+from . import (
+    analyze,
+    calibrate,
+    compare,
+    convert,
+    deploy,
+    explain,
+    opt,
+    run,
+    search,
+    simulate,
+    sweep,
+    verify,
+)
+from .help import get_to_work
+from .progress import Interrupts, at_work
+from .terminal import forget, open_closed_streams, put, say
+
+EXIT_INTERNAL = 70
+EXIT_INTERRUPTED = 130
+EXIT_PIPE_CLOSED = 141
+
+_COMMANDS = (
+    analyze, compare, search, sweep, explain, verify, opt, convert, simulate, deploy, run,
+    calibrate,
+)  # fmt: skip
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are errors of our tree."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help as results are printed; argparse says nothing where that fails."""
+        if message:
+            (put if file in (None, sys.stdout) else say)(message)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the complaint together with the usage line."""
+        fault = UsageError(
+            "DIST0150", message, place=self.prog, remedy=f"See `{self.prog} --help`."
+        )
+        fault.usage = self.format_usage()  # type: ignore[attr-defined]
+        raise fault
+
+
+class _Version(argparse.Action):
+    """Print the versions that decide what the command does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        from tvm_distir import __version__
+
+        found = [f"tvm-distir {__version__}"]
+        for name in ("apache-tvm", "apache-tvm-ffi"):
+            try:
+                found.append(f"{name} {version(name)}")
+            except PackageNotFoundError:
+                found.append(f"{name} is not installed")
+        put("\n".join([*found, ""]))
+        parser.exit()
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Make the parser of the whole command."""
+    parser = _Parser(
+        prog="tvm-distir",
+        description="Distribute Relax models over device meshes, verify and simulate them.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in _COMMANDS:
+        module.add_parser(commands)
+    for sub in commands.choices.values():
+        sub.add_argument(
+            "--debug",
+            action="store_true",
+            help="print the traceback of a failure (also: TVM_DISTIR_DEBUG=1)",
+        )
+    return parser
+
+
+def _one_line(kind: str, message: str) -> str:
+    text = " ".join(message.split())
+    return f"{kind}: {text[:300]}{'...' if len(text) > 300 else ''}" if text else kind
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    say(f"warning: {' '.join(str(message).split())}")
+
+
+def _report(error: BaseException, debug: bool) -> int:
+    """Print one message for a failure and return the exit code."""
+    if debug:
+        say("".join(traceback.format_exception(error)).rstrip())
+    if isinstance(error, DistIRError):
+        usage = getattr(error, "usage", None)
+        if usage:
+            say(usage.rstrip())
+        say(str(error).replace("\n", "\n  "))
+        return error.exit_code
+    hint = "" if debug else " [Run it again with --debug, and report the traceback.]"
+    say(f"DIST0901 internal error: {_one_line(type(error).__name__, str(error))}{hint}")
+    return EXIT_INTERNAL
+
+
+def _wants_debug(argv: Sequence[str]) -> bool:
+    return "--debug" in argv or os.environ.get("TVM_DISTIR_DEBUG", "") not in ("", "0")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``tvm-distir``.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The arguments after the command's name; those of the process when not given.
+
+    Returns
+    -------
+    code : int
+        The exit code. No exception leaves this function.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    open_closed_streams()
+    try:
+        return _run(words)
+    except BrokenPipeError:
+        # Who read the results or the messages has gone, and wants no more of them.
+        forget(sys.stdout)
+        forget(sys.stderr)
+        return EXIT_PIPE_CLOSED
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run the sub-command; failures become a message and a code."""
+    debug, interrupts = _wants_debug(words), Interrupts()
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            arguments = build_parser().parse_args(words)
+            if not getattr(arguments, "registers", False):
+                get_to_work()
+            with interrupts.noted(), at_work(quiet=not debug):
+                return int(arguments.run(arguments))
+    except SystemExit as stop:  # --help and --version
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        return _stopped()
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        return _stopped() if interrupts.seen else _report(error, debug)
+
+
+def _stopped() -> int:
+    """Say that Ctrl-C ended the command."""
+    say("interrupted")
+    return EXIT_INTERRUPTED

@@ -1,0 +1,148 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir compare``: results, plans and strategies side by side."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm_distir.support import UsageError
+
+from .analysis import analyse
+from .exporting import add_exporting
+from .help import HelpStrategies
+from .options import (
+    add_dim_option,
+    add_entry_option,
+    add_overlap,
+    add_recompute,
+    add_system,
+    add_training,
+    check_model_options,
+)
+from .terminal import put
+
+
+class _Way(argparse.Action):
+    """Collects plans and strategies in the order in which they are named."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option: str | None = None,
+    ) -> None:
+        """Add one."""
+        namespace.ways = [*namespace.ways, (self.dest, values)]
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "compare",
+        help="put results, plans or strategies side by side",
+        description="Put steps side by side: results that `analyze --json` printed or `analyze -o` "
+        "wrote; or a MODEL under several plans and strategies, then results.",
+        usage="tvm-distir compare RESULT...\n"
+        "       tvm-distir compare MODEL [RESULT...] --system S [--plan P.json]... "
+        "[--strategy S --mesh M]...",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=run, registers=True, ways=[])
+    parser.add_argument(
+        "operands",
+        metavar="RESULT",
+        nargs="+",
+        help="a result's .json file, a folder of `analyze -o`, or a folder of these; the first one "
+        "is the MODEL where there are plans or strategies",
+    )
+    parser.add_argument("--plan", action=_Way, metavar="P.json", help="a plan; may be given again")
+    parser.add_argument(
+        "--strategy", action=_Way, metavar="NAME[:k=v,...]", help="a strategy; may be given again"
+    )
+    parser.add_argument(
+        "--help-strategies",
+        action=HelpStrategies,
+        help="print the strategies with their options and exit",
+    )
+    parser.add_argument(
+        "--mesh",
+        action="append",
+        default=[],
+        metavar="dp=2,tp=4",
+        help="mesh of the strategies: one for all, or one for each in turn",
+    )
+    parser.add_argument(
+        "--batch", metavar="N", help="set the batch dimension of the model to N (whole batch)"
+    )
+    add_dim_option(parser)
+    add_entry_option(parser)
+    add_system(parser, False)
+    add_training(parser)
+    add_recompute(parser)
+    add_overlap(parser)
+    add_exporting(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Analyse what is to be analysed, read the rest, print."""
+    tasks = _tasks(arguments) if arguments.ways else []
+    if not tasks and arguments.system is not None:
+        raise _fault("--system is for a MODEL under plans or strategies", "Name some, or leave it.")
+    axes = [check_model_options(task) for task in tasks]
+    from tvm_distir.core import collector_paused
+    from tvm_distir.interface.report.comparison import compare
+    from tvm_distir.interface.report.document import to_dict, to_json
+
+    operands: list[Any] = []
+    for task, mesh in zip(tasks, axes, strict=True):
+        with collector_paused():
+            operands.append(to_dict(analyse(task, mesh).analysis))
+    results = arguments.operands[1 if tasks else 0 :]
+    found = compare(*operands, *results)
+    first = [one.named(_name(task)) for one, task in zip(found.outcomes, tasks, strict=False)]
+    found = replace(found, outcomes=(*first, *found.outcomes[len(first) :]))
+    put(to_json(found.to_dict()) if arguments.json else found.to_text())
+    return 0
+
+
+def _fault(what: str, remedy: str) -> UsageError:
+    return UsageError("DIST0151", what, place="tvm-distir compare", remedy=remedy)
+
+
+def _name(task: argparse.Namespace) -> str:
+    """A plan by its path, a strategy by its text."""
+    return str(task.plan or task.strategy)
+
+
+def _tasks(arguments: argparse.Namespace) -> list[argparse.Namespace]:
+    """The options of an analysis for each plan and strategy."""
+    if arguments.system is None:
+        raise _fault("plans and strategies need a system", "Add --system S.")
+    strategies = sum(option == "strategy" for option, _ in arguments.ways)
+    meshes = _meshes(arguments.mesh, strategies)
+    model = arguments.operands[0]
+    tasks = []
+    for option, value in arguments.ways:
+        chosen = {"plan": None, "strategy": None, "mesh": None, option: value}
+        if option == "strategy":
+            chosen["mesh"] = meshes.pop(0)
+        tasks.append(argparse.Namespace(**{**vars(arguments), "model": model, **chosen}))
+    return tasks
+
+
+def _meshes(given: Sequence[str], strategies: int) -> list[str | None]:
+    """The mesh of each strategy."""
+    if len(given) == 1 and strategies:
+        return [given[0]] * strategies
+    if given and len(given) != strategies:
+        raise _fault(
+            f"{len(given)} meshes for {strategies} strategies",
+            "Give one --mesh for all strategies, or one for each.",
+        )
+    return list(given) or [None] * strategies

@@ -1,0 +1,73 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir deploy``: write a distributed model to a folder that runs without a compiler."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from .options import add_model_options, check_model_options, model_inputs
+from .outputs import Outputs, add_force
+from .stages import Stopwatch, load_work, run_passes
+from .terminal import put
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "deploy",
+        help="write a distributed model to a folder: libraries, weights by shards",
+        description=(
+            "Distribute a model, compile it for each mesh, cut its weights into shards, and write "
+            "all to a folder that `tvm-distir run` runs with TVM's runtime alone."
+        ),
+        allow_abbrev=False,
+    )
+    add_model_options(parser)
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="a .safetensors, .npz or .npy file, or a folder of them (default: the model's own)",
+    )
+    parser.add_argument(
+        "-o",
+        dest="folder",
+        required=True,
+        metavar="FOLDER",
+        help="a new or empty folder, or one of `deploy`",
+    )
+    add_force(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load, run the passes, write the folder, say what is in it."""
+    axes = check_model_options(arguments)
+    outputs = Outputs({**model_inputs(arguments), "--weights": arguments.weights})
+    outputs.protect_folder(arguments.folder, "-o")
+    from tvm_distir.execution import deploy, replaceable
+
+    replaceable(Path(os.path.realpath(arguments.folder)), arguments.force)
+    watch = Stopwatch()
+    work = load_work(arguments, axes, watch)
+    local = run_passes(work, watch, keep=False)
+    with watch.stage("deploy"):
+        weights = arguments.weights or work.model.read_weights()
+        made = deploy(local, arguments.folder, weights, force=arguments.force)
+    inputs = [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in made.inputs]
+    files = {name: size for name, (size, _) in made.manifest.files.items()}
+    if arguments.json:
+        told = {"schema_version": 1, "folder": str(made.folder), "inputs": inputs, "files": files}
+        put(json.dumps({**told, "timings_s": watch.timings_s}, indent=1) + "\n")
+        return 0
+    ranks = sum(len(e.ranks) for e in made.entries)
+    lines = [f"{made.folder}: {len(made.entries)} meshes, {ranks} devices"]
+    lines += [f"  {name}  {size:,} bytes" for name, size in files.items()]
+    lines += [f"  a run needs {item['name']}: {item['dtype']}{item['shape']}" for item in inputs]
+    put("\n".join(lines) + "\n")
+    return 0

@@ -1,0 +1,95 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The forms in which `convert` writes modules, by how the file ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_distir.support import UsageError
+
+from .opt import script
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of modules.
+
+    Attributes
+    ----------
+    ending : str
+        Of the file.
+    what : str
+        What it is.
+    write : callable
+        Gives the content from a module.
+    level : str, optional
+        The only one that it can say; None: any.
+    """
+
+    ending: str
+    what: str
+    write: Callable[[Any], str | bytes]
+    level: str | None = None
+
+
+def _json(mod: Any) -> str:
+    import tvm
+
+    return str(tvm.ir.save_json(mod)) + "\n"
+
+
+def _program(mod: Any) -> str:
+    from tvm_distir.performance import export
+
+    return export(mod).to_json() + "\n"
+
+
+def _stablehlo(mod: Any) -> str:
+    from tvm_distir.models import to_stablehlo
+
+    return to_stablehlo(mod)
+
+
+def _plain(mod: Any) -> str:
+    from tvm_distir.models import to_stablehlo
+
+    return to_stablehlo(mod, composites=False)
+
+
+def _shard(mod: Any) -> str:
+    from tvm_distir.models import to_stablehlo
+
+    return to_stablehlo(mod, "shard")
+
+
+FORMS = (
+    Form(".py", "TVMScript", script),
+    Form(".program.json", "the program that `simulate` takes", _program, "local"),
+    Form(".json", "TVM's JSON of the module", _json),
+    Form(".shard.mlir", "StableHLO in MLIR's dialect shard", _shard),
+    Form(".plain.mlir", "StableHLO without composites", _plain),
+    Form(".mlir", "StableHLO, with shardings or collectives", _stablehlo),
+)
+"""All of them; the first one whose ending fits is taken."""
+
+
+def form_of(path: str) -> Form:
+    """The form of a path.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for an ending of no form.
+    """
+    for form in FORMS:
+        if path.lower().endswith(form.ending):
+            return form
+    raise UsageError(
+        "DIST0152",
+        f"{path} ends as no form of modules does",
+        place="OUT",
+        remedy=f"End it with {', '.join(form.ending for form in FORMS)}.",
+    )

@@ -1,0 +1,148 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Help that is made when it is shown: what there is by name, other packages' things included."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .terminal import put
+
+if TYPE_CHECKING:
+    from tvm_distir.support import Option
+
+_WIDTH = 100
+
+
+def get_to_work() -> None:
+    """Import TVM and tell it of our ops: before anything of the package is used that needs it."""
+    from tvm_distir.interface.registration import register
+
+    register()
+
+
+class _Late:
+    """A text that is made when it is formatted."""
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        get_to_work()
+        return self.text()
+
+
+class LateHelp(argparse.Action):
+    """Stores a value. Its help text is asked for when it is shown, not before.
+
+    Parameters
+    ----------
+    late : callable
+        Gives the text.
+    """
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, late: Callable[[], str], **options: Any
+    ) -> None:
+        super().__init__(option_strings, dest, **{**options, "help": "%(late)s"})
+        self.late = _Late(late)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any
+    ) -> None:
+        """Store the value."""
+        setattr(namespace, self.dest, values)
+
+
+class _Listing(argparse.Action):
+    """Prints a text and ends the command."""
+
+    def __init__(self, option_strings: Any, dest: str, **options: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
+
+    def text(self) -> str:
+        """The text."""
+        raise NotImplementedError
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Print it."""
+        get_to_work()
+        put(self.text())
+        parser.exit()
+
+
+class HelpPasses(_Listing):
+    """Prints the passes."""
+
+    def text(self) -> str:
+        """Every pass with its levels, what it does, and its options."""
+        from tvm_distir.transforms import find_pass, pass_names
+
+        found = ((name, find_pass(name)) for name in pass_names())
+        return "".join(
+            entry(f"{name} ({info.levels})", info.summary, info.options) for name, info in found
+        )
+
+
+class HelpStrategies(_Listing):
+    """Prints the strategies."""
+
+    def text(self) -> str:
+        """Every strategy, what it does, and its options."""
+        from tvm_distir.planning import find_strategy, strategy_names
+
+        found = ((name, find_strategy(name)) for name in strategy_names())
+        return "".join(entry(name, info.summary, info.options) for name, info in found)
+
+
+def strategy_names() -> Iterable[str]:
+    """Names of all strategies."""
+    from tvm_distir.planning import strategy_names as names
+
+    return names()
+
+
+def optimizer_names() -> Iterable[str]:
+    """Names of all optimizers."""
+    from tvm_distir.transforms import optimizer_names as names
+
+    return names()
+
+
+def system_help() -> str:
+    """What ``--system`` takes."""
+    from tvm_distir.core import system_names
+
+    return f"a system: {', '.join(system_names())}, or a .json file"
+
+
+def pass_names() -> Iterable[str]:
+    """Names of all passes."""
+    from tvm_distir.transforms import pass_names as names
+
+    return names()
+
+
+def entry(title: str, summary: str, options: Mapping[str, Option]) -> str:
+    """One thing of a listing: a line with its title, what it does, and a line per option."""
+    lines = [title, *_wrapped(summary, 4)]
+    for option in options.values():
+        default = f"={option.default_text}" if option.default_text else ""
+        lines.append(f"    {option.name}{default} ({option.kind.word})")
+        lines += _wrapped(option.help, 8)
+    return "\n".join([*lines, ""])
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    margin = " " * indent
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,156 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir opt``: run chosen passes over a TVMScript file and print the result."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from .help import HelpPasses, LateHelp, get_to_work, pass_names
+from .options import add_dim_option
+from .outputs import Outputs
+from .stages import Stopwatch, load_plan, load_system
+from .terminal import put, say
+from .values import parse_dims
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "opt",
+        help="run passes over a TVMScript file",
+        description="Run passes over a TVMScript file and print the resulting module.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "input",
+        metavar="in.py",
+        help="a .py file that holds one module, a .onnx, .pt2 or .mlir file, or zoo:NAME",
+    )
+    parser.add_argument(
+        "-p",
+        "--passes",
+        action=LateHelp,
+        required=True,
+        metavar="P{k=v,...},P,...",
+        late=lambda: f"passes with their options, of {', '.join(pass_names())}",
+    )
+    parser.add_argument(
+        "--help-passes", action=HelpPasses, help="print the passes with their options and exit"
+    )
+    parser.add_argument("--plan", metavar="P.json", help="the plan for annotate{plan=...}")
+    parser.add_argument(
+        "--system", metavar="S", help="a system's name, or a .json file: whose times decide"
+    )
+    add_dim_option(parser)
+    parser.add_argument("-o", dest="output", metavar="out.py", help="write here, not to stdout")
+    parser.add_argument(
+        "--print-after-all", action="store_true", help="print the module after each pass to stderr"
+    )
+    parser.add_argument(
+        "--verify-each", action="store_true", help="check the module's level after each pass"
+    )
+    parser.add_argument(
+        "--traffic",
+        action="store_true",
+        help="print the collectives before and after each pass to stderr",
+    )
+    parser.add_argument("--time-passes", action="store_true", help="print the times to stderr")
+    parser.set_defaults(run=run, registers=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read, run the passes in the order given, print."""
+    from tvm_distir.models import check_model
+    from tvm_distir.transforms import levels_after, parse_passes
+
+    dims = parse_dims(arguments.dim)
+    specs = parse_passes(arguments.passes, "-p")
+    levels = levels_after(specs, "-p")
+    check_model(arguments.input)
+    get_to_work()
+    outputs = Outputs(_inputs(arguments, specs))
+    target = outputs.promise(arguments.output, "-o")
+    watch = Stopwatch()
+    with watch.stage("read"):
+        from tvm_distir.core import check_level
+        from tvm_distir.models import load_model
+
+        given = {} if arguments.plan is None else {"plan": load_plan(arguments.plan, None)}
+        system = load_system(arguments, watch)
+        if system is not None:
+            given["system"] = system
+        steps = [spec.make(**given) for spec in specs]
+        mod = load_model(arguments.input, dims=dims).mod
+    for spec, step, level in zip(specs, steps, levels, strict=True):
+        before, name = mod, spec.name
+        with watch.stage(name):
+            mod = step(mod)
+        if arguments.traffic:
+            say(_change(name, before, mod))
+        if arguments.print_after_all:
+            say(f"# after {spec}\n{script(mod)}")
+        if arguments.verify_each and level is not None:
+            with watch.stage("verify-each"):
+                check_level(mod, level)
+    with watch.stage("print"):
+        text = script(mod)
+    if target is None:
+        put(text)
+    else:
+        outputs.add(target, text)
+        outputs.commit()
+    if arguments.time_passes:
+        for stage, took_s in watch.timings_s.items():
+            say(f"{took_s:9.4f} s  {stage}")
+    return 0
+
+
+def _inputs(arguments: argparse.Namespace, specs: Iterable[Any]) -> dict[str, str | None]:
+    """Paths that are read, options of passes included."""
+    from tvm_distir.models import model_file
+
+    found = {
+        f"{key} of {spec.name}": value
+        for spec in specs
+        for key, value in spec.options.items()
+        if key in ("plan", "system") and isinstance(value, str)
+    }
+    given = {"--plan": arguments.plan, "--system": arguments.system}
+    return {"in.py": model_file(arguments.input), **given, **found}
+
+
+def _change(name: str, before: Any, after: Any) -> str:
+    from tvm_distir.transforms import Change, traffic
+
+    return Change(name, traffic(before), traffic(after)).to_text()
+
+
+_METADATA = 'metadata = tvm.ir.load_json("""'
+_LONG = 4000
+_PIECE = re.compile(r"(?:[^\\]|\\.){1,1000}")
+"""A part of a line that cuts no escape."""
+
+
+_NO_MODE = re.compile(r'(R\.grad\.take_backward\([^\n]*?), mode=""\)')
+
+
+def script(mod: Any) -> str:
+    """The module as TVMScript that parses back, ending with a newline.
+
+    Constants stand in its metadata, a text that TVM writes with one line for all bytes of each:
+    such a line is continued, by backslashes that Python leaves out when it reads the text. TVM also
+    writes an attribute of ``take_backward`` that its parser does not take; it is always empty.
+    """
+    text = str(mod.script(show_meta=True)).rstrip("\n") + "\n"
+    text = _NO_MODE.sub(r"\1)", text)
+    start = text.find(_METADATA)
+    if start < 0:
+        return text
+    end = text.index('""")', start + len(_METADATA))
+    lines = text[start:end].split("\n")
+    short = ("\\\n".join(_PIECE.findall(one)) if len(one) > _LONG else one for one in lines)
+    return text[:start] + "\n".join(short) + text[end:]

@@ -1,0 +1,338 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Output files: promised before the work, written whole or not at all after it.
+
+No output takes the place of a file that the command reads, or of another output, however its
+path is spelled. A file in a folder of outputs is replaced only if a command wrote it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import glob
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from tvm_distir.support import RECORD, OutputRecord, UsageError
+
+from .terminal import put
+
+Content = str | bytes | Callable[[str], object]
+"""A file's content, or a function that writes it to the path it is given."""
+
+
+def _fault(path: Path, what: str, option: str) -> UsageError:
+    return UsageError(
+        "DIST0153",
+        f"{path} cannot be written: {what}",
+        place=option,
+        remedy="Name a path in an existing folder that you may write to.",
+    )
+
+
+def _usable(path: str, option: str) -> Path:
+    """The path; refused (DIST0153) where none can be so: too long a name, links in a circle."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _fault(Path(path), reason, option) from error
+    return Path(path)
+
+
+def _check_folder(folder: Path, path: Path, option: str) -> None:
+    """Refuse a folder in which no file can be made."""
+    if not folder.exists():
+        raise _fault(path, f"the folder {folder} does not exist", option)
+    if not folder.is_dir():
+        raise _fault(path, f"{folder} is not a folder", option)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _fault(path, f"the folder {folder} is not writable", option)
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:  # such as /proc, which tells root that it is writable
+        reason = error.strerror or str(error)
+        raise _fault(path, f"the folder {folder} takes no new file ({reason})", option) from error
+
+
+def _overwrites(option: str, target: Path, other: str) -> UsageError:
+    return UsageError(
+        "DIST0151",
+        f"{target} is read by the command ({other}), and would be overwritten",
+        place=option,
+        remedy="Name another path for the output.",
+    )
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths lead to the same file, by links too; a missing one is no other's."""
+    try:
+        return os.path.samefile(one, other)
+    except (OSError, ValueError):
+        return False
+
+
+def _keys(target: Path) -> tuple[tuple[object, ...], ...]:
+    """By which a file is known: its own number, if it is there, and its name in its folder."""
+    found: list[tuple[object, ...]] = [(str(target),)]
+    if target.exists():
+        there = target.stat()
+        found.append((there.st_dev, there.st_ino))
+    elif target.parent.exists():
+        folder = target.parent.stat()
+        found.append((folder.st_dev, folder.st_ino, target.name))
+    return tuple(found)
+
+
+class Outputs:
+    """The files that one command leaves behind.
+
+    ``promise*`` check a path before the long work and remember it, ``add`` gives it its content,
+    and ``commit`` writes everything: first all files under temporary names beside their
+    targets, then each is moved into its place. Where anything fails before the first move,
+    nothing is left behind.
+
+    Parameters
+    ----------
+    reads : mapping of str to path, optional
+        What the command reads, files or folders, by the option that names it; None for an option
+        that is not given.
+    force : bool
+        Whether files of a folder may be replaced that no command wrote.
+    """
+
+    def __init__(
+        self, reads: Mapping[str, str | None] | None = None, *, force: bool = False
+    ) -> None:
+        self._reads = {option: Path(path) for option, path in (reads or {}).items() if path}
+        self._promised: dict[tuple[object, ...], str] = {}
+        self._force = force
+        self._folders: dict[Path, str] = {}
+        self._named: set[Path] = set()
+        self._content: list[tuple[Path, Content]] = []
+
+    def promise(self, path: str | None, option: str) -> Path | None:
+        """Check that a file can be written at ``path``.
+
+        Parameters
+        ----------
+        path : str or None
+            As given on the command line; None when the option was not given.
+        option : str
+            The option's name, for messages.
+
+        Raises
+        ------
+        UsageError
+            DIST0153 for a path that cannot be written, DIST0151 for one that the command reads, or
+            that is named twice.
+        """
+        if path is None:
+            return None
+        if not path:
+            raise UsageError("DIST0152", "the path is empty", place=option, remedy="Name a file.")
+        if path == "-":
+            raise UsageError(
+                "DIST0152",
+                '"-" is not taken for standard output here',
+                place=option,
+                remedy="Write /dev/stdout for that, or ./- for a file of this name.",
+            )
+        target = _usable(path, option)
+        if target.is_dir():
+            raise _fault(target, "it is a folder", option)
+        if target.exists() and not os.access(target, os.W_OK):
+            raise _fault(target, "the file is not writable", option)
+        if _regular(target):
+            target = Path(os.path.realpath(path))
+            _check_folder(target.parent, target, option)
+        self._claim(target, option)
+        self._named.add(target)
+        return target
+
+    def promise_folder(
+        self,
+        path: str | None,
+        option: str,
+        files: Iterable[str] = (),
+        claims: Iterable[str] = (),
+    ) -> Path | None:
+        """Check that ``files`` can be written into the folder ``path``, which is made if missing.
+
+        ``files`` are names, or patterns as ``*.json`` of names that are not known yet; ``claims``
+        are names that no other output may have, and that something else writes. Errors as in
+        :meth:`promise`.
+
+        Raises
+        ------
+        OutputError
+            DIST0160 where one of them is there that no command wrote.
+        """
+        if path is None:
+            return None
+        if not path:
+            raise UsageError("DIST0152", "the path is empty", place=option, remedy="Name a folder.")
+        folder = Path(os.path.realpath(_usable(path, option)))
+        if folder.exists():
+            _check_folder(folder, folder, option)
+        else:
+            _check_folder(folder.parent, folder, option)
+        self._folders[folder] = option
+        names = tuple(files)
+        for target in (folder, *(folder / name for name in (*names, *claims))):
+            self._claim(target, option)
+        if not self._force:
+            OutputRecord(folder).check(names, option)
+        return folder
+
+    def protect_folder(self, path: str, option: str) -> None:
+        """Refuse (DIST0151) a folder that is emptied when it is written, and holds what is read."""
+        folder = Path(os.path.realpath(_usable(path, option)))
+        for other, read in self._reads.items():
+            real = Path(os.path.realpath(read))
+            if folder.is_dir() and any(_same(folder, one) for one in (real, *real.parents)):
+                raise _overwrites(option, folder, other)
+
+    def _claim(self, target: Path, option: str) -> None:
+        if target.exists() and not (target.is_file() or target.is_dir()):
+            return  # a device takes several outputs
+        for other, read in self._reads.items():
+            inside = target.is_file() and read.is_dir() and _same(target.parent, read)
+            if inside or _same(target, read):
+                raise _overwrites(option, target, other)
+        keys = _keys(target)
+        before = next((self._promised[key] for key in keys if key in self._promised), None)
+        if before is not None:
+            raise UsageError(
+                "DIST0151",
+                f"{before} and {option} both name {target}",
+                place=option,
+                remedy="Name two different files.",
+            )
+        self._promised.update(dict.fromkeys(keys, option))
+
+    def add(self, path: Path | None, content: Content) -> None:
+        """Set the content of a promised path; a path of None is ignored."""
+        if path is None:
+            return
+        if not any(key in self._promised for key in _keys(path)):
+            self._claim(path, "-o")
+        self._content.append((path, content))
+
+    def commit(self) -> list[Path]:
+        """Write all files; return their paths in the order they were added."""
+        if not self._force:
+            for folder, option in self._folders.items():
+                names = [
+                    glob.escape(path.name)
+                    for path, _ in self._content
+                    if path.parent == folder and path not in self._named
+                ]
+                OutputRecord(folder).check(names, option)
+        made = [folder for folder in self._folders if not folder.exists()]
+        ready: list[tuple[str, Path]] = []
+        done = False
+        where = Path()
+        try:
+            for where in made:
+                where.mkdir()
+            for where, content in self._content:
+                ready.append((_temporary(where), where))
+                _fill(ready[-1][0], content)
+            for temporary, where in ready:
+                _move(temporary, where)
+            self._record()
+            done = True
+        except BrokenPipeError:  # not a fault: the reader wants no more
+            raise
+        except OSError as error:
+            raise _fault(where, error.strerror or str(error), "output") from error
+        finally:
+            for temporary, _ in ready:
+                if os.path.exists(temporary):
+                    os.unlink(temporary)
+            if not done:
+                for folder in made:
+                    if folder.is_dir() and not any(folder.iterdir()):
+                        folder.rmdir()
+        return [path for path, _ in self._content]
+
+    def _record(self) -> None:
+        """Note what was written where a folder holds a record, or is one of outputs."""
+        names: dict[Path, list[str]] = {}
+        for path, _ in self._content:
+            if path.parent in self._folders or (path.parent / RECORD).is_file():
+                names.setdefault(path.parent, []).append(path.name)
+        for folder, found in names.items():
+            OutputRecord(folder).add(found)
+
+
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Add the option that allows to replace files of the user."""
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace files in the folder of outputs that tvm-distir did not write",
+    )
+
+
+_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+
+
+def _regular(path: Path) -> bool:
+    """Whether ``path`` is, or will be, an ordinary file (no device, no pipe, not stdout)."""
+    return str(path) not in _STDOUT and (not path.exists() or path.is_file())
+
+
+def _temporary(path: Path) -> str:
+    """Make an empty file beside ``path`` (in the system's folder where ``path`` is a device)."""
+    folder = str(path.parent) if _regular(path) else None
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=folder)
+    os.close(handle)
+    return name
+
+
+def _fill(temporary: str, content: Content) -> None:
+    if callable(content):
+        content(temporary)
+        return
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    with open(temporary, "wb") as stream:
+        stream.write(data)
+
+
+def _opened(path: Path) -> int:
+    """Descriptor of a device or a pipe; OSError for a pipe that nobody reads, which would wait."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            error.strerror = "nobody reads the pipe"
+        raise
+    os.set_blocking(handle, True)
+    return handle
+
+
+def _move(temporary: str, path: Path) -> None:
+    """Put a finished file in its place, with the mode an ordinary new file has."""
+    if str(path) in _STDOUT:  # results follow there: opened anew it might be overwritten
+        put(Path(temporary).read_text(encoding="utf-8"))
+        return
+    if not _regular(path):
+        with open(temporary, "rb") as source, os.fdopen(_opened(path), "wb") as target:
+            target.write(source.read())
+        return
+    if path.exists():
+        mode = stat.S_IMODE(path.stat().st_mode)
+    else:
+        umask = os.umask(0)
+        os.umask(umask)
+        mode = 0o666 & ~umask
+    os.chmod(temporary, mode)
+    os.replace(temporary, path)

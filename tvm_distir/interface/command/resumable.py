@@ -1,0 +1,64 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands share that look at many configurations and may go on later: search, sweep."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tvm_distir.support import UsageError
+
+from .help import get_to_work
+from .options import asked_by
+from .outputs import Outputs
+from .stages import STRATEGY_FAULTS, Stopwatch, load_system
+
+
+def check_resume(arguments: argparse.Namespace, written: str | None, name: str) -> None:
+    """Refuse (DIST0151) ``--resume`` where ``-o``, whose value is ``written``, is not given."""
+    if arguments.resume and written is None:
+        remedy = f"Name the {'folder' if name == 'DIR' else 'file'}: -o {name}."
+        raise UsageError("DIST0151", "--resume needs -o", place="--resume", remedy=remedy)
+
+
+def outputs_of(arguments: argparse.Namespace, others: Mapping[str, str | None]) -> Outputs:
+    """Outputs beside MODEL, which is looked for, the system, and ``others`` that are read."""
+    from tvm_distir.models import check_model, model_file
+
+    check_model(arguments.model)
+    reads = {"MODEL": model_file(arguments.model), **others, "--system": arguments.system}
+    return Outputs(reads, force=getattr(arguments, "force", False))
+
+
+def begin(arguments: argparse.Namespace, option: str, strategy: str | None) -> Any:
+    """Import TVM; load the system, and read the strategy that an option names, if any."""
+    get_to_work()
+    system = load_system(arguments, Stopwatch())
+    if strategy:
+        from tvm_distir.planning import parse
+
+        with asked_by(option, *STRATEGY_FAULTS):
+            parse(strategy)
+    return system
+
+
+def settings_of(
+    arguments: argparse.Namespace,
+    system: Any,
+    names: Iterable[str],
+    files: Mapping[str, str | None],
+) -> dict[str, Any]:
+    """All that results depend on: options by name, what the system and files hold."""
+    from tvm_distir.models import model_file
+
+    found: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    found["system"] = hashlib.sha256(repr(system).encode()).hexdigest()
+    for name, path in {"model": model_file(arguments.model), **files}.items():
+        if path:
+            content = Path(path).read_bytes()
+            found[f"{name}_content"] = hashlib.sha256(content).hexdigest()
+    return found

@@ -1,0 +1,100 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir simulate``: predict a step of an exported program on a system."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any
+
+from .exporting import ALLOCATORS_HELP, add_kernels
+from .help import LateHelp, system_help
+from .options import asked_by
+from .outputs import Outputs, add_force
+from .stages import Stopwatch
+from .terminal import put, put_page, wants_colour
+from .traces import add_trace, promise_trace, write_trace
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "simulate",
+        help="predict a step of an exported program",
+        description="Predict time, memory and traffic of an exported program on a system.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("program", metavar="program.json", help="as `analyze -o DIR` writes it")
+    parser.add_argument("--system", action=LateHelp, required=True, metavar="S", late=system_help)
+    parser.add_argument(
+        "--blocking",
+        action="store_true",
+        help="let collectives that are not split into start and done stop the compute stream",
+    )
+    add_kernels(parser)
+    parser.add_argument(
+        "--contention",
+        action="store_true",
+        help="let messages and collectives of a step in stages share the links on which they meet",
+    )
+    parser.add_argument("--allocator", metavar="A", default="framework", help=ALLOCATORS_HELP)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    add_trace(parser)
+    add_force(parser)
+    parser.set_defaults(run=run)
+
+
+def command_line(arguments: argparse.Namespace) -> str:
+    """The command that gives the same prediction again, without its output files."""
+    words = ["tvm-distir", "simulate", arguments.program, "--system", arguments.system]
+    words += ["--blocking"] if arguments.blocking else []
+    words += ["--contention"] if arguments.contention else []
+    return shlex.join([*words, *(["--kernels", arguments.kernels] if arguments.kernels else [])])
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load, simulate, print."""
+    outputs = Outputs(
+        {"PROGRAM": arguments.program, "--system": arguments.system}, force=arguments.force
+    )
+    trace = promise_trace(arguments, outputs)
+    watch = Stopwatch()
+    with watch.stage("load"):
+        from tvm_distir.core import System
+        from tvm_distir.interface.report.collect import analysis_of
+        from tvm_distir.interface.report.document import to_dict, to_json
+        from tvm_distir.interface.report.text import to_text
+        from tvm_distir.interface.report.verdict import check_fits, to_verdict
+        from tvm_distir.performance import Program, simulate
+
+        with asked_by("--system", "DIST0701"):
+            system = System.load(arguments.system)
+        program = Program.load(arguments.program)
+    with watch.stage("simulate"):
+        with asked_by("--kernels", "DIST0701"):
+            result = simulate(
+                program,
+                system,
+                blocking=arguments.blocking,
+                kernels=arguments.kernels,
+                allocator=arguments.allocator,
+                contention=arguments.contention,
+            )
+    analysis = analysis_of(
+        result,
+        program,
+        system,
+        model=arguments.program,
+        command=command_line(arguments),
+        timings_s=watch.timings_s,
+    )
+    write_trace(trace, outputs, result)
+    outputs.commit()
+    if arguments.json:
+        put(to_json(to_dict(analysis)))
+    else:
+        colour = wants_colour()
+        put_page(to_text(analysis, colour), to_verdict(analysis, colour))
+    check_fits(analysis)
+    return 0

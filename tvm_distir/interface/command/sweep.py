@@ -1,0 +1,179 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir sweep``: many configurations of a model in, their predicted steps out."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tvm_distir.support import UsageError, shortened
+
+from .options import TRAINING, add_dim_option, add_system, add_training, asked_by, check_training
+from .resumable import begin, check_resume, outputs_of, settings_of
+from .terminal import put, say
+from .training import training_keywords
+from .values import parse_dims
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "sweep",
+        help="predict the step of a model in many configurations",
+        description=(
+            "Predict time and memory of a model's step for each row of a CSV file, or for all "
+            "combinations of a grid: sizes of the model, parallelism, micro-batches, schedule, "
+            "recomputation, ZeRO."
+        ),
+        allow_abbrev=False,
+    )
+    parser.set_defaults(registers=True)
+    parser.add_argument(
+        "model", metavar="MODEL", help="a .onnx or .pt2 file, or zoo:NAME?key=value,..."
+    )
+    parser.add_argument("--rows", metavar="FILE.csv", help="configurations, one a row")
+    parser.add_argument(
+        "--grid",
+        action="append",
+        metavar="COLUMN=V,V,...",
+        help="values of a column, as tp=1,2,4; given again, all combinations are taken",
+    )
+    add_dim_option(parser)
+    add_system(parser, required=True)
+    add_training(parser)
+    parser.add_argument(
+        "--tensor",
+        metavar="STRATEGY",
+        default="",
+        help="strategy of tp (megatron for transformers of the zoo, else tensor_parallel)",
+    )
+    parser.add_argument(
+        "--cuts",
+        metavar="C",
+        default="layers",
+        help="layers: stages of equally many layers (the default); work: of equal work",
+    )
+    parser.add_argument(
+        "--decide",
+        metavar="D",
+        default="bytes",
+        help="what decides what strategies leave open: bytes (the default), or times of the system",
+    )
+    parser.add_argument(
+        "--row-by-row",
+        action="store_true",
+        help="take every row through the whole pipeline, also where many are alike",
+    )
+    parser.add_argument(
+        "--cache", metavar="DIR", help="folder in which programs of samples are kept"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with the rows in -o FILE")
+    parser.add_argument("-o", dest="output", metavar="FILE.csv", help="write the rows, as found")
+    parser.set_defaults(run=run)
+
+
+def grid_of(items: list[str] | None) -> dict[str, list[str]]:
+    """Read the values of ``--grid``.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for another form, no value, or a column that stands twice.
+    """
+    found: dict[str, list[str]] = {}
+    for item in items or []:
+        name, equals, text = (word.strip() for word in item.partition("="))
+        values = [value.strip() for value in text.split(",")]
+        what = None
+        if not name or not equals or not all(values):
+            what = f'"{shortened(item)}" is not COLUMN=VALUE,VALUE,...'
+        elif name in found:
+            what = f'the column "{shortened(name)}" stands twice'
+        if what is not None:
+            raise UsageError("DIST0152", what, place="--grid", remedy="Write --grid tp=1,2,4.")
+        found[name] = values
+    return found
+
+
+_SETTINGS = (
+    *("model", "dim", "train", *(name for name in TRAINING if name != "recompute")),
+    *("tensor", "cuts", "decide"),
+)
+"""Options that predictions depend on beside their rows, for a sweep that goes on later."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict the rows, write or print them."""
+    dims, grid = parse_dims(arguments.dim), grid_of(arguments.grid)
+    arguments.recompute = None
+    check_training(arguments)
+    if bool(grid) == (arguments.rows is not None):
+        both = "--rows and --grid are both given" if grid else "neither --rows nor --grid"
+        raise UsageError(
+            "DIST0151", both, place="tvm-distir sweep", remedy="Give exactly one of them."
+        )
+    check_resume(arguments, arguments.output, "FILE.csv")
+    outputs = outputs_of(arguments, {"--rows": arguments.rows})
+    path = outputs.promise(arguments.output, "-o")
+    system = begin(arguments, "--tensor", arguments.tensor)
+    from tvm_distir import __version__
+    from tvm_distir.planning import sweep
+
+    settings = {**settings_of(arguments, system, _SETTINGS, {}), "version": __version__}
+    with asked_by("--grid", *(["DIST0750"] if grid else [])), _named_by_options():
+        result = sweep(
+            arguments.model,
+            grid or arguments.rows,
+            system,
+            train=training_keywords(arguments) if arguments.train else None,
+            tensor=arguments.tensor,
+            cuts=arguments.cuts,
+            decide=arguments.decide,
+            dims=dims,
+            output=path,
+            resume=arguments.resume,
+            settings=settings,
+            structures=not arguments.row_by_row,
+            cache=arguments.cache,
+            on_progress=_progress,
+        )
+    if result.checked:
+        say(_checks(result.checked))
+    if path is None:
+        put(result.to_csv())
+    else:
+        say(f"wrote {path}")
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return 0
+
+
+@contextmanager
+def _named_by_options() -> Iterator[None]:
+    """Say options where an error names what they are in Python."""
+    try:
+        yield
+    except UsageError as error:
+        if error.place not in ("cuts", "decide"):
+            raise
+        raise error.placed(lambda place: f"--{place}") from error
+
+
+def _progress(progress: Any) -> None:
+    """Say how far the sweep has come."""
+    impossible = f", {progress.impossible:,} impossible" if progress.impossible else ""
+    found = f"; {progress.structures:,} structures" if progress.structures else ""
+    say(f"{progress.done:,} of {progress.rows:,} rows{impossible}{found}")
+    while progress.notes:
+        say(progress.notes.pop(0))
+
+
+def _checks(found: Any) -> str:
+    """What came of the rows that were taken through the whole pipeline too."""
+    equal = sum(one.equal for one in found)
+    most = [max(abs(one.shares[k]) for one in found) for k in range(2)]
+    differ = f"; at most {most[0]:.2%} in time and {most[1]:.2%} in memory" * (equal < len(found))
+    return f"checked {len(found):,} rows against the whole pipeline: {equal:,} equal{differ}"

@@ -1,0 +1,136 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The two streams of the command: results on stdout, messages on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+from typing import TextIO
+
+from tvm_distir.support import UsageError, printable
+
+from .progress import clear_line
+
+_CHUNK = 4096
+"""Characters that are written at once."""
+
+
+def open_closed_streams() -> None:
+    """Give the standard streams that the process was started without to the null device.
+
+    Otherwise the next file that is opened gets the number of, say, stderr, and what C++ code
+    prints there goes into it. ``sys.stdout`` stays None, so that :func:`put` can tell.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def wants_colour() -> bool:
+    """Whether stdout is a terminal and nobody asked for plain text (``NO_COLOR``, ``TERM``)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return _is_terminal()
+
+
+_KEPT = "\n\t"
+_COLOURS = re.compile("(\x1b\\[[0-9]{1,2}m)")
+
+
+def _harmless(text: str) -> str:
+    """Results as a terminal gets them: of what it would obey, lines and colours only."""
+    parts = _COLOURS.split(text) if wants_colour() else [text]
+    return "".join(part if i % 2 else printable(part, _KEPT) for i, part in enumerate(parts))
+
+
+def put(text: str) -> None:
+    """Print results to stdout, completely; what a terminal would obey is shown, not sent.
+
+    Raises
+    ------
+    UsageError
+        DIST0153 where stdout is closed, or cannot take them.
+    BrokenPipeError
+        Where its reader has gone.
+    """
+    if sys.stdout is None:
+        raise _unwritable("it is closed")
+    encoding = sys.stdout.encoding or "utf-8"
+    if _is_terminal():
+        text = _harmless(text)
+    clear_line()
+    known = text.encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        # Of one large text, an unbuffered stdout (PYTHONUNBUFFERED) drops what a pipe whose
+        # reader goes has not taken, without a word.
+        for start in range(0, len(known), _CHUNK):
+            sys.stdout.write(known[start : start + _CHUNK])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        forget(sys.stdout)
+        raise _unwritable(error.strerror or str(error)) from error
+
+
+def put_page(text: str, verdict: str) -> None:
+    """Print results; on a terminal that does not hold them, what came out once more at the end.
+
+    Parameters
+    ----------
+    text : str
+        Begins with the verdict.
+    verdict : str
+    """
+    rows = shutil.get_terminal_size((80, 24)).lines
+    again = _is_terminal() and text.count("\n") >= rows
+    put(f"{text}\n{verdict}" if again else text)
+
+
+def _unwritable(why: str) -> UsageError:
+    return UsageError(
+        "DIST0153",
+        f"the results cannot be written: {why}",
+        place="standard output",
+        remedy="Send it to a file with enough room, or to /dev/null.",
+    )
+
+
+def say(message: str) -> None:
+    """Print a message to stderr; one that stderr cannot take is lost, for there is no other place.
+
+    Names in it may hold control characters: these are shown, not sent.
+
+    Raises
+    ------
+    BrokenPipeError
+        Where its reader has gone.
+    """
+    clear_line()
+    try:
+        print(printable(message, _KEPT), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        forget(sys.stderr)
+
+
+def forget(stream: TextIO | None) -> None:
+    """Send what a stream still holds to the null device: Python would complain at its end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no file behind it
+        number = stream.fileno() if stream is not None else -1
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, number)
+        os.close(nowhere)

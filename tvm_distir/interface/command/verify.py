@@ -1,0 +1,71 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir verify``: run the distributed program and the original, and compare."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .options import add_model_options, asked_by, check_model_options
+from .stages import Stopwatch, load_work, run_passes
+from .terminal import put, wants_colour
+from .values import parse_seed
+
+ENGINES = ("virtual", "threads", "processes", "mpi", "xla")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "verify",
+        help="prove a distributed model equal to the original by running both",
+        description="Run the distributed program and the original on the same inputs and compare.",
+        allow_abbrev=False,
+    )
+    add_model_options(parser)
+    parser.add_argument(
+        "--engine", required=True, metavar="E", help=f"how to run it: {', '.join(ENGINES)}"
+    )
+    parser.add_argument("--seed", default="0", metavar="N", help="of the inputs drawn (0)")
+    parser.add_argument(
+        "--exact", action="store_true", help="draw from {-2..2} and demand bit equality"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load, run both, compare. A difference is printed as a result, then raised (exit code 70)."""
+    axes = check_model_options(arguments)
+    seed = parse_seed(arguments.seed)
+    watch = Stopwatch()
+    with watch.stage("load"):
+        from tvm_distir.execution import draw_inputs, engine, verify
+        from tvm_distir.interface.report.document import to_json
+        from tvm_distir.interface.report.verification import verdict_dict, verdict_text
+
+        with asked_by("--engine", "DIST0601"):
+            chosen = engine(arguments.engine)
+        chosen.check_available()
+    work = load_work(arguments, axes, watch)
+    with watch.stage("draw"):
+        weights = {} if arguments.exact else work.model.read_weights()
+        inputs = draw_inputs(work.model.mod, seed=seed, exact=arguments.exact, weights=weights)
+    local = run_passes(work, watch, keep=False)
+    with watch.stage("verify"):
+        outcome = verify(
+            work.model.mod,
+            work.plan,
+            engine=chosen,
+            seed=seed,
+            exact=arguments.exact,
+            inputs=inputs,
+            dist=local,
+        )
+    if arguments.json:
+        put(to_json(verdict_dict(outcome, arguments.model, watch.timings_s)))
+    else:
+        put(verdict_text(outcome, arguments.model, watch.timings_s, wants_colour()))
+    outcome.check()
+    return 0

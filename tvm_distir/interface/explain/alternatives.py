@@ -1,0 +1,147 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What other placements of a value would cost: each is pinned and the module solved again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import Costs, Decision, OpenLabels, R, fits, handle, placement_text, propagate
+from tvm_distir.support import DistIRError
+
+from .findings import AxisReason, ExplainedCollective, OtherPlacement
+from .instances import InstanceIndex
+from .limits import Limits
+from .pinning import annotate_otherwise, annotated_labels, annotation_of
+from .subject import Subject
+from .traffic import ExecutionTraffic, price_bytes, traffic_of
+
+
+class PlacementTrials:
+    """Solves for other placements of a value.
+
+    Parameters
+    ----------
+    subject : Subject
+    limits : Limits
+        Of the same value: what cannot be is said without solving.
+    costs : Costs, optional
+        The weights propagation decides with.
+    complete : bool
+        Whether it may shard anything that annotations leave open.
+    """
+
+    def __init__(
+        self, subject: Subject, limits: Limits, costs: Costs | None, complete: bool = False
+    ) -> None:
+        self.subject, self.limits, self.costs, self.complete = subject, limits, costs, complete
+
+    def each(
+        self, now: ExecutionTraffic, reasons: tuple[AxisReason, ...]
+    ) -> Iterator[OtherPlacement]:
+        """Every other label along every axis, each solved for."""
+        s = self.subject
+        var = self._variable()
+        if var is None:
+            return
+        fn = s.index.mod[s.target.function]
+        binding = annotation_of(fn, var)
+        labels: OpenLabels = (None,) * len(s.axes)
+        if binding is not None:
+            labels = annotated_labels(fn, binding)
+        for i in range(len(s.axes)):
+            claims = {label for label, _ in reasons[i].claims}
+            current = s.form[i] if labels[i] is None else labels[i]
+            choices: list[int | None] = [*range(len(s.value.shape)), R]
+            if labels[i] is not None:
+                choices.append(None)
+            for label in choices:
+                if label == current:
+                    continue
+                if label is not None and label >= 0:
+                    ranks, taken = s.ranks(i), s.other_ranks(label, i)
+                    if not fits(s.value.shape[label], ranks, taken, True):
+                        text = placement_text((label,))
+                        why = self.limits.size_obstacle(label, i)
+                        asked = text in claims
+                        yield OtherPlacement(
+                            s.axis_name(i), text, text, asked, None, None, impossible=why
+                        )
+                        continue
+                wanted = (*labels[:i], label, *labels[i + 1 :])
+                yield self._alternative(var, wanted, i, now, claims)
+
+    def _variable(self) -> Any:
+        """A variable of the module that holds exactly this value."""
+        s = self.subject
+        g = s.inst.graph
+        known = s.target.var is not None
+        if known and g.env.get(handle(s.target.var)) == (s.v,):
+            return s.target.var
+        keys = (key for key, leaves in g.env.items() if leaves == (s.v,))
+        return next((g.variables[key] for key in keys), None)
+
+    def _alternative(
+        self, var: Any, labels: OpenLabels, i: int, now: ExecutionTraffic, claims: set[str]
+    ) -> OtherPlacement:
+        """The module with the value annotated so, solved."""
+        s = self.subject
+        label, name = labels[i], s.axis_name(i)
+        text = "?" if label is None else placement_text((label,))
+        try:
+            other = annotate_otherwise(
+                s.index.mod,
+                s.target.function,
+                var,
+                s.value.mesh,
+                labels,
+            )
+            decision = propagate(other, self.costs, complete=self.complete)
+        except DistIRError as error:  # the answer to what this placement would cost: it cannot be
+            why = f"{error.code} {error.what}"
+            return OtherPlacement(name, text, text, text in claims, None, None, impossible=why)
+        then = traffic_of(decision)
+        becomes = text
+        if label is None or any(var.same_as(p) for p in other[s.target.function].params):
+            becomes = self._found_label(other, decision, i)
+        kinds = sorted({*now.counts, *then.counts})
+        changes = [
+            ExplainedCollective(
+                kind,
+                axis,
+                then.counts[kind, axis] - now.counts[kind, axis],
+                then.wire_bytes[kind, axis] - now.wire_bytes[kind, axis],
+            )
+            for kind, axis in kinds
+        ]
+        return OtherPlacement(
+            name,
+            text,
+            becomes,
+            text in claims or label in (None, R),
+            price_bytes(then, decision) - price_bytes(now, decision),
+            cost_bytes(decision) - cost_bytes(s.decision),
+            then.total_wire_bytes - now.total_wire_bytes,
+            then.flops - now.flops,
+            then.memory_bytes - now.memory_bytes,
+            then.held_bytes - now.held_bytes,
+            tuple(c for c in changes if c.count or c.wire_bytes),
+        )
+
+    def _found_label(self, other: ir.IRModule, decision: Decision, i: int) -> str:
+        """Label the value gets along axis ``i``; its number is still the same."""
+        s = self.subject
+        found = [
+            placement_text((decision.route(inst, s.v).root[i],))
+            for inst in InstanceIndex(other, decision).specialisations(s.target.function)
+        ]
+        return " or ".join(sorted(set(found)))
+
+
+def cost_bytes(decision: Decision) -> float:
+    """Propagation's cost of a decision, in bytes on the wire."""
+    costs = decision.conversions.costs
+    return (decision.cost << costs.shift) / costs.wire

@@ -1,0 +1,183 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gathers all there is to say about one value."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from tvm import ir
+
+from tvm_distir.core import (
+    AnnotateSharding,
+    Costs,
+    Plan,
+    System,
+    check_level,
+    costs_for,
+    inner_made_private,
+    lift_branches,
+    local_shape,
+    mesh_names,
+    mesh_shape,
+    nominal,
+    open_dims,
+    placement_text,
+    propagate,
+)
+
+from .alternatives import PlacementTrials, cost_bytes
+from .explanation import Explanation
+from .findings import ExplainedCollective, Move
+from .instances import InstanceIndex
+from .limits import Limits
+from .picture import picture
+from .reasons import Reasons
+from .subject import Subject
+from .traffic import conversions, moves_of, price_bytes, traffic_of
+
+_IMMEDIATE = re.compile(r"T\.int64\((-?\d+)\)")
+"""How TVM prints a number in an extent."""
+
+
+def explain(
+    mod: ir.IRModule,
+    value: str,
+    *,
+    plan: Plan | None = None,
+    costs: Costs | None = None,
+    system: System | str | None = None,
+    prices: bool = True,
+) -> Explanation:
+    """Say why propagation places a value as it does, and what other placements would cost.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Level 2 (annotated), or level 1 with a plan. It is not changed.
+    value : str
+        A variable (``lv19``), one of a function or specialisation (``layer_1/lv3``), or a
+        parameter by the model's own name. ``lv#1`` is the second variable of that name,
+        ``lv.0`` the first field of a tuple.
+    plan : Plan, optional
+        Annotates the module first.
+    costs : Costs, optional
+        The weights propagation decides with.
+    system : System or str, optional
+        Where no costs are given: they are in proportion to the times of this system.
+    prices : bool
+        Whether to solve again for each other placement of the value.
+
+    Returns
+    -------
+    Explanation
+
+    Raises
+    ------
+    PropagationError
+        DIST0430 for an unknown name, DIST0431 for one that is not clear or is no tensor; and what
+        propagation raises.
+    LevelError
+        DIST0451 when the module is distributed already.
+    """
+    if plan is not None:
+        mod = AnnotateSharding(plan.by_rules())(mod)
+    check_level(mod, "annotated")
+    mod = lift_branches(inner_made_private(mod))
+    costs = costs or costs_for(mod, system)
+    complete = plan is not None and plan.complete
+    decision = propagate(mod, costs, complete=complete)
+    index = InstanceIndex(mod, decision)
+    return _Explainer(Subject(index, index.find(value)), costs, prices, complete).run()
+
+
+class _Explainer:
+    """One value of one decision."""
+
+    def __init__(self, subject: Subject, costs: Costs | None, prices: bool, complete: bool) -> None:
+        self.subject, self.prices = subject, prices
+        self.reasons, self.limits = Reasons(subject), Limits(subject)
+        self.alternatives = PlacementTrials(subject, self.limits, costs, complete)
+        self.open_dims = tuple(dict.fromkeys(dim.name for dim in open_dims(subject.index.mod)))
+
+    def run(self) -> Explanation:
+        """Everything, in the order it is printed."""
+        s = self.subject
+        local = local_shape(s.value.shape, s.form, mesh_shape(s.mesh))
+        local_bytes = math.prod(nominal(n) for n in local) * s.value.item_bytes
+        traffic = traffic_of(s.decision)
+        unknown = self.open_dims
+        axes = tuple(self.reasons.of(i) for i in range(len(s.axes)))
+        title = f"{s.target.specialisation}/{s.target.name}"
+        names = mesh_names(s.index.mod)
+        return Explanation(
+            name=title,
+            function=s.target.function,
+            made_by=self._made_by(),
+            shape=tuple(str(n) for n in s.value.shape),
+            local_shape=tuple(_IMMEDIATE.sub(r"\1", str(n)) for n in local),
+            mesh=names[s.value.mesh],
+            mesh_axes=tuple((s.axis_name(i), s.ranks(i)) for i in range(len(s.axes))),
+            placement=placement_text(s.form),
+            open_dims=unknown,
+            size_bytes=None if unknown else s.value.size_bytes,
+            bytes_per_device=None if unknown else local_bytes,
+            axes=axes,
+            dims=tuple(self.limits.dim(d) for d in range(len(s.value.shape))),
+            users=tuple(self._users()),
+            moves=tuple(self._moves()),
+            alternatives=()
+            if unknown or not self.prices
+            else tuple(self.alternatives.each(traffic, axes)),
+            specialisations=tuple(self._specialisations()),
+            price=None if unknown else price_bytes(traffic, s.decision),
+            cost=None if unknown else cost_bytes(s.decision),
+            wire_bytes=None if unknown else traffic.total_wire_bytes,
+            picture=picture(s.value.shape, s.form, s.mesh),
+        )
+
+    def _made_by(self) -> str:
+        s = self.subject
+        node = s.inst.graph.nodes[s.inst.graph.producer[s.v][0]]
+        if node.kind == "op" and node.rule is not None:
+            return node.rule.op.removeprefix("relax.")
+        if node.kind == "call":
+            kid = s.inst.kids[s.inst.graph.producer[s.v][0]]
+            return f"call {s.index.name(kid)}"
+        words = {"param": "parameter", "pin": "annotate_sharding", "move": "another mesh"}
+        return words[node.kind]
+
+    # where it goes ---------------------------------------------------------------------
+
+    def _users(self) -> Iterator[tuple[str, str]]:
+        s = self.subject
+        for k, positions in s.inst.graph.uses[s.v]:
+            for i in positions:
+                form = s.decision.needs(s.inst, k, i, s.value.mesh)
+                yield s.node_text(s.inst, k), placement_text(form)
+
+    def _moves(self) -> Iterator[Move]:
+        s = self.subject
+        users = list(self._users())
+        for have, want in moves_of(s.decision, s.inst, s.v):
+            text = placement_text(want)
+            steps = conversions(s.decision, s.inst, s.v, have, want)
+            yield Move(
+                placement_text(have),
+                text,
+                tuple(
+                    ExplainedCollective(name, axis, 1, None if self.open_dims else sent)
+                    for (name, axis), sent in steps
+                ),
+                tuple(dict.fromkeys(user for user, form in users if form == text)),
+            )
+
+    def _specialisations(self) -> Iterator[tuple[str, str]]:
+        s = self.subject
+        if s.inst.graph.public:
+            return
+        for inst in s.index.specialisations(s.target.function):
+            form = s.decision.route(inst, s.v).root
+            yield s.index.name(inst), placement_text(form)

@@ -1,0 +1,255 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""An explanation as data and as a page of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tvm_distir.core import dims_remedy
+
+from .findings import AxisReason, ChainStep, Dim, ExplainedCollective, Move, OtherPlacement
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Everything about one value.
+
+    Attributes
+    ----------
+    name : str
+        ``specialisation/variable``.
+    function : str
+        The function in the module given.
+    made_by : str
+        The op, call or annotation that makes it, or ``parameter``.
+    shape : tuple of str
+    local_shape : tuple of str
+        Of one (padded) shard.
+    mesh : str
+    mesh_axes : tuple of (str, int)
+    placement : str
+        One label per mesh axis, ``P`` for a partial sum.
+    open_dims : tuple of str
+        Dims of the module's inputs whose sizes are not known. With any there are no bytes and no
+        prices: these are None, and there are no alternatives.
+    size_bytes, bytes_per_device : int or None
+    axes : tuple of AxisReason
+    dims : tuple of Dim
+    users : tuple of (str, str)
+        Who uses the value, and in which placement.
+    moves : tuple of Move
+    alternatives : tuple of OtherPlacement
+    specialisations : tuple of (str, str)
+        All specialisations of a private function, and the value's placement in each.
+    price, cost : float or None
+        Of the whole decision, in bytes on the wire, as in :class:`OtherPlacement`.
+    wire_bytes : int or None
+        What a device sends in one execution of the whole module.
+    picture : str
+    """
+
+    name: str
+    function: str
+    made_by: str
+    shape: tuple[str, ...]
+    local_shape: tuple[str, ...]
+    mesh: str
+    mesh_axes: tuple[tuple[str, int], ...]
+    placement: str
+    open_dims: tuple[str, ...]
+    size_bytes: int | None
+    bytes_per_device: int | None
+    axes: tuple[AxisReason, ...]
+    dims: tuple[Dim, ...]
+    users: tuple[tuple[str, str], ...]
+    moves: tuple[Move, ...]
+    alternatives: tuple[OtherPlacement, ...]
+    specialisations: tuple[tuple[str, str], ...]
+    price: float | None
+    cost: float | None
+    wire_bytes: int | None
+    picture: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, with a ``schema_version``."""
+        data = asdict(self)
+        data["mesh_axes"] = dict(self.mesh_axes)
+        for row, axis in zip(data["axes"], self.axes):
+            row["claims"] = [{"label": x, "annotation": y} for x, y in axis.claims]
+            row["conflict"] = axis.conflict
+        data["users"] = [{"user": x, "placement": y} for x, y in self.users]
+        data["specialisations"] = dict(self.specialisations)
+        return {"schema_version": SCHEMA_VERSION, **data}
+
+    def to_text(self) -> str:
+        """A page of text, ending with a newline."""
+        return "\n".join(_lines(self)) + "\n"
+
+
+_REASONS = {
+    "annotated": "annotated here",
+    "followed": "from {annotation}",
+    "tied": "dims tied to {annotation}",
+    "summed": "a sum over a dim sharded by {annotation}",
+    "unreached": "no annotation along this axis reaches it",
+    "cheapest": "whole costs least, see below",
+}
+_LEGEND = (
+    "asked: an annotation reaches the value with it, or it is whole",
+    "price: wire bytes, and what collectives, FLOPs and memory bytes weigh, as wire bytes",
+    "cost: what propagation minimises, conversions of annotated values doubled",
+    "held bytes: of parameters, which a device has all the time; they are in neither",
+)
+MOST_STEPS = 12
+
+_HEAD = [
+    "axis",
+    "instead",
+    "asked",
+    "price",
+    "cost",
+    "wire bytes",
+    "FLOPs",
+    "memory bytes",
+    "held bytes",
+    "collectives",
+]
+
+
+def _lines(e: Explanation) -> Iterator[str]:
+    axes = ", ".join(f"{name}={size}" for name, size in e.mesh_axes)
+    yield f"{e.name}: {e.made_by}, shape {_shape(e.shape)}"
+    yield f"  placement {e.placement} on {e.mesh} ({axes})"
+    held = f"{e.bytes_per_device:,} of {e.size_bytes:,} bytes" if e.size_bytes is not None else ""
+    yield f"  {_shape(e.local_shape)} per device: {held or 'its bytes are not known'}"
+    if len(e.specialisations) > 1:
+        each = "; ".join(f"{name}: {placement}" for name, placement in e.specialisations)
+        yield f"  specialisations of {e.function}: {each}"
+    yield ""
+    yield "Who holds what"
+    yield from _indent(e.picture.split("\n"))
+    yield ""
+    yield "Why"
+    for reason in e.axes:
+        prices = {x.label: x.price for x in e.alternatives if x.axis == reason.axis}
+        yield from _indent(_reason(reason, prices))
+    if e.users:
+        yield ""
+        yield "Used by"
+        yield from _table([[user, form] for user, form in e.users])
+    if e.moves:
+        yield ""
+        yield "Changes of form"
+        for move in e.moves:
+            how = ", ".join(_collective(c) for c in move.collectives)
+            users = f", for {', '.join(move.users)}" if move.users else ""
+            yield f"  {move.source} -> {move.target}: {how}{users}"
+    limits = [f"dim {d.dim} ({d.size}): {why}" for d in e.dims for why in d.obstacles]
+    if limits:
+        yield ""
+        yield "Limits"
+        yield from _indent(limits)
+    if e.open_dims:
+        sizes = ", ".join(f'"{name}"' for name in e.open_dims)
+        yield ""
+        yield "What is not known"
+        yield f"  the sizes {sizes}: bytes, prices and what is cheapest depend on them"
+        yield f"  {dims_remedy(list(e.open_dims))}"
+    if e.alternatives:
+        yield ""
+        yield "Other placements, as annotations: differences for the whole module, per device"
+        now = f"price {e.price:,.0f}, cost {e.cost:,.0f}, {e.wire_bytes:,} bytes on the wire"
+        yield f"  now: {now}"
+        yield from _alternatives(e.alternatives)
+
+
+def _shape(dims: Sequence[str]) -> str:
+    return f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
+
+
+def _indent(lines: Sequence[str] | Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        yield f"  {line}"
+
+
+def _reason(reason: AxisReason, prices: Mapping[str, float | None]) -> Iterator[str]:
+    words = _REASONS[reason.reason].format(annotation=reason.annotation or "a constant")
+    if reason.produced != reason.label:
+        words += f" (made as {reason.produced}, completed at once)"
+    yield f"{reason.axis} ({reason.size}): {reason.label}, {words}"
+    steps = reason.steps
+    if len(steps) > MOST_STEPS:
+        half = MOST_STEPS // 2
+        yield from (f"    {_step(step)}" for step in steps[:half])
+        yield f"    ... {len(steps) - 2 * half} steps ..."
+        steps = steps[-half:]
+    yield from (f"    {_step(step)}" for step in steps)
+    if reason.also:
+        yield f"    the same dim is tied to {', '.join(reason.also)}"
+    for label, annotation in reason.claims:
+        if label != reason.label:
+            price = prices.get(label)
+            tail = f", at a price of {price:+,.0f}" if price is not None else ""
+            yield f"    conflict: {annotation} asks for {label}{tail}"
+
+
+def _step(step: ChainStep) -> str:
+    source = _dim(step.source, step.source_dim)
+    target = _dim(step.target, step.target_dim)
+    factor = f" ({step.kind}: {step.factor})" if step.factor else ""
+    return f"{step.place} = {step.op}: {source} -> {target}{factor}"
+
+
+def _dim(name: str, dim: int | None) -> str:
+    return f"{name} partial" if dim is None else f"{name} dim {dim}"
+
+
+def _collective(c: ExplainedCollective) -> str:
+    sent = "" if c.wire_bytes is None else f", {c.wire_bytes:,} bytes"
+    return f"{c.kind} along {c.axis}{sent}"
+
+
+def _alternatives(alternatives: Sequence[OtherPlacement]) -> Iterator[str]:
+    rows = [_HEAD]
+    notes = []
+    for x in alternatives:
+        label = x.label if x.becomes == x.label else f"{x.label} gives {x.becomes}"
+        if x.cost is None:
+            notes.append(f"{x.axis} {label}: {x.impossible}")
+            continue
+        changes = "; ".join(
+            f"{f'{c.count:+,} ' if c.count else ''}{c.kind} {c.axis} ({c.wire_bytes:+,} bytes)"
+            for c in x.collectives
+        )
+        rows.append(
+            [
+                x.axis,
+                label,
+                "yes" if x.asked else "no",
+                f"{x.price:+,.0f}",
+                f"{x.cost:+,.0f}",
+                f"{x.wire_bytes:+,}",
+                f"{x.flops:+,}",
+                f"{x.memory_bytes:+,}",
+                f"{x.held_bytes:+,}",
+                changes or "the same",
+            ]
+        )
+    if len(rows) > 1:
+        yield from _table(rows)
+        yield from _indent(_LEGEND)
+    if notes:
+        yield "  Not possible"
+        yield from _indent([f"  {note}" for note in notes])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        line = "  ".join(word.ljust(n) for word, n in zip(row, widths))
+        yield f"  {line.rstrip()}"

@@ -1,0 +1,241 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A decided module with its specialisations named as they will be, and its values found by name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    Decision,
+    Instance,
+    ModuleRewriter,
+    handle,
+    is_private,
+    param_names,
+    plain_name,
+    relax_functions,
+)
+from tvm_distir.support import PropagationError
+
+Caller = tuple[Instance, int]
+"""An instance and the number of one of its call nodes."""
+
+_NUMBERED = re.compile(r"(?P<name>.+)(?:#(?P<copy>\d+))$|(?P<whole>.+)\.(?P<field>\d+)$")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A value of one specialisation.
+
+    Attributes
+    ----------
+    inst : Instance
+    value : int
+        Its number in the instance's graph.
+    function : str
+        The function in the module given (``layer``).
+    specialisation : str
+        The function propagation writes for the instance (``layer_1``).
+    var : Var
+        The variable it was found by.
+    name : str
+        As it was found, without the function.
+    """
+
+    inst: Instance
+    value: int
+    function: str
+    specialisation: str
+    var: Any
+    name: str
+
+
+class InstanceIndex:
+    """Instances of a decision, outermost first, who calls them, and what they are called.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Level 2: the module that was decided.
+    decision : Decision
+    """
+
+    def __init__(self, mod: ir.IRModule, decision: Decision) -> None:
+        self.mod, self.decision = mod, decision
+        self.names = _specialisation_names(mod, decision)
+        self._found: dict[int, Instance] = {}
+        self.callers: dict[int, list[Caller]] = {}
+        self.callers_of_graph: dict[str, list[Caller]] = {}
+        for _, inst in sorted(decision.entries.items()):
+            self._walk(inst)
+        self.instances = list(self._found.values())
+        for inst in self.instances:
+            for k, kid in sorted(inst.kids.items()):
+                self.callers.setdefault(kid.number, []).append((inst, k))
+                self.callers_of_graph.setdefault(kid.graph.key, []).append((inst, k))
+
+    def _walk(self, inst: Instance) -> None:
+        if inst.number not in self._found:
+            self._found[inst.number] = inst
+            for _, kid in sorted(inst.kids.items()):
+                self._walk(kid)
+
+    def name(self, inst: Instance) -> str:
+        """Name of the function propagation writes for an instance."""
+        return self.names[inst.number]
+
+    def specialisations(self, function: str) -> list[Instance]:
+        """Instances of a function of the module, in order of their names' reservation."""
+        return [inst for inst in self.instances if inst.graph.name == function]
+
+    def place(self, inst: Instance, value: int) -> str:
+        """``function/variable`` of a value."""
+        return f"{self.name(inst)}/{inst.graph.values[value].name}"
+
+    # finding ---------------------------------------------------------------------------
+
+    def find(self, text: str) -> Target:
+        """Find a value by name.
+
+        ``text`` is a variable (``lv19``), or one of a function or specialisation
+        (``layer_1/lv3``); a parameter is known by its variable and by the model's own name.
+        ``name#1`` means the second variable of that name, ``name.0`` the first field of a tuple.
+        Without a function public functions are searched before private ones.
+
+        Raises
+        ------
+        PropagationError
+            DIST0430 for a name that means nothing, DIST0431 for one that is not clear or is no
+            tensor.
+        """
+        known = {self.name(inst): inst for inst in self.instances}
+        prefix, slash, rest = text.partition("/")
+        if slash and rest and prefix in known:
+            found = self._in_instance(known[prefix], rest)
+            if found is None:
+                raise self._unknown(text, [known[prefix]])
+            return _only(found, text)
+        for public in (True, False):
+            groups: dict[str, list[Target]] = {}
+            for inst in self.instances:
+                if inst.graph.public == public and inst.graph.name not in groups:
+                    hits = self._in_instance(inst, text)
+                    if hits is not None:
+                        groups[inst.graph.name] = hits
+            if len(groups) > 1:
+                places = [f"{function}/{text}" for function in groups]
+                raise PropagationError(
+                    "DIST0431",
+                    f"{len(groups)} functions have a value of this name",
+                    place=text,
+                    remedy=f"Name one: {', '.join(places)}.",
+                )
+            if groups:
+                return _only(next(iter(groups.values())), text)
+        raise self._unknown(text, self.instances)
+
+    def _in_instance(self, inst: Instance, name: str) -> list[Target] | None:
+        """Values of one instance that ``name`` may mean, in program order; None: no such name."""
+        exact = self._named(inst, name)
+        match = _NUMBERED.match(name)
+        if exact or match is None:
+            return [t for targets in exact for t in targets] if exact else None
+        if match["copy"] is not None:
+            copies, number = self._named(inst, match["name"]), int(match["copy"])
+            found = copies[number] if number < len(copies) else []
+        else:
+            field = int(match["field"])
+            found = [
+                targets[field]
+                for targets in self._named(inst, match["whole"])[:1]
+                if field < len(targets)
+            ]
+        return [replace(target, name=name) for target in found] or None
+
+    def _named(self, inst: Instance, name: str) -> list[list[Target]]:
+        """For each variable of that name, the values it holds."""
+        found = []
+        for title, var in named_variables(self.mod[inst.graph.name]):
+            if name in (title, str(var.name), plain_name(title)):
+                values = inst.graph.env.get(handle(var), ())
+                function, special = inst.graph.name, self.name(inst)
+                found.append([Target(inst, v, function, special, var, name) for v in values])
+        return found
+
+    def _unknown(self, text: str, where: Sequence[Instance]) -> PropagationError:
+        """The error for a name nobody has, with the nearest names."""
+        functions = dict.fromkeys(inst.graph.name for inst in where)
+        known: list[str] = []
+        for inst in where:
+            if inst.graph.name in functions:
+                del functions[inst.graph.name]
+                titles = [title for title, _ in named_variables(self.mod[inst.graph.name])]
+                known += [f"{self.name(inst)}/{title}" for title in dict.fromkeys(titles)]
+        short = text.rpartition("/")[2]
+        by_end: dict[str, list[str]] = {}
+        for place in known:
+            by_end.setdefault(place.partition("/")[2], []).append(place)
+        close = difflib.get_close_matches(short, sorted(by_end), n=3, cutoff=0.5)
+        near = [place for end in close for place in by_end[end]][:5]
+        if near:
+            remedy = f"Did you mean {' or '.join(near)}?"
+        else:
+            shown = ", ".join(known[:8])
+            remedy = f"There are {len(known)}: {shown}{', ...' if len(known) > 8 else ''}."
+        return PropagationError("DIST0430", "no value has this name", place=text, remedy=remedy)
+
+
+def _only(found: list[Target], text: str) -> Target:
+    """The one target, or the first of several variables of a name with the remedy to say which."""
+    tensors = [t for t in found if t.value >= 0]
+    if not tensors:
+        raise PropagationError(
+            "DIST0431",
+            "this is a constant or holds no tensor",
+            place=text,
+            remedy="Name a tensor that is computed or given.",
+        )
+    variables = {str(t.var.name) for t in found}
+    same = all(t.var.same_as(found[0].var) for t in found)
+    if len(found) > 1 and same:
+        raise PropagationError(
+            "DIST0431",
+            f"a tuple of {len(found)} tensors",
+            place=text,
+            remedy=f"Name a field: {text}.0 to {text}.{len(found) - 1}.",
+        )
+    if len({t.value for t in found}) > 1:
+        raise PropagationError(
+            "DIST0431",
+            f"{len(found)} variables are called {' or '.join(sorted(variables))}",
+            place=text,
+            remedy=f"Name one: {text}#0 to {text}#{len(found) - 1}, in program order.",
+        )
+    return tensors[0]
+
+
+def named_variables(fn: relax.Function) -> Iterator[tuple[str, Any]]:
+    """Name and variable of every parameter (as the model calls it) and binding, in order."""
+    yield from zip(param_names(fn), fn.params)
+    for block in fn.body.blocks:
+        for binding in block.bindings:
+            yield str(binding.var.name), binding.var
+
+
+def _specialisation_names(mod: ir.IRModule, decision: Decision) -> dict[int, str]:
+    """Name of every instance, by its number: as :class:`ModuleRewriter` writes them."""
+    rewriter = ModuleRewriter(mod, decision)
+    entries: dict[int, str] = {}
+    for gv, fn in relax_functions(mod):
+        name = str(gv.name_hint)
+        if not is_private(fn) and name in decision.entries:
+            rewriter.name_kids(decision.entries[name])
+            entries[decision.entries[name].number] = name
+    return {**rewriter.names, **entries}

@@ -1,0 +1,62 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps a dim of a value from being cut, or cut further."""
+
+from __future__ import annotations
+
+from tvm_distir.core import ceil_div, divisible, fits
+
+from .findings import Dim
+from .subject import Subject
+
+
+class Limits:
+    """What sizes and neighbouring ops say against cutting a value.
+
+    Parameters
+    ----------
+    subject : Subject
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+
+    def dim(self, d: int) -> Dim:
+        """What is said of dim ``d``: its size, the axes that cut it, what is in the way."""
+        s = self.subject
+        size = s.value.shape[d]
+        sharding = tuple(s.axis_name(i) for i, label in enumerate(s.form) if label == d)
+        found: dict[str, None] = {}
+        for i in range(len(s.axes)):
+            text = self.size_obstacle(d, i)
+            if text:
+                found[text] = None
+        for inst, k, j in s.producers(s.inst, s.v):
+            rule = inst.graph.nodes[k].rule
+            why = rule.why_whole.get(f"out{j}.dim{d}") if rule is not None else None
+            if why:
+                found[f"{s.node_text(inst, k)} makes it whole: {why}"] = None
+        for inst, k, j in s.consumers(s.inst, s.v):
+            rule = inst.graph.nodes[k].rule
+            why = rule.why_whole.get(f"in{j}.dim{d}") if rule is not None else None
+            if why:
+                found[f"{s.node_text(inst, k)} takes it whole: {why}"] = None
+        return Dim(d, str(size), sharding, tuple(found))
+
+    def size_obstacle(self, d: int, i: int) -> str:
+        """What the size of a dim says against an axis: nothing, padding, or never."""
+        s = self.subject
+        size, ranks, taken = (
+            s.value.shape[d],
+            s.ranks(i),
+            s.other_ranks(d, i),
+        )
+        if divisible(size, ranks * taken):
+            return ""
+        over = f'"{s.axis_name(i)}" ({ranks})'
+        if taken > 1:
+            over += f", where another axis cuts it into {taken} parts already"
+        if not fits(size, ranks, taken, True):
+            return f"{size} is too small for {over}: some devices would hold nothing"
+        padded = ceil_div(int(size), ranks * taken) * ranks * taken
+        return f"{size} does not divide by {over}: the shards would be padded to {padded} in all"

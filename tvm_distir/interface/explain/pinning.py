@@ -1,0 +1,148 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A module with one value annotated otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    OPEN_AXES_ATTR,
+    OpenLabels,
+    R,
+    is_annotation,
+    labels_of,
+    meshes,
+    placement_of,
+)
+
+NAME = "explained"
+
+
+def annotation_of(fn: relax.Function, var: Any) -> Any:
+    """The binding that annotates a variable, or that it is bound by; None where there is none.
+
+    A parameter with several annotations has none of its own.
+    """
+    found = []
+    for block in fn.body.blocks:
+        for binding in block.bindings:
+            value: Any = getattr(binding, "value", None)
+            if is_annotation(value) and (binding.var.same_as(var) or value.args[0].same_as(var)):
+                found.append(binding)
+    return found[0] if len(found) == 1 else None
+
+
+def annotated_labels(fn: relax.Function, binding: Any) -> OpenLabels:
+    """Labels an annotation asks for, None along the axes it leaves open."""
+    opened = _open_axes(fn).get(str(binding.var.name), [])
+    labels = labels_of(binding.value.attrs.placement)
+    return tuple(None if a in opened else x for a, x in enumerate(labels))
+
+
+def annotate_otherwise(
+    mod: ir.IRModule, function: str, var: Any, mesh: int, labels: OpenLabels
+) -> ir.IRModule:
+    """Module in which one value has another annotation; the given one is unchanged.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Level 2.
+    function : str
+    var : Var
+        A parameter or bound variable that holds one tensor. Its annotation is replaced; where it
+        has none it gets one, right after it is bound, and is used in that form.
+    mesh : int
+        Number among the module's meshes.
+    labels : tuple of int or None
+        Per axis of the mesh; None leaves the axis open.
+    """
+    fn = mod[function]
+    pinner = _Pinner(fn, var, meshes(mod)[mesh], labels)
+    changed = {
+        gv: pinner.run() if str(gv.name_hint) == function else old
+        for gv, old in mod.functions.items()
+    }
+    return ir.IRModule(changed, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+@relax.expr_functor.mutator
+class _Pinner(relax.PyExprMutator):  # type: ignore[misc]
+    """Rewrites one function."""
+
+    def __init__(self, fn: relax.Function, var: Any, mesh: Any, labels: OpenLabels) -> None:
+        super().__init__()
+        self.fn, self.var, self.mesh, self.labels = fn, var, mesh, labels
+        self.old = annotation_of(fn, var)
+        self.name = str(self.old.var.name) if self.old is not None else _fresh(fn, NAME)
+
+    def run(self) -> relax.Function:
+        """The function with the annotation."""
+        front = []
+        self.builder_.begin_scope(self.fn.params)
+        if self.old is None and any(p.same_as(self.var) for p in self.fn.params):
+            front.append(self._annotation(self.var, relax.Var))
+            self.set_var_remap(self.var, front[0].var)
+        body = self.visit_expr(self.fn.body)
+        self.builder_.end_scope()
+        if front:
+            body = relax.SeqExpr([relax.BindingBlock(front), *body.blocks], body.body)
+        attrs = dict(self.fn.attrs or {})
+        opened = {k: v for k, v in _open_axes(self.fn).items() if k != self.name}
+        axes = [a for a, x in enumerate(self.labels) if x is None]
+        if axes:
+            opened[self.name] = axes
+        if opened or OPEN_AXES_ATTR in attrs:
+            attrs[OPEN_AXES_ATTR] = opened
+        attributes = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
+        return relax.Function(self.fn.params, body, self.fn.ret_ty, self.fn.is_pure, attributes)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Replace the old annotation, or add one after the variable is bound."""
+        if self.old is not None and binding.var.same_as(self.old.var):
+            made = self._call(self.visit_expr(binding.value.args[0]))
+            self.builder_.emit_normalized(relax.VarBinding(binding.var, made))
+            return
+        super().visit_var_binding_(binding)
+        self._after(binding.var)
+
+    def visit_match_cast_(self, binding: relax.MatchCast) -> None:
+        """Add an annotation after a cast."""
+        super().visit_match_cast_(binding)
+        self._after(binding.var)
+
+    def _after(self, var: Any) -> None:
+        if self.old is None and var.same_as(self.var):
+            kind = relax.DataflowVar if isinstance(var, relax.DataflowVar) else relax.Var
+            made = self._annotation(self.visit_expr(var), kind)
+            self.builder_.emit_normalized(made)
+            self.set_var_remap(var, made.var)
+
+    def _call(self, value: Any) -> Any:
+        closed = [R if x is None else x for x in self.labels]
+        return self.builder_.normalize(
+            relax.op.distributed.annotate_sharding(value, self.mesh, placement_of(closed))
+        )
+
+    def _annotation(self, value: Any, kind: Any) -> relax.VarBinding:
+        made = self._call(value)
+        return relax.VarBinding(kind(self.name, made.ty), made)
+
+
+def _open_axes(fn: relax.Function) -> dict[str, Sequence[int]]:
+    found = fn.attrs[OPEN_AXES_ATTR] if fn.attrs and OPEN_AXES_ATTR in fn.attrs else {}
+    return {str(name): [int(a) for a in axes] for name, axes in found.items()}
+
+
+def _fresh(fn: relax.Function, name: str) -> str:
+    taken = {str(b.var.name) for block in fn.body.blocks for b in block.bindings}
+    taken |= {str(p.name) for p in fn.params}
+    number, found = 0, name
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found

@@ -1,0 +1,215 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a decision makes each device send and compute, read off the decision itself."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tvm_distir.core import (
+    COLLECTIVES,
+    Decision,
+    Form,
+    Instance,
+    ceil_div,
+    conversion_kind,
+    sent_inside,
+    wire_share,
+)
+
+Kind = tuple[str, str]
+"""Collective (``all_gather``, ``halo``, ``send``, ...) and the mesh axis it runs along."""
+
+
+@dataclass
+class ExecutionTraffic:
+    """Totals of one execution, per device, by ring formulae.
+
+    Attributes
+    ----------
+    counts : Counter of Kind
+        Collectives.
+    wire_bytes : Counter of Kind
+        Bytes a device sends in them.
+    flops : int
+    memory_bytes : int
+        Read and written by ops.
+    held_bytes : int
+        Of parameters, which lie on a device from start to end.
+    """
+
+    counts: Counter[Kind] = field(default_factory=Counter)
+    wire_bytes: Counter[Kind] = field(default_factory=Counter)
+    flops: int = 0
+    memory_bytes: int = 0
+    held_bytes: int = 0
+
+    def add(self, kind: Kind, size_bytes: int, count: int = 1) -> None:
+        """Count collectives that send ``size_bytes`` in all."""
+        self.counts[kind] += count
+        self.wire_bytes[kind] += size_bytes
+
+    def merge(self, other: ExecutionTraffic) -> None:
+        """Add what another part of the program does."""
+        self.counts.update(other.counts)
+        self.wire_bytes.update(other.wire_bytes)
+        self.flops += other.flops
+        self.memory_bytes += other.memory_bytes
+        self.held_bytes += other.held_bytes
+
+    @property
+    def total_wire_bytes(self) -> int:
+        """Bytes a device sends in all."""
+        return sum(self.wire_bytes.values())
+
+
+def price_bytes(traffic: ExecutionTraffic, decision: Decision) -> float:
+    """What the traffic and work weigh in propagation, in bytes on the wire."""
+    costs = decision.conversions.costs
+    along = {axis.name: costs.along(a) for a, axis in enumerate(decision.axes)}
+    weight = costs.work(traffic.flops, traffic.memory_bytes) + sum(
+        along.get(kind[1], costs).sending(traffic.wire_bytes[kind], count)
+        for kind, count in traffic.counts.items()
+    )
+    return weight / costs.wire
+
+
+def conversion(have: int, want: int, size_bytes: int, ranks: int) -> tuple[str, int]:
+    """Collective that turns one label into another, and the bytes a device sends in it.
+
+    Parameters
+    ----------
+    have, want : int
+        Labels along one mesh axis.
+    size_bytes : int
+        Bytes of the value whole along the axis, local to the others.
+    ranks : int
+        Devices along the axis.
+
+    """
+    kind = conversion_kind(have, want)
+    return kind, wire_share(kind, size_bytes, ranks) if kind in COLLECTIVES else 0
+
+
+def conversions(
+    decision: Decision, inst: Instance, value: int, have: Form, want: Form
+) -> list[tuple[Kind, int]]:
+    """Collectives of one change of form, axis by axis, those without traffic included."""
+    mesh = inst.graph.values[value].mesh
+    found = []
+    for a, x, y in zip(decision.mesh_axes(mesh), have, want):
+        if x != y:
+            axis = decision.axes[a]
+            name, sent = conversion(x, y, decision.sizes(inst, a)[value], axis.size)
+            found.append(((name, axis.name), sent))
+    return found
+
+
+def moves_of(decision: Decision, inst: Instance, value: int) -> list[tuple[Form, Form]]:
+    """Changes of form a value goes through: (from, to), the producer's own completion first."""
+    route = decision.route(inst, value)
+    produced = decision.value_form(inst, value)
+    found = []
+    if route.root != produced and inst.graph.uses[value]:
+        found.append((produced, route.root))
+    for form in route.forms:
+        if form != route.root:
+            found.append((route.source(form), form))
+    return found
+
+
+def traffic_of(decision: Decision) -> ExecutionTraffic:
+    """Totals over all public functions, each executed once."""
+    totals: dict[int, ExecutionTraffic] = {}
+    for inst in _callees_first(decision):
+        total = _own_traffic(decision, inst)
+        for _, kid in sorted(inst.kids.items()):
+            total.merge(totals[kid.number])
+        totals[inst.number] = total
+    whole = ExecutionTraffic()
+    for _, inst in sorted(decision.entries.items()):
+        whole.merge(totals[inst.number])
+        whole.held_bytes += _held_bytes(decision, inst)
+    return whole
+
+
+def _held_bytes(decision: Decision, inst: Instance) -> int:
+    """Bytes of one device's parts of all parameters; of several meshes, of one device each."""
+    g, total = inst.graph, 0
+    for k in g.params:
+        v = g.nodes[k].results[0]
+        size = g.values[v].size_bytes
+        axes = decision.mesh_axes(g.values[v].mesh)
+        for a, label in zip(axes, decision.value_form(inst, v)):
+            size = ceil_div(size, decision.axes[a].size) if label >= 0 else size
+        total += int(size)
+    return total
+
+
+def _callees_first(decision: Decision) -> list[Instance]:
+    order: dict[int, Instance] = {}
+
+    def visit(inst: Instance) -> None:
+        if inst.number not in order:
+            for _, kid in sorted(inst.kids.items()):
+                visit(kid)
+            order[inst.number] = inst
+
+    for _, entry in sorted(decision.entries.items()):
+        visit(entry)
+    return list(order.values())
+
+
+def _own_traffic(decision: Decision, inst: Instance) -> ExecutionTraffic:
+    total, g = ExecutionTraffic(), inst.graph
+    for v in range(len(g.values)):
+        for have, want in moves_of(decision, inst, v):
+            for kind, sent in conversions(decision, inst, v, have, want):
+                if sent:
+                    total.add(kind, sent)
+    for k, node in enumerate(g.nodes):
+        if node.kind == "op" and node.rule is not None:
+            _add_op(decision, inst, k, total)
+        elif node.kind == "move":
+            target = node.results[0]
+            mesh = g.values[target].mesh
+            form = decision.value_form(inst, target)
+            axes = [decision.axes[a] for a in decision.mesh_axes(mesh)]
+            parts = math.prod(axis.size for axis, x in zip(axes, form) if x >= 0)
+            total.add(("transfer", f"to mesh {mesh}"), -(-g.values[target].size_bytes // parts))
+    return total
+
+
+def _add_op(decision: Decision, inst: Instance, k: int, total: ExecutionTraffic) -> None:
+    """Work of one op, and what it sends inside (halos, statistics, maxima)."""
+    node = inst.graph.nodes[k]
+    rule = node.rule
+    if rule is None:
+        return
+    axes = decision.mesh_axes(node.mesh)
+    picked = [inst.choice[a][k] for a in axes]
+    ranks = [decision.axes[a].size for a in axes]
+    splits = [n if alt.factor is not None else 1 for n, alt in zip(ranks, picked)]
+    total.flops += rule.flops // math.prod(splits)
+    sizes = [
+        size // _cut(i, [alt.needs + alt.gives for alt in picked], ranks)
+        for i, size in enumerate(rule.in_bytes + rule.out_bytes)
+    ]
+    total.memory_bytes += sum(sizes)
+    for a, alt, n, mine in zip(axes, picked, ranks, splits):
+        if alt.factor is None:
+            continue
+        factor, name = rule.factors[alt.factor], decision.axes[a].name
+        share = math.prod(splits) // mine
+        sent, launches = sent_inside(factor, sum(sizes[len(rule.in_bytes) :]), n, share)
+        if launches:
+            collective = "halo" if factor.kind in ("halo", "sum") else "all_reduce"
+            total.add((collective, name), sent, launches)
+
+
+def _cut(i: int, forms: Sequence[Sequence[int]], ranks: Sequence[int]) -> int:
+    """Into how many shards operand or result ``i`` is cut."""
+    return math.prod(n for labels, n in zip(forms, ranks) if labels[i] >= 0)

@@ -1,0 +1,258 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""From a simulation's result, its program and its system to what a report shows."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm_distir.core import System
+from tvm_distir.performance import (
+    Event,
+    Lane,
+    Op,
+    Program,
+    Result,
+    Verdict,
+    critical_path,
+    place_number,
+    verdict,
+)
+
+from . import units
+from .links import links_of
+from .model import Analysis, Hardware, ReportEvent, ReportLane, ReportMesh, ReportParameter
+from .text_table import ranges
+
+ASSUMPTIONS = (
+    "A kernel takes the longest of its arithmetic, its memory traffic and the launch floor; "
+    "arithmetic and traffic run at the fractions of the peaks that the system gives for its class.",
+    "Views and reshapes of contiguous data cost nothing. Kernels are not fused.",
+    "Collectives run on a stream of their own, in order, and follow the ring algorithm: a set-up "
+    "time, a latency per step, and the wire bytes over the slowest link. Groups that leave a node "
+    "together share its network adapters.",
+    "Memory is that of a framework's allocator: blocks of 512 bytes; weights, inputs and constants "
+    "always, an intermediate from the issue of the op that makes it to that of the last op that "
+    "reads it. Updated weights take the memory of the old ones. Scratch memory inside kernels is "
+    "not counted, holes between blocks are given beside the peak.",
+    "All devices are alike, and start together.",
+)
+
+PIPELINE_ASSUMPTION = (
+    "The stages of a pipeline run their units in the order of the schedule. A device sends one "
+    "message after the other, each as soon as its value is made, beside what it computes."
+)
+
+
+def analysis_of(
+    result: Result,
+    program: Program,
+    system: System,
+    *,
+    model: str,
+    command: str,
+    strategy: str | None = None,
+    batch: int | None = None,
+    plan: Mapping[str, Any] | None = None,
+    timings_s: Mapping[str, float] | None = None,
+    warnings: tuple[str, ...] = (),
+) -> Analysis:
+    """Gather what a report shows.
+
+    Parameters
+    ----------
+    result : Result
+        Of simulating ``program`` on ``system``.
+    program : Program
+    system : System
+    model, command : str
+        As given by the user.
+    strategy : str, optional
+        The text that made the plan.
+    batch : int, optional
+        Samples per step, over all devices.
+    plan : mapping, optional
+        As ``Plan.to_dict`` gives it.
+    timings_s : mapping of str to float, optional
+        Wall-clock seconds by stage.
+    warnings : tuple of str
+        What the user should know of what was asked for.
+
+    Returns
+    -------
+    analysis : Analysis
+        Ops and functions are those of the busiest device.
+    """
+    lanes = tuple(_lane(one) for one in result.lanes)
+    busiest = max(result.devices, key=lambda d: d.compute_s + d.exposed_comm_s, default=None)
+    shown = next((one for one in result.lanes if busiest and busiest.id in one.devices), None)
+    return Analysis(
+        model=model,
+        command=command,
+        engine=result.engine,
+        time_s=result.time_s,
+        peak_memory_bytes=result.peak_memory_bytes,
+        hardware=hardware_of(system, main_dtype(program)),
+        meshes=tuple(ReportMesh(m.name, m.axes, m.shape, m.device_ids) for m in program.meshes),
+        devices=result.devices,
+        collectives=result.collectives,
+        unmodelled_ops=tuple(result.unmodelled_ops),
+        branches=result.branches,
+        lanes=lanes,
+        ops=shown.ops if shown else (),
+        functions=shown.functions if shown else (),
+        focus=f"devices {ranges(shown.devices)} of {shown.mesh}" if shown else "",
+        parameters=parameters_of(program),
+        plan=plan,
+        strategy=strategy,
+        batch=batch,
+        assumptions=ASSUMPTIONS if result.pipeline is None else (*ASSUMPTIONS, PIPELINE_ASSUMPTION),
+        pipeline=result.pipeline,
+        timings_s=dict(timings_s or {}),
+        verdict=_verdict(result, program),
+        links=links_of(result.collectives, program, system),
+        path=functools.partial(critical_path, result.lanes),
+        warnings=warnings,
+    )
+
+
+def _verdict(result: Result, program: Program) -> Verdict | None:
+    """Of the fullest devices, where they do not fit."""
+    lane = max(result.lanes, key=lambda one: one.account.peak_bytes)
+    number = place_number(program, lane.devices[0])
+    return verdict(program, number, lane.account, result.memory_capacity_bytes)
+
+
+def _lane(lane: Lane) -> ReportLane:
+    return ReportLane(
+        mesh=lane.mesh,
+        devices=tuple(lane.devices),
+        events=_Events(lane),
+        memory=tuple(lane.memory),
+        account=lane.account,
+        events_total=lane.events_total,
+    )
+
+
+class _Events(Sequence[ReportEvent]):
+    """The events of a lane, made when they are first read: text and JSON show none."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+
+    @functools.cached_property
+    def _made(self) -> tuple[ReportEvent, ...]:
+        return tuple(_event(one) for one in self._lane.events())
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._made[place]
+
+
+def _event(event: Event) -> ReportEvent:
+    args = event.args
+    facts = []
+    if args.get("flops"):
+        facts.append(units.count(args["flops"], "FLOP"))
+    if args.get("bytes"):
+        facts.append(f"{units.size(args['bytes'])} moved")
+    if args.get("payload_bytes"):
+        facts.append(f"{units.size(args['payload_bytes'])} per device")
+    if args.get("wire_bytes"):
+        facts.append(f"{units.size(args['wire_bytes'])} on the wire")
+    if args.get("group_size"):
+        facts.append(f"groups of {args['group_size']}")
+    if args.get("bound_by"):
+        facts.append(f"bound by {args['bound_by']}")
+    return ReportEvent(
+        name=str(args.get("binding", event.name)),
+        op=event.name,
+        stream="compute" if event.stream == "compute" else "comm",
+        start_s=event.start_s,
+        duration_s=event.duration_s,
+        scope=str(args.get("scope", "")),
+        detail=", ".join(facts),
+    )
+
+
+def main_dtype(program: Program) -> str:
+    """The type in which most of the FLOPs are done (``float32`` where there are none)."""
+    totals: dict[str, int] = {}
+    for function in program.functions.values():
+        for op in function.ops:
+            if _counts(op):
+                totals[op.dtype] = totals.get(op.dtype, 0) + op.flops
+    return max(totals, key=lambda dtype: totals[dtype]) if totals else "float32"
+
+
+def _counts(op: Op) -> bool:
+    return op.kind == "compute" and op.flops > 0 and bool(op.dtype)
+
+
+def hardware_of(system: System, dtype: str) -> Hardware:
+    """The system's figures; peaks are those of matrix units for ``dtype``."""
+    peak = system.peak_flops_per_s(dtype)
+    near, far = system.intra_node, system.inter_node
+    bandwidth = system.memory_bandwidth_bytes_per_s
+    facts = [
+        ("device", f"{system.device.name}, {near.devices_per_node} per node"),
+        ("arithmetic", f"{units.count(peak, 'FLOP/s')} peak in {dtype} (matrix units)"),
+        (
+            "memory",
+            f"{units.size(system.memory_capacity_bytes)} at {units.count(bandwidth, 'B/s')}",
+        ),
+        ("launch floor", f"{system.device.launch_floor_us:g} us per kernel"),
+        (
+            "inside a node",
+            f"{near.name}, {near.bandwidth_GBps:g} GB/s per device, "
+            f"{near.latency_us:g} us per step, {near.setup_us:g} us set-up",
+        ),
+        (
+            "between nodes",
+            f"{far.name}, {far.nics_per_node} adapters of {far.bandwidth_per_nic_GBps:g} GB/s, "
+            f"{far.latency_us:g} us per step, {far.setup_us:g} us set-up",
+        ),
+    ]
+    if system.description:
+        facts.insert(0, ("what it is", system.description))
+    return Hardware(
+        name=system.name,
+        memory_capacity_bytes=system.memory_capacity_bytes,
+        peak_flops=peak,
+        memory_bandwidth_bytes_per_s=bandwidth,
+        facts=tuple(facts),
+    )
+
+
+def parameters_of(program: Program) -> tuple[ReportParameter, ...]:
+    """Inputs and weights of the whole step, with their placement."""
+    found = []
+    for number, name, value in program.inputs():
+        whole = value.whole_shape if value.whole_shape is not None else value.shape
+        local = math.prod(value.shape)
+        item_bytes = value.bytes // local if local else 0
+        found.append(
+            ReportParameter(
+                name=name,
+                shape=tuple(whole),
+                dtype=value.dtype,
+                mesh=program.meshes[number].name,
+                placement=value.placement or "",
+                whole_bytes=math.prod(whole) * item_bytes,
+                device_bytes=value.bytes,
+            )
+        )
+    return tuple(found)
+
+
+def batch_of(program: Program) -> int | None:
+    """Dim 0 of the first data input that has dims; None where there is none."""
+    for _, _, value in program.inputs():
+        if value.role == "input" and value.whole_shape:
+            return value.whole_shape[0]
+    return None

@@ -1,0 +1,183 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Steps side by side: what each takes, what its time goes to, and the ratio to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvm_distir.performance import Result
+from tvm_distir.support import UsageError
+
+from . import units
+from .model import spent_of
+from .saved_results import Outcome, read_outcomes
+from .text_table import table
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Steps side by side.
+
+    Attributes
+    ----------
+    outcomes : tuple of Outcome
+        In the order given; ratios are to the first.
+    """
+
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def ratios(self) -> tuple[float | None, ...]:
+        """Time of each step by that of the first; None where the first takes no time."""
+        first_s = self.outcomes[0].time_s
+        return tuple(one.time_s / first_s if first_s > 0 else None for one in self.outcomes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the content of the JSON of ``tvm-distir compare``."""
+        rows = zip(self.outcomes, self.ratios, strict=True)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "results": [{**one.to_dict(), "ratio": ratio} for one, ratio in rows],
+        }
+
+    def to_text(self) -> str:
+        """Write the tables, ending with a newline: time, memory, and traffic by collective."""
+        lines = [*self._about(), *table(*self._times()), "", *table(*self._memory())]
+        return "\n".join([*lines, *self._traffic()]) + "\n"
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _about(self) -> list[str]:
+        """Model and system, where all have them in common."""
+        models = {one.model for one in self.outcomes}
+        systems = {one.system for one in self.outcomes}
+        words = [kind.pop() for kind in (models, systems) if len(kind) == 1 and None not in kind]
+        return [" on ".join(word for word in words if word)] if words else []
+
+    def _times(self) -> tuple[list[str], list[list[str]], str]:
+        rows = []
+        for one, ratio in zip(self.outcomes, self.ratios, strict=True):
+            whole_s = sum(one.spent_s.values())
+            parts = [units.share(spent_s, whole_s) for spent_s in one.spent_s.values()]
+            rows.append(
+                [
+                    one.name,
+                    one.mesh,
+                    units.duration(one.time_s),
+                    "-" if ratio is None else f"{ratio:.3g}x",
+                    *parts,
+                    "-" if one.bubble is None else units.share(one.bubble, 1.0),
+                    one.bound_by,
+                ]
+            )
+        kinds = list(self.outcomes[0].spent_s)
+        head = ["", "mesh", "step", "ratio", *kinds, "bubble", "bound by"]
+        return head, rows, "llrr" + "r" * len(kinds) + "rl"
+
+    def _memory(self) -> tuple[list[str], list[list[str]], str]:
+        rows = []
+        for one in self.outcomes:
+            capacity = one.memory_capacity_bytes
+            rows.append(
+                [
+                    one.name,
+                    units.size(one.peak_memory_bytes),
+                    units.size(capacity) if capacity else "-",
+                    {True: "yes", False: "NO", None: "-"}[one.fits],
+                    units.size(sum(one.wire_bytes.values())),
+                ]
+            )
+        return ["", "peak memory", "of", "fits", "traffic"], rows, "lrrlr"
+
+    def _traffic(self) -> list[str]:
+        """Bytes on the wire by collective, where there is any."""
+        kinds = sorted({kind for one in self.outcomes for kind in one.wire_bytes})
+        if not kinds:
+            return []
+        rows = [
+            [one.name, *(units.size(one.wire_bytes.get(kind, 0)) for kind in kinds)]
+            for one in self.outcomes
+        ]
+        head = "Bytes on the wire of the device that has most"
+        return ["", head, *table(["", *kinds], rows, "l" + "r" * len(kinds))]
+
+
+def compare(
+    *operands: Result | Mapping[str, Any] | str | Path, names: Sequence[str] | None = None
+) -> Comparison:
+    """Put simulated steps side by side.
+
+    Parameters
+    ----------
+    *operands : Result, mapping, str or Path
+        What :func:`tvm_distir.simulate` returns, the JSON of ``tvm-distir analyze --json`` as data
+        or as a file, the folder of ``analyze -o``, or a folder of such files and folders.
+    names : sequence of str, optional
+        What to call them, one for each outcome; else paths, strategies or numbers.
+
+    Returns
+    -------
+    comparison : Comparison
+        ``print`` shows it as tables; ``to_dict`` gives the JSON of ``tvm-distir compare``.
+
+    Raises
+    ------
+    SimulationError
+        DIST0740 for a file that holds no result.
+    UsageError
+        DIST0152 for nothing to compare, or names of another number.
+
+    Examples
+    --------
+    >>> td.compare(td.simulate(one, "dgx-a100"), td.simulate(other, "dgx-a100"))  # doctest: +SKIP
+    """
+    found: list[Outcome] = []
+    for number, operand in enumerate(operands, 1):
+        if isinstance(operand, Result):
+            found.append(_of_result(operand, f"#{number}"))
+        elif isinstance(operand, Mapping):
+            found.append(Outcome.from_dict(operand, f"#{number}"))
+        else:
+            found += read_outcomes(Path(operand))
+    if not found:
+        raise _refused("there is nothing to compare", "Name results.")
+    if names is not None:
+        if len(names) != len(found):
+            raise _refused(
+                f"{len(names)} names for {len(found)} results", "Give a name for each of them."
+            )
+        found = [one.named(name) for one, name in zip(found, names, strict=True)]
+    return Comparison(tuple(found))
+
+
+def _refused(what: str, remedy: str) -> UsageError:
+    return UsageError("DIST0152", what, place="compare", remedy=remedy)
+
+
+def _of_result(result: Result, name: str) -> Outcome:
+    """An outcome of what simulation returned, which knows neither its model nor its mesh."""
+    busiest = max(result.devices.distinct, key=lambda d: d.compute_s + d.exposed_comm_s)
+    lane = next(one for one in result.lanes if one.mesh == busiest.mesh)
+    count = len(result.devices)
+    return Outcome(
+        name=name,
+        model=None,
+        system=result.system,
+        strategy=None,
+        mesh=f"{count} device{'s' if count != 1 else ''}",
+        time_s=result.time_s,
+        spent_s=spent_of(busiest, lane.ops),
+        peak_memory_bytes=result.peak_memory_bytes,
+        memory_capacity_bytes=result.memory_capacity_bytes,
+        wire_bytes=Outcome.most_wire(
+            (one.mesh, one.kind, one.wire_bytes_per_device) for one in result.collectives
+        ),
+        bubble=None if result.pipeline is None else result.pipeline.bubble,
+    )

@@ -1,0 +1,96 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The analysis as the JSON of the command line's contract."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from tvm_distir.support import InternalError
+
+from .advice import advice
+from .model import SCHEMA_VERSION, Analysis
+
+
+def to_dict(analysis: Analysis) -> dict[str, Any]:
+    """Make the contract's dictionary.
+
+    Returns
+    -------
+    data : dict
+        ``schema_version``, ``time_s``, ``peak_memory_bytes``, ``fits``, ``bound_by``,
+        ``spent_s`` by what it goes to, ``devices``, ``collectives`` and ``ops`` with their times,
+        ``memory``, ``out_of_memory``, ``advice``, ``links``, ``warnings``, ``unmodelled_ops``,
+        ``branches``, ``engine``, ``timings_s``, ``meshes``, of a step in stages ``pipeline``, and
+        what was asked for.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": analysis.model,
+        "system": analysis.hardware.name,
+        "strategy": analysis.strategy,
+        "batch": analysis.batch,
+        "time_s": analysis.time_s,
+        "peak_memory_bytes": analysis.peak_memory_bytes,
+        "memory_capacity_bytes": analysis.capacity_bytes,
+        "fits": analysis.fits,
+        "bound_by": analysis.bound_by,
+        "spent_s": analysis.spent_s,
+        "meshes": [
+            {
+                "name": mesh.name,
+                "axes": dict(zip(mesh.axes, mesh.shape)),
+                "device_ids": list(mesh.device_ids),
+            }
+            for mesh in analysis.meshes
+        ],
+        "devices": [device.to_dict() for device in analysis.devices],
+        "collectives": [{**one.to_dict(), "time_s": one.time_s} for one in analysis.collectives],
+        "ops": [dict(vars(one)) for one in analysis.ops],
+        "memory": [
+            {"mesh": lane.mesh, "devices": list(lane.devices), **lane.account.to_dict()}
+            for lane in analysis.lanes
+            if lane.account is not None
+        ],
+        "out_of_memory": None if analysis.verdict is None else analysis.verdict.to_dict(),
+        "warnings": list(analysis.warnings),
+        "advice": [one.to_dict() for one in advice(analysis)],
+        "links": [dict(vars(one)) for one in analysis.links],
+        "unmodelled_ops": list(analysis.unmodelled_ops),
+        "branches": [dict(vars(one)) for one in analysis.branches],
+        "engine": analysis.engine,
+        "timings_s": {stage: round(took, 6) for stage, took in analysis.timings_s.items()},
+        **({} if analysis.pipeline is None else {"pipeline": analysis.pipeline.to_dict()}),
+    }
+
+
+def to_json(data: dict[str, Any]) -> str:
+    """Print a result as JSON, refusing NaN and infinities, which JSON cannot say.
+
+    Raises
+    ------
+    InternalError
+        DIST0902 for a number that is not finite.
+    """
+    place = _not_finite(data, "")
+    if place is not None:
+        raise InternalError("DIST0902", "a result is not a finite number", place=place)
+    return json.dumps(data, indent=1, allow_nan=False) + "\n"
+
+
+def _not_finite(value: Any, path: str) -> str | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return path
+    if isinstance(value, dict):
+        items = [(f"{path}.{key}" if path else str(key), one) for key, one in value.items()]
+    elif isinstance(value, (list, tuple)):
+        items = [(f"{path}[{i}]", one) for i, one in enumerate(value)]
+    else:
+        return None
+    for where, one in items:
+        found = _not_finite(one, where)
+        if found is not None:
+            return found
+    return None

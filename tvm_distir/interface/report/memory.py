@@ -1,0 +1,117 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What holds memory: how full devices are, what holds the peak, what would make it fit."""
+
+from __future__ import annotations
+
+from tvm_distir.performance import Holder, MemoryAccount
+from tvm_distir.support import printable
+
+from . import units
+from .markup import bar as drawn_bar
+from .markup import esc, row, section
+from .markup import table as html_table
+from .model import Analysis, ReportLane
+from .text_table import bar, ranges, table
+from .verdict import Painter
+
+_HEAD = ("bytes", "share", "role", "what", "made in", "unit")
+
+
+def memory_lines(analysis: Analysis, paint: Painter) -> list[str]:
+    """Lines of a text: how full each device is, what holds the fullest."""
+    lines = ["", paint("bold", "Memory per device, at its peak")]
+    for ids, d in analysis.device_groups:
+        sizes = f"{units.size(d.peak_memory_bytes)}, of it parameters {units.size(d.param_bytes)}"
+        capacity = analysis.capacity_bytes
+        if not capacity:
+            lines.append(f"  {ranges(ids)}: {sizes}")
+            continue
+        over = d.peak_memory_bytes > capacity
+        drawn = paint("red" if over else "green", bar(d.peak_memory_bytes, capacity))
+        used = units.share(d.peak_memory_bytes, capacity)
+        lines.append(f"  {ranges(ids)}: [{drawn}] {used} of {units.size(capacity)}; {sizes}")
+    kept = max((one.account.host_bytes for one in analysis.lanes if one.account), default=0)
+    if kept:
+        lines.append(f"  In the host's memory: at most {units.size(kept)} per device.")
+    lane = fullest(analysis)
+    if lane is None or lane.account is None:
+        return lines
+    account = lane.account
+    rows = [
+        [units.size(h.bytes), units.share(h.bytes, account.peak_bytes), h.role, _what(h),
+         h.function or "-", h.unit or "-"]
+        for h in account.holders
+    ]  # fmt: skip
+    lines += ["", paint("bold", f"What holds the peak, on devices {ranges(lane.devices)}")]
+    lines += [f"  {printable(line)}" for line in (_moment(account), _by_role(account))]
+    lines += table(_HEAD, rows, "rrllll")
+    return [*lines, *(f"  {line}" for line in verdict_words(analysis))]
+
+
+def fullest(analysis: Analysis) -> ReportLane | None:
+    """The lane whose devices hold most."""
+    known = [lane for lane in analysis.lanes if lane.account is not None]
+    return max(known, key=lambda one: one.account.peak_bytes if one.account else 0, default=None)
+
+
+def verdict_words(analysis: Analysis) -> list[str]:
+    """What would make a program fit that does not; nothing of one that fits."""
+    found = analysis.verdict
+    if found is None:
+        return []
+    largest = ", ".join(f"{_what(one)} {units.size(one.bytes)}" for one in found.holders)
+    lines = [f"It lacks {units.size(found.missing_bytes)}. The largest holders: {largest}."]
+    for one in found.remedies:
+        fits = one.peak_bytes <= (analysis.capacity_bytes or 0)
+        lines.append(
+            f"{one.name}: about {units.size(one.peak_bytes)}, {'fits' if fits else 'not enough'}"
+        )
+    last = f"Cheapest that fits: {found.chosen}." if found.chosen else "None of these is enough."
+    return [printable(line) for line in (*lines, last)]
+
+
+def memory_section(analysis: Analysis) -> str:
+    """The section of a page."""
+    lane = fullest(analysis)
+    if lane is None or lane.account is None:
+        return ""
+    account = lane.account
+    most = max((one.bytes for one in account.holders), default=0)
+    rows = [
+        row(
+            [
+                units.size(one.bytes),
+                drawn_bar(one.bytes, most, "--compute"),
+                units.share(one.bytes, account.peak_bytes),
+                esc(one.role),
+                esc(_what(one)),
+                esc(one.function or "-"),
+                esc(one.unit or "-"),
+            ],
+            "rlrllll",
+        )
+        for one in account.holders
+    ]
+    head = ("bytes", "", "share", *_HEAD[2:])
+    words = "".join(f"<li>{esc(line)}</li>" for line in verdict_words(analysis))
+    listed = f'<ul class="findings">{words}</ul>' if words else ""
+    body = html_table(head, rows, "rlrllll") + listed
+    note = esc(f"Devices {ranges(lane.devices)}. {_moment(account)} {_by_role(account)}")
+    return section("What holds the peak", "memory", body, note)
+
+
+def _what(holder: Holder) -> str:
+    return holder.what if holder.count == 1 else f"{holder.what} ({holder.count})"
+
+
+def _moment(account: MemoryAccount) -> str:
+    holes = ""
+    if account.fragmentation_bytes:
+        holes = f"; holes between blocks: at most {units.size(account.fragmentation_bytes)} more"
+    return f"Peak {units.size(account.peak_bytes)} at {account.moment}{holes}."
+
+
+def _by_role(account: MemoryAccount) -> str:
+    parts = (f"{role} {units.size(size)}" for role, size in account.at_peak.items())
+    return f"{', '.join(parts)}."

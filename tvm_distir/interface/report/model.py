@@ -1,0 +1,253 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a report shows, as plain data: every writer (text, JSON, HTML) reads only this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tvm_distir.performance import (
+    Branch,
+    CollectiveTotal,
+    DeviceResult,
+    FunctionTime,
+    MemoryAccount,
+    OpTime,
+    PathPart,
+    PipelineResult,
+    Verdict,
+)
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ReportMesh:
+    """A device mesh: axes major first, device ids row-major over them."""
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    device_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ReportEvent:
+    """One op on one stream. ``scope`` names the functions around it, outermost first."""
+
+    name: str
+    op: str
+    stream: str
+    start_s: float
+    duration_s: float
+    scope: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class ReportLane:
+    """Devices that run the same program at the same times, shown once.
+
+    ``memory`` holds ``(time_s, live_bytes)`` steps; ``events_total`` counts the events that
+    happened where ``events`` was shortened.
+    """
+
+    mesh: str
+    devices: tuple[int, ...]
+    events: Sequence[ReportEvent]
+    memory: tuple[tuple[float, int], ...]
+    events_total: int = 0
+    account: MemoryAccount | None = None
+
+
+@dataclass(frozen=True)
+class ReportParameter:
+    """An input of the whole program and how it lies on its mesh."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    mesh: str
+    placement: str
+    whole_bytes: int
+    device_bytes: int
+
+
+@dataclass(frozen=True)
+class LinkUse:
+    """What moves over one tier of the network.
+
+    Attributes
+    ----------
+    name : str
+    per : str
+        Of what the bytes and the rate are: a ``device``, or a ``node`` whose adapters its devices
+        share.
+    kinds : tuple of str
+        The collectives that move it.
+    bytes : int
+        What one of these sends over the tier in a step.
+    time_s : float
+        What the collectives take.
+    rate_bytes_per_s : float
+        What the links that are used carry at most, in one direction.
+    """
+
+    name: str
+    per: str
+    kinds: tuple[str, ...]
+    bytes: int
+    time_s: float
+    rate_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The few facts of the system that a reader compares the result with."""
+
+    name: str
+    memory_capacity_bytes: int | None
+    peak_flops: float | None = None
+    memory_bandwidth_bytes_per_s: float | None = None
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A change of what was asked for that was simulated.
+
+    Attributes
+    ----------
+    part : str
+        Of the step, as :attr:`Analysis.spent_s` calls it, that it was to lessen; ``fit``: memory.
+    change : str
+        Options of the command, or words.
+    time_s : float
+        Of its step.
+    gain : float
+        How often as many samples per second it does.
+    samples : int
+        How often as many samples its step has.
+    devices, peak_memory_bytes : int
+    fits : bool or None
+    """
+
+    part: str
+    change: str
+    time_s: float
+    gain: float
+    samples: int
+    devices: int
+    peak_memory_bytes: int
+    fits: bool | None
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One simulated step with all that a report says about it.
+
+    ``ops`` and ``functions`` are those of the devices that ``focus`` names. ``trials`` are changes
+    that were simulated, ``untried`` parts of the step and changes that may lessen them.
+    """
+
+    model: str
+    command: str
+    engine: str
+    time_s: float
+    peak_memory_bytes: int
+    hardware: Hardware
+    meshes: tuple[ReportMesh, ...]
+    devices: Sequence[DeviceResult]
+    collectives: tuple[CollectiveTotal, ...]
+    unmodelled_ops: tuple[str, ...] = ()
+    branches: tuple[Branch, ...] = ()
+    lanes: tuple[ReportLane, ...] = ()
+    ops: tuple[OpTime, ...] = ()
+    functions: tuple[FunctionTime, ...] = ()
+    focus: str = ""
+    parameters: tuple[ReportParameter, ...] = ()
+    plan: Mapping[str, Any] | None = None
+    strategy: str | None = None
+    batch: int | None = None
+    assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    timings_s: Mapping[str, float] = field(default_factory=dict)
+    pipeline: PipelineResult | None = None
+    verdict: Verdict | None = None
+    links: tuple[LinkUse, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    untried: tuple[tuple[str, str], ...] = ()
+    path: Callable[[], tuple[PathPart, ...]] = field(default=tuple, compare=False, repr=False)
+
+    @property
+    def title(self) -> str:
+        """The model without the folders of its path."""
+        return self.model if self.model.startswith("zoo:") else self.model.rpartition("/")[2]
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Memory of one device, in bytes; None where the system does not say."""
+        return self.hardware.memory_capacity_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the fullest device's peak is within its memory; None where unknown."""
+        if self.capacity_bytes is None:
+            return None
+        return self.peak_memory_bytes <= self.capacity_bytes
+
+    @property
+    def device_groups(self) -> list[tuple[list[int], DeviceResult]]:
+        """Ids of devices with equal figures, and these; in order of their first id."""
+        found: dict[DeviceResult, list[int]] = {}
+        for device in self.devices:
+            found.setdefault(replace(device, id=0), []).append(device.id)
+        return [(ids, same) for same, ids in found.items()]
+
+    def axis_words(self, one: CollectiveTotal) -> str:
+        """Axis of a collective, with its mesh where there are several; of a transfer, its ends."""
+        alone = len(self.meshes) == 1 or "->" in one.mesh_axis
+        return one.mesh_axis if alone else f"{one.mesh}: {one.mesh_axis}"
+
+    @property
+    def slowest(self) -> DeviceResult:
+        """The device that is busy the longest (the first of several)."""
+        return max(self.devices, key=lambda d: d.compute_s + d.exposed_comm_s)
+
+    @property
+    def spent_s(self) -> dict[str, float]:
+        """Seconds of the busiest device's step by what they go to.
+
+        ``compute``, ``memory`` and ``launch`` (what the host takes beyond the device included) are
+        what most of each op's time is; compute where ops are not known. ``communication`` is what
+        no compute hides, ``idle`` the rest.
+        """
+        return spent_of(self.slowest, self.ops)
+
+    @property
+    def bound_by(self) -> str:
+        """What the largest part of the busiest device's step goes to, of :attr:`spent_s`."""
+        spent = self.spent_s
+        return max(spent, key=lambda kind: spent[kind])
+
+    @property
+    def bound_share(self) -> float:
+        """Share of the step that goes to what it is bound by."""
+        spent = self.spent_s
+        whole_s = sum(spent.values())
+        return spent[self.bound_by] / whole_s if whole_s > 0 else 0.0
+
+
+def spent_of(device: DeviceResult, ops: Iterable[OpTime]) -> dict[str, float]:
+    """Seconds of a device's step by what they go to: see :attr:`Analysis.spent_s`."""
+    shares = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
+    for one in ops:
+        bound_by = "launch" if one.bound_by == "host" else one.bound_by
+        shares[bound_by if bound_by in shares else "compute"] += one.time_s
+    known_s = sum(shares.values())
+    if known_s <= 0:
+        shares, known_s = {**shares, "compute": 1.0}, 1.0
+    spent = {kind: device.compute_s * took_s / known_s for kind, took_s in shares.items()}
+    return {**spent, "communication": device.exposed_comm_s, "idle": device.idle_s}

@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Text for a terminal: colours, columns, bars, numbers of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm_distir.support import printable
+
+from . import units
+
+_WIDTH = 40
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> list[str]:
+    """Align columns.
+
+    Parameters
+    ----------
+    head : sequence of str
+    rows : sequence of sequences of str, each as long as ``head``
+    right : str
+        One letter per column: ``r`` aligns right, ``l`` left.
+
+    Returns
+    -------
+    lines : list of str
+        The head and one line per row, indented by two.
+    """
+    body = [[printable(cell) for cell in row] for row in (head, *rows)]
+    wide = [max(len(row[i]) for row in body) for i in range(len(head))]
+    lines = []
+    for row in body:
+        cells = [
+            cell.rjust(wide[i]) if right[i] == "r" else cell.ljust(wide[i])
+            for i, cell in enumerate(row)
+        ]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return lines
+
+
+def work(flops: int) -> str:
+    """FLOPs in words, ``-`` for none."""
+    return units.count(flops, "FLOP") if flops else "-"
+
+
+def bar(part: float, whole: float, width: int = _WIDTH) -> str:
+    """A bar of ``#`` as long as the share, ``!`` where it exceeds the whole."""
+    if whole <= 0:
+        return "." * width
+    filled = round(width * part / whole)
+    if filled > width:
+        return "#" * width + "!" * min(filled - width, 8)
+    return "#" * filled + "." * (width - filled)
+
+
+def ranges(ids: Sequence[int]) -> str:
+    """``0-3, 8`` for 0, 1, 2, 3, 8."""
+    parts: list[list[int]] = []
+    for i in sorted(ids):
+        if parts and i == parts[-1][1] + 1:
+            parts[-1][1] = i
+        else:
+            parts.append([i, i])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

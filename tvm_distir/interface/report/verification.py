@@ -1,0 +1,108 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The outcome of ``verify`` as text and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tvm_distir.support import printable
+
+from . import units
+from .text_table import table
+from .verdict import Painter
+
+if TYPE_CHECKING:
+    from tvm_distir.execution import VerifyReport
+
+
+def verdict_dict(
+    outcome: VerifyReport, model: str, timings_s: Mapping[str, float]
+) -> dict[str, Any]:
+    """The contract's dictionary: ``equal``, differences, tolerances, ``collectives``."""
+    return {
+        **outcome.to_dict(),
+        "model": model,
+        "timings_s": {stage: round(took_s, 6) for stage, took_s in timings_s.items()},
+    }
+
+
+def verdict_text(
+    outcome: VerifyReport, model: str, timings_s: Mapping[str, float], colour: bool = False
+) -> str:
+    """The verdict, one row per output, the collectives that ran, and the times.
+
+    Parameters
+    ----------
+    outcome : VerifyReport
+    model : str
+        As given by the user.
+    timings_s : mapping of str to float
+        Seconds by stage.
+    colour : bool
+        Whether to use colour codes.
+    """
+    paint = Painter(colour)
+    how = "bit for bit" if outcome.exact else "within the tolerance"
+    verdict = paint("green", f"EQUAL {how}") if outcome.equal else paint("red", "NOT EQUAL")
+    lines = [
+        f"{verdict}: {printable(model)} on the engine {outcome.engine}, seed {outcome.seed}",
+        f"  largest difference {outcome.max_abs_diff:.3g}, relative {outcome.max_rel_diff:.3g}; "
+        f"allowed {outcome.atol:.3g} + {outcome.rtol:.3g} |reference|",
+        "",
+        paint("bold", "Outputs"),
+    ]
+    rows = [
+        [
+            str(one.index),
+            units.shape(one.shape),
+            one.dtype,
+            "equal" if one.equal else "DIFFERENT",
+            f"{one.max_abs_diff:.3g}",
+            f"{one.max_rel_diff:.3g}",
+        ]
+        for one in outcome.outputs
+    ]
+    head = ["number", "shape", "type", "verdict", "difference", "relative"]
+    lines += table(head, rows, "rlllrr")
+    lines += _notes(outcome, paint)
+    if outcome.collectives:
+        lines += ["", paint("bold", "Collectives that ran, per device")]
+        rows = [
+            [
+                one.kind,
+                one.mesh_axis,
+                str(one.group_size),
+                str(one.count),
+                units.size(one.bytes_per_device),
+                units.size(one.wire_bytes_per_device),
+            ]
+            for one in outcome.collectives
+        ]
+        lines += table(["kind", "axis", "group", "count", "bytes", "wire bytes"], rows, "llrrrr")
+    lines += ["", paint("bold", "This took")]
+    rows = [[stage, f"{took_s:.2f} s"] for stage, took_s in timings_s.items()]
+    lines += table(["stage", "time"], rows, "lr")
+    return "\n".join(lines) + "\n"
+
+
+def _notes(outcome: VerifyReport, paint: Painter) -> list[str]:
+    """What else the user must know: what 16 bits were judged by, where the values part."""
+    lines = []
+    if outcome.twin:
+        apart = max(one.max_abs_diff for one in outcome.twin)
+        same = "equal" if all(one.equal for one in outcome.twin) else paint("red", "DIFFERENT")
+        lines.append(
+            "Differences are from the float32 twin, and allowed as far as one device is off. The"
+        )
+        lines.append(f"twins of both programs are {same}, by up to {apart:.3g}.")
+    if outcome.replicas:
+        lines.append(f"Replicas differ: {outcome.replicas}.")
+    if outcome.fault is not None:
+        text = outcome.fault.text()
+        lines.append(f"{text[0].upper()}{text[1:]}.")
+    if outcome.no_fault:
+        lines.append(f"No binding can be named: {outcome.no_fault}.")
+    lines += [f"Unlike what export claims: {text}." for text in outcome.unlike_claims]
+    return ["", *lines] if lines else []

@@ -1,0 +1,203 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What each value of a function is made of: element by element, and in any way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    VARIABLES,
+    all_bindings,
+    called_name,
+    flat_types,
+    leaves_of,
+    static_shape,
+    tensor_type,
+    variables,
+)
+
+_ELEMENTWISE = frozenset(
+    f"relax.{name}"
+    for name in (
+        "abs add astype clip divide equal exp floor greater greater_equal isfinite isnan less "
+        "less_equal log logical_and logical_not logical_or maximum minimum multiply negative "
+        "not_equal power round rsqrt sign sqrt square subtract where dist.annotate_sharding"
+    ).split()
+)
+"""What updates of weights are written in; a gradient comes of other operations."""
+_SUMS = ("add", "astype", "clip", "dist.annotate_sharding", "maximum", "minimum", "where")
+"""Through which a weight comes as itself, a little changed."""
+_NEAR_ONE = (0.5, 1.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One tensor. Numbers of parameters are bits of a mask.
+
+    Attributes
+    ----------
+    read : int
+        Parameters that it depends on.
+    same : int
+        Parameters of its shape that it is computed from element by element.
+    moved : int
+        Those of them that it is a sum with, times a factor that is near one where it is known.
+    beneath : int
+        Parameters that the other values depend on which it is computed from element by element.
+    """
+
+    read: int = 0
+    same: int = 0
+    moved: int = 0
+    beneath: int = 0
+
+
+class Flows:
+    """The flows of a function's values.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Whose functions the function calls; each is followed once.
+    fn : Function
+
+    Attributes
+    ----------
+    of : dict of Var to tuple of Flow
+        Of each variable, one per tensor that it holds.
+    values : dict of Var to Any
+        What each variable is bound to.
+    place : dict of Var to int
+        Number of each binding.
+    """
+
+    def __init__(
+        self, mod: ir.IRModule, fn: relax.Function, known: dict[str, tuple[Flow, ...]] | None = None
+    ) -> None:
+        self._mod, self._known = mod, {} if known is None else known
+        self.of: dict[Any, tuple[Flow, ...]] = {}
+        self.values: dict[Any, Any] = {}
+        self.place: dict[Any, int] = {}
+        number = 0
+        for param in fn.params:
+            count = len(flat_types(param.ty))
+            bits = [1 << (number + i) for i in range(count)]
+            self.of[param] = tuple(Flow(bit, bit, bit) for bit in bits)
+            number += count
+        for binding in all_bindings(fn.body):
+            value = getattr(binding, "value", None)
+            self.values[binding.var] = value
+            self.place[binding.var] = len(self.place)
+            self.of[binding.var] = self._of(binding.var, value)
+        body = fn.body.body if isinstance(fn.body, relax.SeqExpr) else fn.body
+        self.results = self._leaves(body)
+
+    def operands(self, var: Any) -> list[Any]:
+        """The variables that a value is computed from element by element; empty for others."""
+        value: Any = self.values.get(var)
+        if type(value) is not ir.Call or called_name(value) not in _ELEMENTWISE:
+            return []
+        shape = static_shape(var.ty)
+        if shape is None:
+            return []
+        return [a for a in value.args if type(a) in VARIABLES and static_shape(a.ty) == shape]
+
+    def reads(self, var: Any) -> list[Any]:
+        """All variables that a value is computed from."""
+        return list(variables(self.values[var]))
+
+    def _of(self, var: Any, value: Any) -> tuple[Flow, ...]:
+        if type(value) is relax.Tuple or type(value) in VARIABLES:
+            return self._leaves(value)
+        if type(value) is relax.TupleGetItem and type(value.tuple_value) in VARIABLES:
+            types = value.tuple_value.ty.fields
+            first = sum(len(flat_types(ty)) for ty in types[: value.index])
+            whole = self.of[value.tuple_value]
+            return whole[first : first + len(flat_types(types[value.index]))]
+        operands = self.operands(var)
+        if operands:
+            flows = [self.of[arg][0] for arg in operands]
+            same = _union(flow.same for flow in flows)
+            beneath = _union(flow.beneath for flow in flows)
+            return (Flow(self._read(value), same, self._moved(value, operands), beneath),)
+        if type(value) is ir.Call and type(value.op) is ir.GlobalVar:
+            called = self._called(value.op)
+            if called is not None:
+                given = [flow for arg in value.args for flow in self._leaves(arg)]
+                return tuple(_through(flow, given) for flow in called)
+        read = self._read(value)
+        return tuple(Flow(read, 0, 0, read) for _ in flat_types(var.ty))
+
+    def _moved(self, value: Any, operands: list[Any]) -> int:
+        name = called_name(value).removeprefix("relax.")
+        if name == "subtract":
+            operands = [arg for arg in operands if arg.same_as(value.args[0])]
+        elif name in ("divide", "multiply"):
+            factors = [a.value.numpy() for a in value.args if isinstance(a, ir.GenericConst)]
+            if any(((f < _NEAR_ONE[0]) | (f > _NEAR_ONE[1])).any() for f in factors):
+                return 0
+            under = [self.of[arg][0].beneath for arg in operands]
+            operands = [a for i, a in enumerate(operands) if not any(under[:i] + under[i + 1 :])]
+        elif name not in _SUMS:
+            return 0
+        return _union(self.of[arg][0].moved for arg in operands)
+
+    def _read(self, value: Any) -> int:
+        return _union(
+            flow.read for var in variables(value) if var in self.of for flow in self.of[var]
+        )
+
+    def _leaves(self, expr: Any) -> tuple[Flow, ...]:
+        return tuple(
+            self.of[one][number] if type(one) in VARIABLES and one in self.of else Flow()
+            for one, number, _ in leaves_of(expr)
+        )
+
+    def _called(self, gv: Any) -> tuple[Flow, ...] | None:
+        """Flows of a function's results by its own parameters."""
+        name = str(gv.name_hint)
+        fn = self._mod[gv]
+        if not isinstance(fn, relax.Function):
+            return None
+        if name not in self._known:
+            self._known[name] = Flows(self._mod, fn, self._known).results
+        return self._known[name]
+
+
+def _union(masks: Any) -> int:
+    found = 0
+    for mask in masks:
+        found |= mask
+    return found
+
+
+def bits(mask: int) -> list[int]:
+    """Numbers of the bits of a mask."""
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
+
+
+def _through(flow: Flow, given: list[Flow]) -> Flow:
+    """A result's flow by the parameters of the caller."""
+    own = [given[i] for i in bits(flow.same)]
+    beneath = [given[i].read for i in bits(flow.beneath)]
+    return Flow(
+        _union(given[i].read for i in bits(flow.read)),
+        _union(one.same for one in own),
+        _union(given[i].moved for i in bits(flow.moved)),
+        _union([*beneath, *(one.beneath for one in own)]),
+    )
+
+
+def is_number(ty: Any) -> bool:
+    """Whether it is the type of a float without dims."""
+    tensor = tensor_type(ty)
+    return tensor is not None and int(tensor.ndim) == 0 and "float" in str(tensor.dtype)

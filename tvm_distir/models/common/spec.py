@@ -1,0 +1,177 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The file that a MODEL string names, found and looked at without TVM."""
+
+from __future__ import annotations
+
+import importlib.util
+import zipfile
+from pathlib import Path
+
+from tvm_distir.support import ModelError, file_fault, shortened
+
+ZOO = "zoo:"
+STABLEHLO = (".mlir", ".mlirbc", ".stablehlo")
+RELAX = ".json"
+FILES = (".onnx", ".pt2", ".py", RELAX, *STABLEHLO)
+"""How the names of model files end."""
+_BYTECODE = b"ML\xefR"
+_MOST_PACKED_BYTES = 64 << 20
+"""What the compressed members of an archive may unpack to."""
+
+
+def model_file(spec: str) -> str | None:
+    """Path of the file that a MODEL string names; None for a model of the zoo.
+
+    Examples
+    --------
+    >>> model_file("m.onnx"), model_file("m.py::Name"), model_file("m.mlir?data=x")
+    ('m.onnx', 'm.py', 'm.mlir')
+    """
+    if spec.startswith(ZOO):
+        return None
+    name, mark, _ = spec.partition("?")
+    if mark and name.lower().endswith(STABLEHLO):
+        return name
+    return spec.partition("::")[0]
+
+
+def may_be_annotated(spec: str) -> bool:
+    """Whether a MODEL is of a kind that may have annotations instead of a plan."""
+    path = model_file(spec)
+    return path is not None and path.lower().endswith((".py", RELAX, *STABLEHLO))
+
+
+def check_file(path: str | Path) -> None:
+    """Refuse (DIST0301) a path at which no file is."""
+    fault = file_fault(path)
+    if fault is not None:
+        raise ModelError(
+            "DIST0301",
+            f"cannot read the file: {fault}",
+            place=str(path),
+            remedy="Check the path.",
+        )
+
+
+def file_bytes(path: str | Path) -> bytes:
+    """Content of a file.
+
+    Raises
+    ------
+    ModelError
+        DIST0301 no file, or one that cannot be read.
+    """
+    check_file(path)
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ModelError(
+            "DIST0301",
+            f"cannot read the file: {error.strerror or error}",
+            place=str(path),
+            remedy="Check the path.",
+        ) from error
+
+
+def check_torch(place: str) -> None:
+    """Refuse (DIST0304) to go on where torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise ModelError(
+            "DIST0304",
+            "programs of torch.export are read with torch, which is not installed",
+            place=place,
+            remedy='Install the extra: pip install "tvm_distir[torch]".',
+        )
+
+
+def check_archive(path: str | Path) -> None:
+    """Refuse (DIST0303) what is no archive of PyTorch, or would unpack to much more than it is."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            held = archive.infolist()
+    except (OSError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise _no_archive(path, f"it is no zip archive: {error}") from error
+    packed_bytes = sum(item.file_size for item in held if item.compress_type != zipfile.ZIP_STORED)
+    if packed_bytes > _MOST_PACKED_BYTES:
+        raise _no_archive(path, f"it would unpack to {packed_bytes} bytes; PyTorch packs nothing")
+    if not held:
+        raise _no_archive(path, "it holds nothing")
+    for item in held:
+        if item.filename.startswith("/") or ".." in item.filename.split("/"):
+            raise _no_archive(path, f'"{shortened(item.filename)}" would leave its folder')
+
+
+def _no_archive(path: str | Path, what: str) -> ModelError:
+    remedy = "Write it by torch.export.save."
+    return ModelError("DIST0303", what, place=str(path), remedy=remedy)
+
+
+def is_bytecode(data: bytes) -> bool:
+    """Whether a file that begins with these bytes is bytecode of MLIR."""
+    return data.startswith(_BYTECODE)
+
+
+def check_jax(place: str) -> None:
+    """Refuse (DIST0304) to go on where JAX is not installed."""
+    if importlib.util.find_spec("jaxlib") is None or importlib.util.find_spec("jax") is None:
+        raise ModelError(
+            "DIST0304",
+            "bytecode of MLIR is read with jax, which is not installed",
+            place=place,
+            remedy='Install the extra: pip install "tvm_distir[jax]"; or write text.',
+        )
+
+
+def check_model(spec: str) -> None:
+    """Refuse a MODEL string before TVM is imported.
+
+    Raises
+    ------
+    ModelError
+        DIST0301 it names a file of a known kind which is not there, DIST0303 an archive that is
+        none, DIST0304 an archive of
+        PyTorch where torch is not installed, bytecode of MLIR where jax is not.
+    """
+    path = model_file(spec)
+    if path is None or Path(path).suffix.lower() not in FILES:
+        return
+    check_file(path)
+    suffix = Path(path).suffix.lower()
+    if suffix == ".pt2":
+        check_archive(path)
+        check_torch(spec)
+    elif suffix in STABLEHLO and is_bytecode(_first_bytes(path)):
+        check_jax(spec)
+
+
+def _first_bytes(path: str) -> bytes:
+    """How a file begins; nothing where it cannot be opened, which its reader tells."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_BYTECODE))
+    except OSError:
+        return b""
+
+
+def split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
+    """``name?key=value,...`` apart."""
+    name, mark, rest = text.partition("?")
+    keys: dict[str, str] = {}
+    for item in rest.split(",") if mark else []:
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not key or not equals or not value or key in keys:
+            what = f'key "{key}" stands twice' if key in keys else f'"{item}" is not key=value'
+            raise ModelError("DIST0302", what, place=spec, remedy="Write NAME?key=value,key=value.")
+        keys[key] = value
+    return name, keys
+
+
+def batch_fault(kind: str, spec: str, instead: str) -> ModelError:
+    """An error (DIST0314) for a batch that is given with a kind of text that holds its own."""
+    return ModelError(
+        "DIST0314",
+        f"the batch of a {kind} module is written in it",
+        place=spec,
+        remedy=f"Leave --batch out; {instead}.",
+    )

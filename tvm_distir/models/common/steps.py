@@ -1,0 +1,240 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of training that were written elsewhere: which inputs are weights, which their states."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    IO_ATTR,
+    MAIN,
+    NUM_INPUT_ATTR,
+    PARAM_NAMES_ATTR,
+    TRAINING_ATTR,
+    VARIABLES,
+    num_input,
+    param_names,
+    static_shape,
+    tensor_type,
+)
+
+from .flows import Flow, Flows, bits, is_number
+
+
+def noted_step(mod: ir.IRModule, gradients: Mapping[str, int] | None = None) -> ir.IRModule:
+    """Say of a step of training which results replace which parameters.
+
+    A module is a step if it has a loss, a number, and weights: a parameter that the loss depends
+    on, and a result of its type that is a sum of it and of other values, its gradient, which
+    depend on all that the loss does. A parameter that the loss does not depend on, and that a
+    result is computed from element by element together with a weight, is one of its states.
+
+    Parameters
+    ----------
+    mod : IRModule
+        As a frontend wrote it: plain values, results in a flat tuple.
+    gradients : mapping of str to int, optional
+        Results by number that are said to be the gradients of weights.
+
+    Returns
+    -------
+    IRModule
+        With the attribute ``dist.training`` of ``main``; what is updated is a weight, behind the
+        data. ``mod`` itself where it is no step.
+    """
+    names = [str(gv.name_hint) for gv in mod.functions]
+    if MAIN not in names or not isinstance(mod[MAIN], relax.Function):
+        return mod
+    fn = mod[MAIN]
+    if IO_ATTR in (fn.attrs or {}):  # a program of one device
+        return mod
+    notes = _Step(mod, fn).notes() if not gradients and _may_be_step(fn) else {}
+    fields = _fields(fn) if gradients else []
+    said = {weight: str(fields[i].name) for weight, i in (gradients or {}).items()}
+    if said:
+        notes["gradients"] = {**notes.get("gradients", {}), **said}
+    if not notes:
+        return mod
+    changed = _with_data_first(fn, set(notes.get("updated", ())))
+    result = ir.IRModule(dict(mod.functions), attrs=mod.attrs, global_infos=mod.global_infos)
+    result.update_func(mod.get_global_var(MAIN), changed.with_attr(TRAINING_ATTR, notes))
+    return result
+
+
+def _fields(fn: relax.Function) -> list[Any]:
+    """Results of a function; empty unless they are a flat tuple."""
+    body = fn.body.body
+    if type(body) in VARIABLES:
+        bound = {b.var: b.value for block in fn.body.blocks[-1:] for b in block.bindings}
+        body = bound.get(body)
+    return list(body.fields) if isinstance(body, relax.Tuple) else []
+
+
+def _kind(ty: Any) -> tuple[Any, str]:
+    """Shape and type of a tensor: what may take another one's place has the same."""
+    tensor = tensor_type(ty)
+    return static_shape(ty), "" if tensor is None else str(tensor.dtype)
+
+
+def _may_be_step(fn: relax.Function) -> bool:
+    """Whether there is a number and a result of a parameter's type; cheap."""
+    if not all(tensor_type(param.ty) is not None for param in fn.params):
+        return False
+    results = [field.ty for field in _fields(fn) if tensor_type(field.ty) is not None]
+    known = {_kind(p.ty) for p in fn.params if static_shape(p.ty)}
+    return any(map(is_number, results)) and any(_kind(ty) in known for ty in results)
+
+
+class _Step:
+    """Finds what is updated by what."""
+
+    def __init__(self, mod: ir.IRModule, fn: relax.Function) -> None:
+        self.fn, self.flows = fn, Flows(mod, fn)
+        self.names = param_names(fn)
+        self.kinds = [_kind(param.ty) for param in fn.params]
+        self.fields = _fields(fn)
+        bound = Counter(str(var.name) for var in self.flows.values)
+        self.made = {
+            i: self.flows.of[var][0]
+            for i, var in enumerate(self.fields)
+            if type(var) in VARIABLES and var in self.flows.values and bound[str(var.name)] == 1
+        }
+
+    def notes(self) -> dict[str, Any]:
+        """What ``dist.training`` says; empty where it is no step."""
+        loss = self._loss()
+        if loss is None:
+            return {}
+        count = num_input(self.fn)
+        data = range(len(self.names) if count is None else count)
+        needed = self.made[loss].read
+        found = self._matched({i: f for i, f in self.made.items() if i != loss and f.same}, needed)
+        weights = {p: r for p, r in found.items() if needed >> p & 1}
+        if len(data) < len(self.names):  # the module says which are weights
+            weights = {p: r for p, r in weights.items() if p not in data}
+        fixed = sum(1 << p for p in weights)
+        beneath = 0
+        for result in weights.values():
+            beneath |= self.made[result].beneath
+        if not weights or needed & ~fixed & ~beneath or self._are_read(loss, weights):
+            return {}
+        states = {w: [*self._states(w, r, found, needed)] for w, r in weights.items()}
+        owned = {p for group in states.values() for p in group}
+        free = [
+            p
+            for p in found
+            if p not in weights and p not in owned and (not self.kinds[p][0] or p not in data)
+        ]
+        kept = {p: found[p] for p in sorted({*weights, *owned, *free}, key=found.__getitem__)}
+        gradients = {w: self._gradient(w, r, states[w], found) for w, r in weights.items()}
+        title = self.names
+        return {
+            "updated": {title[p]: str(self.fields[r].name) for p, r in kept.items()},
+            "places": {title[p]: r for p, r in kept.items()},
+            "states": {title[w]: [title[p] for p in group] for w, group in states.items() if group},
+            "gradients": {title[w]: str(v.name) for w, v in gradients.items() if v is not None},
+            "counters": {title[p]: 2 for p in free if not self.kinds[p][0]},
+        }
+
+    def _loss(self) -> int | None:
+        """Number of the result that is the loss: the first that is no counter."""
+        numbers = [
+            i for i, flow in self.made.items() if is_number(self.fields[i].ty) and flow.beneath
+        ]
+        return next((i for i in numbers if not self.made[i].same), next(iter(numbers), None))
+
+    def _matched(self, results: Mapping[int, Flow], needed: int) -> dict[int, int]:
+        """Parameters by number, each with the result that replaces it."""
+        place = {i: self.flows.place[self.fields[i]] for i in results}
+        open_ = sorted(results, key=lambda i: (results[i].same.bit_count(), place[i]))
+        found: dict[int, int] = {}
+        for at, result in enumerate(open_):
+            flow, kind = results[result], _kind(self.fields[result].ty)
+            open_bits = bits(flow.same & ~needed | flow.moved & needed)
+            fitting = [p for p in open_bits if p not in found and self.kinds[p] == kind]
+            weights = [p for p in fitting if needed >> p & 1]
+            later = open_[at + 1 :]
+            last = [w for w in weights if not any(results[r].moved >> w & 1 for r in later)]
+            chosen = last or [p for p in fitting if p not in weights] or weights
+            if len(chosen) == 1:
+                found[chosen[0]] = result
+        return found
+
+    def _are_read(self, loss: int, weights: Mapping[int, int]) -> bool:
+        """Whether the loss is computed from a new weight: then it is none."""
+        forbidden = {self.fields[r] for r in weights.values()}
+        waiting, seen = [self.fields[loss]], set()
+        while waiting:
+            var = waiting.pop()
+            if var in forbidden:
+                return True
+            if var in seen or var not in self.flows.values:
+                continue
+            seen.add(var)
+            waiting.extend(self.flows.reads(var))
+        return False
+
+    def _states(
+        self, weight: int, result: int, found: Mapping[int, int], needed: int
+    ) -> Iterator[int]:
+        for state, other in sorted(found.items()):
+            if needed >> state & 1 or self.kinds[state][0] != self.kinds[weight][0]:
+                continue
+            if not self.kinds[state][0]:
+                continue
+            if self.made[result].same >> state & 1 or self.made[other].same >> weight & 1:
+                yield state
+
+    def _gradient(
+        self, weight: int, result: int, states: list[int], found: Mapping[int, int]
+    ) -> Any:
+        """The value from which alone, of all others, a weight and its states are updated."""
+        own = sum(1 << p for p in (weight, *states))
+        edge, seen = set(), set()
+        waiting = [self.fields[r] for r in (result, *(found[s] for s in states))]
+        while waiting:
+            var = waiting.pop()
+            if var in seen or var not in self.flows.values:
+                continue
+            seen.add(var)
+            flows = self.flows.of[var]
+            if not any(flow.same & own for flow in flows):
+                edge.update([var] if any(flow.read for flow in flows) else [])
+                continue
+            waiting.extend(self.flows.operands(var) or self.flows.reads(var))
+        common: set[Any] | None = None
+        for var in edge:
+            if static_shape(var.ty) == self.kinds[weight][0]:
+                above = self._above(var)
+                common = above if common is None else common & above
+        return max(common or (), key=self.flows.place.__getitem__, default=None)
+
+    def _above(self, var: Any) -> set[Any]:
+        """A value and those that it is computed from element by element."""
+        found, waiting = set(), [var]
+        while waiting:
+            one = waiting.pop()
+            if one not in found and one in self.flows.values:
+                found.add(one)
+                waiting.extend(self.flows.operands(one))
+        return found
+
+
+def _with_data_first(fn: relax.Function, updated: set[str]) -> relax.Function:
+    """The function with what is updated no longer among its data."""
+    names, count = param_names(fn), num_input(fn)
+    if count is None or not updated.intersection(names[:count]):
+        return fn
+    order = sorted(range(len(names)), key=lambda i: names[i] in updated if i < count else True)
+    params = [fn.params[i] for i in order]
+    made = relax.Function(params, fn.body, fn.ret_ty, fn.is_pure, fn.attrs)
+    kept = sum(name not in updated for name in names[:count])
+    return made.with_attrs({NUM_INPUT_ATTR: kept, PARAM_NAMES_ATTR: [names[i] for i in order]})
+
+
+__all__ = ["noted_step"]

@@ -1,0 +1,213 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives between devices, as level 5 has them; before that they only say how values lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tvm_distir.core import (
+    call_axes,
+    device_coordinates,
+    labels_of,
+    mesh_devices,
+    mesh_shape,
+    parse_placement,
+    shard_slices,
+)
+
+from .body import Ssa
+from .grid import linear_index
+from .step import Step, Write, refuse
+from .text import table
+
+_REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
+
+
+def _groups(step: Step) -> list[list[int]]:
+    return step.devices.groups(step.attrs["device_mesh"], call_axes(step.call))
+
+
+def _channel(step: Step, by_ids: bool = True) -> str:
+    """What numbers of devices mean: partitions of one program, or replicas of it."""
+    if step.devices.form != "manual":
+        return ""
+    ids = ", use_global_device_ids" if by_ids else ""
+    return f", channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>{ids}"
+
+
+def _all_reduce(step: Step) -> Ssa:
+    x = step[0]
+    notes = f"replica_groups = {table(_groups(step))}{_channel(step)}"
+    region = step.body.region(_REDUCTIONS[str(step.attrs["op"])], x.dtype)
+    return step.body.op("all_reduce", [x], x.shape, x.dtype, notes, region)
+
+
+def _all_gather(step: Step) -> Ssa:
+    notes = f"all_gather_dim = {int(step.attrs['dim'])} : i64"
+    notes += f", replica_groups = {table(_groups(step))}{_channel(step)}"
+    return step.body.op("all_gather", [step[0]], step.shape, step.dtype, notes)
+
+
+def _reduce_scatter(step: Step) -> Ssa:
+    notes = f"scatter_dimension = {int(step.attrs['dim'])} : i64"
+    notes += f", replica_groups = {table(_groups(step))}{_channel(step)}"
+    region = step.body.region(_REDUCTIONS[str(step.attrs["op"])], step.dtype)
+    return step.body.op("reduce_scatter", [step[0]], step.shape, step.dtype, notes, region)
+
+
+def _all_to_all(step: Step) -> Ssa:
+    groups = _groups(step)
+    notes = f"split_dimension = {int(step.attrs['split_dim'])} : i64"
+    notes += f", concat_dimension = {int(step.attrs['gather_dim'])} : i64"
+    notes += f", split_count = {len(groups[0])} : i64"
+    notes += f", replica_groups = {table(groups)}{_channel(step, by_ids=False)}"
+    return step.body.op("all_to_all", [step[0]], step.shape, step.dtype, notes)
+
+
+def _permute(step: Step) -> Ssa:
+    shift, ring = int(step.attrs["shift"]), "wrap" in step.attrs and bool(step.attrs["wrap"])
+    pairs = []
+    for group in _groups(step):
+        for i, device in enumerate(group):
+            to = (i + shift) % len(group) if ring else i + shift
+            if 0 <= to < len(group):
+                pairs.append([device, group[to]])
+    x = step[0]
+    if not pairs:
+        return step.body.filled(0, x)
+    notes = f"source_target_pairs = {table(pairs)}{_channel(step, by_ids=False)}"
+    return step.body.op("collective_permute", [x], x.shape, x.dtype, notes)
+
+
+def _own(step: Step, rows: Any, dtype: str) -> Ssa:
+    """The number that stands at this device's place in a table."""
+    body, form = step.body, step.devices.form
+    if form == "shard":
+        device = linear_index(step)
+    else:
+        name = "partition_id" if form == "manual" else "replica_id"
+        device = body.cast(body.op(name, [], (), "uint32"), "int64")
+    held = body.constant(np.asarray(rows, dtype), dtype)
+    return body.reshape(body.dynamic_slice(held, [device], [1]), ())
+
+
+def _coordinate(step: Step) -> Ssa:
+    groups = _groups(step)
+    rows = [0] * (1 + max(device for group in groups for device in group))
+    for group in groups:
+        for place, device in enumerate(group):
+            rows[device] = place
+    return _own(step, rows, "int64")
+
+
+def _local_slice(step: Step) -> Ssa:
+    dim, body, shape = int(step.attrs["dim"]), step.body, step.shape
+    first = body.binary("multiply", _coordinate(step), shape[dim])
+    zero = body.constant(0, "int64")
+    starts = [first if i == dim else zero for i in range(len(shape))]
+    return body.dynamic_slice(step[0], starts, shape)
+
+
+def _partial(step: Step) -> Ssa:
+    """A complete value becomes a term: it stays on the first device of each group."""
+    x, kind = step[0], str(step.attrs["op"])
+    if kind != "sum":
+        raise refuse(step, f"by {kind}")
+    groups = _groups(step)
+    rows = [False] * (1 + max(device for group in groups for device in group))
+    for group in groups:
+        rows[group[0]] = True
+    return step.body.select(_own(step, rows, "bool"), x, 0)
+
+
+def _gathered(step: Step, value: Ssa) -> Ssa:
+    """Values of a group one behind the other along the first dim."""
+    groups = _groups(step)
+    shape = (len(groups[0]) * value.shape[0], *value.shape[1:])
+    notes = f"all_gather_dim = 0 : i64, replica_groups = {table(groups)}{_channel(step)}"
+    return step.body.op("all_gather", [value], shape, value.dtype, notes)
+
+
+def exchange(step: Step, gathered: Callable[[Step, Ssa], Ssa]) -> Ssa:
+    """As a gather and a slice: the same values, and more traffic than R.dist.exchange has."""
+    attrs, body, x = step.attrs, step.body, step[0]
+    mesh, shape = attrs["device_mesh"], [int(n) for n in attrs["shape"]]
+    source, target = (parse_placement(str(attrs[k])) for k in ("placement", "peer_placement"))
+    groups, rank, out = _groups(step), len(shape), step.shape
+    coordinates = {
+        step.devices.number(int(d)): device_coordinates(mesh, int(d))
+        for d in mesh_devices(mesh).ravel()
+    }
+
+    def box(labels: Any, device: int) -> list[tuple[int, int]]:
+        found = shard_slices(shape, labels, mesh_shape(mesh), coordinates[device])
+        return [(int(low), int(high)) for low, high in found]
+
+    parts = gathered(step, body.reshape(x, (1, *x.shape)))
+    room = [n + m for n, m in zip(shape, out)]
+    whole = body.broadcast(body.constant(0, x.dtype), room)
+    for place, device in enumerate(groups[0]):  # all groups hold the same boxes
+        bounds = box(source, device)
+        sizes = [high - low for low, high in bounds]
+        if min(sizes, default=1) <= 0:
+            continue
+        piece = body.slice(parts, [place] + [0] * rank, [place + 1, *sizes])
+        starts = [body.constant(low, "int64") for low, _ in bounds]
+        piece = body.reshape(piece, sizes)
+        whole = body.op("dynamic_update_slice", [whole, piece, *starts], whole.shape, x.dtype)
+    boxes = [box(target, device) for device in sorted(coordinates)]
+    starts = [_own(step, [b[i][0] for b in boxes], "int64") for i in range(rank)]
+    found = body.dynamic_slice(whole, starts, out)
+    for i in range(rank):
+        held = [b[i][1] - b[i][0] for b in boxes]
+        if any(size != out[i] for size in held):
+            line = body.iota(out, i, "int64")
+            inside = body.compare("LT", line, _own(step, held, "int64"))
+            found = body.select(inside, found, 0)
+    return found
+
+
+def _same(step: Step) -> Ssa:
+    found: Ssa = step[0]
+    return found
+
+
+def _placed(step: Step) -> Ssa:
+    """A value that is to lie in some way: as the op says, or as its result is typed."""
+    x, attrs, ty = step[0], step.attrs, step.call.ty
+    if hasattr(ty, "placement"):
+        mesh, labels = ty.device_mesh, labels_of(ty.placement)
+    else:
+        mesh, labels = attrs.device_mesh, labels_of(attrs.placement)
+    text = step.devices.sharding(mesh, labels, len(x.shape))
+    notes = f"sharding = #sdy.sharding{text}"
+    return step.body.op("sdy.sharding_constraint", [x], x.shape, x.dtype, notes)
+
+
+def at_levels(local: Write, before: Write) -> Write:
+    """Written as it is at level 5, otherwise before that."""
+    return lambda step: local(step) if step.devices.is_local else before(step)
+
+
+_MOVES: dict[str, Write] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "local_slice": _local_slice,
+    "collective_permute": _permute,
+    "exchange": lambda step: exchange(step, _gathered),
+}
+
+WRITERS: dict[str, Write] = {
+    **{f"dist.{name}": at_levels(write, _placed) for name, write in _MOVES.items()},
+    "dist.partial": at_levels(_partial, _same),
+    "dist.axis_index": _coordinate,
+    "dist.collective_done": _same,
+    "dist.annotate_sharding": _placed,
+    "dist.redistribute": _placed,
+}

@@ -1,0 +1,176 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Ops that StableHLO lacks as its composites: a name, attributes, and a function that says what
+they compute, which others run and readers that know the op leave aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core import labels_of, placement_text
+
+from .body import Body, Ssa
+from .direct import is_direct
+from .grid import PREFIX
+from .step import Step, Write
+from .text import Unwritable, integers, number_text, string
+
+ARGUMENTS = "arguments"
+"""The attribute of a composite that says what a call's arguments are, where some are no tensors."""
+_MESH, _PLACEMENT = "device_mesh", "placement"
+
+
+class Composites:
+    """The functions of a module that say what its composites compute.
+
+    Attributes
+    ----------
+    functions : list of str
+        One for each op, attributes and types.
+    """
+
+    def __init__(self) -> None:
+        self.functions: list[str] = []
+        self._names: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def write(self, step: Step, name: str, write: Write) -> Any:
+        """Write a call: as it is where it is read as itself, else as a composite.
+
+        Parameters
+        ----------
+        name : str
+            Of its op, without ``relax.``; of a start, that of its collective.
+        write : callable
+            Writes what it computes.
+        """
+        said = None if is_direct(step, name) else _said(step)
+        if said is None:
+            return write(step)
+        name = str(step.call.op.name).removeprefix("relax.")
+        body, given = Body(), list(_leaves(step.args))
+        inner = [Ssa(f"%arg{i}", value.shape, value.dtype) for i, value in enumerate(given)]
+        found = write(replace(step, args=_renamed(step.args, iter(inner)), body=body))
+        results = list(_leaves(found))
+        title = self._function(f"{PREFIX}.{name}", inner, results, body.lines)
+        notes = f"composite_attributes = {{{said}}}, decomposition = @{title}"
+        notes += f', name = "{PREFIX}.{name}", version = 1 : i32'
+        kinds = [(value.shape, value.dtype) for value in results]
+        if len(kinds) == 1:
+            made = [step.body.op("composite", given, *kinds[0], notes)]
+        else:
+            made = step.body.several("composite", given, kinds, notes)
+        return _renamed(found, iter(made))
+
+    def _function(
+        self, name: str, inner: Sequence[Ssa], results: Sequence[Ssa], lines: Sequence[str]
+    ) -> str:
+        """Name of the function of these lines."""
+        arguments = ", ".join(f"{value.name}: {value.type}" for value in inner)
+        types = ", ".join(value.type for value in results)
+        ended = ", ".join(value.name for value in results)
+        text = f"({arguments}) -> ({types}) {{\n"
+        text += "".join(f"    {line}\n" for line in lines)
+        text += f'    "func.return"({ended}) : ({types}) -> ()\n  }}\n'
+        key = name + text
+        if key not in self._names:
+            count = self._counts[name] = self._counts.get(name, 0) + 1
+            self._names[key] = name if count == 1 else f"{name}_{count - 1}"
+            self.functions.append(f"  func.func private @{self._names[key]}{text}")
+        return self._names[key]
+
+
+def _leaves(value: Any) -> Iterator[Ssa]:
+    """Values among arguments or results, in order."""
+    if isinstance(value, Ssa):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _leaves(item)
+
+
+def _renamed(value: Any, names: Iterator[Ssa]) -> Any:
+    """Arguments or results with other values in them."""
+    if isinstance(value, Ssa):
+        return next(names)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_renamed(item, names) for item in value)
+    return value
+
+
+def _said(step: Step) -> str | None:
+    """A call's attributes, and its arguments where some are no tensors; None: they have no text."""
+    call = step.call
+    try:
+        said = [f"{key} = {_text(value)}" for key, value in _attributes(step) if value is not None]
+        if not all(_is_tensor(arg) for arg in call.args):
+            said.append(f"{ARGUMENTS} = [{', '.join(map(_argument, call.args))}]")
+    except Unwritable:
+        return None
+    return ", ".join(said)
+
+
+def _attributes(step: Step) -> Iterator[tuple[str, Any]]:
+    attrs = step.attrs
+    if isinstance(attrs, ir.DictAttrs):
+        for key, value in attrs.items():
+            yield str(key), step.devices.mesh_name(value) if key == _MESH else value
+    elif attrs is not None:
+        for field in type(attrs).__tvm_ffi_type_info__.fields:
+            value = getattr(attrs, field.name)
+            if field.name == _MESH:
+                value = step.devices.mesh_name(value)
+            elif field.name == _PLACEMENT:
+                value = placement_text(labels_of(value))
+            yield field.name, value
+
+
+def _text(value: Any) -> str:
+    """An attribute."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return f"{value} : i64"
+    if isinstance(value, float):
+        return f"{number_text(value, 'float64')} : f64"
+    if isinstance(value, str):
+        return string(value)
+    if type(value).__name__ == "dtype":
+        return string(str(value))
+    if hasattr(value, "value") and str(value.ty) in ("int64", "float32"):
+        return _text(value.value)
+    if hasattr(value, "__iter__"):
+        items = list(value)
+        plain = items and all(type(item) is int for item in items)
+        return integers(items) if plain else f"[{', '.join(map(_text, items))}]"
+    raise Unwritable(f"an attribute {value}")
+
+
+def _is_tensor(arg: Any) -> bool:
+    return isinstance(arg.ty, (relax.TensorType, DTensorType))
+
+
+def _argument(arg: Any) -> str:
+    """``unit`` for a tensor, a list for a tuple, else what it is."""
+    if _is_tensor(arg):
+        return "unit"
+    if isinstance(arg, relax.Tuple):
+        return f"[{', '.join(map(_argument, arg.fields))}]"
+    if isinstance(arg, relax.ShapeExpr):
+        return f"{{shape = [{', '.join(_text(_known(n)) for n in arg.values)}]}}"
+    if isinstance(arg.ty, ir.PrimType):
+        return f"{{number = {_text(_known(arg))}, type = {string(str(arg.ty))}}}"
+    raise Unwritable(f"an argument {arg}")
+
+
+def _known(value: Any) -> Any:
+    found = getattr(value, "value", value)
+    if not isinstance(found, (bool, int, float)):
+        raise Unwritable(f"{value} is not known")
+    return found

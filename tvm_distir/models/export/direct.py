@@ -1,0 +1,169 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Calls that operations of StableHLO say as they are: what is read of them is the call itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import call_axes
+
+from .elementwise import BINARY, COMPARE, UNARY
+from .step import Step
+from .text import is_float
+
+_FLOATS = ("float32", "float64")
+
+
+def is_direct(step: Step, name: str) -> bool:
+    """Whether the operations that a call is written as are read as the call.
+
+    Parameters
+    ----------
+    name : str
+        Of its op, without ``relax.``; of a start, that of its collective.
+    """
+    if name.startswith("dist."):
+        return _is_direct_move(step, name)
+    check = _DIRECT.get(name)
+    return check is not None and not any(map(_is_filled, step.call.args)) and check(step)
+
+
+_SEVERAL = tuple(
+    f"dist.{name}"
+    for name in ("partial", "exchange", "local_slice", "axis_index", "collective_permute")
+)
+"""Collectives that are several operations of StableHLO."""
+_SEVERAL_SHARD = ("dist.partial", "dist.exchange")
+"""Those that are several of the dialect ``shard``."""
+
+
+def _is_direct_move(step: Step, name: str) -> bool:
+    form, title = step.devices.form, str(step.call.op.name)
+    if not step.devices.is_local:
+        return form != "global" or name == "dist.annotate_sharding"
+    several = _SEVERAL_SHARD if form == "shard" else _SEVERAL
+    if not title.endswith(name) or name == "dist.collective_done" or name in several:
+        return False  # in two ops, or of several operations
+    if name == "dist.collective_permute":
+        return "wrap" in step.attrs and bool(step.attrs["wrap"])
+    return name != "dist.axis_index" or len(call_axes(step.call)) == 1
+
+
+def _is_filled(arg: Any) -> bool:
+    """Whether an argument is a constant of several equal numbers, which is read as one number."""
+    if not isinstance(arg, ir.GenericConst):
+        return False
+    array = arg.value.numpy()
+    return array.ndim > 0 and bool((array.reshape(-1)[:1] == array).all())
+
+
+def _unary(step: Step) -> bool:
+    return step[0].dtype in _FLOATS or step.dtype == "bool"
+
+
+def _binary(step: Step) -> bool:
+    """Of values of one rank, or of one of full rank and others that are broadcast to it."""
+    kinds = {value.dtype for value in step.args}
+    return len(kinds) == 1 and not _all_constant(step) and _spreads(step)
+
+
+def _spreads(step: Step) -> bool:
+    return any(value.shape == step.shape for value in step.args)
+
+
+def _all_constant(step: Step) -> bool:
+    return all(isinstance(arg, ir.GenericConst) for arg in step.call.args)
+
+
+def _compare(step: Step) -> bool:
+    return _binary(step) and step[0].dtype != "bool"
+
+
+def _where(step: Step) -> bool:
+    kinds = {value.dtype for value in step.args[1:]}
+    return len(kinds) == 1 and not _all_constant(step) and _spreads(step)
+
+
+def _astype(step: Step) -> bool:
+    return "bool" != step.dtype != step[0].dtype and not _all_constant(step)
+
+
+def _reshape(step: Step) -> bool:
+    return isinstance(step.call.args[1], relax.ShapeExpr) and _changes(step)
+
+
+def _changes(step: Step) -> bool:
+    return bool(step[0].shape != step.shape and step[0].shape)
+
+
+def _permute(step: Step) -> bool:
+    """An order that moves something; dims turned around have no axes."""
+    axes = step.attrs.axes
+    if axes is None:
+        return len(step[0].shape) > 1
+    order = [int(axis) for axis in axes]
+    return min(order, default=-1) >= 0 and sorted(order) not in (order, order[::-1])
+
+
+def _concat(step: Step) -> bool:
+    axis, rank = step.attrs.axis, len(step.shape)
+    fields = getattr(step.call.args[0], "fields", [])
+    return (
+        axis is not None
+        and 0 <= int(axis) < rank
+        and len(fields) > 1
+        and not any(map(_is_filled, fields))
+        and all(0 not in value.shape for value in step[0])
+    )
+
+
+def _slice(step: Step) -> bool:
+    """Of some dims in their order, with bounds that are there."""
+    if step.attrs.assume_inbound:
+        return False
+    axes, begins, ends = ([int(n) for n in step[i]] for i in range(1, 4))
+    given = step.optional(4)
+    strides = [1] * len(axes) if given is None else [int(n) for n in given]
+    if given is not None and set(strides) == {1}:
+        return False  # without them it is the same
+    sizes = [step[0].shape[a] for a in axes if 0 <= a < len(step[0].shape)]
+    if axes != sorted({*axes}) or len(sizes) != len(axes):
+        return False
+    cuts = zip(begins, ends, strides, sizes)
+    return all(0 <= b < e <= n and s > 0 and (b, e, s) != (0, n, 1) for b, e, s, n in cuts)
+
+
+def _matmul(step: Step) -> bool:
+    """Of batches that are the same, or one matrix for all."""
+    a, b = step[0].shape, step[1].shape
+    fits = len(a) >= 2 and (len(b) == 2 or (len(a) == len(b) and a[:-2] == b[:-2]))
+    same = step.attrs.out_dtype is None and step[0].dtype == step[1].dtype == step.dtype
+    return fits and same
+
+
+def _reduced(step: Step) -> bool:
+    axes = step.attrs.axis
+    listed = [] if axes is None else [int(axis) for axis in axes]
+    good = bool(listed) and listed == sorted(listed) and listed[0] >= 0
+    return good and not step.attrs.keepdims and step.dtype != "bool"
+
+
+_DIRECT: dict[str, Callable[[Step], bool]] = {
+    **{name: _unary for name in UNARY},
+    **{name: _binary for name in BINARY},
+    **{name: _compare for name in COMPARE},
+    **{name: _reduced for name in ("sum", "max", "min", "prod")},
+    "mod": lambda step: _binary(step) and not is_float(step.dtype),
+    "where": _where,
+    "astype": _astype,
+    "reshape": _reshape,
+    "permute_dims": _permute,
+    "concat": _concat,
+    "strided_slice": _slice,
+    "matmul": _matmul,
+}
+"""Whether a call of an op is, by the op's name; all others are composites."""

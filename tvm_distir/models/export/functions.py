@@ -1,0 +1,266 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of Relax as functions of MLIR, binding by binding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core import (
+    PARTIAL_ATTR,
+    all_bindings,
+    flat_types,
+    labels_of,
+    op_name,
+    param_names,
+    placement_text,
+)
+from tvm_distir.support import ModelError
+
+from .body import Body, Ssa
+from .composites import Composites
+from .grid import PREFIX, annotated
+from .step import Devices, Step, dims, dtype
+from .table import writers_of
+from .text import Unwritable, string
+
+_REMEDY = "Write the module at an earlier level, or this part of the model otherwise."
+_STARTED = "_start"
+PLACEMENT = f"{PREFIX}.placement"
+"""The attribute of arguments and operations that says how values lie, of levels 3 and 4."""
+
+
+def fault(place: str, what: str) -> ModelError:
+    """An error (DIST0380) at a place."""
+    return ModelError("DIST0380", what, place=place, remedy=_REMEDY)
+
+
+class FunctionWriter:
+    """Writes one function.
+
+    Parameters
+    ----------
+    name : str
+    fn : relax.Function
+    devices : Devices
+    composites : Composites or None
+        Where composites are defined; None: without any.
+    """
+
+    def __init__(
+        self, name: str, fn: relax.Function, devices: Devices, composites: Composites | None
+    ) -> None:
+        self._name, self._fn, self._devices = name, fn, devices
+        self._composites = composites
+        self.body = Body()
+        self._writers = writers_of(devices.form)
+        self._values: dict[Any, Any] = {}
+        self.arguments: list[Ssa] = []
+        self._notes: list[str] = []
+
+    def run(self) -> list[Ssa]:
+        """Write all bindings; values of the flattened results.
+
+        Raises
+        ------
+        ModelError
+            DIST0380 naming the binding that has no form in StableHLO.
+        """
+        for param in self._fn.params:
+            try:
+                self._values[param] = self._packed(param.ty, self._new_arguments(param.ty))
+            except Unwritable as error:
+                raise fault(f"{self._name}/{param.name}", str(error)) from error
+        for binding in all_bindings(self._fn.body):
+            self._bind(binding.var, binding.value)
+        try:
+            found = _leaves(self._value(self._fn.body.body))
+            return [self._at_edge(*pair) for pair in zip(found, flat_types(self._fn.body.ty))]
+        except Unwritable as error:
+            raise fault(self._name, str(error)) from error
+
+    def _new_arguments(self, ty: Any) -> Iterator[Ssa]:
+        for leaf in flat_types(ty):
+            value = Ssa(f"%arg{len(self.arguments)}", dims(leaf), dtype(leaf))
+            self.arguments.append(value)
+            self._notes.append(self._note_of(leaf))
+            yield self._at_edge(value, leaf)
+
+    def _at_edge(self, value: Ssa, ty: Any) -> Ssa:
+        """An argument or a result, with how it lies where that is an operation of its own."""
+        if self._devices.form != "shard" or not isinstance(ty, DTensorType):
+            return value
+        labels = labels_of(ty.placement)
+        return annotated(self.body, self._devices, value, ty.device_mesh, labels)
+
+    def _note_of(self, ty: Any) -> str:
+        if not isinstance(ty, DTensorType) or self._devices.form == "shard":
+            return ""
+        text = self._devices.sharding(ty.device_mesh, labels_of(ty.placement), len(dims(ty)))
+        return f"sdy.sharding = #sdy.sharding{text}"
+
+    def _note(self, values: Sequence[Ssa], types: Sequence[Any]) -> None:
+        """Say of the results of the last operation how they lie."""
+        said = [self._placement(ty) for ty in types]
+        if said and all(said):
+            text = ", ".join(map(string, said))
+            self.body.note(values, f"{PLACEMENT} = {text if len(said) == 1 else f'[{text}]'}")
+
+    def _placement(self, ty: Any) -> str:
+        """``mesh0: S[0], R``; empty where the text does not say it."""
+        if (
+            not self._composites
+            or self._devices.form != "global"
+            or not isinstance(ty, DTensorType)
+        ):
+            return ""
+        return (
+            f"{self._devices.mesh_name(ty.device_mesh)}: {placement_text(labels_of(ty.placement))}"
+        )
+
+    def partial(self) -> str:
+        """What ``dist.partial`` of the function says, as an attribute; empty without it."""
+        attrs: Any = self._fn.attrs or {}
+        if PARTIAL_ATTR not in attrs or not self._composites or self._devices.form != "global":
+            return ""
+        held = {
+            str(side): {str(n): [int(a) for a in axes] for n, axes in places.items()}
+            for side, places in attrs[PARTIAL_ATTR].items()
+        }
+        return f"{PREFIX}.partial = {string(json.dumps(held, sort_keys=True))}"
+
+    def _packed(self, ty: Any, values: Iterator[Ssa]) -> Any:
+        if isinstance(ty, relax.TupleType):
+            return tuple(self._packed(field, values) for field in ty.fields)
+        return next(values)
+
+    def _bind(self, var: Any, value: Any) -> None:
+        place = f"{self._name}/{var.name} ({op_name(value)})"
+        try:
+            found = self._value(value)
+            for leaf, ty in zip(_leaves(found), flat_types(var.ty)):
+                self._check(leaf, ty)
+            if isinstance(value, ir.Call):
+                self._note(list(_leaves(found)), flat_types(var.ty))
+        except Unwritable as error:
+            raise fault(place, str(error)) from error
+        self._values[var] = found
+
+    @staticmethod
+    def _check(found: Ssa, ty: Any) -> None:
+        """A value that is not of its variable's type is a bug of ours."""
+        if (found.shape, found.dtype) != (dims(ty), dtype(ty)):
+            raise Unwritable(f"it would be {found.type}, not of the shape {list(dims(ty))}")
+
+    def _value(self, expr: Any) -> Any:
+        if expr in self._values:
+            return self._values[expr]
+        if isinstance(expr, relax.Tuple):
+            return tuple(self._value(field) for field in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            return self._value(expr.tuple_value)[int(expr.index)]
+        if isinstance(expr, ir.GenericConst):
+            return self.body.constant(expr.value.numpy(), dtype(expr.ty))
+        if isinstance(expr, ir.Call):
+            return self._call(expr)
+        raise Unwritable(f"{type(expr).__name__} has no form in StableHLO")
+
+    def _call(self, call: ir.Call) -> Any:
+        if isinstance(call.op, ir.GlobalVar):
+            return self._called(call)
+        name = str(getattr(call.op, "name", "")).removeprefix("relax.").removesuffix(_STARTED)
+        if name not in self._writers:
+            raise Unwritable(f"{op_name(call)} has no form in StableHLO")
+        args = [self._argument(arg) for arg in call.args]
+        step, write = Step(call, args, self.body, self._devices), self._writers[name]
+        return self._composites.write(step, name, write) if self._composites else write(step)
+
+    def _called(self, call: ir.Call) -> Any:
+        operands = [leaf for arg in call.args for leaf in _leaves(self._value(arg))]
+        results = [(dims(ty), dtype(ty)) for ty in flat_types(call.ty)]
+        notes = f"callee = @{call.op.name_hint}"
+        if len(results) == 1:
+            found = [self.body.op("func.call", operands, *results[0], notes)]
+        else:
+            found = self.body.several("func.call", operands, results, notes)
+        return self._packed(call.ty, iter(found))
+
+    def _argument(self, arg: Any) -> Any:
+        """A value, a tuple of them, a list of integers or a number."""
+        if isinstance(arg, relax.ShapeExpr):
+            return [_number(value) for value in arg.values]
+        if isinstance(arg, relax.Tuple) and len(arg.fields) and _is_number(arg.fields[0]):
+            return [_number(field) for field in arg.fields]
+        return _number(arg) if _is_number(arg) else self._value(arg)
+
+    def signature(self, said: Sequence[str] | None = None, public: bool = True) -> list[str]:
+        """Arguments as text, with their names; public ones with how they lie, or what is said."""
+        places = public and self._devices.form != "shard"
+        first = self._first_annotations() if places else {}
+        names = _leaf_names(self._fn)
+        leaves = [leaf for param in self._fn.params for leaf in flat_types(param.ty)]
+        places_of = {v.name: self._placement(ty) for v, ty in zip(self.arguments, leaves)}
+        lines = []
+        for value, note, name in zip(self.arguments, said or self._notes, names):
+            said = (note or first.get(value.name, "")) if public else ""
+            lies = places_of.get(value.name, "")
+            said = ", ".join(filter(None, (said, lies and f"{PLACEMENT} = {string(lies)}")))
+            location = f" loc({string(name)})" if name else ""
+            notes = f" {{{said}}}" if said else ""
+            lines.append(f"{value.name}: {value.type}{notes}{location}")
+        return lines
+
+    def _first_annotations(self) -> dict[str, str]:
+        """What annotations say of parameters, by name of the argument."""
+        found: dict[str, str] = {}
+        for binding in all_bindings(self._fn.body):
+            call = binding.value
+            if op_name(call) != "dist.annotate_sharding" or call.args[0] not in self._fn.params:
+                continue
+            attrs = call.attrs
+            labels = labels_of(attrs.placement)
+            value = self._values[call.args[0]]
+            text = self._devices.sharding(attrs.device_mesh, labels, len(value.shape))
+            found.setdefault(value.name, f"sdy.sharding = #sdy.sharding{text}")
+        return found
+
+    def results(self, values: Sequence[Ssa], said: Sequence[str] | None = None) -> list[str]:
+        """Types of the results as text, with how they lie, or what is said of each."""
+        notes = said or [self._note_of(ty) for ty in flat_types(self._fn.body.ty)]
+        return [v.type + (f" {{{note}}}" if note else "") for v, note in zip(values, notes)]
+
+
+def _leaves(value: Any) -> Iterator[Ssa]:
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _leaf_names(fn: relax.Function) -> list[str]:
+    names = []
+    for param, name in zip(fn.params, param_names(fn)):
+        count = len(flat_types(param.ty))
+        names += [name] if count == 1 else [f"{name}.{i}" for i in range(count)]
+    return names
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, str)) or isinstance(
+        getattr(value, "ty", None), ir.PrimType
+    )
+
+
+def _number(value: Any) -> Any:
+    found = getattr(value, "value", value)
+    if hasattr(found, "value"):
+        found = found.value
+    if not isinstance(found, (int, float, bool)):
+        raise Unwritable(f"{value} is not known")
+    return found

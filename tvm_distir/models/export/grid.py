@@ -1,0 +1,118 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Grids and shardings of MLIR's dialect ``shard``, and the place of each process on a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_distir.core import (
+    call_axes,
+    labels_of,
+    mesh_devices,
+    mesh_shape,
+    shard_counts,
+    shard_offsets,
+)
+
+from .body import Body, Ssa
+from .step import Devices, Step
+from .text import Unwritable, integers, string, symbol
+
+PREFIX = "tvm_distir"
+"""Of attributes that say what the dialect has no words for; others may drop them."""
+
+
+def axes_text(axes: Sequence[int]) -> str:
+    """Axes of a grid as an attribute.
+
+    Examples
+    --------
+    >>> axes_text([0, 1]), axes_text([])
+    ('array<i16: 0, 1>', 'array<i16>')
+    """
+    return integers(axes).replace("i64", "i16")
+
+
+def grid_text(name: str, mesh: Any, axes: Sequence[str]) -> str:
+    """A grid of processes, which are numbered row by row."""
+    ids = [int(device) for device in mesh_devices(mesh).ravel()]
+    if ids != list(range(len(ids))):
+        raise Unwritable(
+            f"devices {ids[:8]}: processes of a grid of the dialect shard are 0, 1, ..."
+        )
+    held = f"shape = {integers(mesh_shape(mesh))}, sym_name = {string(name)}"
+    names = ", ".join(map(string, axes))
+    return f'"shard.grid"() <{{{held}}}> {{{PREFIX}.axes = [{names}]}} : () -> ()'
+
+
+def split_axes(labels: Sequence[int], rank: int) -> str:
+    """Per dim the axes that cut it; there must be one dim at least."""
+    dims = [[a for a, label in enumerate(labels) if label == dim] for dim in range(max(rank, 1))]
+    return f"#shard<axisarray{dims}>"
+
+
+def _offsets(shape: Sequence[int], labels: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Where shards begin and end; not said where all are of one size."""
+    counts = shard_counts(labels, sizes, len(shape))
+    return shard_offsets(shape, labels, sizes) if any(map(int.__mod__, shape, counts)) else []
+
+
+def annotated(body: Body, devices: Devices, value: Ssa, mesh: Any, labels: Sequence[int]) -> Ssa:
+    """A value with how it lies; where it is annotated already, how those who read it want it."""
+    notes = f"grid = {symbol(devices.mesh_name(mesh))}, operandSegmentSizes = array<i32: 0, 0>"
+    notes += f", split_axes = {split_axes(labels, len(value.shape))}"
+    notes += ", static_halo_sizes = array<i64>, static_sharded_dims_offsets = "
+    notes += integers(_offsets(value.shape, labels, mesh_shape(mesh)))
+    sharding = body.special("shard.sharding", [], "!shard.sharding", notes)
+    known = body.placed.get(value.name)
+    users = "annotate_for_users" if known else ""
+    found = body.op("shard.shard", [known or value, sharding], value.shape, value.dtype, users)
+    body.placed[found.name] = known or found
+    body.placed.setdefault(value.name, found)
+    return found
+
+
+def placed(step: Step) -> Ssa:
+    """A value that is to lie in some way: as the op says, or as its result is typed."""
+    x, attrs, ty = step[0], step.attrs, step.call.ty
+    held: Any = step.call.args[0].ty
+    if hasattr(held, "placement") and x.name not in step.body.placed:
+        labels = labels_of(held.placement)
+        x = annotated(step.body, step.devices, x, held.device_mesh, labels)
+    source = ty if hasattr(ty, "placement") else attrs
+    labels = labels_of(source.placement)
+    return annotated(step.body, step.devices, x, source.device_mesh, labels)
+
+
+def grid_of(step: Step) -> str:
+    """The attribute that names the grid of a call."""
+    return f"grid = {symbol(step.devices.mesh_name(step.attrs['device_mesh']))}"
+
+
+def linear_index(step: Step) -> Ssa:
+    """Number of the process that runs, on the grid of a call."""
+    return _tensor(step.body, "shard.process_linear_index", grid_of(step))
+
+
+def coordinate(step: Step) -> Ssa:
+    """Place along the axis of a call, or along several, major to minor."""
+    body, found = step.body, None
+    sizes = mesh_shape(step.attrs["device_mesh"])
+    for axis in sorted(call_axes(step.call)):
+        notes = f"axes = {axes_text([axis])}, {grid_of(step)}"
+        place = _tensor(body, "shard.process_multi_index", notes)
+        if found is not None:
+            place = body.binary("add", body.binary("multiply", found, sizes[axis]), place)
+        found = place
+    if found is None:
+        raise Unwritable("a place along no axis")
+    return found
+
+
+def _tensor(body: Body, name: str, notes: str) -> Ssa:
+    """An index of a process as a tensor of StableHLO."""
+    index = body.special(name, [], "index", notes)
+    number = body.special("arith.index_cast", [index], "i64", "")
+    return body.op("tensor.from_elements", [number], (), "int64")

@@ -1,0 +1,278 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Modules of levels 1 to 5 as text of StableHLO, with Shardy's or MLIR's words for shardings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import (
+    IO_ATTR,
+    Labels,
+    axis_groups,
+    is_private,
+    mesh_axes,
+    mesh_devices,
+    mesh_index,
+    mesh_names,
+    mesh_shape,
+    meshes,
+    num_input,
+    parse_placement,
+    relax_functions,
+)
+from tvm_distir.support import UsageError, nearest
+
+from .body import Ssa
+from .composites import Composites
+from .functions import FunctionWriter, fault
+from .grid import PREFIX, grid_text
+from .ports import port_notes
+from .text import Unwritable, string, symbol, tensor_text
+
+FORMS = ("auto", "manual", "replicas", "shard")
+"""How a module can be written; the second and the third say it of a local one."""
+_WITH_PORTS = ("replicas", "shard")
+"""Forms of local shapes, where attributes say of which arrays arguments and results are parts."""
+
+
+def to_stablehlo(mod: ir.IRModule, form: str = "auto", *, composites: bool = True) -> str:
+    """Write a module as text of StableHLO, in MLIR's generic form.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At any level. Global: plain functions. Annotated: with ``sdy.mesh``, ``sdy.sharding`` on
+        arguments and ``sdy.sharding_constraint``. Distributed and legalized: with shardings of all
+        arguments and results, and constraints where values are redistributed (the partitioner
+        that reads it chooses collectives). Local: with explicit collectives.
+    form : str
+        Of a local module: ``manual``, whole arrays and ``sdy.manual_computation``, which wants even
+        shards; ``replicas``, what each device runs, of local shapes, as replicas numbered in the
+        order of device ids, with attributes that say of which arrays arguments and results are
+        parts; ``auto``, the first where it can be had. Of a module of any level:
+        ``shard``, shardings or collectives of MLIR's dialect ``shard`` (LLVM 22) around the
+        operations of StableHLO.
+    composites : bool
+        Whether ops that StableHLO lacks (softmax, layer_norm, take, ...) are written as its
+        composites: by name and attributes, with a function that says what they compute. They are
+        read as the ops that they were. Otherwise their operations stand in their place.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for an unknown form.
+    ModelError
+        DIST0380 naming what has no form in StableHLO.
+    """
+    if form not in FORMS:
+        raise UsageError("DIST0152", f'no form "{form}"', place="form", remedy=nearest(form, FORMS))
+    return _Writer(mod, form, Composites() if composites else None).text()
+
+
+class _Writer:
+    """A module; also what functions need to know of its devices."""
+
+    def __init__(self, mod: ir.IRModule, form: str, composites: Composites | None) -> None:
+        self._mod, self._composites = mod, composites
+        self._meshes = meshes(mod)
+        self._names, self._axes = mesh_names(mod), mesh_axes(mod)
+        held = relax_functions(mod)
+        self._entries = [str(gv.name_hint) for gv, fn in held if _io(fn) is not None]
+        self.is_local = bool(self._entries)
+        own = self._on_own_devices()
+        ids = sorted({d for number in own for d in self._devices(number)})
+        self._numbers = {device: number for number, device in enumerate(ids)}
+        self.form = form if self.is_local or form == "shard" else "global"
+        if form == "auto" and self.is_local:
+            io = _io(mod[self._entries[0]])
+            self.form = "manual" if self._not_manual(io) is None else "replicas"
+
+    def text(self) -> str:
+        if len(self._entries) > 1:
+            listed = ", ".join(self._entries)
+            raise fault("module", f"several programs on meshes of their own: {listed}")
+        functions = "".join(
+            self._function(str(gv.name_hint), fn) for gv, fn in relax_functions(self._mod)
+        )
+        functions += "".join(self._composites.functions if self._composites else ())
+        lines = [self._mesh(i) for i in self._on_own_devices()]
+        if self.form == "shard":
+            return "module {\n" + "".join(lines) + functions + "}\n"
+        replicas = len(self._numbers) if self.form == "replicas" else 1
+        partitions = len(self._numbers) if self.form != "replicas" and self._meshes else 1
+        notes = f"mhlo.num_partitions = {partitions} : i32, mhlo.num_replicas = {replicas} : i32"
+        return f"module attributes {{{notes}}} {{\n" + "".join(lines) + functions + "}\n"
+
+    def _devices(self, index: int) -> list[int]:
+        return [int(d) for d in mesh_devices(self._meshes[index]).ravel()]
+
+    def _on_own_devices(self) -> list[int]:
+        """Numbers of the meshes, at level 5 of those on the devices that run the program."""
+        every = list(range(len(self._meshes)))
+        if not self._entries:
+            return every
+        own = set(self._devices(int(_io(self._mod[self._entries[0]])["mesh"])))
+        return [number for number in every if set(self._devices(number)) == own]
+
+    def _mesh(self, index: int) -> str:
+        mesh = self._meshes[index]
+        if self.form == "shard":
+            try:
+                return f"  {grid_text(self._names[index], mesh, self._axes[index])}\n"
+            except Unwritable as error:
+                raise fault(self._names[index], str(error)) from error
+        axes = ", ".join(
+            f"{string(name)}={size}" for name, size in zip(self._axes[index], mesh_shape(mesh))
+        )
+        ids = list(map(self.number, self._devices(index)))
+        order = "" if ids == list(range(len(ids))) else f", device_ids={ids}"
+        if sorted(ids) != list(range(len(ids))):
+            raise fault(self._names[index], "a mesh of some of the module's devices only")
+        return f"  sdy.mesh {symbol(self._names[index])} = <[{axes}]{order}>\n"
+
+    def number(self, device: int) -> int:
+        """Number of a device in the program."""
+        return self._numbers[device]
+
+    def mesh_name(self, mesh: Any) -> str:
+        """Name of a mesh."""
+        return str(self._names[mesh_index(self._mod, mesh)])
+
+    def groups(self, mesh: Any, axes: Sequence[int]) -> list[list[int]]:
+        """Groups of devices along some axes, by number."""
+        return [[self.number(d) for d in group] for group in axis_groups(mesh, axes)]
+
+    def sharding(self, mesh: Any, labels: Sequence[int], rank: int) -> str:
+        """``<@mesh, [{"x"}, {}]>``."""
+        index = mesh_index(self._mod, mesh)
+        dims = []
+        for dim in range(rank):
+            names = [n for n, label in zip(self._axes[index], labels) if label == dim]
+            dims.append("{" + ", ".join(map(string, names)) + "}")
+        return f"<{symbol(self._names[index])}, [{', '.join(dims)}]>"
+
+    def _function(self, name: str, fn: Any) -> str:
+        writer = FunctionWriter(name, fn, self, self._composites)
+        results = writer.run()
+        io = _io(fn)
+        if io is not None and self.form == "manual":
+            return self._manual(writer, results, io, self._notes(fn))
+        kind = "private" if is_private(fn) else "public"
+        said = None
+        if io is not None and self.form in _WITH_PORTS:
+            said = port_notes(io, lambda port: self._names[self._mesh_of(port, io)])
+        whole = kind == "public"
+        arguments = ", ".join(writer.signature(said.inputs if said else None, whole))
+        title = "main" if io is not None else name
+        head = f"  func.func {kind} @{title}({arguments})"
+        types = ", ".join(writer.results(results, said.outputs if said else None))
+        lines = "".join(f"    {line}\n" for line in writer.body.lines)
+        notes = self._notes(fn) if whole else ""
+        partial = writer.partial()
+        notes += f"attributes {{{partial}}} " if partial and not notes else ""
+        ended = _return("func.return", results)
+        return f"{head} -> ({types}) {notes}{{\n{lines}    {ended}\n  }}\n"
+
+    def _notes(self, fn: Any) -> str:
+        """How many of the first arguments are data, where an attribute can say it."""
+        count = num_input(fn)
+        if count is None:
+            return ""
+        if self.form == "shard":
+            return f"attributes {{{PREFIX}.num_input = {count} : i64}} "
+        said = f'{PREFIX}.num_input = "{count}"'
+        return f"attributes {{mhlo.frontend_attributes = {{{said}}}}} "
+
+    def _mesh_of(self, port: Any, io: Any) -> int:
+        """Number of the mesh that an input or output lies on."""
+        if "mesh" not in port:
+            return int(io["mesh"])
+        shape, devices = ([int(n) for n in port["mesh"][key]] for key in ("shape", "devices"))
+        for number, mesh in enumerate(self._meshes):
+            if [int(n) for n in mesh_shape(mesh)] == shape and self._devices(number) == devices:
+                return number
+        raise fault(_title(port), f"on a mesh {shape} that the module has not")
+
+    def _not_manual(self, io: Any) -> str | None:
+        """Why an entry is no manual computation; None where it can be one."""
+        own = int(io["mesh"])
+        sizes = mesh_shape(self._meshes[own])
+        for port in [*io["inputs"], *io["outputs"]]:
+            if self._mesh_of(port, io) != own:
+                return f'"{_title(port)}" lies on a mesh of its own'
+            shape = [int(n) for n in port["shape"]]
+            for label, size in zip(self._labels(port), sizes):
+                if label >= 0:
+                    shape[label], rest = divmod(shape[label], size)
+                    if rest:
+                        return f'"{_title(port)}" is not cut into equal shards'
+        return None
+
+    @staticmethod
+    def _labels(port: Any) -> Labels:
+        return parse_placement(str(port["placement"]))
+
+    def _port(self, port: Any, mesh: Any) -> tuple[str, str]:
+        """Type and sharding of the whole array that is an input or output."""
+        shape = [int(n) for n in port["shape"]]
+        kind = tensor_text(shape, str(port["dtype"]))
+        return kind, self.sharding(mesh, self._labels(port), len(shape))
+
+    def _manual(self, writer: FunctionWriter, results: list[Ssa], io: Any, notes: str) -> str:
+        """The entry as a function of whole arrays around what one device runs."""
+        reason = self._not_manual(io)
+        if reason is not None:
+            raise fault("main", f"no manual computation, as {reason}; the form replicas says it")
+        mesh = self._meshes[int(io["mesh"])]
+        ins, outs = ([self._port(p, mesh) for p in io[side]] for side in ("inputs", "outputs"))
+        names = [str(port["name"]) for port in io["inputs"]]
+        arguments = ", ".join(
+            f"%in{i}: {kind} {{sdy.sharding = #sdy.sharding{said}}} loc({string(name)})"
+            for i, ((kind, said), name) in enumerate(zip(ins, names))
+        )
+        given = ", ".join(f"{kind} {{sdy.sharding = #sdy.sharding{said}}}" for kind, said in outs)
+        axes = ", ".join(map(string, self._axes[int(io["mesh"])]))
+        shardings = [", ".join(said for _, said in side) for side in (ins, outs)]
+        kinds = [", ".join(kind for kind, _ in side) for side in (ins, outs)]
+        count = f":{len(outs)}" if len(outs) != 1 else ""
+        names_ = ", ".join(f"%out#{i}" if count else "%out" for i in range(len(outs)))
+        held = ", ".join(f"%in{i}" for i in range(len(ins)))
+        lines = "".join(f"      {line}\n" for line in writer.body.lines)
+        inner = _plain(writer.arguments)
+        ended = ", ".join(value.name for value in results)
+        types = ", ".join(value.type for value in results)
+        return (
+            f"  func.func public @main({arguments}) -> ({given}) {notes}{{\n"
+            f"    %out{count} = sdy.manual_computation({held}) in_shardings=[{shardings[0]}] "
+            f"out_shardings=[{shardings[1]}] manual_axes={{{axes}}} ({inner}) {{\n{lines}"
+            f"      sdy.return {ended} : {types}\n    }} : ({kinds[0]}) -> ({kinds[1]})\n"
+            f'    "func.return"({names_}) : ({kinds[1]}) -> ()\n  }}\n'
+        )
+
+
+def _io(fn: Any) -> Any:
+    attrs: Any = fn.attrs or {}
+    return attrs[IO_ATTR] if IO_ATTR in attrs else None
+
+
+def _title(port: Any) -> str:
+    return str(port.get("name", f"output {port['index']}"))
+
+
+def _plain(arguments: Sequence[Ssa]) -> str:
+    return ", ".join(f"{value.name}: {value.type}" for value in arguments)
+
+
+def _return(name: str, values: Sequence[Ssa]) -> str:
+    names, types = (
+        ", ".join(part) for part in ([v.name for v in values], [v.type for v in values])
+    )
+    return f'"{name}"({names}) : ({types}) -> ()'

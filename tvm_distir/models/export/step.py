@@ -1,0 +1,212 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""One call of Relax while it is written, and longer steps that several ops share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tvm import ir
+
+from tvm_distir.core import known_shape, tensor_type
+
+from .body import Body, Ssa
+from .text import Unwritable, integers, table
+
+
+class Devices(Protocol):
+    """What calls that communicate need to know of the whole."""
+
+    is_local: bool
+    form: str
+
+    def mesh_name(self, mesh: Any) -> str:
+        """Name of a mesh in the text."""
+
+    def sharding(self, mesh: Any, labels: Sequence[int], rank: int) -> str:
+        """Text of a sharding."""
+
+    def groups(self, mesh: Any, axes: Sequence[int]) -> list[list[int]]:
+        """Groups of devices, by their numbers in the program."""
+
+    def number(self, device: int) -> int:
+        """Number of a device in the program."""
+
+
+def dims(ty: Any) -> tuple[int, ...]:
+    """Static shape of a type."""
+    shape = known_shape(ty)
+    if tensor_type(ty) is None:
+        raise Unwritable(f"a value of type {ty}, which is no tensor")
+    if shape is None:
+        raise Unwritable("a tensor whose sizes are not known")
+    return shape
+
+
+def dtype(ty: Any) -> str:
+    """Name of the type of a tensor's elements."""
+    tensor: Any = tensor_type(ty)
+    return str(getattr(tensor.dtype, "dtype", tensor.dtype))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call with its arguments written.
+
+    Attributes
+    ----------
+    call : ir.Call
+    args : list
+        Values, tuples of them, lists of integers, or numbers.
+    body : Body
+    devices : Devices
+    """
+
+    call: ir.Call
+    args: list[Any]
+    body: Body
+    devices: Devices
+
+    @property
+    def attrs(self) -> Any:
+        """The call's attributes."""
+        return self.call.attrs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the result."""
+        return dims(self.call.ty)
+
+    @property
+    def dtype(self) -> str:
+        """Type of the result's elements."""
+        return dtype(self.call.ty)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.args[index]
+
+    def optional(self, index: int) -> Any:
+        """An argument, None where it is not given."""
+        return self.args[index] if len(self.args) > index else None
+
+    def axis(self, rank: int) -> int:
+        """The attribute ``axis``, counted from the front."""
+        return int(self.attrs.axis) % max(rank, 1)
+
+    def axes(self, rank: int, name: str = "axis") -> list[int]:
+        """An attribute of axes; all where none is named."""
+        found = getattr(self.attrs, name)
+        if found is None:
+            return list(range(rank))
+        listed = found if hasattr(found, "__iter__") else [found]
+        return [int(axis) % rank for axis in listed]
+
+    def integers(self, name: str) -> list[int]:
+        """An attribute that is a list of integers."""
+        return [int(v) for v in getattr(self.attrs, name)]
+
+
+Write = Callable[[Step], Any]
+"""Writes a call: its value, or a tuple of them."""
+
+
+def refuse(step: Step, what: str) -> Unwritable:
+    """An error for a form of an op that is not written."""
+    return Unwritable(f"{step.call.op.name} {what}")
+
+
+def softmax(body: Body, value: Ssa, axis: int, log: bool = False) -> Ssa:
+    """Exponentials over their sum, or the logarithm of that."""
+    most = body.reduce("max", value, [axis], True)
+    moved = body.binary("subtract", value, most)
+    power = body.unary("exponential", moved)
+    total = body.reduce("sum", power, [axis], True)
+    if log:
+        return body.binary("subtract", moved, body.unary("log", total))
+    return body.binary("divide", power, total)
+
+
+def dot(
+    body: Body, a: Ssa, b: Ssa, batch: tuple[Sequence[int], Sequence[int]],
+    inner: tuple[Sequence[int], Sequence[int]], kind: str,
+) -> Ssa:  # fmt: skip
+    """A product over contracted dims; batch dims first, then free ones of both sides."""
+    shape = [a.shape[i] for i in batch[0]]
+    for value, held, gone in zip((a, b), batch, inner):
+        shape += [n for i, n in enumerate(value.shape) if i not in (*held, *gone)]
+    numbers = ", ".join(
+        f"{side}_{title}_dimensions = {list(dims_)}"
+        for title, pair in (("batching", batch), ("contracting", inner))
+        for side, dims_ in zip(("lhs", "rhs"), pair)
+    )
+    notes = f"dot_dimension_numbers = #stablehlo.dot<{numbers}>, {PRECISE}"
+    return body.op("dot_general", [a, b], shape, kind, notes)
+
+
+PRECISE = "precision_config = [#stablehlo<precision HIGHEST>, #stablehlo<precision HIGHEST>]"
+
+
+def clipped(body: Body, index: Ssa, size: int) -> Ssa:
+    """Indices of so many rows."""
+    bounds = [body.constant(n, index.dtype) for n in (0, size - 1)]
+    return body.op("clamp", [bounds[0], index, bounds[1]], index.shape, index.dtype)
+
+
+def take(body: Body, rows: Ssa, index: Ssa, axis: int) -> Ssa:
+    """Rows along a dim, by indices, which a gather of StableHLO clips by itself."""
+    count = len(index.shape)
+    rank = len(rows.shape)
+    windows = [*range(axis), *range(axis + count, rank - 1 + count)]
+    numbers = (
+        f"offset_dims = {windows}, collapsed_slice_dims = [{axis}], start_index_map = [{axis}]"
+    )
+    sizes = [1 if i == axis else n for i, n in enumerate(rows.shape)]
+    notes = f"dimension_numbers = #stablehlo.gather<{numbers}, index_vector_dim = {count}>"
+    notes += f", indices_are_sorted = false, slice_sizes = {integers(sizes)}"
+    shape = [*rows.shape[:axis], *index.shape, *rows.shape[axis + 1 :]]
+    return body.op("gather", [rows, index], shape, rows.dtype, notes)
+
+
+def scatter(body: Body, into: Ssa, index: Ssa, new: Ssa, numbers: str, kind: str) -> Ssa:
+    """Elements written, or added, at indices."""
+    notes = f"scatter_dimension_numbers = #stablehlo.scatter<{numbers}>"
+    notes += ", indices_are_sorted = false, unique_indices = false"
+    region = body.region(kind, into.dtype)
+    return body.op("scatter", [into, index, new], into.shape, into.dtype, notes, region)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Sliding windows over all dims of a value: sizes, steps, gaps, padding at both ends."""
+
+    sizes: list[int]
+    steps: list[int]
+    gaps: list[int]
+    low: list[int]
+    high: list[int]
+
+    @property
+    def pads(self) -> str:
+        """Padding as an attribute."""
+        return table(list(zip(self.low, self.high)))
+
+    @property
+    def notes(self) -> str:
+        """Sizes, steps and padding as attributes."""
+        head = (
+            f"window_dimensions = {integers(self.sizes)}, window_strides = {integers(self.steps)}"
+        )
+        return f"{head}, padding = {self.pads}"
+
+
+def slide(body: Body, kind: str, value: Ssa, windows: Windows) -> Ssa:
+    """A reduction over windows."""
+    names = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+    rows = zip(value.shape, windows.low, windows.high, windows.sizes, windows.steps, windows.gaps)
+    shape = [(n + a + b - (d * (w - 1) + 1)) // t + 1 for n, a, b, w, t, d in rows]
+    notes = f"{windows.notes}, window_dilations = {integers(windows.gaps)}"
+    notes += f", base_dilations = {integers([1] * len(shape))}"
+    start, region = body.neutral(kind, value.dtype), body.region(names[kind], value.dtype)
+    return body.op("reduce_window", [value, start], shape, value.dtype, notes, region)

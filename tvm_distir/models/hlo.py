@@ -1,0 +1,92 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""StableHLO in: from Python, and as a MODEL string with keys."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.models.common.spec import batch_fault, split_keys
+from tvm_distir.support import ModelError
+
+
+def from_stablehlo(
+    source: Any,
+    *,
+    data: Collection[str] | None = None,
+    inline: int = 8,
+    shardings: bool = True,
+) -> ir.IRModule:
+    """Import a module of StableHLO, as JAX writes it.
+
+    Private functions stay functions, loops of known rounds are written out, and shardings become
+    annotations: a module that has some is at the annotated level.
+
+    Parameters
+    ----------
+    source : str, Path, bytes, or an object of JAX
+        Text or a path; bytecode, for which the extra ``jax`` is needed; what
+        ``jax.jit(f).lower(...)`` or ``jax.export.export(jax.jit(f))(...)`` gives.
+    data : collection of str, optional
+        Names of the arguments that are data; by default those that are no part of a structure
+        (``x``, not ``p['w']``). The others are weights. Names are in texts with locations only
+        (``as_text(debug_info=True)``); arguments without are ``arg0``, ``arg1``, ...
+    inline : int
+        Private functions of at most so many operations are written into their callers.
+    shardings : bool
+        Whether to take over ``sdy.sharding`` and ``mhlo.sharding``.
+
+    Returns
+    -------
+    IRModule
+        ``main(*data, *weights)``; its attribute ``num_input`` counts the data, and
+        ``dist.param_names`` holds the names (``p.layers.0.w``).
+
+    Raises
+    ------
+    ModelError
+        DIST0301, DIST0303, DIST0304 the file; DIST0370 to DIST0373 the module.
+    """
+    from tvm_distir.models.stablehlo.importer import from_stablehlo as read
+
+    return read(source, data=data, inline=inline, shardings=shardings)
+
+
+def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, int]) -> ir.IRModule:
+    """Read the module that a MODEL string names, by the keys behind its question mark.
+
+    Raises
+    ------
+    ModelError
+        DIST0313, DIST0314 sizes are given, DIST0373 an unknown key; and what
+        :func:`from_stablehlo` raises.
+    """
+    if batch is not None:
+        raise batch_fault("StableHLO", spec, "export it with another one")
+    for dim in dims:
+        raise ModelError(
+            "DIST0313",
+            f'StableHLO is read with known sizes only: no dim "{dim}" is open',
+            place=spec,
+            remedy="Export it with these sizes.",
+        )
+    _, keys = split_keys(spec.removeprefix(path).replace("?", "m?", 1), spec)
+    options: dict[str, Any] = {}
+    for key, value in keys.items():
+        if key == "data":
+            options["data"] = value.split("+")
+        elif key == "inline" and value.isdecimal():
+            options["inline"] = int(value)
+        elif key == "shardings" and value in ("0", "1"):
+            options["shardings"] = value == "1"
+        else:
+            raise ModelError(
+                "DIST0373",
+                f'"{key}={value}" is no choice',
+                place=spec,
+                remedy="Give data=NAME+NAME, inline=N, shardings=0.",
+            )
+    return from_stablehlo(path, **options)

@@ -1,0 +1,259 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""MODEL strings: files of known kinds, ``zoo:NAME?key=value``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from tvm import ir
+
+from tvm_distir.core import FRONTEND_ATTR
+from tvm_distir.models.common.spec import (
+    RELAX,
+    STABLEHLO,
+    ZOO,
+    batch_fault,
+    check_archive,
+    check_file,
+    check_torch,
+    model_file,
+    split_keys,
+)
+from tvm_distir.support import ModelError
+
+from . import zoo
+from .hlo import read_stablehlo
+from .relax_json import read_relax
+from .tvmscript import from_tvmscript
+
+if TYPE_CHECKING:
+    import onnx
+    from torch.export import ExportedProgram
+
+Weights = dict[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that was read.
+
+    Attributes
+    ----------
+    mod : IRModule
+        Its module, at the global level (a TVMScript or JSON file may be at any).
+    name : str
+        Short name: the file's stem, or ``gpt``, ``llama``.
+    kind : str
+        ``onnx``, ``torch``, ``stablehlo``, ``tvmscript``, ``relax`` or ``zoo``.
+    read_weights : callable
+        Reads the weights that the file has values of, by parameter name; none for other kinds.
+    """
+
+    mod: ir.IRModule
+    name: str
+    kind: str
+    read_weights: Callable[[], Weights] = field(default=dict)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is a module in text: no batch but the one that is written in it."""
+        return self.kind in ("relax", "stablehlo", "tvmscript")
+
+
+def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | None = None) -> Model:
+    """Read the model that a MODEL string names.
+
+    Parameters
+    ----------
+    spec : str
+        ``m.onnx``, ``m.pt2``, ``m.mlir`` or ``m.mlir?key=value,...``, ``m.py`` or
+        ``m.py::Name``, ``m.json``, ``zoo:NAME`` or ``zoo:NAME?key=value,...``.
+    batch : int, optional
+        New batch, for ONNX files, archives with an open dim 0, and the zoo.
+    dims : mapping of str to int, optional
+        Sizes of symbolic dims, for files.
+
+    Raises
+    ------
+    ModelError
+        DIST0302 a string of no known kind, DIST0304 a kind whose extra is missing, DIST0313 a
+        size for what has no such dim, DIST0314 a module in text with a batch; and what the
+        frontends raise.
+    """
+    path = model_file(spec)
+    if path is None:
+        name, keys = split_keys(spec.removeprefix(ZOO), spec)
+        if batch is not None:
+            keys["batch"] = str(batch)
+        for dim, size in (dims or {}).items():
+            raise ModelError(
+                "DIST0313",
+                f'models of the zoo have no dim "{dim}" whose size is open',
+                place=spec,
+                remedy=f"Give sizes as keys: {ZOO}{name}?{dim}={size}; see `td.zoo.{name}`.",
+            )
+        return Model(zoo.build(name, keys), name, "zoo")
+    suffix = Path(path).suffix.lower()
+    if suffix == ".onnx":
+        mod = from_onnx(path, batch=batch, dims=dims)
+        return Model(mod, Path(path).stem, "onnx", lambda: load_weights(path, filled=False))
+    if suffix in STABLEHLO:
+        return Model(read_stablehlo(path, spec, batch, dims or {}), Path(path).stem, "stablehlo")
+    if suffix == ".py":
+        if batch is not None:
+            raise batch_fault("TVMScript", spec, "a symbolic dim gets its size by --dim NAME=N")
+        return Model(from_tvmscript(spec, dims=dims), Path(path).stem, "tvmscript")
+    if suffix == RELAX:
+        if batch is not None:
+            raise batch_fault("Relax", spec, "a symbolic dim gets its size by --dim NAME=N")
+        return Model(read_relax(path, dims or {}), Path(path).stem, "relax")
+    if suffix == ".pt2":
+        mod = from_exported_program(path, batch=batch, dims=dims)
+        return Model(mod, Path(path).stem, "torch", lambda: load_weights(path))
+    raise ModelError(
+        "DIST0302",
+        "the model is of no known kind",
+        place=spec,
+        remedy="Give file.onnx, .pt2, .mlir, .py, .json or zoo:NAME with NAME one of "
+        f"{', '.join(zoo.NAMES)}.",
+    )
+
+
+def from_onnx(
+    source: str | Path | onnx.ModelProto,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> ir.IRModule:
+    """Import an ONNX model; its weights become parameters of ``main`` and take no memory.
+
+    Parameters
+    ----------
+    source : str, Path or ModelProto
+        The model; external weight files are not opened.
+    batch : int, optional
+        New size of dim 0 of every data input; constants that pin the old one are rewritten.
+    dims : mapping of str to int, optional
+        Sizes for the symbolic dims of the inputs, by name; ``INPUT.INDEX`` for one without.
+
+    Returns
+    -------
+    IRModule
+        ``main(*data, *weights)``; its attribute ``num_input`` counts the data, and
+        ``dist.param_names`` holds the file's names. `load_weights` reads the values.
+
+    Raises
+    ------
+    ModelError
+        DIST0301, DIST0303 the file; DIST0310 to DIST0314, DIST0316, DIST0317 the model.
+    """
+    from tvm_distir.models.onnx.importer import from_onnx as read
+
+    return read(source, batch=batch, dims=dims)
+
+
+def from_exported_program(
+    source: ExportedProgram | str | Path,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    outputs: Literal["user", "all"] = "user",
+) -> ir.IRModule:
+    """Import a program of ``torch.export``; its weights become parameters of ``main``.
+
+    No weight is read or copied: programs of models on the meta device are taken like others.
+
+    Parameters
+    ----------
+    source : ExportedProgram, str or Path
+        The program, or the ``.pt2`` archive that ``torch.export.save`` wrote. Also a joint graph,
+        with a loss and gradients.
+    batch : int, optional
+        Size of dim 0 of the data, where the program leaves it open.
+    dims : mapping of str to int, optional
+        Sizes for other open dims: by torch's symbol (``s77``), or as ``INPUT.INDEX``.
+    outputs : str
+        ``user``: what the model returns, a loss and gradients; ``all``: also the new values of
+        buffers and inputs that the model writes into.
+
+    Returns
+    -------
+    IRModule
+        ``main(*data, *weights)``; its attribute ``num_input`` counts the data, and
+        ``dist.param_names`` holds the names of the data and of the weights as ``state_dict`` has
+        them. `load_weights` reads the values.
+
+    Raises
+    ------
+    ModelError
+        DIST0304 without torch; DIST0301, DIST0303 the file; DIST0313, DIST0314 sizes of dims;
+        DIST0360 to DIST0362 the program.
+    """
+    if isinstance(source, (str, Path)):
+        check_file(source)
+        check_archive(source)
+    check_torch("from_exported_program")
+    from tvm_distir.models.torch.importer import from_exported_program as read
+
+    return read(source, batch=batch, dims=dims, outputs=outputs)
+
+
+def load_weights(source: Any, *, filled: bool = True) -> Weights:
+    """Read the weights of a model, by the names of ``main``'s parameters.
+
+    Parameters
+    ----------
+    source : IRModule, ModelProto, ExportedProgram, str or Path
+        A module that was made of an ONNX file or of a ``.pt2`` archive, the model, or the path.
+    filled : bool
+        Whether to give weights that an ONNX file only describes (ConstantOfShape nodes) too.
+
+    Raises
+    ------
+    ModelError
+        DIST0315 the weights cannot be read; DIST0301, DIST0303 the file cannot; DIST0304 without
+        torch.
+    """
+    from tvm_distir.models.onnx.weights import load_weights as read
+
+    if isinstance(source, ir.IRModule):
+        source = _source_of(source)
+    if _is_of_torch(source):
+        check_torch("load_weights")
+        from tvm_distir.models.torch.weights import load_weights as read_torch
+
+        return read_torch(source)
+    return read(source, filled=filled)
+
+
+def _source_of(mod: ir.IRModule) -> str:
+    """The file that a module was made of."""
+    attrs: Any = mod.attrs or {}
+    about = attrs.get(FRONTEND_ATTR)
+    if about is None or not about["source"]:
+        raise ModelError(
+            "DIST0315",
+            "the module does not say which file its weights are in",
+            place="module",
+            remedy="Give the file or the model to load_weights.",
+        )
+    return str(about["source"])
+
+
+def _is_of_torch(source: Any) -> bool:
+    if isinstance(source, (str, Path)):
+        return str(source).lower().endswith(".pt2")
+    return type(source).__name__ == "ExportedProgram"
+
+
+def model_keys(spec: str) -> tuple[str, dict[str, str]] | None:
+    """Name and keys of a MODEL string of the zoo; None for that of a file (ModelError DIST0302)."""
+    if model_file(spec) is not None:
+        return None
+    return split_keys(spec.removeprefix(ZOO), spec)

@@ -1,0 +1,269 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Another batch for one ONNX node: constants that pin the old batch are rewritten or refused.
+
+A dim carries the batch when its size differs between the walk at the old batch and the walk at
+the new one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper
+
+from tvm_distir.support import ModelError
+
+Shape = tuple[int, ...]
+
+_BROADCASTING = frozenset(
+    "Add And Div Equal Greater GreaterOrEqual Less LessOrEqual MatMul Max Mean Min Mod Mul Or Pow "
+    "Sub Sum Where Xor".split()
+)
+_READ_SHAPES = ("Shape", "Size")
+_ORDER_KEEPING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
+_REMEDY = "Export the model at the batch you want, or with a symbolic batch."
+
+
+class Shapes(Protocol):
+    """What is known of a graph at one batch."""
+
+    values: dict[str, npt.NDArray[np.generic]]
+    outer: dict[str, int]  # what is merged before the batch in the dim that carries it; 1: absent
+
+    def shape(self, name: str) -> Shape | None:
+        """Return the static shape of a tensor, None when unknown."""
+
+
+def node_place(node: onnx.NodeProto) -> str:
+    """Say which node: its name, or its first output, and its operator."""
+    return f"{node.name or (node.output[0] if node.output else '?')} ({node.op_type})"
+
+
+def refusal(node: onnx.NodeProto, what: str) -> ModelError:
+    """Return the DIST0314 error of a node that stands in the way of another batch."""
+    return ModelError("DIST0314", what, place=node_place(node), remedy=_REMEDY)
+
+
+def carrying_dims(name: str, before: Shapes, after: Shapes) -> tuple[int, ...]:
+    """Return the dims of a tensor that grow with the batch."""
+    old, new = before.shape(name), after.shape(name)
+    if old is None or new is None or len(old) != len(new):
+        return ()
+    return tuple(i for i, (m, n) in enumerate(zip(old, new, strict=True)) if m != n)
+
+
+def rewrite_pinned(
+    node: onnx.NodeProto, before: Shapes, after: Shapes, batches: tuple[int, int]
+) -> tuple[list[onnx.NodeProto], onnx.NodeProto]:
+    """Return what to put before a node, and the node itself, for the new batch.
+
+    Parameters
+    ----------
+    node : NodeProto
+        Visited by ``before``, not yet by ``after``.
+    before, after : Shapes
+        The walks at the old and at the new batch.
+    batches : tuple of int
+        Old and new batch.
+
+    Raises
+    ------
+    ModelError
+        DIST0314 when the node pins the batch in a way that has no clear meaning at another.
+    """
+    if node.op_type == "Reshape":
+        return _rewrite_reshape(node, before, after, batches)
+    if node.op_type == "Expand":
+        return _rewrite_target(node, 1, before, after)
+    if node.op_type == "Resize" and len(node.input) > 3 and node.input[3]:
+        return _rewrite_target(node, 3, before, after)
+    if node.op_type == "Concat":
+        return _stretch_operands(node, before, after)
+    if node.op_type in _BROADCASTING:
+        return _stretch_operands(node, before, after)
+    return [], node
+
+
+def check_kept(node: onnx.NodeProto, before: Shapes, after: Shapes) -> None:
+    """Refuse a node whose operands carry the batch but whose results do not (DIST0314)."""
+    if node.op_type in _READ_SHAPES or not any(
+        carrying_dims(name, before, after) for name in node.input if name
+    ):
+        return
+    outputs = [name for name in node.output if name and name not in after.values]
+    if outputs and not any(carrying_dims(name, before, after) for name in outputs):
+        shape = before.shape(outputs[0])
+        raise refusal(
+            node,
+            "the batch ends here: the result has "
+            f"{'an unknown shape' if shape is None else f'the shape {list(shape)} at any batch'}",
+        )
+
+
+def batch_position(
+    target: Shape, batch: int, elements_before: int, elements_behind: int
+) -> int | None:
+    """Find the dim of a reshaped tensor that holds the batch.
+
+    Parameters
+    ----------
+    target : tuple of int
+        Resulting shape at the old batch.
+    batch : int
+        Old batch.
+    elements_before, elements_behind : int
+        Extents outside and inside the batch in the operand's row-major order, so that
+        ``elements_before * batch * elements_behind`` is its size.
+
+    Returns
+    -------
+    int or None
+        Of the dims that span the batch: the one that is the batch alone, else the one that the
+        batch ends, else the one that it begins, else any.
+    """
+    spans = []
+    for j, size in enumerate(target):
+        offset, behind = math.prod(target[:j]), math.prod(target[j + 1 :])
+        if elements_before % offset == 0 and elements_behind % behind == 0 and not size % batch:
+            begins, ends = offset == elements_before, behind == elements_behind
+            spans.append((begins and ends, ends, begins, -j))
+    return -max(spans)[3] if spans else None
+
+
+def note_outer(node: onnx.NodeProto, before: Shapes, after: Shapes) -> None:
+    """Say of a visited node's results what is merged before the batch in the dim carrying it."""
+    source = next((n for n in node.input if n and carrying_dims(n, before, after)), None)
+    if source is None:
+        return
+    outer = after.outer.get(source, 1)
+    for name in node.output:
+        dims = carrying_dims(name, before, after)
+        if len(dims) != 1:
+            continue
+        after.outer[name] = outer
+        if node.op_type in _ORDER_KEEPING:
+            old_in, old_out = before.shape(source) or (), before.shape(name) or ()
+            dim = carrying_dims(source, before, after)[0]
+            elements_before = math.prod(old_in[:dim]) * outer
+            after.outer[name] = max(elements_before // math.prod(old_out[: dims[0]]), 1)
+
+
+def _rewrite_reshape(
+    node: onnx.NodeProto, before: Shapes, after: Shapes, batches: tuple[int, int]
+) -> tuple[list[onnx.NodeProto], onnx.NodeProto]:
+    carried = carrying_dims(node.input[0], before, after)
+    pinned = _pinned_value(node, 1, before, after)
+    if not carried or pinned is None:
+        return [], node
+    old_in, new_in = before.shape(node.input[0]), after.shape(node.input[0])
+    target = before.shape(node.output[0])
+    if old_in is None or new_in is None or target is None:
+        raise refusal(node, "a shape is not known")
+    if len(carried) != 1:
+        raise refusal(node, f"dims {list(carried)} of its operand carry the batch")
+    dim, (old_batch, new_batch) = carried[0], batches
+    elements_before = math.prod(old_in[:dim]) * after.outer.get(node.input[0], 1)
+    elements_behind = math.prod(old_in) // (elements_before * old_batch)
+    position = batch_position(target, old_batch, elements_before, elements_behind)
+    if position is None:
+        raise refusal(node, f"no dim of {list(target)} can hold the batch of {list(old_in)}")
+    sizes = list(target)
+    sizes[position] = sizes[position] // old_batch * new_batch
+    return _with_operand(node, 1, sizes)
+
+
+def _rewrite_target(
+    node: onnx.NodeProto, operand: int, before: Shapes, after: Shapes
+) -> tuple[list[onnx.NodeProto], onnx.NodeProto]:
+    """Rewrite a constant of sizes, aligned at the right with the dims of operand 0."""
+    carried = carrying_dims(node.input[0], before, after)
+    pinned = _pinned_value(node, operand, before, after)
+    old_in, new_in = before.shape(node.input[0]), after.shape(node.input[0])
+    if not carried or pinned is None or old_in is None or new_in is None:
+        return [], node
+    sizes = [int(n) for n in pinned.reshape(-1)]
+    shift = len(sizes) - len(old_in)
+    for dim in carried:
+        if shift + dim < 0 or (node.op_type == "Expand" and sizes[shift + dim] == 1):
+            continue  # an Expand keeps what its operand has there
+        if sizes[shift + dim] != old_in[dim]:
+            raise refusal(node, f"the sizes {sizes} stretch the batch dim {dim} of {list(old_in)}")
+        sizes[shift + dim] = new_in[dim]
+    return _with_operand(node, operand, sizes)
+
+
+def _stretch_operands(
+    node: onnx.NodeProto, before: Shapes, after: Shapes
+) -> tuple[list[onnx.NodeProto], onnx.NodeProto]:
+    """Repeat operands that do not carry the batch but must stand beside ones that do."""
+    shapes = [after.shape(name) for name in node.input]
+    rank = max((len(shape) for shape in shapes if shape is not None), default=0)
+    wanted: dict[int, int] = {}
+    for name, shape in zip(node.input, shapes, strict=True):
+        for dim in carrying_dims(name, before, after):
+            wanted[dim - len(shape or ())] = (shape or ())[dim]
+    if node.op_type == "Concat":
+        axis = next(int(a.i) for a in node.attribute if a.name == "axis")
+        wanted.pop(axis - rank if axis >= 0 else axis, None)
+    if node.op_type == "MatMul":
+        wanted = {dim: size for dim, size in wanted.items() if dim < -2}
+    extra: list[onnx.NodeProto] = []
+    names = list(node.input)
+    for index, (name, shape) in enumerate(zip(node.input, shapes, strict=True)):
+        if shape is None or carrying_dims(name, before, after):
+            continue
+        stretched = list(shape)
+        for dim, size in wanted.items():
+            if len(shape) + dim >= 0 and shape[dim] not in (size, 1):
+                raise refusal(
+                    node,
+                    f'operand "{name}" of shape {list(shape)} is fixed to the old batch '
+                    f"beside one with {size}",
+                )
+            if len(shape) + dim >= 0:
+                stretched[dim] = size
+        if node.op_type != "Concat" or stretched == list(shape):
+            continue  # broadcasting repeats a dim of size 1
+        names[index] = f"{node.output[0]}__operand{index}"
+        sizes = f"{names[index]}__shape"
+        extra.append(_shape_constant(sizes, stretched))
+        extra.append(helper.make_node("Expand", [name, sizes], [names[index]], name=names[index]))
+    return extra, _with_inputs(node, names)
+
+
+def _pinned_value(
+    node: onnx.NodeProto, operand: int, before: Shapes, after: Shapes
+) -> npt.NDArray[np.generic] | None:
+    """Value of an operand that is the same at both batches, None when it follows the batch."""
+    if len(node.input) <= operand:
+        return None
+    old, new = before.values.get(node.input[operand]), after.values.get(node.input[operand])
+    return old if old is not None and new is not None and np.array_equal(old, new) else None
+
+
+def _with_operand(
+    node: onnx.NodeProto, operand: int, sizes: Sequence[int]
+) -> tuple[list[onnx.NodeProto], onnx.NodeProto]:
+    name = f"{node.output[0]}__sizes"
+    names = list(node.input)
+    names[operand] = name
+    return [_shape_constant(name, sizes)], _with_inputs(node, names)
+
+
+def _with_inputs(node: onnx.NodeProto, names: Sequence[str]) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    del copy.input[:]
+    copy.input.extend(names)
+    return copy
+
+
+def _shape_constant(name: str, sizes: Sequence[int]) -> onnx.NodeProto:
+    value = onnx.numpy_helper.from_array(np.asarray(sizes, "int64"), name)
+    return helper.make_node("Constant", [], [name], name=name, value=value)

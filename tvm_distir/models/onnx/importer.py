@@ -1,0 +1,207 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The import of a resolved skeleton through TVM's ONNX importer."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import tvm
+from tvm import ir, relax
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+from tvm_distir.core import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR, check_sizes
+from tvm_distir.models.common.quiet import IMPORT_ERRORS, drop_half_built, muted_stderr, reason
+from tvm_distir.models.common.steps import noted_step
+from tvm_distir.models.extremes import valid_place
+from tvm_distir.support import ModelError
+
+from .batch import node_place
+from .inputs import static_shapes
+from .names import check_names
+from .reading import check_complete, opset_version, read_model
+from .resolve import resolve
+from .scopes import name_weights, variable_name
+from .skeleton import Skeleton, strip_weights
+from .support import check_inputs
+
+OLDEST_IR = 3
+
+
+def from_onnx(
+    source: str | Path | onnx.ModelProto,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> ir.IRModule:
+    """Import an ONNX model; its weights become parameters of ``main`` and take no memory.
+
+    ``main`` takes the data inputs (attribute ``num_input`` says how many), then the weights,
+    under the names of the file (attribute ``dist.param_names``). `load_weights` reads the values.
+
+    Parameters
+    ----------
+    source : str, Path or ModelProto
+        The model; external weight files are not opened.
+    batch : int, optional
+        New size of dim 0 of every data input; constants that pin the old one are rewritten.
+    dims : mapping of str to int, optional
+        Sizes for the symbolic dims of the inputs, by name; ``INPUT.INDEX`` for one without.
+
+    Raises
+    ------
+    ModelError
+        DIST0301, DIST0303 the file; DIST0310 to DIST0314, DIST0316, DIST0317 the model.
+    """
+    if isinstance(source, onnx.ModelProto):
+        model, path, place, folder = source, "", source.graph.name or "model", ""
+    else:
+        path = str(Path(source).resolve())
+        model, place, folder = read_model(source), str(source), str(Path(source).parent)
+    check_complete(model, place)
+    _check_batch(batch, place)
+    check_sizes(dims or {}, place)
+    if model.ir_version < OLDEST_IR:
+        raise ModelError(
+            "DIST0310",
+            f"the model's IR version is {model.ir_version}",
+            place=place,
+            remedy=f"Convert it to IR version {OLDEST_IR} or later.",
+        )
+    check_names(model.graph, place)
+    check_inputs(model.graph, place)
+    skeleton = strip_weights(model, folder)
+    name_weights(skeleton)
+    old, new = static_shapes(skeleton.model, skeleton.data, dims or {}, batch, place)
+    skeleton.model = resolve(skeleton.model, old, new)
+    mod = _import(skeleton, place)
+    names = [*skeleton.data, *skeleton.weights]
+    main = mod["main"].with_attrs({NUM_INPUT_ATTR: len(skeleton.data), PARAM_NAMES_ATTR: names})
+    mod.update_func(mod.get_global_var("main"), main)
+    about = {"format": "onnx", "source": path, "batch": batch or 0}
+    return noted_step(_fold_constants(mod.with_attr(FRONTEND_ATTR, about), place))
+
+
+def _check_batch(batch: int | None, place: str) -> None:
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+        raise ModelError(
+            "DIST0314",
+            f"batch={batch!r} is no size",
+            place=place,
+            remedy="Give a positive integer.",
+        )
+
+
+class _Importer(ONNXGraphImporter):  # type: ignore[misc]
+    """TVM's importer, which remembers the node it is at, and names what nodes give.
+
+    Parameters
+    ----------
+    names : mapping of str to str
+        By the names of nodes; what others give keeps the name that TVM finds.
+    """
+
+    node = ""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        super().__init__({}, "float32", keep_params_in_input=False, sanitize=False)
+        self.names = names
+
+    def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
+        name = attrs["tvm_custom"]["name"]
+        self.node = f"{name or '?'} ({op_name})"
+        made = super()._convert_operator(op_name, inputs, attrs, opset)
+        if op_name in ("ArgMax", "ArgMin"):
+            made = self.bb.normalize(valid_place(made, _axis_size(inputs[0], attrs)))
+        if name in self.names and isinstance(made, ir.Call):
+            if isinstance(made.ty, relax.TensorType):
+                return self.bb.emit(made, self.names[name])
+        return made
+
+
+def _axis_size(x: Any, attrs: Mapping[str, Any]) -> int:
+    return int(x.ty.shape[int(attrs.get("axis", 0))])
+
+
+def _import(skeleton: Skeleton, place: str) -> ir.IRModule:
+    """Run TVM's importer, quietly, on named nodes; its refusals become ModelErrors.
+
+    The module holds ``main`` and the PrimFuncs that the importer writes for some operators.
+    """
+    for node in skeleton.model.graph.node:
+        node.name = node.name or node.output[0]
+    named = ((node.name, variable_name(node)) for node in skeleton.model.graph.node)
+    importer = _Importer({node: name for node, name in named if name is not None})
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            mod = importer.from_onnx(skeleton.model.graph, opset_version(skeleton.model))
+    except tvm.error.OpNotImplemented as error:
+        raise ModelError(
+            "DIST0311",
+            _unsupported(skeleton.model, str(error)),
+            place=place,
+            remedy="Rewrite the model with operators that TVM imports.",
+        ) from error
+    except IMPORT_ERRORS as error:
+        node = importer.node
+        del importer  # it holds the builder
+        drop_half_built(error)
+        raise ModelError(
+            "DIST0312",
+            f"TVM's importer refuses the node: {reason(error)}",
+            place=node or place,
+            remedy="Check the operands and the operator set's version.",
+        ) from error
+    return mod
+
+
+def _unsupported(model: onnx.ModelProto, message: str) -> str:
+    """Name the first node of each operator that TVM's message lists."""
+    listed = {word.strip() for word in message.rsplit(":", 1)[-1].split(",")}
+    first: dict[str, str] = {}
+    for node in model.graph.node:
+        if node.op_type in listed:
+            first.setdefault(node.op_type, node_place(node))
+    return f"TVM imports no {', '.join(first.values()) or message}"
+
+
+def _fold_constants(mod: ir.IRModule, place: str) -> ir.IRModule:
+    """Evaluate what depends on constants alone, and drop what nothing reads."""
+    passes = tvm.transform.Sequential(
+        [relax.transform.FoldConstant(), relax.transform.DeadCodeElimination(["main"])]
+    )
+    try:
+        with muted_stderr():
+            return passes(mod)
+    except IMPORT_ERRORS as error:  # folding asks every call for its kernel
+        call = _without_kernel(mod)
+        raise ModelError(
+            "DIST0312",
+            f"TVM has no kernel for {call}: {reason(error)}",
+            place=place,
+            remedy="Rewrite the node that becomes this call.",
+        ) from error
+
+
+def _without_kernel(mod: ir.IRModule) -> str:
+    """The first call of ``main`` that TVM cannot legalize."""
+    for block in mod["main"].body.blocks:
+        for binding in block.bindings:
+            one = relax.BindingBlock([binding])
+            params = list(relax.analysis.free_vars(binding.value))
+            body = relax.SeqExpr([one], binding.var)
+            fn = relax.Function(params, body, binding.var.ty).with_attr("global_symbol", "main")
+            functions = {gv: f for gv, f in mod.functions.items() if str(gv.name_hint) != "main"}
+            try:
+                with muted_stderr():
+                    relax.transform.LegalizeOps()(ir.IRModule({**functions, "main": fn}))
+            except IMPORT_ERRORS:
+                return str(binding.value).splitlines()[-1].strip()
+    return "a call"

@@ -1,0 +1,138 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Static shapes of a graph's inputs: as the file pins them, and as they are wanted."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+
+import onnx
+
+from tvm_distir.core import dims_remedy, unknown_dim
+from tvm_distir.support import MAX_INT, ModelError
+
+Shape = tuple[int, ...]
+_OPERATORS: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+_ARITHMETIC = (ast.Expression, ast.BinOp, ast.Name, ast.Constant, ast.Load, *_OPERATORS)
+
+
+def static_shapes(
+    model: onnx.ModelProto,
+    data: list[str],
+    dims: Mapping[str, int],
+    batch: int | None,
+    place: str,
+) -> tuple[dict[str, Shape], dict[str, Shape]]:
+    """Shapes of all graph inputs as the file pins them, and as they are wanted.
+
+    Parameters
+    ----------
+    model : ModelProto
+        Weightless.
+    data : list of str
+        Names of the data inputs.
+    dims : mapping of str to int
+        Sizes for symbolic dims, by name, or ``INPUT.INDEX``.
+    batch : int, optional
+        New size of dim 0 of the data inputs.
+    place : str
+        The model, for messages.
+
+    Raises
+    ------
+    ModelError
+        DIST0313 a dim is not known, DIST0314 no common batch dim.
+    """
+    old: dict[str, Shape] = {}
+    open_names: dict[str, str] = {}
+    known = []
+    for value in model.graph.input:
+        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+            raise ModelError(
+                "DIST0313",
+                f'of the input "{value.name}", its shape is not known',
+                place=place,
+                remedy="Export it with a shape.",
+            )
+        sizes = []
+        for index, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value") and dim.dim_value > 0:
+                sizes.append(int(dim.dim_value))
+                continue
+            name = dim.dim_param or f"{value.name}.{index}"
+            known += [name, *_names_in(name)]
+            size = _size_of(name, dims)
+            if size is None and index == 0 and batch is not None and value.name in data:
+                size = batch
+            if size is None:
+                word = f'dim {index} ("{dim.dim_param}")' if dim.dim_param else f"dim {index}"
+                open_names.setdefault(name, f'of the input "{value.name}", {word} is not known')
+            sizes.append(size or 0)
+        old[value.name] = tuple(sizes)
+    for name in dims:
+        if name not in known:
+            raise unknown_dim(name, list(dict.fromkeys(known)), place)
+    if open_names:
+        raise _unknown_dims(open_names, dims, place)
+    if batch is None:
+        return old, old
+    ranked = [name for name in data if old[name]]
+    sizes_seen = sorted({old[name][0] for name in ranked} - {batch})
+    if not ranked or len(sizes_seen) > 1:
+        shown = ", ".join(f"{name} {list(old[name])}" for name in data)
+        raise ModelError(
+            "DIST0314",
+            f"the data inputs have no common dim 0: {shown}",
+            place=place,
+            remedy="Leave --batch out, or export the model at the batch you want.",
+        )
+    new = {name: (batch, *shape[1:]) if name in ranked else shape for name, shape in old.items()}
+    return old, new
+
+
+def _names_in(text: str) -> list[str]:
+    """Variables of a dim such as ``past + seq``; none where it is no sum or product of such."""
+    try:
+        nodes = list(ast.walk(ast.parse(text, mode="eval")))
+    except (SyntaxError, ValueError):
+        return []
+    if not all(isinstance(node, _ARITHMETIC) for node in nodes):
+        return []
+    return [node.id for node in nodes if isinstance(node, ast.Name)]
+
+
+def _size_of(name: str, dims: Mapping[str, int]) -> int | None:
+    """Size of a dim, of its name or of the names it is made of; None where one is not known."""
+    if name in dims:
+        return dims[name]
+    names = _names_in(name)
+    if not names or any(one not in dims for one in names):
+        return None
+    try:
+        size = _value(ast.parse(name, mode="eval").body, dims)
+    except ZeroDivisionError:
+        return None
+    return size if 1 <= size <= MAX_INT else None
+
+
+def _value(node: ast.expr, dims: Mapping[str, int]) -> int:
+    if isinstance(node, ast.BinOp):
+        return int(_OPERATORS[type(node.op)](_value(node.left, dims), _value(node.right, dims)))
+    return dims[node.id] if isinstance(node, ast.Name) else int(ast.literal_eval(node))
+
+
+def _unknown_dims(names: Mapping[str, str], dims: Mapping[str, int], place: str) -> ModelError:
+    """Return the error for dims without a size: the first is told, options name all of them."""
+    wanted = [one for name in names for one in _names_in(name) or [name] if one not in dims]
+    what = next(iter(names.values()))
+    remedy = dims_remedy(wanted or list(names), "td.from_onnx(file, dims={})")
+    if "dim 0" in what:
+        remedy += " A batch, dim 0, may also be given by --batch N."
+    return ModelError("DIST0313", what, place=place, remedy=remedy)

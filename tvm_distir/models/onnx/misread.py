@@ -1,0 +1,164 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that TVM's importer reads wrongly without a word: refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto
+
+from tvm_distir.support import ModelError
+
+from .batch import node_place
+
+
+class Seen(Protocol):
+    """What is known of a graph up to a node."""
+
+    @property
+    def read(self) -> Set[str]:
+        """Names that some node, or the caller of the graph, reads."""
+
+    @property
+    def values(self) -> Mapping[str, npt.NDArray[np.generic]]:
+        """Known values."""
+
+    @property
+    def types(self) -> Mapping[str, onnx.TypeProto]:
+        """Types, by name."""
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the static shape of a tensor, None when unknown."""
+
+
+def check_read(node: onnx.NodeProto, seen: Seen) -> None:
+    """Refuse a node that would come in with another meaning (DIST0312)."""
+    if node.domain not in ("", "ai.onnx") or node.op_type not in _FAULTS:
+        return
+    fault = _FAULTS[node.op_type](node, seen)
+    if fault is not None:
+        raise ModelError(
+            "DIST0312",
+            f"TVM's importer reads it wrongly: {fault[0]}",
+            place=node_place(node),
+            remedy=fault[1],
+        )
+
+
+Fault = tuple[str, str] | None
+"""What is misread, and a remedy."""
+
+
+TOPK_TYPES = (
+    TensorProto.FLOAT,
+    TensorProto.DOUBLE,
+    TensorProto.FLOAT16,
+    TensorProto.INT8,
+    TensorProto.INT32,
+    TensorProto.INT64,
+    TensorProto.UINT8,
+)
+"""What TVM's sort compares; other types end as the program runs."""
+
+
+def _int(node: onnx.NodeProto, name: str, default: int = 0) -> int:
+    return next((int(a.i) for a in node.attribute if a.name == name), default)
+
+
+def _text(node: onnx.NodeProto, name: str) -> str:
+    return next((a.s.decode() for a in node.attribute if a.name == name), "")
+
+
+def _reads(node: onnx.NodeProto, first: int, seen: Seen) -> bool:
+    """Whether a result of the given number, or a later one, is read."""
+    return any(name in seen.read for name in list(node.output)[first:] if name)
+
+
+def _batch_norm(node: onnx.NodeProto, seen: Seen) -> Fault:
+    if _int(node, "training_mode"):
+        return "the running mean and variance of training_mode", "Export the model for inference."
+    return None
+
+
+def _dropout(node: onnx.NodeProto, seen: Seen) -> Fault:
+    training = node.input[2] if len(node.input) > 2 else ""
+    if training and (training not in seen.values or seen.values[training].any()):
+        return "training_mode drops nothing", "Export the model for inference."
+    if _reads(node, 1, seen):
+        return "the mask is no tensor of booleans", "Leave the mask out."
+    return None
+
+
+def _layer_norm(node: onnx.NodeProto, seen: Seen) -> Fault:
+    if _reads(node, 1, seen):
+        return "the mean and the deviation are placeholders", "Compute them with ReduceMean."
+    return None
+
+
+def _conv_transpose(node: onnx.NodeProto, seen: Seen) -> Fault:
+    if any(a.name == "output_shape" for a in node.attribute):
+        return "output_shape is not looked at", "Give pads and output_padding instead."
+    return None
+
+
+def _is_inf(node: onnx.NodeProto, seen: Seen) -> Fault:
+    if not (_int(node, "detect_positive", 1) and _int(node, "detect_negative", 1)):
+        return "both signs are found", "Leave detect_positive and detect_negative at 1."
+    return None
+
+
+def _upsample(node: onnx.NodeProto, seen: Seen) -> Fault:
+    if seen.types[node.input[0]].tensor_type.elem_type == TensorProto.DOUBLE:
+        return "it computes in float32", "Cast the operand to float32."
+    return None
+
+
+def _resize(node: onnx.NodeProto, seen: Seen) -> Fault:
+    for name in ("antialias", "exclude_outside"):
+        if _int(node, name):
+            return f"{name} is not looked at", f"Leave {name} at 0."
+    scales = seen.values.get(node.input[2]) if len(node.input) > 2 else None
+    shape = seen.shape(node.input[0])
+    if scales is None or shape is None or scales.size != len(shape):
+        return _upsample(node, seen)
+    sizes = np.asarray(scales, "float64") * np.asarray(shape)
+    if np.abs(sizes - np.round(sizes)).max(initial=0.0) > 1e-4:
+        return "it scales by the ratio of whole sizes", "Give sizes in place of scales."
+    return _upsample(node, seen)
+
+
+def _roi_align(node: onnx.NodeProto, seen: Seen) -> Fault:
+    if _text(node, "mode") == "max":
+        return "the mode max interpolates before it compares", "Use the mode avg."
+    return None
+
+
+def _space_to_depth(node: onnx.NodeProto, seen: Seen) -> Fault:
+    if _text(node, "mode") == "CRD":
+        return "the mode is not looked at", "Use the mode DCR."
+    return None
+
+
+def _topk(node: onnx.NodeProto, seen: Seen) -> Fault:
+    if seen.types[node.input[0]].tensor_type.elem_type not in TOPK_TYPES:
+        return "its sort has no such type", "Cast the operand to float32 or int64."
+    return None
+
+
+_FAULTS: dict[str, Callable[[onnx.NodeProto, Seen], Fault]] = {
+    "BatchNormalization": _batch_norm,
+    "ConvTranspose": _conv_transpose,
+    "Dropout": _dropout,
+    "IsInf": _is_inf,
+    "LayerNormalization": _layer_norm,
+    "Resize": _resize,
+    "RoiAlign": _roi_align,
+    "SpaceToDepth": _space_to_depth,
+    "TopK": _topk,
+    "Upsample": _upsample,
+}

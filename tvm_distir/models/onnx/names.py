@@ -1,0 +1,61 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The names of an ONNX graph: each is given once, and what is read is given by something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx
+
+from tvm_distir.support import ModelError
+
+from .batch import node_place
+
+_REMEDY = "Export the model again; onnx.checker tells what else is wrong."
+
+
+def check_names(graph: onnx.GraphProto, place: str, outer: frozenset[str] = frozenset()) -> None:
+    """Refuse (DIST0310) names given twice or not at all, in the graphs of nodes too.
+
+    Parameters
+    ----------
+    graph : GraphProto
+        Inputs and initializers may share a name: the initializer is the default.
+    place : str
+    outer : frozenset of str
+        Names of the graphs around it, which it may read.
+    """
+    stored = [t.name for t in graph.initializer]
+    stored += [t.values.name for t in graph.sparse_initializer]
+    _once([value.name for value in graph.input], "two inputs", place)
+    _once(stored, "two initializers", place)
+    given = {*stored, *(value.name for value in graph.input)}
+    for node in graph.node:
+        for name in filter(None, node.output):
+            if name in given:
+                raise _fault(f'the name "{name}" is given a second time', node_place(node))
+            given.add(name)
+    known = outer | given
+    for node in graph.node:
+        for name in node.input:
+            if name and name not in known:
+                raise _fault(f'it reads "{name}", which nothing gives', node_place(node))
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                check_names(inner, place, known)
+    for value in graph.output:
+        if value.name not in known:
+            raise _fault(f'nothing gives the output "{value.name}"', place)
+
+
+def _once(names: Iterable[str], what: str, place: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise _fault(f'{what} have the name "{name}"', place)
+        seen.add(name)
+
+
+def _fault(what: str, place: str) -> ModelError:
+    return ModelError("DIST0310", what, place=place, remedy=_REMEDY)

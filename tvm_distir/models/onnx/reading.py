@@ -1,0 +1,116 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX files as they are read: the graph, its operator set, and values on demand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, external_data_helper, numpy_helper
+
+from tvm_distir.models.common.spec import file_bytes
+from tvm_distir.support import ModelError
+
+_TYPES = {*TensorProto.DataType.values()} - {TensorProto.UNDEFINED}
+
+
+def read_model(path: str | Path) -> onnx.ModelProto:
+    """Read a file without the values of external weights.
+
+    Raises
+    ------
+    ModelError
+        DIST0301 no file, DIST0303 a broken one.
+    """
+    data = file_bytes(path)
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelError(
+            "DIST0303",
+            "the file is no ONNX model, or is cut short",
+            place=str(path),
+            remedy="Export or download it again.",
+        ) from error
+    return model
+
+
+def check_complete(model: onnx.ModelProto, place: str) -> None:
+    """Refuse what has no graph to speak of (DIST0303) or no known operator set (DIST0310)."""
+    graph = model.graph
+    if not graph.output or not (graph.node or graph.input):
+        raise ModelError(
+            "DIST0303",
+            "the file holds no graph with an output",
+            place=place,
+            remedy="Export or download it again.",
+        )
+    if not graph.node:
+        raise ModelError(
+            "DIST0310",
+            "the graph has no node: there is nothing to compute",
+            place=place,
+            remedy="Export the model again.",
+        )
+    version, newest = opset_version(model), onnx.defs.onnx_opset_version()
+    if version is None:
+        raise ModelError(
+            "DIST0310",
+            "the model imports no operator set of the default domain",
+            place=place,
+            remedy="Export it with an opset_import.",
+        )
+    if not 1 <= version <= newest:
+        raise ModelError(
+            "DIST0310",
+            f"the model imports the operator set {version}, which onnx {onnx.__version__} does not "
+            "know",
+            place=place,
+            remedy=f"Export it with one from 1 to {newest}, or install a newer onnx.",
+        )
+
+
+def opset_version(model: onnx.ModelProto) -> int | None:
+    """Version of the default operator set, None when the model imports none."""
+    versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    return int(versions[0]) if versions else None
+
+
+def check_tensor(tensor: TensorProto) -> None:
+    """Refuse (DIST0310) a stored value of no known type, or of negative sizes."""
+    if tensor.data_type not in _TYPES or any(n < 0 for n in tensor.dims):
+        raise ModelError(
+            "DIST0310",
+            f"a stored value of the type {tensor.data_type} and the shape {list(tensor.dims)}",
+            place=tensor.name,
+            remedy="Export the model again.",
+        )
+
+
+def tensor_array(tensor: TensorProto, folder: str) -> npt.NDArray[np.generic]:
+    """Read the values of a tensor, external ones included.
+
+    Raises
+    ------
+    ModelError
+        DIST0315 when the values are missing or do not fit the shape.
+    """
+    try:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            copy = TensorProto()
+            copy.CopyFrom(tensor)
+            external_data_helper.load_external_data_for_tensor(copy, folder)
+            tensor = copy
+        return np.asarray(numpy_helper.to_array(tensor))
+    except (OSError, ValueError, TypeError, onnx.checker.ValidationError) as error:
+        raise ModelError(
+            "DIST0315",
+            f"the values cannot be read: {str(error).splitlines()[0]}",
+            place=tensor.name,
+            remedy="Keep the external data files beside the model.",
+        ) from error

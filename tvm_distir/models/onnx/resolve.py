@@ -1,0 +1,106 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Static shapes for a weightless ONNX graph, at any batch.
+
+One walk over the nodes infers every shape with ONNX's own node inference and evaluates what
+depends on shapes and constants alone (``Shape``, ``Gather`` of it, ...), so that the importer
+meets constants. To change the batch the walk is made twice, at the old and at the new batch: a
+dim that differs between the two carries the batch, so a constant that pins it is seen and
+rewritten where its meaning is clear, and named where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+
+from tvm_distir.support import ModelError
+
+from .batch import carrying_dims, check_kept, note_outer, refusal, rewrite_pinned
+from .inputs import Shape, static_shapes
+from .skeleton import drop_dead_constants, restore_weights, strip_weights
+from .walk import Walk
+
+
+def resolve(
+    model: onnx.ModelProto, old: Mapping[str, Shape], new: Mapping[str, Shape]
+) -> onnx.ModelProto:
+    """Return the graph at the input shapes ``new``: shape arithmetic folded, pins rewritten.
+
+    Parameters
+    ----------
+    model : ModelProto
+        Weightless.
+    old, new : mapping of str to shape
+        Shapes of all graph inputs, as `static_shapes` gives them.
+
+    Raises
+    ------
+    ModelError
+        DIST0310 shapes that do not fit, DIST0311 an unknown operator, DIST0314 a node that pins
+        the batch in a way that cannot be rewritten, or an output without batch.
+    """
+    before = Walk(model, old)
+    if dict(old) == dict(new):
+        visited = [one for node in model.graph.node for one in before.visit(node)]
+        return _replaced(model, visited, before)
+    after = Walk(model, new)
+    batches = next((old[name][0], new[name][0]) for name in old if old[name] != new[name])
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        before.visit(node)
+        extra, fitted = rewrite_pinned(node, before, after, batches)
+        try:
+            nodes.extend(one for part in [*extra, fitted] for one in after.visit(part))
+        except ModelError as error:
+            raise refusal(node, error.what) from error
+        check_kept(node, before, after)
+        note_outer(node, before, after)
+    for output in model.graph.output:
+        if not carrying_dims(output.name, before, after):
+            raise ModelError(
+                "DIST0314",
+                "the output does not grow with the batch",
+                place=output.name,
+                remedy="Leave --batch out, or export the model at the batch you want.",
+            )
+    return _replaced(model, nodes, after)
+
+
+def with_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
+    """Rewrite a model to another batch: data inputs, pinned Reshapes and other constants.
+
+    Parameters
+    ----------
+    model : ModelProto
+        With or without external weights; it is not changed.
+    batch : int
+        New size of dim 0 of every data input.
+
+    Returns
+    -------
+    ModelProto
+        The same model at that batch, weights included, shape arithmetic folded.
+
+    Raises
+    ------
+    ModelError
+        As `resolve` and `static_shapes` do.
+    """
+    skeleton = strip_weights(model)
+    old, new = static_shapes(skeleton.model, skeleton.data, {}, batch, model.graph.name)
+    return restore_weights(skeleton, resolve(skeleton.model, old, new))
+
+
+def _replaced(model: onnx.ModelProto, nodes: list[onnx.NodeProto], walk: Walk) -> onnx.ModelProto:
+    """Return the model with other nodes, and with the shapes of inputs and outputs as walked."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    del result.graph.node[:]
+    result.graph.node.extend(nodes)
+    drop_dead_constants(result.graph)
+    for value in [*result.graph.input, *result.graph.output]:
+        if value.name in walk.types:
+            value.type.CopyFrom(walk.types[value.name])
+    return result

@@ -1,0 +1,155 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What an ONNX graph may hold and no distributed program can: refused early, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+from onnx import TensorProto
+
+from tvm_distir.support import ModelError
+
+from .batch import node_place
+
+ELEMENT_TYPES = (
+    TensorProto.BOOL,
+    TensorProto.INT8,
+    TensorProto.INT16,
+    TensorProto.INT32,
+    TensorProto.INT64,
+    TensorProto.UINT8,
+    TensorProto.UINT16,
+    TensorProto.UINT32,
+    TensorProto.UINT64,
+    TensorProto.FLOAT16,
+    TensorProto.BFLOAT16,
+    TensorProto.FLOAT,
+    TensorProto.DOUBLE,
+)
+"""What a tensor can be of. TVM has names for smaller types, but its casts to them round otherwise
+than ONNX says, and it stores a whole byte for each number of four bits."""
+
+_REMEDY = "Cast it to a number of 8 bits or more (16 for floats), or leave that part outside."
+
+SIZED_BY_DATA = frozenset(["Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"])
+"""Operators that count what they find: how much they give is known when they have run."""
+
+SIZE_OPERANDS = {
+    "AffineGrid": (1,),
+    "BlackmanWindow": (0,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
+    "ConstantOfShape": (0,),
+    "DFT": (1,),
+    "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1),
+    "OneHot": (1,),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    "ReduceL1": (1,),
+    "ReduceL2": (1,),
+    "ReduceLogSum": (1,),
+    "ReduceLogSumExp": (1,),
+    "ReduceMax": (1,),
+    "ReduceMean": (1,),
+    "ReduceMin": (1,),
+    "ReduceProd": (1,),
+    "ReduceSum": (1,),
+    "ReduceSumSquare": (1,),
+    "Reshape": (1,),
+    "Resize": (2, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+}
+"""Operands that say how large the results are."""
+
+
+def check_inputs(graph: onnx.GraphProto, place: str) -> None:
+    """Refuse inputs and outputs that are no tensors of such elements (DIST0316)."""
+    for value in [*graph.input, *graph.output]:
+        fault = type_fault(value.type) if value.type.WhichOneof("value") else None
+        if fault is not None and not _is_open(value.type):
+            raise ModelError(
+                "DIST0316",
+                f'"{value.name}" is {fault}',
+                place=place,
+                remedy=_REMEDY,
+            )
+
+
+def _is_open(kind: onnx.TypeProto) -> bool:
+    """Whether it says only that it is a tensor: the walk finds out of what."""
+    return (
+        kind.WhichOneof("value") == "tensor_type"
+        and kind.tensor_type.elem_type == TensorProto.UNDEFINED
+    )
+
+
+def type_fault(kind: onnx.TypeProto) -> str | None:
+    """What is wrong with a type as that of a tensor of numbers, None when nothing is."""
+    name = kind.WhichOneof("value")
+    if name != "tensor_type":
+        return f"of {name.removesuffix('_type') if name else 'no known'} type"
+    if kind.tensor_type.elem_type not in ELEMENT_TYPES:
+        return f"a tensor of {TensorProto.DataType.Name(kind.tensor_type.elem_type).lower()}"
+    return None
+
+
+def check_numbers(node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> None:
+    """Refuse a node that makes tensors of other elements (DIST0316), strings for instance.
+
+    Sequences may stay inside of a graph: TVM's importer takes them apart.
+    """
+    for name in node.output:
+        kind = types.get(name)
+        if kind is None or kind.WhichOneof("value") != "tensor_type" or _is_open(kind):
+            continue
+        fault = type_fault(kind)
+        if fault is not None:
+            raise ModelError(
+                "DIST0316",
+                f'its result "{name}" is {fault}',
+                place=node_place(node),
+                remedy=_REMEDY,
+            )
+
+
+def check_sizes(
+    node: onnx.NodeProto, has_shape: Callable[[str], bool], is_known: Callable[[str], bool]
+) -> None:
+    """Refuse a node whose results have a size that depends on data (DIST0317).
+
+    Parameters
+    ----------
+    node : NodeProto
+        Its results are not known values.
+    has_shape, is_known : callable
+        Whether the walk knows the static shape, and the value, of a tensor.
+    """
+    if node.domain not in ("", "ai.onnx") or not node.output:
+        return
+    if node.op_type in SIZED_BY_DATA:
+        what = "it gives as many values as it finds"
+    else:
+        operands = SIZE_OPERANDS.get(node.op_type, ())
+        named = [node.input[i] for i in operands if i < len(node.input) and node.input[i]]
+        unknown = [name for name in named if not is_known(name)]
+        if not unknown or all(has_shape(name) for name in node.output if name):
+            return
+        what = f'the operand "{unknown[0]}" says it, and is computed from the inputs'
+    raise ModelError(
+        "DIST0317",
+        f"the size of its result depends on data: {what}",
+        place=node_place(node),
+        remedy="Make that operand a constant, or leave the node outside: shapes are static here.",
+    )

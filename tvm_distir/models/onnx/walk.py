@@ -1,0 +1,187 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""One walk over a graph's nodes: every shape, and the values that depend on shapes alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper, shape_inference
+
+from tvm_distir.models.common.quiet import reason
+from tvm_distir.support import ModelError
+
+from .batch import node_place
+from .evaluate import evaluated
+from .expanding import expanded
+from .inputs import Shape
+from .misread import check_read
+from .reading import opset_version
+from .support import check_numbers, check_sizes
+
+Array = npt.NDArray[np.generic]
+
+FOLD_NUMEL = 4096
+_NEVER_FOLDED = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")
+_REFUSALS = (
+    shape_inference.InferenceError,
+    onnx.checker.ValidationError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+)
+
+
+class Walk:
+    """Shapes and known values of a graph, node by node.
+
+    Parameters
+    ----------
+    model : ModelProto
+        Weightless; the nodes are replaced in place of the copy that is returned by `run`.
+    shapes : mapping of str to shape
+        Static shapes of all graph inputs.
+    """
+
+    def __init__(self, model: onnx.ModelProto, shapes: Mapping[str, Shape]) -> None:
+        self.model = model
+        self.version = opset_version(model) or 1
+        self.types: dict[str, onnx.TypeProto] = {}
+        self.values: dict[str, Array] = {}
+        self.outer: dict[str, int] = {}
+        self.read = {name for node in model.graph.node for name in node.input}
+        self.read |= {output.name for output in model.graph.output}
+        for value in model.graph.input:
+            elem_type = value.type.tensor_type.elem_type
+            self.types[value.name] = helper.make_tensor_type_proto(elem_type, shapes[value.name])
+
+    def shape(self, name: str) -> Shape | None:
+        """Return the static shape of a tensor; None when there is none or a dim is unknown."""
+        if name not in self.types or not self.types[name].tensor_type.HasField("shape"):
+            return None
+        dims = self.types[name].tensor_type.shape.dim
+        return (
+            tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None
+        )
+
+    def set_constant(self, name: str, value: Array) -> onnx.NodeProto:
+        """Make ``name`` a known value and return the Constant node that gives it."""
+        self.values[name] = value
+        tensor = numpy_helper.from_array(value, name)
+        self.types[name] = helper.make_tensor_type_proto(tensor.data_type, value.shape)
+        return helper.make_node("Constant", [], [name], name=name, value=tensor)
+
+    def visit(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Infer the outputs of a node; return it, or the nodes that replace it."""
+        parts = expanded(node, self, self.version)
+        if parts is None:
+            return [self._inferred(node)]
+        self.read |= {name for part in parts for name in part.input}
+        return [one for part in parts for one in self.visit(part)]
+
+    def _inferred(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """Infer the outputs of a node; return it, or the Constant that replaces it."""
+        if node.op_type == "Constant":
+            return self._constant(node)
+        if node.op_type == "Shape" and self.shape(node.input[0]) is not None:
+            return self.set_constant(node.output[0], self._sliced_shape(node))
+        self._infer(node)
+        check_numbers(node, self.types)
+        folded = self._fold(node)
+        if folded is not None:
+            return self.set_constant(node.output[0], folded)
+        check_read(node, self)
+        check_sizes(node, lambda name: self.shape(name) is not None, self.values.__contains__)
+        return node
+
+    def _constant(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """Note a constant; of any type, also where old operator sets let it be of floats only."""
+        stored = next((a.t for a in node.attribute if a.name == "value"), None)
+        if stored is not None:
+            kind = helper.make_tensor_type_proto(stored.data_type, list(stored.dims))
+            check_numbers(node, {node.output[0]: kind})
+        value = evaluated(node, {}, self.model)
+        if value.size <= FOLD_NUMEL:
+            self.values[node.output[0]] = value
+        elem_type = helper.np_dtype_to_tensor_dtype(value.dtype)
+        self.types[node.output[0]] = helper.make_tensor_type_proto(elem_type, value.shape)
+        return node
+
+    def _sliced_shape(self, node: onnx.NodeProto) -> Array:
+        bounds = {a.name: int(a.i) for a in node.attribute}
+        dims = self.shape(node.input[0]) or ()
+        return np.asarray(dims[bounds.get("start", 0) : bounds.get("end", len(dims))], "int64")
+
+    def _infer(self, node: onnx.NodeProto) -> None:
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self.version, node.domain)
+        except onnx.defs.SchemaError as error:
+            raise unknown_operator(node) from error
+        missing = [name for name in node.input if name and name not in self.types]
+        if missing:
+            raise ModelError(
+                "DIST0310",
+                f'"{missing[0]}" is read before anything gives it',
+                place=node_place(node),
+                remedy="Export the model again, with sorted nodes.",
+            )
+        nested = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
+        types = self.types if nested else {name: self.types[name] for name in node.input if name}
+        known = {
+            name: numpy_helper.from_array(self.values[name], name)
+            for name in node.input
+            if name in self.values
+        }
+        try:
+            outputs = shape_inference.infer_node_outputs(
+                schema,
+                node,
+                dict(types),
+                known,
+                opset_imports=list(self.model.opset_import),
+                ir_version=self.model.ir_version,
+            )
+        except _REFUSALS as error:
+            raise ModelError(
+                "DIST0310",
+                f"the shapes do not fit: {reason(error)} (operands {self._operands(node)})",
+                place=node_place(node),
+                remedy="Check the model with onnx.checker.check_model(full_check=True).",
+            ) from error
+        self.types.update(outputs)
+
+    def _operands(self, node: onnx.NodeProto) -> str:
+        shapes = [self.shape(name) for name in node.input if name]
+        return ", ".join("unknown" if s is None else str(list(s)) for s in shapes)
+
+    def _fold(self, node: onnx.NodeProto) -> Array | None:
+        """Value of a one-output node whose operands are all known, unless it is big."""
+        names = [name for name in node.input if name]
+        if (
+            len(node.output) != 1
+            or not names
+            or node.op_type in _NEVER_FOLDED
+            or any(name not in self.values for name in names)
+            or any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
+        ):
+            return None
+        shape = self.shape(node.output[0])
+        if shape is not None and math.prod(shape) > FOLD_NUMEL:
+            return None
+        value = evaluated(node, {name: self.values[name] for name in names}, self.model)
+        return value if isinstance(value, np.ndarray) and value.size <= FOLD_NUMEL else None
+
+
+def unknown_operator(node: onnx.NodeProto) -> ModelError:
+    """Return the error of an operator that ONNX (at the model's version) does not know."""
+    domain = f" of domain {node.domain}" if node.domain else ""
+    return ModelError(
+        "DIST0311",
+        f'the operator "{node.op_type}"{domain} is not known',
+        place=node_place(node),
+        remedy="Export the model with standard ONNX operators.",
+    )

@@ -1,0 +1,92 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Modules as TVM's own JSON (``tvm.ir.save_json``), at any level."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import ir
+from tvm_ffi import core
+
+from tvm_distir.core import bind_dims
+from tvm_distir.models.common.spec import check_file
+from tvm_distir.support import ModelError, read_text
+
+_MOST_DEEP = 4096
+_OF_NODES = ("ffi.Array", "ffi.Dict", "ffi.List", "ffi.Map")
+_INLINE = (1, 2, 3)
+"""FFI's numbers of the types of fields that hold an integer, a boolean or a float themselves."""
+
+
+def _check_nodes(graph: Any) -> None:
+    """Refuse (ValueError) nodes that hold each other in a ring or too deep, which end TVM's reader.
+
+    A node stands behind all that it holds.
+    """
+    depths: list[int] = []
+    for number, node in enumerate(graph["nodes"]):
+        depth = 0
+        for held in _held(node["type"], node.get("data")):
+            if not 0 <= held < number:
+                raise ValueError(f"the node {number} holds the node {held}, which is not before it")
+            depth = max(depth, depths[held] + 1)
+        if depth > _MOST_DEEP:
+            raise ValueError(f"nodes are nested over {_MOST_DEEP} deep")
+        depths.append(depth)
+
+
+def _held(kind: str, data: Any) -> Iterator[int]:
+    """Numbers of the nodes that a node holds."""
+    if isinstance(data, list) and kind in _OF_NODES:
+        yield from (item for item in data if type(item) is int)
+    elif isinstance(data, dict):
+        plain = _plain_fields(kind)
+        yield from (v for name, v in data.items() if type(v) is int and name not in plain)
+
+
+@functools.cache
+def _plain_fields(kind: str) -> frozenset[str]:
+    """Fields of a type that hold numbers, not nodes."""
+    found: set[str] = set()
+    info: Any = core._lookup_or_register_type_info_from_type_key(kind)
+    while info is not None:
+        plain = (f for f in info.fields or () if f.field_static_type_index in _INLINE)
+        found |= {field.name for field in plain}
+        info = info.parent_type_info
+    return frozenset(found)
+
+
+def read_relax(path: str | Path, dims: Mapping[str, int]) -> ir.IRModule:
+    """Read a module.
+
+    Raises
+    ------
+    ModelError
+        DIST0301 no file, DIST0303 one that holds no module, DIST0313 a size of no dim.
+    """
+    check_file(path)
+    remedy = "Give the JSON of a Relax module, as `tvm-distir convert MODEL out.json` writes it."
+
+    def refuse(place: str, what: str, remedy: str) -> ModelError:
+        return ModelError("DIST0303", what, place=place, remedy=remedy)
+
+    text = read_text(path, refuse)
+    try:
+        _check_nodes(json.loads(text))
+        found = tvm.ir.load_json(text)
+    except (
+        *(json.JSONDecodeError, AttributeError, LookupError, RecursionError),
+        *(RuntimeError, TypeError, ValueError),
+    ) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        what = f"it holds no module of TVM: {lines[-1] if lines else type(error).__name__}"
+        raise refuse(str(path), what, remedy) from error
+    if not isinstance(found, ir.IRModule):
+        raise refuse(str(path), f"it holds a {type(found).__name__}, not a module", remedy)
+    return bind_dims(found, dims)

@@ -1,0 +1,104 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""One operation while it is translated: operands, attributes, what is emitted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tvm_distir.models.mlir.tree import Block, Dense, Operation
+
+from .emitter import Emitter
+from .values import Unsupported, Value, integers, typed
+
+Result = Value | Sequence[Value]
+
+
+class HloCall:
+    """An operation with its operands translated.
+
+    Parameters
+    ----------
+    operation : Operation
+    operands : sequence of Value
+    emitter : Emitter
+    run : callable
+        Translates a block, given values of its arguments; what it returns.
+    """
+
+    def __init__(
+        self,
+        operation: Operation,
+        operands: Sequence[Value],
+        emitter: Emitter,
+        run: Callable[[Block, Sequence[Value]], list[Value]],
+    ) -> None:
+        self.operation = operation
+        self.operands = list(operands)
+        self.write = emitter
+        self.run = run
+
+    def __getitem__(self, index: int) -> Value:
+        return self.operands[index]
+
+    def whole(self, index: int) -> Any:
+        """An operand as a tensor of Relax."""
+        return self.write.whole(self.operands[index])
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute, or what holds where it is left out."""
+        return self.operation.attributes.get(name, default)
+
+    def integers(self, name: str, default: Sequence[int] | None = None) -> list[int]:
+        """An attribute that is a list of integers."""
+        found = self.attribute(name)
+        if isinstance(found, Dense):
+            count = math.prod(n or 0 for n in found.type.shape)
+            found = np.broadcast_to(found.values.reshape(-1), (count,)).tolist()
+        if found is None and default is None:
+            raise Unsupported(f"no {name}")
+        return integers(default if found is None else found)
+
+    def pairs(self, name: str, count: int) -> list[tuple[int, int]]:
+        """An attribute of so many pairs of integers; zeros where it is left out."""
+        found = self.attribute(name)
+        if found is None:
+            return [(0, 0)] * count
+        if isinstance(found, Dense):
+            found = np.broadcast_to(found.values.reshape(-1), (2 * count,)).reshape(count, 2)
+        return [(int(a), int(b)) for a, b in found]
+
+    def numbers(self, name: str) -> dict[str, Any]:
+        """An attribute that names dims, such as those of a gather."""
+        found = self.attribute(name)
+        if not isinstance(found, dict):
+            raise Unsupported(f"no {name}")
+        return found
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the (first) result."""
+        return typed(self.operation.result_types[0])[0]
+
+    @property
+    def dtype(self) -> str:
+        """Type of the elements of the (first) result."""
+        return self.result_dtype(0)
+
+    def result_dtype(self, index: int) -> str:
+        """Type of the elements of one of several results."""
+        return typed(self.operation.result_types[index])[1]
+
+    def region(self, index: int = 0) -> Block:
+        """One of the operation's regions."""
+        if index >= len(self.operation.regions):
+            raise Unsupported("a region is missing")
+        return self.operation.regions[index]
+
+
+Converter = Callable[[HloCall], Result]
+"""Writes what an operation computes: its result, or a list of them."""

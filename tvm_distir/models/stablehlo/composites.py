@@ -1,0 +1,206 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Composites that name ops of Relax, as our writer makes them, back into calls of these ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax, tirx
+from tvm_ffi import core
+
+from tvm_distir.core import DONE, collective_done, start
+from tvm_distir.core.ir import ops
+from tvm_distir.models.mlir.tree import Operation
+
+from .composite_ops import OPS, attributes_type
+from .emitter import Emitter
+from .grids import Grids
+from .values import Value, array_type
+
+COMPOSITE = "stablehlo.composite"
+_PREFIX = "tvm_distir."
+_ARGUMENTS = "arguments"
+_MOVE, _MESH = "dist.", "device_mesh"
+_MOVES = (
+    *("partial", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "local_slice"),
+    *("collective_permute", "exchange", "axis_index"),
+)
+"""Collectives that composites of ours may name."""
+
+
+def is_known(operation: Operation) -> bool:
+    """Whether an operation is a composite that names an op, with all the attributes this has."""
+    return operation.name == COMPOSITE and _maker(operation) is not None
+
+
+def read_composite(
+    operation: Operation, operands: Sequence[Value], write: Emitter, grids: Grids
+) -> list[Value] | None:
+    """What a composite that names an op gives; None for any other."""
+    make = _maker(operation)
+    if make is None:
+        return None
+    write.hint = str(operation.attributes["name"]).rpartition(".")[2]
+    found = write.emit(make([_whole(value, write) for value in operands], grids))
+    if not isinstance(found.ty, relax.TupleType):
+        return [write.value(found)]
+    return [write.value(write.emit(found[i])) for i in range(len(found.ty.fields))]
+
+
+def _whole(value: Value, write: Emitter) -> Any:
+    """An operand; a constant of equal numbers as that."""
+    number = value.scalar
+    if number is None or not value.shape:
+        return write.whole(value)
+    return relax.const(np.full(value.shape, number, array_type(value.dtype)), value.dtype)
+
+
+_Make = Callable[[list[Any], Grids], Any]
+
+
+def _maker(operation: Operation) -> _Make | None:
+    """What makes the call of a composite; None where it is not what an op has."""
+    said: Any = operation.attributes.get("composite_attributes") or {}
+    title = str(operation.attributes.get("name", ""))
+    name = title.removeprefix(_PREFIX)
+    if name == title or not isinstance(said, dict):
+        return None
+    if name.startswith(_MOVE):
+        return _move(name.removeprefix(_MOVE), said, len(operation.operands))
+    arguments = said.get(_ARGUMENTS, [True] * len(operation.operands))
+    given = {key: value for key, value in said.items() if key != _ARGUMENTS}
+    if name not in OPS or not isinstance(arguments, list):
+        return None
+    if _tensors(arguments) != len(operation.operands):
+        return None
+    op = ir.Op.get(f"relax.{name}")
+    key = attributes_type(name, op)
+    fields = _fields(key, given) if key else given
+    if fields is None or (fields and not key):
+        return None
+    attrs = ir.make_node(key, **fields) if key else None
+
+    def make(operands: list[Any], _: Grids) -> Any:
+        values = iter(operands)
+        return relax.Call(op, [_argument(item, values) for item in arguments], attrs)
+
+    return make
+
+
+def _move(name: str, said: dict[str, Any], count: int) -> _Make | None:
+    """A collective, the start of one or the end of that."""
+    if name == DONE:
+        return (lambda operands, _: collective_done(*operands)) if count == 1 else None
+    base = name.removesuffix("_start")
+    if (
+        base not in _MOVES
+        or count != (base != "axis_index")
+        or not isinstance(said.get(_MESH), str)
+    ):
+        return None
+    given = {key: value for key, value in said.items() if key != _MESH}
+
+    def make(operands: list[Any], grids: Grids) -> Any:
+        grids.moves = grids.moves or f"R.dist.{name}"
+        call = ops.CONSTRUCTORS[base](*operands, device_mesh=grids.named(said[_MESH]), **given)
+        return call if base == name else start(call)
+
+    return make
+
+
+_KINDS: dict[str, Callable[[Any], Any]] = {
+    "int": lambda value: value if type(value) is int else None,
+    "bool": lambda value: value if type(value) is bool else None,
+    "float": lambda value: value if type(value) is float else None,
+    "str": lambda value: value if type(value) is str else None,
+    "dtype": lambda value: value if type(value) is str else None,
+    "Array[int]": lambda value: _listed(value, int),
+    "Array[float]": lambda value: _listed(value, float),
+    "Array[ir.FloatImm]": lambda value: _floats(value),
+    "Object": lambda value: _integers(value),
+    "ir.FloatImm": lambda value: tirx.FloatImm("float32", value) if _is(value, float) else None,
+    "ir.IntImm": lambda value: tirx.IntImm("int64", value) if _is(value, int) else None,
+}
+"""What fields of these types are made of; None of any other thing."""
+
+
+def _nothing(_: Any) -> Any:
+    return None
+
+
+def _is(value: Any, kind: type) -> bool:
+    return type(value) is kind
+
+
+def _listed(value: Any, kind: type) -> Any:
+    good = isinstance(value, list) and all(type(item) is kind for item in value)
+    return value if good else None
+
+
+def _integers(value: Any) -> Any:
+    """One or several, as ``split`` has them."""
+    if _is(value, int):
+        return tirx.IntImm("int64", value)
+    found = _listed(value, int)
+    return None if found is None else [tirx.IntImm("int64", item) for item in found]
+
+
+def _floats(value: Any) -> Any:
+    found = _listed(value, float)
+    return None if found is None else [tirx.FloatImm("float32", item) for item in found]
+
+
+def _fields(key: str, given: dict[str, Any]) -> dict[str, Any] | None:
+    """Fields of the attributes of an op; None where one is missing, unknown or of another type."""
+    info: Any = core._lookup_or_register_type_info_from_type_key(key)
+    kinds = {str(field.name): str(field.ty) for field in info.fields}
+    if set(given) - set(kinds):
+        return None
+    found: dict[str, Any] = {}
+    for name, kind in kinds.items():
+        may_lack = kind.endswith(" | None")
+        make: Callable[[Any], Any] = _KINDS.get(kind.removesuffix(" | None"), _nothing)
+        made = make(given.get(name))
+        if made is None and (name in given or not may_lack):
+            return None
+        found[name] = made
+    return found
+
+
+def _tensors(arguments: Any) -> int:
+    """How many tensors arguments have; -1 where they are not written as ours are."""
+    count = 0
+    for item in arguments:
+        inner = 1 if item is True else 0
+        if isinstance(item, list):
+            inner = _tensors(item)
+        elif isinstance(item, dict):
+            inner = 0 if _is_shape(item) or _is_number(item) else -1
+        elif item is not True:
+            inner = -1
+        if inner < 0:
+            return -1
+        count += inner
+    return count
+
+
+def _is_shape(item: dict[str, Any]) -> bool:
+    return set(item) == {"shape"} and _listed(item["shape"], int) is not None
+
+
+def _is_number(item: dict[str, Any]) -> bool:
+    good = set(item) == {"number", "type"} and type(item["number"]) in (int, float, bool)
+    return good and item["type"] in ("int64", "int32", "float32", "float64", "bool")
+
+
+def _argument(item: Any, values: Iterator[Any]) -> Any:
+    if item is True:
+        return next(values)
+    if isinstance(item, list):
+        return relax.Tuple([_argument(part, values) for part in item])
+    if "shape" in item:
+        return relax.ShapeExpr(item["shape"])
+    return tirx.const(item["number"], item["type"])

@@ -1,0 +1,318 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of a module into functions of Relax; small private ones into their callers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import IO_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
+from tvm_distir.models.common.quiet import IMPORT_ERRORS, drop_half_built, reason
+from tvm_distir.models.mlir.locations import read_name
+from tvm_distir.models.mlir.tree import Block, Module, Operation, OtherType, Symbol
+from tvm_distir.support import ModelError
+
+from .call import HloCall
+from .composites import read_composite
+from .distributed import Distributed
+from .emitter import Emitter
+from .grid_ops import CONVERTERS as GRID_OPS
+from .grid_ops import shard_results
+from .grids import PORT, Grids
+from .manual import local_program
+from .moves import MOVES
+from .names import Names
+from .ports import has_ports, read_ports
+from .shardings import Shardings, sharding_of
+from .sizes import MAX_OPERATIONS, Sizes
+from .table import CALLS, CONVERTERS, RETURNS
+from .values import Unsupported, Value, cleaned, identifier, typed
+
+
+class Functions:
+    """All functions of a module.
+
+    Parameters
+    ----------
+    module : Module
+    place : str
+        What errors call the text.
+    inline : int
+        Private functions of at most so many operations are written into their callers.
+    shardings : Shardings
+    annotates : bool
+        Whether values are annotated with them.
+    """
+
+    def __init__(
+        self, module: Module, place: str, inline: int, shardings: Shardings, annotates: bool
+    ) -> None:
+        self.module, self.place = module, place
+        self.distributed = Distributed(module, shardings, annotates)
+        annotated = annotates and not self.distributed.is_said
+        self.shardings = shardings if annotated else None
+        self.grids = Grids(shardings, annotates)
+        self._said = shardings
+        said = module.attributes.get("mhlo.num_replicas")
+        self._replicas = said if type(said) is int else 1
+        found = (op for op in module.operations if op.name == "func.func")
+        self.held = {str(op.attributes.get("sym_name")): op for op in found}
+        self.sizes = Sizes(self.held, self.callee, inline)
+        self._open: list[str] = []
+        self._written: dict[str, ir.GlobalVar] = {}
+        self._root = relax.BlockBuilder()
+
+    @property
+    def public(self) -> list[str]:
+        """Names of the functions that can be called from outside."""
+        return [n for n, f in self.held.items() if f.attributes.get("sym_visibility") != "private"]
+
+    def written(self, names: Names) -> ir.IRModule:
+        """The module with each public function and all that these call."""
+        for name in self.public:
+            try:
+                operation = local_program(self.held[name], self._said, self.grids, self._replicas)
+            except Unsupported as error:
+                raise self.fault(self.held[name], f"no import of {error}") from error
+            self.held[name], signature = operation, names.of(operation)
+            function = self.translate(name, signature)
+            try:
+                if has_ports(operation):
+                    io = read_ports(operation, function, signature, self._said)
+                    function = function.with_attr(IO_ATTR, io)
+                elif self.grids.moves:
+                    what = f"{self.grids.moves} where no argument says how it lies ({PORT})"
+                    raise Unsupported(what)
+            except Unsupported as error:
+                raise self.fault(operation, str(error)) from error
+            self._root.add_func(function.with_attr("global_symbol", name), name)
+        try:
+            return self.distributed.placed(self._root.get())
+        except Unsupported as error:
+            raise self.fault(self.held[self.public[0]], f"no import of {error}") from error
+
+    def fault(self, operation: Operation, what: str) -> ModelError:
+        """An error (DIST0372) at an operation."""
+        return ModelError(
+            "DIST0372",
+            what,
+            place=f"{self.place}:{operation.line} ({operation.name})",
+            remedy="Write this part of the model otherwise.",
+        )
+
+    def count(self, operation: Operation) -> None:
+        """Count an operation that is translated; refuse (DIST0372) more than can be meant."""
+        if not self.sizes.count():
+            what = f"over {MAX_OPERATIONS} operations, with loops and calls written out"
+            raise self.fault(operation, what)
+
+    def callee(self, operation: Operation) -> str:
+        """Name of the function that an operation calls."""
+        symbol = operation.attributes.get("callee", operation.attributes.get("decomposition"))
+        name = symbol.name if isinstance(symbol, Symbol) else ""
+        if name not in self.held:
+            raise self.fault(operation, f'there is no function "{name}"')
+        return name
+
+    def variable(self, operation: Operation, name: str) -> ir.GlobalVar:
+        """The private function of Relax that a function is."""
+        if name in self._open:
+            raise self.fault(operation, f"functions call each other in a ring: {name}")
+        if name not in self._written:
+            self._open.append(name)
+            function = self.translate(name, None)
+            self._open.pop()
+            title = identifier(name) or "function"
+            self._written[name] = self._root.add_func(function, title)
+        return self._written[name]
+
+    def translate(self, name: str, names: Any) -> Any:
+        """A function of Relax.
+
+        Parameters
+        ----------
+        names : Signature or None
+            Names and order of the parameters of a public function.
+        """
+        operation = self.held[name]
+        block, builder = operation.regions[0], relax.BlockBuilder()
+        locations = self.module.locations
+        titles = (
+            names.titles
+            if names
+            else [
+                cleaned(read_name(a.location, locations)) or a.name.strip("%")
+                for a in block.arguments
+            ]
+        )
+        order = names.order if names else list(range(len(titles)))
+        params = []
+        for argument, title in zip(block.arguments, titles):
+            try:
+                shape, dtype = typed(argument.type)
+                params.append(relax.Var(identifier(title) or "arg", relax.TensorType(shape, dtype)))
+                self.distributed.place(params[-1], argument.attributes)
+            except Unsupported as error:
+                raise self.fault(operation, f"the argument {title} is {error}") from error
+        attrs = {}
+        if names:
+            attrs = {NUM_INPUT_ATTR: names.data, PARAM_NAMES_ATTR: [titles[i] for i in order]}
+        try:
+            with builder.function("main", [params[i] for i in order], attrs=attrs):
+                with builder.dataflow():
+                    exprs = _Body(self, builder).function(operation, params, bool(names))
+                    result = exprs[0] if len(exprs) == 1 else relax.Tuple(exprs)
+                    output = builder.emit_output(result)
+                builder.emit_func_output(output)
+        except ModelError as error:
+            drop_half_built(error)
+            raise
+        function = builder.get()["main"].without_attr("global_symbol")
+        return self.distributed.marked(function, operation)
+
+
+class _Body:
+    """The body of one function, written into its builder."""
+
+    def __init__(self, functions: Functions, builder: Any) -> None:
+        self._functions = functions
+        self._write = Emitter(builder)
+        self._scopes: list[dict[str, Value]] = []
+
+    def function(self, operation: Operation, params: Sequence[Any], public: bool) -> list[Any]:
+        """Translate a function; exprs of what it returns."""
+        block, shardings = operation.regions[0], self._functions.shardings
+        values = []
+        for argument, param in zip(block.arguments, params):
+            expr = param
+            if public and shardings is not None:
+                expr = self._placed(operation, expr, argument.attributes)
+            values.append(self._write.value(expr))
+        results = self.run(block, values)
+        try:
+            found = [self._write.whole(value) for value in results]
+        except IMPORT_ERRORS as error:
+            what = f"its results do not fit: {reason(error)}"
+            raise self._functions.fault(operation, what) from error
+        if public and shardings is not None:
+            notes = operation.attributes.get("res_attrs") or []
+            for index, attributes in enumerate(notes):
+                found[index] = self._placed(operation, found[index], attributes)
+        return found
+
+    def _placed(self, operation: Operation, expr: Any, attributes: dict[str, Any]) -> Any:
+        shardings = self._functions.shardings
+        sharding = sharding_of(attributes, f"{self._functions.place}:{operation.line}")
+        if sharding is None or shardings is None:
+            return expr
+        try:
+            return shardings.annotated(self._write.builder, expr, sharding)
+        except Unsupported as error:
+            raise self._functions.fault(operation, str(error)) from error
+
+    def run(self, block: Block, values: Sequence[Value]) -> list[Value]:
+        """Translate a block, given its arguments; what it returns."""
+        return self._in_scope(block, values, self._scopes)
+
+    def _in_scope(
+        self, block: Block, values: Sequence[Value], scopes: list[dict[str, Value]]
+    ) -> list[Value]:
+        """Translate a block, where the names of some scopes are known."""
+        own = {a.name: value for a, value in zip(block.arguments, values)}
+        before, self._scopes = self._scopes, [*scopes, own]
+        try:
+            for operation in block.operations:
+                operands = [self._value(operation, name) for name in operation.operands]
+                if operation.name in RETURNS:
+                    if not all(isinstance(value, Value) for value in operands):
+                        raise self._functions.fault(operation, "a sharding is returned")
+                    return operands
+                self._functions.count(operation)
+                for name in operation.results:
+                    if name in own:
+                        raise self._functions.fault(operation, f"{name} is defined twice")
+                own.update(zip(operation.results, self._operation(operation, operands)))
+        finally:
+            self._scopes = before
+        raise ModelError(
+            "DIST0370",
+            "a block returns nothing",
+            place=self._functions.place,
+            remedy="Write the text again with JAX.",
+        )
+
+    def _value(self, operation: Operation, name: str) -> Value:
+        for scope in reversed(self._scopes):
+            if name in scope:
+                return scope[name]
+        raise self._functions.fault(operation, f"the value {name} is not defined")
+
+    def _operation(self, operation: Operation, operands: list[Value]) -> list[Value]:
+        title = read_name(operation.location, self._functions.module.locations)
+        short = title.rstrip(":").rpartition("/")[2] or operation.name.rpartition(".")[2]
+        self._write.hint = identifier(short)[:40]
+        try:
+            self._check(operation, operands, operation.operand_types, "operand")
+            found = self._results(operation, operands)
+            self._check(operation, found, operation.result_types, "result")
+            self._functions.distributed.note(operation, found)
+        except Unsupported as error:
+            raise self._functions.fault(operation, f"no import of {error}") from error
+        except IMPORT_ERRORS as error:
+            what = f"its operands do not fit: {reason(error)}"
+            raise self._functions.fault(operation, what) from error
+        return found
+
+    def _check(
+        self, operation: Operation, values: Sequence[Value], types: Sequence[Any], what: str
+    ) -> None:
+        """Refuse values that are not of the types that the text says."""
+        if len(values) != len(types):
+            raise self._functions.fault(operation, f"{len(values)} {what}s of {len(types)} types")
+        for value, kind in zip(values, types):
+            if operation.name in GRID_OPS and isinstance(kind, OtherType):
+                continue  # a sharding, an index
+            shape, dtype = typed(kind)
+            if (value.shape, value.dtype) != (shape, dtype):
+                is_ = f"{value.dtype}{list(value.shape)}"
+                raise self._functions.fault(operation, f"an {what} is {is_}, {kind} is written")
+
+    def _results(self, operation: Operation, operands: list[Value]) -> list[Value]:
+        if operation.name in CALLS:
+            return self._called(operation, operands)
+        if operation.name in MOVES:
+            mesh = self._functions.grids.of_devices(operation)
+            return MOVES[operation.name](HloCall(operation, operands, self._write, self.run), mesh)
+        if operation.name in GRID_OPS:
+            return shard_results(self._functions.grids, operation, operands, self._write)
+        attributes = operation.attributes
+        if operation.name in ("sdy.sharding_constraint", "stablehlo.custom_call"):
+            if "sharding" in attributes:
+                attributes = {"sdy.sharding": attributes["sharding"]}
+            if self._functions.shardings is None:
+                return operands
+            placed = self._placed(operation, self._write.whole(operands[0]), attributes)
+            return [self._write.value(placed)]
+        call = HloCall(operation, operands, self._write, self.run)
+        found = CONVERTERS[operation.name](call)
+        return [found] if isinstance(found, Value) else list(found)
+
+    def _called(self, operation: Operation, operands: list[Value]) -> list[Value]:
+        known = self._functions.distributed.step(operation, operands, self._write)
+        if known is None:
+            known = read_composite(operation, operands, self._write, self._functions.grids)
+        if known is not None:
+            return known
+        name = self._functions.callee(operation)
+        if self._functions.sizes.is_inlined(name, operands) or operation.name != "func.call":
+            return self._in_scope(self._functions.held[name].regions[0], operands, [])
+        variable = self._functions.variable(operation, name)
+        args = [self._write.whole(value) for value in operands]
+        found = self._write.emit(relax.Call(variable, args))
+        if len(operation.result_types) == 1:
+            return [self._write.value(found)]
+        count = len(operation.result_types)
+        return [self._write.value(self._write.emit(found[i])) for i in range(count)]

@@ -1,0 +1,191 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What operations of MLIR's dialect ``shard`` mean: how values lie, what processes exchange."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core import mesh_shape
+from tvm_distir.core.ir import ops
+from tvm_distir.models.mlir.tree import Operation
+
+from .emitter import Emitter
+from .grids import KINDS, Grids, GridStep, Placed
+from .shardings import split_axes
+from .values import Unsupported, Value, constant, typed
+
+INTEGERS = {"index": "int64", "i64": "int64", "i32": "int32"}
+
+
+def shard_results(
+    grids: Grids, operation: Operation, operands: list[Any], write: Emitter
+) -> list[Any]:
+    """What an operation gives: values, and shardings.
+
+    Raises
+    ------
+    Unsupported
+        What no op of ours says.
+    """
+    for name, value in operation.attributes.items():
+        if isinstance(value, list) and any(isinstance(item, str) for item in value):
+            raise Unsupported(f"{name} that are computed")
+    found = CONVERTERS[operation.name](GridStep(grids, operation, operands, write))
+    return found if isinstance(found, list) else [found]
+
+
+def _sharding(step: GridStep) -> Placed:
+    mesh, device_mesh = step.grids.grid(step.operation)
+    if any(step.numbers("static_halo_sizes")):
+        raise Unsupported("halos that shardings hold")
+    split = split_axes(step.operation.attributes.get("split_axes"))
+    return Placed(mesh, device_mesh, split, step.numbers("static_sharded_dims_offsets"))
+
+
+def _shard(step: GridStep) -> Value:
+    value, placed = step.operands
+    if not isinstance(placed, Placed):
+        raise Unsupported("a sharding that is no result of shard.sharding")
+    return step.grids.annotated(value, placed, step.write)
+
+
+def _all_reduce(step: GridStep) -> Value:
+    """Also a reduction to one process: what others get is undefined there, and the same here."""
+    mesh, axes = step.mesh()
+    if not axes:
+        return step.write.value(step.operand())
+    reduced = ops.all_reduce(step.operand(), mesh, sorted(axes), KINDS[step.kind])
+    return step.averaged(step.emit(reduced), mesh, axes)
+
+
+def _along(step: GridStep, make: Callable[[Any, Any, Any], Any]) -> Value:
+    """A collective along axes that may be none."""
+    mesh, axes = step.ordered()
+    if not axes:
+        return step.write.value(step.operand())
+    return step.emit(make(step.operand(), mesh, axes[0] if len(axes) == 1 else axes))
+
+
+def _all_gather(step: GridStep) -> Value:
+    dim = step.number("gather_axis")
+    return _along(step, lambda x, mesh, axes: ops.all_gather(x, mesh, axes, dim))
+
+
+def _all_slice(step: GridStep) -> Value:
+    dim = step.number("slice_axis")
+    return _along(step, lambda x, mesh, axes: ops.local_slice(x, mesh, axes, dim))
+
+
+def _all_to_all(step: GridStep) -> Value:
+    split, concat = step.number("split_axis"), step.number("concat_axis")
+    return _along(step, lambda x, mesh, axes: ops.all_to_all(x, mesh, axes, concat, split))
+
+
+def _reduce_scatter(step: GridStep) -> Value:
+    dim, kind = step.number("scatter_axis"), KINDS[step.kind]
+    found = _along(step, lambda x, mesh, axes: ops.reduce_scatter(x, mesh, axes, dim, kind))
+    mesh, axes = step.mesh()
+    return step.averaged(found, mesh, axes) if axes else found
+
+
+def _shift(step: GridStep) -> Value:
+    mesh, _ = step.mesh()
+    axis, offset = step.number("shift_axis"), step.number("offset")
+    if not 0 <= axis < len(mesh_shape(mesh)):
+        raise Unsupported(f"the axis {axis} of a grid of {len(mesh_shape(mesh))}")
+    ring = bool(step.operation.attributes.get("rotate", False))
+    return step.emit(ops.collective_permute(step.operand(), mesh, axis, offset, wrap=ring))
+
+
+def _broadcast(step: GridStep) -> Value:
+    """As a sum of which one term is not zero."""
+    mesh, axes = step.mesh()
+    if not axes:
+        return step.write.value(step.operand())
+    return step.emit(ops.all_reduce(step.of_root(mesh, axes), mesh, sorted(axes)))
+
+
+def _scatter(step: GridStep) -> Value:
+    """As a sum of which one term is not zero, cut."""
+    mesh, axes = step.ordered()
+    if not axes:
+        return step.write.value(step.operand())
+    dim, along = step.number("scatter_axis"), axes[0] if len(axes) == 1 else axes
+    return step.emit(ops.reduce_scatter(step.of_root(mesh, axes), mesh, along, dim))
+
+
+def _axes_of(step: GridStep) -> tuple[Any, list[int], list[int]]:
+    """Grid, its sizes, and the axes that are asked for; all where none are."""
+    mesh, _ = step.mesh()
+    sizes = [int(n) for n in mesh_shape(mesh)]
+    axes = step.numbers("axes") or list(range(len(sizes)))
+    if not all(0 <= axis < len(sizes) for axis in axes):
+        raise Unsupported(f"axes {axes} of a grid of {len(sizes)}")
+    return mesh, sizes, axes
+
+
+def _places(step: GridStep) -> list[Value]:
+    mesh, _, axes = _axes_of(step)
+    return [step.write.value(step.place(mesh, axis)) for axis in axes]
+
+
+def _number(step: GridStep) -> Value:
+    mesh, sizes, axes = _axes_of(step)
+    found = step.place(mesh, 0)
+    for axis in axes[1:]:
+        scaled = step.write.emit(relax.op.multiply(found, constant(sizes[axis], "int64")))
+        found = step.write.emit(relax.op.add(scaled, step.place(mesh, axis)))
+    return step.write.value(found)
+
+
+def _sizes(step: GridStep) -> list[Value]:
+    _, sizes, axes = _axes_of(step)
+    return [Value(constant(sizes[axis], "int64"), ()) for axis in axes]
+
+
+def _integer(step: GridStep) -> Value:
+    """An index as another integer."""
+    kind = str(step.operation.result_types[0])
+    if kind not in INTEGERS:
+        raise Unsupported(f"an integer of the type {kind}")
+    if not step.operands:
+        return Value(constant(step.number("value"), INTEGERS[kind]), ())
+    return step.write.value(step.write.cast(step.write.whole(step.operands[0]), INTEGERS[kind]))
+
+
+def _tensor(step: GridStep) -> Value:
+    shape, dtype = typed(step.operation.result_types[0])
+    if len(step.operands) != 1 or math.prod(shape) != 1:
+        raise Unsupported("a tensor of several numbers")
+    return step.write.value(
+        step.write.reshape(step.write.cast(step.operands[0].expr, dtype), shape)
+    )
+
+
+CONVERTERS: dict[str, Callable[[GridStep], Any]] = {
+    "shard.sharding": _sharding,
+    "shard.shard": _shard,
+    "shard.get_sharding": lambda step: step.grids.sharding_of(step.operands[0]),
+    "shard.all_reduce": _all_reduce,
+    "shard.reduce": _all_reduce,
+    "shard.all_gather": _all_gather,
+    "shard.gather": _all_gather,
+    "shard.all_slice": _all_slice,
+    "shard.all_to_all": _all_to_all,
+    "shard.reduce_scatter": _reduce_scatter,
+    "shard.shift": _shift,
+    "shard.broadcast": _broadcast,
+    "shard.scatter": _scatter,
+    "shard.process_multi_index": _places,
+    "shard.process_linear_index": _number,
+    "shard.grid_shape": _sizes,
+    "arith.index_cast": _integer,
+    "arith.constant": _integer,
+    "tensor.from_elements": _tensor,
+}
+"""What operations of the dialect, and of those around it, mean."""

@@ -1,0 +1,226 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Grids and shardings of MLIR's dialect ``shard``, and one of its operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core import axis_groups, placement_of, shard_offsets
+from tvm_distir.core.ir import ops
+from tvm_distir.models.mlir.tree import Operation, Symbol
+
+from .emitter import Emitter
+from .shardings import Mesh, Shardings
+from .values import Unsupported, Value, constant, typed
+
+KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod", "average": "sum"}
+"""Reductions by the names that the dialect has for them."""
+PORT = "tvm_distir.port"
+"""The attribute of an argument or result that says of which array it is a part."""
+_IDS = {"stablehlo.partition_id": "partitions", "stablehlo.replica_id": "replicas"}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A sharding: on a grid, per dim the axes that cut it, and where shards begin if it says."""
+
+    mesh: Mesh
+    device_mesh: Any
+    split: list[list[int]]
+    begins: list[int]
+
+    def labels(self, shape: Sequence[int]) -> list[int]:
+        """Per axis of the grid the dim that it cuts, -1 for none.
+
+        Raises
+        ------
+        Unsupported
+            What no placement says.
+        """
+        split = self.split if shape or any(self.split) else []
+        if len(split) > len(shape):
+            raise Unsupported(f"a sharding of {len(split)} dims for {len(shape)}")
+        labels = [-1] * len(self.mesh.axes)
+        for dim, axes in enumerate(split):
+            if axes != sorted(axes):
+                raise Unsupported(f"axes {axes} of one dim, out of the grid's order")
+            for axis in axes:
+                if not 0 <= axis < len(labels) or labels[axis] >= 0:
+                    raise Unsupported(f"the axis {axis} of a grid of {len(labels)}, or twice")
+                labels[axis] = dim
+        sizes = list(self.mesh.axes.values())
+        if self.begins and self.begins != shard_offsets(shape, labels, sizes):
+            raise Unsupported(f"shards that begin at {self.begins}, not of one size but the last")
+        return labels
+
+
+class Grids:
+    """How values lie by operations of the dialect.
+
+    Parameters
+    ----------
+    shardings : Shardings
+        Where the grids are.
+    annotates : bool
+        Whether values are annotated with how they are said to lie.
+
+    Attributes
+    ----------
+    moves : str
+        The first operation by which processes exchange data, or ask who they are; else empty.
+    """
+
+    def __init__(self, shardings: Shardings, annotates: bool) -> None:
+        self._shardings, self._annotates = shardings, annotates
+        self._lies: dict[int, tuple[Value, Placed]] = {}
+        self.moves = ""
+        self._computed_on = self._devices = ""
+
+    def compute_on(self, name: str, devices: str) -> None:
+        """Note the mesh whose devices each run the program that is read.
+
+        Parameters
+        ----------
+        name : str
+            Of the mesh.
+        devices : str
+            What its devices are: ``partitions`` of one program, or ``replicas`` of it.
+        """
+        if self._computed_on not in ("", name):
+            raise Unsupported(f'local programs on the meshes "{self._computed_on}", "{name}"')
+        self._computed_on, self._devices = name, devices
+
+    def of_devices(self, operation: Operation) -> Any:
+        """The mesh whose devices exchange data by an operation that names none."""
+        if not self._computed_on:
+            what = "a collective outside of a manual computation"
+            raise Unsupported(f"{what}, where no argument says how it lies ({PORT})")
+        if _between(operation) != self._devices:
+            what = f"a collective between {_between(operation)}"
+            raise Unsupported(f"{what}, where devices are {self._devices}")
+        self.moves = self.moves or operation.name
+        return self.named(self._computed_on)
+
+    def grid(self, operation: Operation) -> tuple[Mesh, Any]:
+        """The grid that an operation names."""
+        symbol = operation.attributes.get("grid")
+        return self._shardings.grid(symbol.name if isinstance(symbol, Symbol) else "")
+
+    def named(self, name: str) -> Any:
+        """The device mesh of a name."""
+        return self._shardings.grid(name)[1]
+
+    def annotated(self, value: Value, placed: Placed, write: Emitter) -> Value:
+        """A value with an annotation."""
+        if not self._annotates:
+            return value
+        labels = placed.labels(value.shape)
+        made = relax.op.distributed.annotate_sharding(
+            write.whole(value), placed.device_mesh, placement_of(labels)
+        )
+        found = write.value(write.emit(made))
+        self._lies[id(found)] = found, placed
+        return found
+
+    def sharding_of(self, value: Value) -> Placed:
+        """How a value is annotated."""
+        if id(value) not in self._lies:
+            raise Unsupported("the sharding of a value that has none")
+        return self._lies[id(value)][1]
+
+
+def _between(operation: Operation) -> str:
+    """What numbers of devices count in an operation, by the rules of StableHLO."""
+    if operation.name in _IDS:
+        return _IDS[operation.name]
+    channel = operation.attributes.get("channel_handle")
+    named = isinstance(channel, dict) and int(channel.get("handle", 0)) > 0
+    return "partitions" if named else "replicas"
+
+
+class GridStep:
+    """An operation, its operands, and where what it means is written."""
+
+    def __init__(
+        self, grids: Grids, operation: Operation, operands: list[Any], write: Emitter
+    ) -> None:
+        self.grids, self.operation, self.operands, self.write = grids, operation, operands, write
+
+    def number(self, name: str) -> int:
+        """An attribute that is a number."""
+        found = self.operation.attributes.get(name)
+        if not isinstance(found, int) or isinstance(found, bool):
+            raise Unsupported(f"no {name}")
+        return found
+
+    def numbers(self, name: str) -> list[int]:
+        """An attribute that is a list of numbers; an empty one may be left out."""
+        found = self.operation.attributes.get(name, [])
+        if not isinstance(found, list) or not all(isinstance(n, int) for n in found):
+            raise Unsupported(f"{name} that are no numbers")
+        return found
+
+    def mesh(self) -> tuple[Any, list[int]]:
+        """The grid, and the axes along which processes meet."""
+        self.grids.moves = self.grids.moves or self.operation.name
+        mesh, device_mesh = self.grids.grid(self.operation)
+        axes = self.numbers("grid_axes")
+        if len({*axes}) < len(axes) or not all(0 <= axis < len(mesh.axes) for axis in axes):
+            raise Unsupported(f"axes {axes} of a grid of {len(mesh.axes)}")
+        return device_mesh, axes
+
+    def ordered(self) -> tuple[Any, list[int]]:
+        """As :meth:`mesh`, where the order of processes in a group matters."""
+        device_mesh, axes = self.mesh()
+        if axes != sorted(axes):
+            raise Unsupported(f"axes {axes}, out of the grid's order")
+        return device_mesh, axes
+
+    @property
+    def kind(self) -> str:
+        """How numbers are reduced."""
+        found = str(self.operation.attributes.get("reduction", "sum"))
+        if found not in KINDS:
+            raise Unsupported(f'the reduction "{found}"')
+        return found
+
+    @property
+    def dtype(self) -> str:
+        """Type of the elements of the result."""
+        return typed(self.operation.result_types[0])[1]
+
+    def operand(self) -> Any:
+        """The tensor, of the type that the result has."""
+        return self.write.cast(self.write.whole(self.operands[0]), self.dtype)
+
+    def emit(self, expr: Any) -> Value:
+        """A tensor that is computed."""
+        return self.write.value(self.write.emit(expr))
+
+    def place(self, mesh: Any, axis: int) -> Any:
+        """The process's place along an axis."""
+        return self.write.emit(ops.axis_index(mesh, axis))
+
+    def averaged(self, value: Value, mesh: Any, axes: Sequence[int]) -> Value:
+        """A sum as the mean, where that is asked for."""
+        if self.kind != "average":
+            return value
+        count = constant(len(axis_groups(mesh, axes)[0]), value.dtype)
+        return self.emit(relax.op.divide(value.expr, count))
+
+    def of_root(self, mesh: Any, axes: Sequence[int]) -> Any:
+        """The tensor on the root of each group, zeros elsewhere."""
+        root = self.numbers("root")
+        if len(root) != len(axes):
+            raise Unsupported(f"a root {root} along {len(axes)} axes")
+        x, chosen = self.operand(), None
+        for axis, place in zip(axes, root):
+            same = self.write.emit(relax.op.equal(self.place(mesh, axis), constant(place, "int64")))
+            both = same if chosen is None else relax.op.logical_and(chosen, same)
+            chosen = self.write.emit(both)
+        return self.write.emit(relax.op.where(chosen, x, constant(0, self.dtype)))

@@ -1,0 +1,145 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Modules of StableHLO in: read, checked, then written function by function."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from tvm import ir, relax, transform
+
+from tvm_distir.core import FRONTEND_ATTR
+from tvm_distir.models.common.quiet import drop_half_built
+from tvm_distir.models.common.steps import noted_step
+from tvm_distir.models.mlir.parser import parse_module
+from tvm_distir.models.mlir.tree import Block, Module, Operation, Symbol
+from tvm_distir.support import ModelError
+
+from .composites import COMPOSITE, is_known
+from .functions import Functions
+from .grid_ops import CONVERTERS as GRID_OPS
+from .manual import MANUAL
+from .moves import MOVES
+from .names import Names
+from .shardings import Shardings, sharding_of
+from .source import read_source
+from .table import ANNOTATIONS, CALLS, CONVERTERS, RETURNS, SHARDING_CALL
+
+_KNOWN = {*CONVERTERS, *CALLS, *RETURNS, *ANNOTATIONS, *GRID_OPS, *MOVES, MANUAL}
+
+
+def from_stablehlo(
+    source: Any,
+    *,
+    data: Collection[str] | None = None,
+    inline: int = 8,
+    shardings: bool = True,
+) -> ir.IRModule:
+    """Import a module of StableHLO (see :func:`tvm_distir.from_stablehlo`)."""
+    text, place = read_source(source)
+    module = parse_module(text, place)
+    _check_operations(module, place)
+    said = Shardings(module, _texts(module, place) if shardings else [])
+    functions = Functions(module, place, inline, said, shardings)
+    if not functions.public:
+        raise ModelError(
+            "DIST0370",
+            "the module has no public function",
+            place=place,
+            remedy="Export a function with jax.export.",
+        )
+    try:
+        mod = functions.written(Names(module.locations, data, place))
+    except ModelError as error:
+        drop_half_built(error)
+        raise
+    passes = [relax.transform.Normalize()]
+    if not functions.distributed.is_read:  # TVM's pass loses what functions of DTensors return
+        passes += [
+            relax.transform.CanonicalizeBindings(),
+            relax.transform.DeadCodeElimination(functions.public),
+        ]
+    mod = transform.Sequential(passes)(mod)
+    mod = noted_step(said.declare(mod))
+    return mod.with_attr(FRONTEND_ATTR, {"format": "stablehlo", "source": ""})  # no weights in it
+
+
+def _walk(block: Block) -> Iterator[Operation]:
+    for operation in block.operations:
+        yield operation
+        if operation.name not in _APPLIED:
+            for region in operation.regions:
+                yield from _walk(region)
+
+
+_APPLIED = (
+    "stablehlo.all_reduce",
+    "stablehlo.reduce",
+    "stablehlo.reduce_scatter",
+    "stablehlo.reduce_window",
+    "stablehlo.scatter",
+    "stablehlo.select_and_scatter",
+    "stablehlo.sort",
+)
+"""Operations whose regions are recognised, not translated."""
+
+
+def _operations(module: Module) -> Iterator[Operation]:
+    unread = _decompositions(module)
+    for operation in module.operations:
+        if operation.name == "func.func":
+            if operation.attributes.get("sym_name") not in unread:
+                yield from _walk(operation.regions[0])
+        elif operation.name not in ("sdy.mesh", "shard.grid"):
+            yield operation
+
+
+def _decompositions(module: Module) -> set[str]:
+    """Functions that say only what composites compute whose ops are known."""
+    known: set[str] = set()
+    others: set[str] = set()
+    for function in (op for op in module.operations if op.name == "func.func"):
+        for operation in _walk(function.regions[0]):
+            key = "decomposition" if operation.name == COMPOSITE else "callee"
+            symbol = operation.attributes.get(key)
+            if isinstance(symbol, Symbol):
+                (known if is_known(operation) else others).add(symbol.name)
+    return known - others
+
+
+def _check_operations(module: Module, place: str) -> None:
+    """Refuse (DIST0371) operations that are not translated, each with the first of its name."""
+    first: dict[str, int] = {}
+    for operation in _operations(module):
+        name = operation.name
+        if name == "stablehlo.custom_call":
+            target = str(operation.attributes.get("call_target_name"))
+            if target == SHARDING_CALL:
+                continue
+            name = f"stablehlo.custom_call @{target}"
+        elif name in _KNOWN:
+            continue
+        first.setdefault(name, operation.line)
+    if first:
+        name, line = next(iter(first.items()))
+        raise ModelError(
+            "DIST0371",
+            f"no import of {', '.join(first)}",
+            place=f"{place}:{line} ({name})",
+            remedy="Write the model with other operations.",
+        )
+
+
+def _texts(module: Module, place: str) -> list[str]:
+    """All shardings of GSPMD in a module."""
+    held: list[Any] = []
+    for function in (op for op in module.operations if op.name == "func.func"):
+        for argument in function.regions[0].arguments:
+            held.append(sharding_of(argument.attributes, place))
+        for notes in function.attributes.get("res_attrs") or []:
+            held.append(sharding_of(notes, place))
+    for operation in _operations(module):
+        if operation.name == "stablehlo.custom_call":
+            held.append(sharding_of(operation.attributes, place))
+    return [sharding for sharding in held if isinstance(sharding, str)]

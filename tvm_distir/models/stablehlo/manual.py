@@ -1,0 +1,124 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Local programs: what is in a manual computation of Shardy, or says how its arguments lie."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_distir.core import placement_text
+from tvm_distir.models.mlir.locations import unescaped
+from tvm_distir.models.mlir.tree import Argument, Block, Opaque, Operation, Symbol
+
+from .grids import PORT, Grids
+from .ports import grid_of, has_ports
+from .shardings import TEXT, WORD, Shardings
+from .values import Unsupported, typed
+
+MANUAL = "sdy.manual_computation"
+_SHARDING = re.compile(rf'<((?:[^<>"]|{WORD})*)>')
+_NAMED = re.compile(TEXT)
+
+
+def local_program(
+    function: Operation, shardings: Shardings, grids: Grids, replicas: int
+) -> Operation:
+    """A function as what one device runs, with how its arguments lie; others as they are.
+
+    Parameters
+    ----------
+    replicas : int
+        How many run the module.
+
+    Raises
+    ------
+    Unsupported
+        What is no program of one mesh whose axes are all manual, or of which each device runs a
+        replica.
+    """
+    block = function.regions[0]
+    manual = next((op for op in block.operations if op.name == MANUAL), None)
+    if manual is None:
+        if has_ports(function) and replicas > 1:
+            _run_replicas(function, shardings, grids, replicas)
+        return function
+    around = [op.name for op in block.operations if op.name not in (MANUAL, "func.return")]
+    if around or len(block.operations) != 2:
+        raise Unsupported(f"{', '.join(dict.fromkeys(around)) or MANUAL} beside one {MANUAL}")
+    outer = {argument.name: argument for argument in block.arguments}
+    if sorted(manual.operands) != sorted(outer):
+        raise Unsupported(f"a {MANUAL} that does not read each argument once")
+    ins, outs = (_shardings(manual.attributes.get(f"{side}_shardings")) for side in ("in", "out"))
+    inner, results = manual.regions[0], dict(zip(manual.results, manual.result_types))
+    if len(ins) != len(inner.arguments) or len(outs) != len(results):
+        raise Unsupported(f"a {MANUAL} whose shardings are not as many as its values")
+    placed = [shardings.placed(sharding) for sharding in (*ins, *outs)]
+    names = {mesh.name for mesh, _ in placed}
+    if len(names) != 1:
+        raise Unsupported(f"a {MANUAL} on {len(names)} meshes")
+    mesh = placed[0][0]
+    held = set(_axes(manual.attributes.get("manual_axes")))
+    free = sorted(axis for axis, size in mesh.axes.items() if size > 1 and axis not in held)
+    if free:
+        raise Unsupported(f"a {MANUAL} along some axes only: {free} are left to others")
+    grids.compute_on(mesh.name, "partitions")
+    order = [manual.operands.index(argument.name) for argument in block.arguments]
+    kinds = [argument.type for argument in block.arguments]
+    arguments = [
+        Argument(
+            inner.arguments[i].name,
+            inner.arguments[i].type,
+            {PORT: _port(mesh.name, placed[i][1], kind, number)},
+            argument.location,
+        )
+        for number, (i, argument, kind) in enumerate(zip(order, block.arguments, kinds))
+    ]
+    given = block.operations[1].operands
+    places = [list(results).index(name) for name in given if name in results]
+    if len(places) != len(given):
+        raise Unsupported(f"a result beside those of the {MANUAL}")
+    notes = [
+        {PORT: _port(mesh.name, placed[len(ins) + i][1], results[given[number]], number)}
+        for number, i in enumerate(places)
+    ]
+    end = inner.operations[-1]
+    last = Operation(
+        "func.return", [end.operands[i] for i in places], [end.operand_types[i] for i in places],
+        line=end.line,
+    )  # fmt: skip
+    body = Block(arguments, [*inner.operations[:-1], last])
+    attributes = {**function.attributes, "res_attrs": notes}
+    return Operation("func.func", attributes=attributes, regions=[body], line=function.line)
+
+
+def _run_replicas(function: Operation, shardings: Shardings, grids: Grids, replicas: int) -> None:
+    """Note that the devices of the mesh that arguments name are the replicas."""
+    mesh, _ = shardings.grid(grid_of(function))
+    devices = math.prod(mesh.axes.values())
+    if devices != replicas:
+        raise Unsupported(f'{replicas} replicas on the {devices} devices of the mesh "{mesh.name}"')
+    grids.compute_on(mesh.name, "replicas")
+
+
+def _port(mesh: str, labels: Sequence[int], kind: Any, index: int) -> dict[str, Any]:
+    shape = list(typed(kind)[0])
+    placement = placement_text(labels)
+    return {"grid": Symbol(mesh), "index": index, "placement": placement, "shape": shape}
+
+
+def _shardings(found: Any) -> list[Opaque]:
+    """Shardings of values, in either form of the text."""
+    if isinstance(found, Opaque):
+        return [Opaque("sdy.sharding", body) for body in _SHARDING.findall(found.body)]
+    if not isinstance(found, list) or not all(isinstance(item, Opaque) for item in found):
+        raise Unsupported(f"a {MANUAL} without shardings")
+    return found
+
+
+def _axes(found: Any) -> list[str]:
+    if isinstance(found, Opaque):
+        return [unescaped(name) for name in _NAMED.findall(found.body)]
+    return [str(axis) for axis in found] if isinstance(found, list) else []

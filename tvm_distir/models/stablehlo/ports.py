@@ -1,0 +1,114 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""How arguments and results of a local program lie in whole arrays: what our writer adds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core import check_placement, flat_types, local_shape, parse_placement
+from tvm_distir.models.mlir.tree import Operation, Symbol
+from tvm_distir.support import MeshError
+
+from .grids import PORT
+from .names import Signature
+from .shardings import Shardings
+from .values import Unsupported, dtype_of, shape_of
+
+
+def has_ports(operation: Operation) -> bool:
+    """Whether a function is a local program that says how its arguments lie."""
+    return any(PORT in notes for _, notes in _edges(operation))
+
+
+def grid_of(operation: Operation) -> str:
+    """Name of the mesh that a local program runs on.
+
+    Raises
+    ------
+    Unsupported
+        An argument or result that does not say it, or says another one than those before.
+    """
+    found = ""
+    for title, notes in _edges(operation):
+        port = notes.get(PORT)
+        symbol = port.get("grid") if isinstance(port, dict) else None
+        if not isinstance(symbol, Symbol):
+            raise Unsupported(f"a local program whose {title} has no {PORT} with a grid")
+        if found not in ("", symbol.name):
+            what = f"{title} lies on the grid {symbol.name}, others on {found}"
+            raise Unsupported(f"a local program whose {what}")
+        found = symbol.name
+    return found
+
+
+def read_ports(
+    operation: Operation, function: relax.Function, names: Signature, shardings: Shardings
+) -> dict[str, Any]:
+    """The attribute ``dist.io`` of a local program.
+
+    Raises
+    ------
+    Unsupported
+        What is missing, or does not fit the program, with the argument or result that says it.
+    """
+    mesh, _ = shardings.grid(grid_of(operation))
+    edges, ends = list(_edges(operation)), flat_types(function.body.ty)
+    count, sizes = len(names.order), list(mesh.axes.values())
+    if len(edges) != count + len(ends):
+        raise Unsupported(f"a local program without a {PORT} of each result")
+    ports = [_port(*edges[i], var, sizes) for i, var in zip(names.order, function.params)]
+    inputs = [{**port, "name": names.titles[i]} for port, i in zip(ports, names.order)]
+    if names.order != sorted(names.order):
+        inputs = [{**port, "index": index} for index, port in enumerate(inputs)]
+    outputs = [_port(*edge, _Typed(ty), sizes) for edge, ty in zip(edges[count:], ends)]
+    return {"mesh": shardings.number(mesh.name), "inputs": inputs, "outputs": outputs}
+
+
+class _Typed:
+    """A result that is known by its type."""
+
+    def __init__(self, ty: Any) -> None:
+        self.ty = ty
+
+
+def _edges(operation: Operation) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What to call the arguments and results of a function, and their attributes."""
+    for argument in operation.regions[0].arguments:
+        yield f"argument {argument.name}", argument.attributes
+    for number, notes in enumerate(operation.attributes.get("res_attrs") or []):
+        yield f"result {number}", notes
+
+
+def _port(title: str, notes: Mapping[str, Any], held: Any, sizes: Sequence[int]) -> dict[str, Any]:
+    port = notes[PORT]
+    placement, shape, index = (port.get(key) for key in ("placement", "shape", "index"))
+    whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    if not whole or not isinstance(placement, str) or type(index) is not int:
+        raise Unsupported(f"{title}: a {PORT} without placement, shape or index")
+    try:
+        labels = parse_placement(placement)
+        check_placement(labels, sizes, len(shape), PORT)
+    except MeshError as error:
+        raise Unsupported(f"{title}: {error}") from error
+    own = shape_of(held)
+    if tuple(local_shape(shape, labels, sizes)) != own:
+        what = f"a shard {list(own)} of an array {shape}, placed {placement}"
+        raise Unsupported(f"{title}: {what}")
+    found: dict[str, Any] = {
+        "dtype": dtype_of(held),
+        "index": index,
+        "placement": placement,
+        "shape": shape,
+    }
+    if "role" in port:
+        found["role"] = str(port["role"])
+    if "index_range" in port:
+        allowed = port["index_range"]
+        if not isinstance(allowed, list) or len(allowed) not in (2, 3):
+            raise Unsupported(f"{title}: a {PORT} whose index_range is no range")
+        found["index_range"] = allowed
+    return found

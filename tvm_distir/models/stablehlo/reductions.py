@@ -1,0 +1,140 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions, sorting and the largest ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvm_distir.models.extremes import valid_place
+from tvm_distir.models.mlir.tree import Block, Operation
+
+from .call import Converter, HloCall
+from .values import Unsupported, Value, array_type
+
+_op = relax.op
+_REDUCTIONS = {"add": _op.sum, "maximum": _op.max, "minimum": _op.min, "multiply": _op.prod}
+_COMBINE = {
+    "add": _op.add,
+    "maximum": _op.maximum,
+    "minimum": _op.minimum,
+    "multiply": _op.multiply,
+}
+
+
+def applied(block: Block) -> str:
+    """The one operation that a block applies to its two arguments; empty for other blocks."""
+    steps = block.operations
+    names = [argument.name for argument in block.arguments]
+    if len(steps) == 2 and sorted(steps[0].operands) == sorted(names):
+        return steps[0].name.rpartition(".")[2]
+    return ""
+
+
+def is_neutral(kind: str, value: Value) -> bool:
+    """Whether a reduction that begins with a number is the same without it."""
+    number = value.scalar
+    if number is None:
+        return False
+    if kind in ("add", "multiply"):
+        return bool(number == (kind == "multiply"))
+    dtype = value.dtype
+    if "float" in dtype:
+        return bool(number == (float("-inf") if kind == "maximum" else float("inf")))
+    bounds = np.iinfo(array_type(dtype))
+    return bool(number == (bounds.min if kind == "maximum" else bounds.max))
+
+
+def _reduce(call: HloCall) -> Any:
+    kind, dims = applied(call.region()), call.integers("dimensions")
+    if len(call.operands) == 4:
+        return _of_pairs(call, dims)
+    if len(call.operands) != 2 or not kind:
+        raise Unsupported("a reduction by something else than one operation")
+    if not dims:
+        return call[0]
+    write = call.write
+    if call.dtype == "bool" and kind in ("or", "and"):
+        counted = write.cast(call.whole(0), "int8")
+        found = write.emit((_op.max if kind == "or" else _op.min)(counted, dims))
+        return Value(write.cast(found, "bool"), call.shape)
+    if kind not in _REDUCTIONS:
+        raise Unsupported(f"a reduction by {kind}")
+    found = write.emit(_REDUCTIONS[kind](call.whole(0), dims))
+    if not is_neutral(kind, call[1]):
+        found = write.emit(_COMBINE[kind](found, call[1].expr))
+    return Value(found, call.shape)
+
+
+def _of_pairs(call: HloCall, dims: list[int]) -> list[Value]:
+    """The largest or smallest element and its place, as argmax and argmin write it."""
+    first = next((op for op in call.region().operations if op.name.endswith(".compare")), None)
+    direction = str(first.attributes.get("comparison_direction", "")) if first else ""
+    if len(dims) != 1 or call[1].counts != dims[0] or direction not in ("GT", "GE", "LT", "LE"):
+        raise Unsupported("a reduction of two tensors that is no argmax or argmin")
+    names = [argument.name for argument in call.region().arguments]
+    if first is None or first.operands != [names[0], names[2]]:
+        raise Unsupported("a reduction of two tensors that is no argmax or argmin")
+    largest, write, x = direction[0] == "G", call.write, call.whole(0)
+    place = write.emit((_op.argmax if largest else _op.argmin)(x, dims[0]))
+    place = write.emit(valid_place(place, call[0].shape[dims[0]]))
+    found = write.emit((_op.max if largest else _op.min)(x, dims))
+    return [write.value(found), write.value(write.cast(place, call.result_dtype(1)))]
+
+
+def _sort(call: HloCall) -> list[Value]:
+    """By the first operand, which is the only one that is compared."""
+    axis, write = int(call.attribute("dimension", -1)) % len(call[0].shape), call.write
+    descending = _is_descending(call.region())
+    x = call.whole(0)
+    found = [write.value(write.emit(_op.sort(x, axis, descending)))]
+    if len(call.operands) > 1:
+        order = write.emit(_op.argsort(x, axis, descending, "int32"))
+        for index in range(1, len(call.operands)):
+            if call[index].counts == axis and call[index].dtype == "int32":
+                found.append(write.value(order))
+                continue
+            moved = write.emit(_op.gather_elements(call.whole(index), order, axis=axis))
+            found.append(write.value(moved))
+    return found
+
+
+def _is_descending(block: Block) -> bool:
+    """Whether a comparator puts larger elements first; it may bring zeros and NaN to one form."""
+    made = {result: op for op in block.operations for result in op.results}
+    last = made.get(block.operations[-1].operands[0])
+    if last is None or not last.name.endswith(".compare"):
+        raise Unsupported("a sort by several keys")
+    sides = [_source(name, made) for name in last.operands]
+    names = [argument.name for argument in block.arguments[:2]]
+    direction = str(last.attributes.get("comparison_direction"))
+    if sorted(sides) != sorted(names) or direction[:1] not in ("L", "G"):
+        raise Unsupported("a sort by something else than its first operand")
+    return (direction[0] == "G") == (sides == names)
+
+
+def _source(name: str, made: dict[str, Operation]) -> str:
+    """The argument that a value is, but for its zeros and NaN."""
+    while name in made:
+        step = made[name]
+        if not step.name.endswith(".select"):
+            return ""
+        name = step.operands[2]
+    return name
+
+
+def _top_k(call: HloCall) -> list[Value]:
+    count, write = int(call.attribute("k")), call.write
+    dtype = call.result_dtype(1)
+    found = write.emit(_op.topk(call.whole(0), k=count, axis=-1, ret_type="both", dtype=dtype))
+    return [write.value(write.emit(found[i])) for i in range(2)]
+
+
+CONVERTERS: dict[str, Converter] = {
+    "stablehlo.reduce": _reduce,
+    "stablehlo.sort": _sort,
+    "chlo.top_k": _top_k,
+}

@@ -1,0 +1,137 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Constants, and operations that move elements without changing them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvm_distir.models.mlir.tree import Dense
+
+from .call import Converter, HloCall
+from .values import Unsupported, Value, array_type, constant, shape_of
+
+_op = relax.op
+
+
+def _constant(call: HloCall) -> Value:
+    value = call.attribute("value")
+    if not isinstance(value, Dense):
+        raise Unsupported("a constant that is not written out")
+    if value.values.size == 1:
+        return Value(constant(value.values.reshape(-1)[0], call.dtype), call.shape)
+    array = np.broadcast_to(value.values, call.shape).astype(array_type(call.dtype))
+    return Value(relax.const(array, call.dtype), call.shape)
+
+
+def _iota(call: HloCall) -> Value:
+    dim, shape = int(call.attribute("iota_dimension")), call.shape
+    line = call.write.counting(shape[dim], call.dtype)
+    if len(shape) == 1:
+        return Value(line, shape, counts=0)
+    sizes = [n if i == dim else 1 for i, n in enumerate(shape)]
+    return Value(call.write.reshape(line, sizes), shape, counts=dim)
+
+
+def _broadcast(call: HloCall) -> Value:
+    """The operand's dims at their places, dims of 1 at the others."""
+    x, shape = call[0], call.shape
+    dims = call.integers("broadcast_dimensions", [])
+    expr = x.expr if x.rows is None else call.write.whole(x)
+    own = shape_of(expr)
+    if not own:
+        return Value(expr, shape)
+    sizes = [1] * len(shape)
+    for dim, size in zip(dims, own):
+        sizes[dim] = size
+    behind = list(range(len(shape) - len(own), len(shape)))
+    base = expr if dims == behind and len(own) < len(shape) else None
+    expr = call.write.permute(expr, sorted(range(len(dims)), key=dims.__getitem__))
+    counts = None if x.counts is None else dims[x.counts]
+    if counts is not None and shape[counts] != x.shape[x.counts or 0]:
+        counts = None
+    return Value(call.write.reshape(expr, sizes), shape, counts=counts, base=base)
+
+
+def _reshape(call: HloCall) -> Value:
+    x = call[0]
+    if x.rows is None and not shape_of(x.expr):
+        return Value(x.expr, call.shape)
+    if x.rows is not None and len(x.rows) == 1 and x.rows[0] is not None:
+        x = x.rows[0]
+    return Value(call.write.reshape(call.write.whole(x), call.shape), call.shape)
+
+
+def _transpose(call: HloCall) -> Value:
+    x, order = call[0], call.integers("permutation")
+    if x.rows is None and not shape_of(x.expr):
+        return Value(x.expr, call.shape)
+    expr = x.expr if x.rows is None else call.write.whole(x)
+    return Value(call.write.permute(expr, order), call.shape)
+
+
+def _concatenate(call: HloCall) -> Value:
+    parts = [call.whole(i) for i in range(len(call.operands)) if 0 not in call[i].shape]
+    if len(parts) == 1:
+        return call.write.value(parts[0])
+    return Value(call.write.emit(_op.concat(parts, int(call.attribute("dimension")))), call.shape)
+
+
+def cut(call: HloCall, begins: list[int], ends: list[int], steps: list[int]) -> Value:
+    """Part of the first operand."""
+    x = call[0]
+    rest = zip(begins[1:], ends[1:], steps[1:], x.shape[1:])
+    if begins and steps[0] == 1 and all((b, e, s) == (0, n, 1) for b, e, s, n in rest):
+        return call.write.rows_of(x, begins[0], ends[0])
+    expr = x.expr if x.rows is None else call.write.whole(x)
+    own = shape_of(expr)
+    shape = tuple(-(-(e - b) // s) for b, e, s in zip(begins, ends, steps))
+    if own:
+        kept = [n == 1 != size for n, size in zip(own, x.shape)]
+        begins = [0 if one else n for one, n in zip(kept, begins)]
+        ends = [1 if one else n for one, n in zip(kept, ends)]
+        steps = [1 if one else n for one, n in zip(kept, steps)]
+        expr = call.write.slice(expr, begins, ends, steps)
+    return Value(expr, shape)
+
+
+def _slice(call: HloCall) -> Value:
+    rank = len(call[0].shape)
+    steps = call.integers("strides", [1] * rank)
+    return cut(call, call.integers("start_indices"), call.integers("limit_indices"), steps)
+
+
+def _reverse(call: HloCall) -> Value:
+    found = call.whole(0)
+    for dim in call.integers("dimensions"):
+        found = call.write.emit(_op.flip(found, dim))
+    return Value(found, call.shape)
+
+
+def _pad(call: HloCall) -> Value:
+    names = ("edge_padding_low", "edge_padding_high", "interior_padding")
+    low, high, inner = (call.integers(name) for name in names)
+    fill = call[1].scalar
+    if fill is not None:
+        return Value(call.write.pad(call.whole(0), low, high, inner, float(fill)), call.shape)
+    padded = call.write.pad(call.whole(0), low, high, inner, 0.0)
+    ones: Any = relax.const(np.ones(call[0].shape, "bool"), "bool")
+    inside = call.write.pad(ones, low, high, inner, 0.0)
+    return Value(call.write.emit(_op.where(inside, padded, call[1].expr)), call.shape)
+
+
+CONVERTERS: dict[str, Converter] = {
+    "stablehlo.constant": _constant,
+    "chlo.constant": _constant,
+    "stablehlo.iota": _iota,
+    "stablehlo.broadcast_in_dim": _broadcast,
+    "stablehlo.reshape": _reshape,
+    "stablehlo.transpose": _transpose,
+    "stablehlo.concatenate": _concatenate,
+    "stablehlo.slice": _slice,
+    "stablehlo.reverse": _reverse,
+    "stablehlo.pad": _pad,
+}

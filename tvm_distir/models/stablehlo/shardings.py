@@ -1,0 +1,279 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Shardings of Shardy and of GSPMD as annotations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    AXES_ATTR,
+    DEVICE_NUM_ATTR,
+    MESH_INFO,
+    NAMES_ATTR,
+    device_mesh,
+    mesh_devices,
+    placement_of,
+)
+from tvm_distir.models.mlir.locations import unescaped
+from tvm_distir.models.mlir.tree import Module, Opaque, Operation
+from tvm_distir.support import ModelError, parse_int
+
+from .gspmd import labels_of_tiles, mesh_of_tiles
+from .values import Unsupported
+
+WORD = r'"(?:[^"\\]|\\.)*"'
+"""A pattern of a text in quotes."""
+TEXT = r'"((?:[^"\\]|\\.)*)"'
+"""The same, with what stands in the quotes as a group."""
+_AXIS = re.compile(TEXT + r"\s*=\s*(\d+)")
+_IDS = re.compile(r"device_ids\s*=\s*\[([\d,\s]*)\]")
+_NAMED = re.compile(rf"\s*@(?:{TEXT}|([\w$.\-]+))\s*,\s*")
+_DIMS = re.compile(rf'\[((?:[^\]"]|{WORD})*)\](.*)', re.DOTALL)
+_DIM = re.compile(rf'\{{((?:[^}}"]|{WORD})*)\}}')
+_PART = re.compile(TEXT + r"(\s*:\s*\(\d+\)\d+)?")
+GSPMD_MESH = "mesh"
+"""Name of the mesh that GSPMD's shardings are read on; theirs have none."""
+
+
+AXES = "tvm_distir.axes"
+"""The attribute of a grid that names its axes."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A mesh: its name, sizes of axes by name, and devices."""
+
+    name: str
+    axes: dict[str, int]
+    device_ids: tuple[int, ...] | None = None
+
+
+class Shardings:
+    """The meshes of a module, and what its shardings say on them.
+
+    Parameters
+    ----------
+    module : Module
+    texts : sequence of str
+        All shardings of GSPMD that the module holds.
+    """
+
+    def __init__(self, module: Module, texts: Sequence[str]) -> None:
+        self._meshes = {mesh.name: mesh for mesh in _meshes(module)}
+        self._used: dict[str, Any] = {}
+        sizes = mesh_of_tiles(texts)
+        if sizes and GSPMD_MESH not in self._meshes:
+            axes = {f"axis{i}": n for i, n in enumerate(sizes)}
+            self._meshes[GSPMD_MESH] = Mesh(GSPMD_MESH, axes)
+
+    def annotated(self, builder: Any, expr: Any, sharding: Any) -> Any:
+        """An expression with the annotation that a sharding is; unchanged where it says nothing.
+
+        Parameters
+        ----------
+        sharding : Opaque or str
+            Of Shardy, or the text of one of GSPMD.
+
+        Raises
+        ------
+        Unsupported
+            A sharding that no placement says.
+        """
+        found = self._of_gspmd(sharding) if isinstance(sharding, str) else self._of_sdy(sharding)
+        if found is None:
+            return expr
+        mesh, labels = found
+        placed = relax.op.distributed.annotate_sharding(
+            expr, self._device_mesh(mesh), placement_of(labels)
+        )
+        before: Any = builder.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+        if before is not None and _says(before, placed):
+            return expr
+        return builder.emit(placed)
+
+    def _device_mesh(self, mesh: Mesh) -> Any:
+        if mesh.name not in self._used:
+            self._used[mesh.name] = device_mesh(mesh.axes, device_ids=mesh.device_ids)
+        return self._used[mesh.name]
+
+    def grid(self, name: str) -> tuple[Mesh, Any]:
+        """A mesh by its name, to be used.
+
+        Raises
+        ------
+        Unsupported
+            The module has none of that name, or does not say its size.
+        """
+        if name not in self._meshes:
+            raise Unsupported(f'the grid "{name}", which the module has not')
+        mesh = self._meshes[name]
+        if min(mesh.axes.values(), default=1) < 0:
+            raise Unsupported(f'the grid "{name}", whose size is open')
+        return mesh, self._device_mesh(mesh)
+
+    def number(self, name: str) -> int:
+        """Which of the meshes that are used one is."""
+        return list(self._used).index(name)
+
+    def placed(self, sharding: Opaque) -> tuple[Mesh, list[int]]:
+        """Mesh and labels of a sharding that leaves nothing open.
+
+        Raises
+        ------
+        Unsupported
+            A sharding that no placement says.
+        """
+        found = self._of_sdy(sharding)
+        if found is None:
+            raise Unsupported(f"the sharding <{sharding.body}>, which is open")
+        return found
+
+    def _of_sdy(self, sharding: Opaque) -> tuple[Mesh, list[int]] | None:
+        named = _NAMED.match(sharding.body)
+        name = _unquoted(*named.groups()) if named else ""
+        if named is None or name not in self._meshes:
+            raise Unsupported(f"the sharding <{sharding.body}>, whose mesh the module has not")
+        mesh = self._meshes[name]
+        dims, rest = _split_dims(sharding.body[named.end() :])
+        if "unreduced" in rest:
+            raise Unsupported(f"the sharding <{sharding.body}> of a sum that is not complete")
+        names = list(mesh.axes)
+        labels = [-1] * len(names)
+        is_open = bool(dims) and all("?" in dim and '"' not in dim for dim in dims)
+        if not names or is_open:
+            return None  # a mesh without axes, or all dims left to propagation
+        for dim, text in enumerate(dims):
+            places = [self._axis(name, names, sharding) for name in _axis_words(text)]
+            if places != sorted(places):
+                raise Unsupported(f"axes out of the mesh's order: <{sharding.body}>")
+            for place in places:
+                labels[place] = dim
+        return mesh, labels
+
+    @staticmethod
+    def _axis(word: str, names: Sequence[str], sharding: Opaque) -> int:
+        if word not in names:
+            raise Unsupported(f'"{word}" of <{sharding.body}>, a part of an axis or no axis')
+        return names.index(word)
+
+    def _of_gspmd(self, text: str) -> tuple[Mesh, list[int]] | None:
+        mesh = self._meshes.get(GSPMD_MESH)
+        says = "devices=" in text or "replicated" in text or "maximal" in text
+        if mesh is None or not says:
+            return None
+        return mesh, labels_of_tiles(text, list(mesh.axes.values()))
+
+    def declare(self, mod: ir.IRModule) -> ir.IRModule:
+        """The module with the meshes that its annotations use."""
+        if not self._used:
+            return mod
+        held = list(self._used.values())
+        attrs = {
+            **dict(mod.attrs or {}),
+            AXES_ATTR: [list(self._meshes[name].axes) for name in self._used],
+            NAMES_ATTR: list(self._used),
+            DEVICE_NUM_ATTR: 1 + max(int(mesh_devices(mesh).max()) for mesh in held),
+        }
+        return ir.IRModule(
+            dict(mod.functions),
+            attrs=ir.make_node("ir.DictAttrs", **attrs),
+            global_infos={MESH_INFO: held},
+        )
+
+
+def _split_dims(text: str) -> tuple[list[str], str]:
+    """What stands in the braces of ``[{...}, {...}]``, and what follows."""
+    found = _DIMS.match(text)
+    if found is None:
+        raise Unsupported(f"the sharding {text}")
+    return _DIM.findall(found.group(1)), found.group(2)
+
+
+def _unquoted(quoted: str | None, bare: str | None) -> str:
+    """A name that may stand in quotes."""
+    return str(bare) if quoted is None else unescaped(quoted)
+
+
+def _axis_words(text: str) -> list[str]:
+    """Names of axes of one dim, with what makes them parts of axes."""
+    return [unescaped(name) + part for name, part in _PART.findall(text)]
+
+
+def _meshes(module: Module) -> list[Mesh]:
+    found = []
+    for operation in module.operations:
+        mesh: Any = operation.attributes.get("mesh")
+        if operation.name == "shard.grid":
+            found.append(_grid(operation))
+        if operation.name != "sdy.mesh" or not isinstance(mesh, Opaque):
+            continue
+        ids = _IDS.search(mesh.body)
+        numbers = tuple(parse_int(n) or 0 for n in ids.group(1).split(",")) if ids else None
+        axes = {unescaped(n): parse_int(size) or 0 for n, size in _AXIS.findall(mesh.body)}
+        found.append(Mesh(str(operation.attributes["sym_name"]), axes, numbers))
+    return found
+
+
+def _says(before: Any, placed: Any) -> bool:
+    """Whether an expression is an annotation as another one is."""
+    same_op = isinstance(before, ir.Call) and before.op.same_as(placed.op)
+    return same_op and bool(tvm_ffi.structural_equal(before.attrs, placed.attrs))
+
+
+def _grid(operation: Operation) -> Mesh:
+    """A grid of the dialect ``shard``; its axes have names where we wrote it."""
+    attributes = operation.attributes
+    sizes = attributes.get("shape")
+    if not isinstance(sizes, list) or not all(isinstance(n, int) for n in sizes):
+        raise ModelError(
+            "DIST0370",
+            "a grid has no shape",
+            place=f"line {operation.line}",
+            remedy="Write the text again.",
+        )
+    names = attributes.get(AXES)
+    if not isinstance(names, list) or len({*map(str, names)}) != len(sizes):
+        names = list(range(len(sizes)))
+    axes = {str(name): int(n) for name, n in zip(names, sizes)}
+    return Mesh(str(attributes.get("sym_name", "")), axes)
+
+
+def split_axes(found: Any) -> list[list[int]]:
+    """Per dim the axes that cut it: ``[[0], []]``, as both forms of the text have it.
+
+    Raises
+    ------
+    Unsupported
+        For any other attribute.
+    """
+    if isinstance(found, Opaque) and found.body.startswith("axisarray"):
+        return [
+            [parse_int(n) or 0 for n in re.findall(r"\d+", dim)]
+            for dim in re.findall(r"\[([\d,\s]*)\]", found.body.removeprefix("axisarray")[1:-1])
+        ]
+    good = isinstance(found, list) and all(
+        isinstance(dim, list) and all(type(n) is int for n in dim) for dim in found
+    )
+    if not good:
+        raise Unsupported("split_axes that are no lists of axes")
+    return [list(dim) for dim in found]
+
+
+def sharding_of(attributes: Mapping[str, Any], source: str) -> Any:
+    """The sharding among the attributes of an argument, a result or an operation; else None."""
+    found = attributes.get("sdy.sharding", attributes.get("mhlo.sharding"))
+    if found is not None and not isinstance(found, (str, Opaque)):
+        raise ModelError(
+            "DIST0370",
+            "a sharding is no attribute of Shardy and no text",
+            place=source,
+            remedy="Write the text again with JAX.",
+        )
+    return found

@@ -1,0 +1,65 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""How large functions are, and how much has been written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tvm_distir.models.mlir.tree import Operation
+
+from .composites import is_known
+from .table import CALLS
+from .values import Value
+
+_LARGE = 1 << 20
+MAX_OPERATIONS = 1 << 17
+"""How many operations a module may have where its loops, and calls of small functions, are
+written out: a deep network has some 10,000."""
+
+
+class Sizes:
+    """Sizes of the functions of a module.
+
+    Parameters
+    ----------
+    held : mapping of str to Operation
+        The functions.
+    callee : callable
+        Name of the function that an operation calls.
+    inline : int
+        Private functions of at most so many operations are written into their callers.
+    """
+
+    def __init__(
+        self, held: Mapping[str, Operation], callee: Callable[[Operation], str], inline: int
+    ) -> None:
+        self._held, self._callee, self._inline = held, callee, inline
+        self._sizes: dict[str, int] = {}
+        self._written = 0
+
+    def count(self) -> bool:
+        """Count an operation that is translated; False where there are more than can be meant."""
+        self._written += 1
+        return self._written <= MAX_OPERATIONS
+
+    def size(self, name: str) -> int:
+        """How many operations a function has, those of its callees too; many for regions."""
+        if name not in self._sizes:
+            self._sizes[name] = _LARGE
+            body = self._held[name].regions[0].operations
+            self._sizes[name] = sum(self._size_of(op) for op in body)
+        return self._sizes[name]
+
+    def _size_of(self, operation: Operation) -> int:
+        if is_known(operation):
+            return 1
+        if operation.name in CALLS:
+            return self.size(self._callee(operation))
+        if operation.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if"):
+            return _LARGE
+        return 1
+
+    def is_inlined(self, name: str, operands: Sequence[Value]) -> bool:
+        """Whether a call is written out: of a small function, or with numbers loops count with."""
+        return self.size(name) <= self._inline or any(v.integer is not None for v in operands)

@@ -1,0 +1,65 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The text of a module: from a file, bytecode, or what JAX made of a program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm_distir.models.common.quiet import reason
+from tvm_distir.models.common.spec import check_jax, file_bytes, is_bytecode
+from tvm_distir.support import ModelError
+
+
+def read_source(source: Any) -> tuple[str, str]:
+    """Text of a module, and what to call it.
+
+    Parameters
+    ----------
+    source : str, Path, bytes, or an object of JAX
+        Text (recognised by its line breaks), a path, bytecode, what ``jax.jit(f).lower(...)`` or
+        ``jax.export.export(...)(...)`` gave.
+
+    Raises
+    ------
+    ModelError
+        DIST0301 there is no file, DIST0303 it is neither text nor bytecode, DIST0304 bytecode
+        without JAX.
+    """
+    if hasattr(source, "mlir_module_serialized"):
+        return _text_of(bytes(source.mlir_module_serialized), "module"), "module"
+    if hasattr(source, "as_text"):
+        return str(source.as_text(debug_info=True)), "module"
+    if isinstance(source, str) and "\n" in source:
+        return source, "text"
+    data, place = (source, "bytes") if isinstance(source, bytes) else (file_bytes(source), source)
+    place = str(place)
+    if is_bytecode(data):
+        return _text_of(data, place), place
+    try:
+        return data.decode("utf-8"), place
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            "DIST0303",
+            "it is neither text nor bytecode of MLIR",
+            place=place,
+            remedy="Write it with jax.export, or with as_text().",
+        ) from error
+
+
+def _text_of(data: bytes, place: str) -> str:
+    """Bytecode as text, by the bindings of MLIR in the wheel of jaxlib."""
+    check_jax(place)
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir.dialects import stablehlo
+
+    try:
+        module: Any = stablehlo.deserialize_portable_artifact(mlir.make_ir_context(), data)
+    except Exception as error:  # the bindings raise what MLIR's readers say
+        raise ModelError(
+            "DIST0303",
+            f"the bytecode cannot be read: {reason(error)}",
+            place=place,
+            remedy="Write it again with jax.export.",
+        ) from error
+    return str(module.operation.get_asm(enable_debug_info=True, print_generic_op_form=True))

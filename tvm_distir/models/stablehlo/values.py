@@ -1,0 +1,146 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Values while they are translated: broadcasts and rows stay unwritten as long as they can."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from tvm import ir, relax
+
+from tvm_distir.core import known_shape
+from tvm_distir.models.mlir.tree import OtherType, TensorType
+
+_DTYPES = {
+    "i1": "bool",
+    "bf16": "bfloat16",
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E5M2": "float8_e5m2",
+    **{f"f{n}": f"float{n}" for n in (16, 32, 64)},
+    **{f"i{n}": f"int{n}" for n in (8, 16, 32, 64)},
+    **{f"ui{n}": f"uint{n}" for n in (8, 16, 32, 64)},
+}
+HALVES = ("bfloat16", "float16")
+
+
+class Unsupported(Exception):
+    """A form of an operation that is not translated, in words."""
+
+
+def typed(kind: TensorType | OtherType) -> tuple[tuple[int, ...], str]:
+    """Shape and TVM's name of the elements of a type.
+
+    Raises
+    ------
+    Unsupported
+        For what is no tensor of known sizes and of numbers that TVM has.
+    """
+    if not isinstance(kind, TensorType):
+        raise Unsupported(f"a value of the type {kind}")
+    if None in kind.shape:
+        raise Unsupported(f"{kind}, whose sizes are open")
+    if kind.element not in _DTYPES:
+        raise Unsupported(f"elements of the type {kind.element}")
+    return tuple(n for n in kind.shape if n is not None), _DTYPES[kind.element]
+
+
+def shape_of(expr: Any) -> tuple[int, ...]:
+    """Static shape of an expression of Relax."""
+    shape = known_shape(expr.ty)
+    if shape is None:
+        raise Unsupported("a tensor whose shape is not known")
+    return shape
+
+
+def dtype_of(expr: Any) -> str:
+    """Name of the type of an expression's elements."""
+    dtype = expr.ty.dtype
+    return str(dtype.dtype if hasattr(dtype, "dtype") else dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor.
+
+    Attributes
+    ----------
+    expr : relax.Expr
+        A scalar, or of the rank of ``shape``: where a dim is 1, it stands for all of that dim.
+    shape : tuple of int
+        The tensor's shape.
+    rows : tuple of Value or None
+        Rows (of size 1 along dim 0) that stand in place of those of ``expr``: what a loop writes
+        into an array, one in each round.
+    counts : int or None
+        The dim along which it counts from 0, where it is known to.
+    base : relax.Expr or None
+        What was spread along dims in front of its own: what an operation with a tensor of full rank
+        reads in place of ``expr``.
+    """
+
+    expr: Any
+    shape: tuple[int, ...]
+    rows: tuple[Value | None, ...] | None = None
+    counts: int | None = None
+    base: Any = None
+
+    @property
+    def dtype(self) -> str:
+        """Name of the type of its elements."""
+        return dtype_of(self.expr)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether ``expr`` is the tensor itself."""
+        return self.rows is None and shape_of(self.expr) == self.shape
+
+    @property
+    def scalar(self) -> Any:
+        """The number that all its elements are, where it is a constant; else None."""
+        if self.rows is not None or not is_constant(self.expr) or shape_of(self.expr):
+            return None
+        return self.expr.value.numpy()[()].item()
+
+    @property
+    def integer(self) -> int | None:
+        """The number, of a constant of integers without dims; else None."""
+        found = None if self.shape else self.scalar
+        return int(found) if isinstance(found, (bool, int)) else None
+
+
+def is_constant(expr: Any) -> bool:
+    """Whether an expression is a constant."""
+    return isinstance(expr, ir.GenericConst)
+
+
+def array_type(dtype: str) -> Any:
+    """NumPy's type of a name of TVM."""
+    return getattr(ml_dtypes, dtype) if hasattr(ml_dtypes, dtype) else np.dtype(dtype)
+
+
+def constant(value: Any, dtype: str) -> Any:
+    """A constant, with its elements converted as NumPy does."""
+    array: npt.NDArray[Any] = np.asarray(value).astype(array_type(dtype))
+    return relax.const(array, dtype)
+
+
+def cleaned(name: str) -> str:
+    """A path of JAX as plans name weights: ``p['layers'][0]['q']`` gives ``p.layers.0.q``."""
+    return re.sub(r"\.+", ".", re.sub(r"[\[\]'\"]+", ".", name)).strip(".")
+
+
+def identifier(name: str) -> str:
+    """A name for a variable of Relax."""
+    return re.sub(r"\W+", "_", name).strip("_")
+
+
+def integers(values: Any) -> list[int]:
+    """An attribute that is a list of integers; an empty one may be left out."""
+    found: Sequence[Any] = [] if values is None else values
+    return [int(v) for v in found]

@@ -1,0 +1,157 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A program's graph, node by node, into the body of ``main``."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from torch import fx
+from tvm import relax
+
+from tvm_distir.models.common.quiet import IMPORT_ERRORS, reason
+from tvm_distir.support import ModelError
+
+from .call import Absent, AtenCall, Unsupported, shape_of, translated
+from .table import CONVERTERS, NOTES, overload_name
+
+_REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+"""Operators that call a graph inside a region of torch."""
+
+
+def scope_of(node: fx.Node) -> str:
+    """Path of the module that a node stands in."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return str(next(reversed(list(stack.values())))[0]) if stack else ""
+
+
+def _place(node: fx.Node) -> str:
+    scope = scope_of(node)
+    return f"{scope + '/' if scope else ''}{node.name} ({overload_name(node.target)})"
+
+
+def check_operators(graphs: Iterable[fx.Graph]) -> None:
+    """Refuse (DIST0360) operators that are not translated, each with the first node that has it."""
+    first: dict[str, str] = {}
+    for graph in graphs:
+        for node in graph.nodes:
+            if node.op == "call_function" and not _is_known(node):
+                first.setdefault(overload_name(node.target), _place(node))
+    if first:
+        raise ModelError(
+            "DIST0360",
+            f"no import of {', '.join(first)}",
+            place=next(iter(first.values())),
+            remedy="Write the model with other operators, or export it to ONNX.",
+        )
+
+
+def _is_known(node: fx.Node) -> bool:
+    name = overload_name(node.target)
+    if name in CONVERTERS or name in NOTES or name == "sym_size.int":
+        return True
+    return node.target is operator.getitem or is_region(node) or _is_of_sizes(node)
+
+
+def is_region(node: fx.Node) -> bool:
+    """Whether a node calls a graph in a region without gradients or with autocast off."""
+    name = str(getattr(node.target, "__name__", ""))
+    if name not in _REGIONS:
+        return False
+    return name == _REGIONS[0] or node.args[2] is False
+
+
+def _is_of_sizes(node: fx.Node) -> bool:
+    """Whether a node computes with sizes of dims."""
+    return getattr(node.target, "__module__", "") in (
+        "_operator",
+        "torch",
+        "math",
+        "torch.sym_node",
+    )
+
+
+class Translation:
+    """Writes graphs into the block that a builder is at.
+
+    Parameters
+    ----------
+    builder : relax.BlockBuilder
+    """
+
+    def __init__(self, builder: Any) -> None:
+        self._builder = builder
+
+    def run(self, owner: Any, graph: fx.Graph, env: dict[fx.Node, Any]) -> list[Any]:
+        """Translate a graph; return what its output node holds, flat.
+
+        Parameters
+        ----------
+        owner : torch.nn.Module
+            Whose attributes the graph reads: graphs of regions.
+        graph : torch.fx.Graph
+        env : dict of Node to Any
+            Values of the placeholders; gets those of all nodes.
+
+        Raises
+        ------
+        ModelError
+            DIST0361 a node that cannot be translated.
+        """
+        for node in graph.nodes:
+            if node.op == "output":
+                return _flat(translated(node.args[0], env))
+            if node.op == "get_attr":
+                env[node] = operator.attrgetter(str(node.target))(owner)
+            elif node.op == "call_function":
+                env[node] = self._node(node, env)
+        return []
+
+    def _node(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+        try:
+            return self._value(node, env)
+        except Unsupported as error:
+            what = str(error)
+            cause: Exception = error
+        except IMPORT_ERRORS as error:
+            what, cause = f"its operands do not fit: {reason(error)}", error
+        raise ModelError(
+            "DIST0361", what, place=_place(node), remedy="Write this part of the model otherwise."
+        ) from cause
+
+    def _value(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+        name = overload_name(node.target)
+        convert = CONVERTERS.get(name)
+        if convert is not None:
+            return convert(AtenCall(node, env, self._builder))
+        if name in NOTES:
+            return None
+        args = [translated(arg, env) for arg in node.args]
+        if name == "sym_size.int":
+            return shape_of(args[0])[args[1]]
+        if is_region(node):
+            return self._region(node, args)
+        for arg in args:
+            if isinstance(arg, Absent):
+                raise Unsupported(f"it reads {arg.what}")
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        if any(isinstance(arg, relax.Expr) for arg in args):
+            raise Unsupported("a size that depends on data")
+        target: Any = node.target
+        return target(*args)
+
+    def _region(self, node: fx.Node, args: list[Any]) -> Any:
+        first = next(i for i, arg in enumerate(args) if hasattr(arg, "graph"))
+        inner: Any = args[first]
+        holders = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        env: dict[fx.Node, Any] = dict(zip(holders, args[first + 1 :], strict=True))
+        return self.run(inner, inner.graph, env)
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in _flat(item)]
+    return [value]

@@ -1,0 +1,150 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Exported programs in: taken apart as far as needed, then written as ``main``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from tvm import ir, relax, transform
+
+from tvm_distir.core import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
+from tvm_distir.models.common.quiet import drop_half_built, reason
+from tvm_distir.models.common.steps import noted_step
+from tvm_distir.support import ModelError
+
+from .archive import read_archive
+from .call import Absent
+from .graph import Translation, check_operators, is_region
+from .signature import Inputs, read_inputs, wanted_outputs
+from .table import CONVERTERS, is_translated
+
+OUTPUTS = ("user", "all")
+
+
+def from_exported_program(
+    source: Any,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    outputs: str = "user",
+) -> ir.IRModule:
+    """Import a program of ``torch.export`` (see :func:`tvm_distir.from_exported_program`)."""
+    path = ""
+    if isinstance(source, ExportedProgram):
+        program, place = source, "program"
+    else:
+        program, place, path = read_archive(source), str(source), str(source)
+    if outputs not in OUTPUTS:
+        raise ModelError(
+            "DIST0362",
+            f'"{outputs}" is no choice of outputs',
+            place=place,
+            remedy=f"Give {' or '.join(OUTPUTS)}.",
+        )
+    program = _prepared(program, place)
+    check_operators(_graphs(program.graph_module))
+    inputs = read_inputs(program, batch, dims or {}, place)
+    try:
+        mod = _written(program, inputs, outputs)
+    except ModelError as error:
+        drop_half_built(error)
+        raise
+    return mod.with_attr(FRONTEND_ATTR, {"format": "torch", "source": path})
+
+
+def _graphs(owner: Any) -> Iterator[fx.Graph]:
+    """The graph of a module of torch.fx, and those of its regions."""
+    yield owner.graph
+    for node in owner.graph.nodes:
+        if node.op == "call_function" and is_region(node):
+            for arg in node.args:
+                if isinstance(arg, fx.Node) and arg.op == "get_attr":
+                    yield from _graphs(getattr(owner, str(arg.target)))
+
+
+def _prepared(program: ExportedProgram, place: str) -> ExportedProgram:
+    """The program with operators that are not translated taken apart by torch.
+
+    That runs the model again without values, which takes longer than the whole import: programs
+    that need none of it, and write into no tensor, are left as they are.
+    """
+    targets = [
+        node.target
+        for graph in _graphs(program.graph_module)
+        for node in graph.nodes
+        if node.op == "call_function" and hasattr(node.target, "_schema")
+    ]
+    if not any(_is_taken_apart(target) for target in targets):
+        return program
+    table = torch.export.default_decompositions()
+    for name in CONVERTERS:
+        base, _, overload = name.partition(".")
+        packet = getattr(torch.ops.aten, base, None)
+        if packet is not None and hasattr(packet, overload):
+            table.pop(getattr(packet, overload), None)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return program.run_decompositions(table)
+    except Exception as error:  # torch runs the whole model
+        raise ModelError(
+            "DIST0361",
+            f"torch cannot take the program apart: {reason(error)}",
+            place=place,
+            remedy="See what program.run_decompositions() says.",
+        ) from error
+
+
+def _is_taken_apart(target: Any) -> bool:
+    return target._schema.is_mutable or not is_translated(target)
+
+
+def _written(program: ExportedProgram, inputs: Inputs, outputs: str) -> ir.IRModule:
+    """The module, with no variable that stands for a constant or another variable."""
+    wanted = wanted_outputs(program, outputs)
+    named = [*inputs.data, *inputs.weights]
+    builder = relax.BlockBuilder()
+    with builder.function("main", [var for _, var in named]):
+        with builder.dataflow():
+            module = program.graph_module
+            found = Translation(builder).run(module, module.graph, dict(inputs.env))
+            values = [_result(found, index, spec) for index, spec in wanted]
+            result = builder.emit_output(values[0] if len(values) == 1 else relax.Tuple(values))
+        builder.emit_func_output(result)
+    passes = transform.Sequential(
+        [
+            relax.transform.Normalize(),
+            relax.transform.CanonicalizeBindings(),
+            relax.transform.DeadCodeElimination(["main"]),
+        ]
+    )
+    mod = passes(builder.get())
+    main = mod["main"].with_attrs(
+        {NUM_INPUT_ATTR: len(inputs.data), PARAM_NAMES_ATTR: [name for name, _ in named]}
+    )
+    mod.update_func(mod.get_global_var("main"), main)
+    gradients = {
+        str(spec.target): i
+        for i, (_, spec) in enumerate(wanted)
+        if spec.kind is OutputKind.GRADIENT_TO_PARAMETER
+    }
+    return noted_step(mod, gradients)
+
+
+def _result(found: list[Any], index: int, spec: Any) -> Any:
+    value = found[index]
+    if isinstance(value, Absent) or not isinstance(value, relax.Expr):
+        raise ModelError(
+            "DIST0361",
+            f"result {index} is not computed",
+            place=str(spec.arg.name),
+            remedy="Leave it out of what the model returns.",
+        )
+    return value

@@ -1,0 +1,205 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions, searches and sorts.
+
+Sums and means of half precision run in float32, as torch's own do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.models.extremes import valid_place
+
+from .call import (
+    HALVES,
+    AtenCall,
+    Converter,
+    Unsupported,
+    axes_of,
+    axis_of,
+    constant,
+    dtype_of,
+    shape_of,
+)
+
+_op = relax.op
+
+
+def _axes(call: AtenCall, x: Any) -> list[int]:
+    return axes_of(call["dim"] if "dim" in call.names else None, len(shape_of(x)))
+
+
+def _keeps(call: AtenCall) -> bool:
+    return bool(call["keepdim"]) if "keepdim" in call.names else False
+
+
+def _sum_of(make: Callable[..., Any]) -> Converter:
+    def convert(call: AtenCall) -> Any:
+        x = call.cast(call["self"], call.dtype)
+        axes, keeps = _axes(call, x), _keeps(call)
+        return call.in_float32(lambda value: make(value, axes, keeps), x) if axes else x
+
+    return convert
+
+
+def _extreme(make: Callable[..., Any]) -> Converter:
+    def convert(call: AtenCall) -> Any:
+        x = call["self"]
+        axes = _axes(call, x)
+        return call.emit(make(x, axes, _keeps(call))) if axes else x
+
+    return convert
+
+
+def _quantifier(make: Callable[..., Any]) -> Converter:
+    """``any`` and ``all``: of bytes, which have a maximum."""
+
+    def convert(call: AtenCall) -> Any:
+        x = call["self"]
+        if dtype_of(x) != "bool":
+            x = call.emit(_op.not_equal(x, constant(0, dtype_of(x))))
+        axes = _axes(call, x)
+        found = call.emit(make(call.cast(x, "int8"), axes, _keeps(call))) if axes else x
+        return call.cast(found, "bool")
+
+    return convert
+
+
+def _variance(call: AtenCall, x: Any, axes: list[int]) -> Any:
+    """Of float32 values, with torch's correction (1 where none is given)."""
+    correction = 1 if call["correction"] is None else call["correction"]
+    count = math.prod(shape_of(x)[axis] for axis in axes)
+    spread = call.emit(_op.variance(x, axes, _keeps(call)))
+    if correction == 0:
+        return spread
+    scale = count / (count - correction) if count > correction else math.nan
+    return call.emit(_op.multiply(spread, constant(scale, dtype_of(x))))
+
+
+def _var(call: AtenCall) -> Any:
+    x = call["self"]
+    wide = call.cast(x, "float32") if dtype_of(x) in HALVES else x
+    return call.cast(_variance(call, wide, _axes(call, x)), call.dtype)
+
+
+def _var_mean(call: AtenCall) -> Any:
+    x = call["self"]
+    wide, axes = call.cast(x, "float32") if dtype_of(x) in HALVES else x, _axes(call, x)
+    mean = call.emit(_op.mean(wide, axes, _keeps(call)))
+    return [call.cast(v, call.dtype) for v in (_variance(call, wide, axes), mean)]
+
+
+def _vector_norm(call: AtenCall) -> Any:
+    x, order = call.cast(call["self"], call.dtype), call["ord"]
+    axes, keeps = _axes(call, x), _keeps(call)
+    if order == 2:
+        squares = call.emit(_op.multiply(x, x))
+        return call.emit(_op.sqrt(call.in_float32(lambda v: _op.sum(v, axes, keeps), squares)))
+    size = call.emit(_op.abs(x))
+    if order == 1:
+        return call.in_float32(lambda v: _op.sum(v, axes, keeps), size)
+    if order == math.inf:
+        return call.emit(_op.max(size, axes, keeps))
+    raise Unsupported(f"the norm of order {order}")
+
+
+def _ordered(call: AtenCall, x: Any) -> Any:
+    """As numbers that TVM's sorts order: bfloat16 they take for integers, silently."""
+    return call.cast(x, "float32") if dtype_of(x) in HALVES else x
+
+
+def _valid(call: AtenCall, place: Any, shape: tuple[int, ...], axis: int | None) -> Any:
+    size = math.prod(shape) if axis is None else shape[axis] if shape else 1
+    return call.emit(valid_place(call.emit(place), size))
+
+
+def _place(make: Callable[..., Any]) -> Converter:
+    """``argmax`` and ``argmin``."""
+
+    def convert(call: AtenCall) -> Any:
+        x, dim = call["self"], call["dim"]
+        axis = None if dim is None else axis_of(dim, len(shape_of(x)))
+        return _valid(call, make(_ordered(call, x), axis, _keeps(call)), shape_of(x), axis)
+
+    return convert
+
+
+def _extreme_and_place(value: Callable[..., Any], place: Callable[..., Any]) -> Converter:
+    def convert(call: AtenCall) -> Any:
+        x, keeps = call["self"], _keeps(call)
+        axis = axis_of(call["dim"], len(shape_of(x)))
+        found = call.emit(value(x, [axis], keeps))
+        if not call.is_read(1):
+            return [found, call.absent(1)]
+        where = place(_ordered(call, x), axis, keeps)
+        return [found, _valid(call, where, shape_of(x), axis)]
+
+    return convert
+
+
+def _top(call: AtenCall) -> Any:
+    x = call["self"]
+    axis = axis_of(call["dim"], len(shape_of(x)))
+    wide, count = _ordered(call, x), int(call["k"])
+    pair = call.emit(_op.topk(wide, count, axis, "both", bool(call["largest"]), "int64"))
+    values, places = (call.emit(relax.TupleGetItem(pair, i)) for i in (0, 1))
+    return [call.cast(values, dtype_of(x)), places]
+
+
+def _order(call: AtenCall, x: Any) -> Any:
+    axis = axis_of(call["dim"], len(shape_of(x)))
+    return call.emit(_op.argsort(_ordered(call, x), axis, bool(call["descending"]), "int64"))
+
+
+def _sort(call: AtenCall) -> Any:
+    x = call["self"]
+    order = _order(call, x)
+    axis = axis_of(call["dim"], len(shape_of(x)))
+    return [call.emit(_op.gather_elements(x, order, axis)), order]
+
+
+def _softmax(make: Callable[..., Any]) -> Converter:
+    def convert(call: AtenCall) -> Any:
+        x = call["self"]
+        if dtype_of(x) not in HALVES:
+            x = call.cast(x, call.dtype)
+        axis = axis_of(call["dim"], max(len(shape_of(x)), 1))
+        wide = call.cast(x, "float32") if dtype_of(x) in HALVES else x
+        return call.cast(call.emit(make(wide, axis)), call.dtype)
+
+    return convert
+
+
+_KINDS = ("default", "dim", "dims", "dim_IntList", "dim_int")
+
+CONVERTERS: dict[str, Converter] = {
+    **{f"sum.{kind}": _sum_of(_op.sum) for kind in _KINDS},
+    **{f"mean.{kind}": _sum_of(_op.mean) for kind in _KINDS},
+    **{f"prod.{kind}": _sum_of(_op.prod) for kind in _KINDS},
+    **{f"any.{kind}": _quantifier(_op.max) for kind in _KINDS},
+    **{f"all.{kind}": _quantifier(_op.min) for kind in _KINDS},
+    "amax.default": _extreme(_op.max),
+    "amin.default": _extreme(_op.min),
+    "max.default": _extreme(_op.max),
+    "min.default": _extreme(_op.min),
+    "max.dim": _extreme_and_place(_op.max, _op.argmax),
+    "min.dim": _extreme_and_place(_op.min, _op.argmin),
+    "argmax.default": _place(_op.argmax),
+    "argmin.default": _place(_op.argmin),
+    "var.correction": _var,
+    "var_mean.correction": _var_mean,
+    "linalg_vector_norm.default": _vector_norm,
+    "topk.default": _top,
+    "sort.default": _sort,
+    "sort.stable": _sort,
+    "argsort.default": lambda call: _order(call, call["self"]),
+    "softmax.int": _softmax(_op.nn.softmax),
+    "_softmax.default": _softmax(_op.nn.softmax),
+    "log_softmax.int": _softmax(_op.nn.log_softmax),
+    "_log_softmax.default": _softmax(_op.nn.log_softmax),
+}

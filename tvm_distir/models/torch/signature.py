@@ -1,0 +1,157 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What goes into a program and what comes out: data, weights, constants, results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from tvm import relax
+
+from tvm_distir.support import ModelError
+
+from .call import constant, dtype_name
+from .symbols import OpenDims
+from .values import as_array, stored_values
+
+_STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_RESULTS = (
+    OutputKind.USER_OUTPUT,
+    OutputKind.LOSS_OUTPUT,
+    OutputKind.GRADIENT_TO_PARAMETER,
+    OutputKind.GRADIENT_TO_USER_INPUT,
+)
+_CONSTANT_BYTES = 1 << 16
+"""Tables up to this size, that no checkpoint holds, stand in the module."""
+
+
+@dataclass
+class Inputs:
+    """Parameters of ``main`` and what the program's placeholders are.
+
+    Attributes
+    ----------
+    data, weights : list of (str, Var)
+        The model's own names, and the variables.
+    env : dict of Node to Any
+        Of each placeholder: a variable, a constant, or the number that was exported.
+    """
+
+    data: list[tuple[str, Any]] = field(default_factory=list)
+    weights: list[tuple[str, Any]] = field(default_factory=list)
+    env: dict[fx.Node, Any] = field(default_factory=dict)
+
+
+def _placeholders(program: ExportedProgram) -> Iterator[tuple[fx.Node, Any]]:
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    yield from zip(nodes, program.graph_signature.input_specs, strict=True)
+
+
+def read_inputs(
+    program: ExportedProgram, batch: int | None, dims: Mapping[str, int], place: str
+) -> Inputs:
+    """Sort the placeholders of a program.
+
+    Parameters are weights, and so are buffers that are floats or that a checkpoint holds. What
+    else has values and is small (tables of positions, constants of the code) stays a constant.
+
+    Raises
+    ------
+    ModelError
+        DIST0362 an input that is no tensor; DIST0313, DIST0314 sizes of dims.
+    """
+    given = {
+        spec.arg.name: node.meta["val"]
+        for node, spec in _placeholders(program)
+        if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
+    }
+    opened = OpenDims(program, given, batch, dims, place)
+    tables = _tables(program)
+    inputs = Inputs()
+    for node, spec in _placeholders(program):
+        if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, ConstantArgument):
+            inputs.env[node] = spec.arg.value
+            continue
+        is_data = spec.kind is InputKind.USER_INPUT
+        if not isinstance(spec.arg, TensorArgument) or not (is_data or spec.kind in _STORED):
+            raise ModelError(
+                "DIST0362",
+                f'the input "{node.name}" is no tensor ({spec.kind.name.lower()})',
+                place=place,
+                remedy="Export a module of tensors: numbers as constants, no custom objects.",
+            )
+        if spec.target in tables:
+            value = as_array(tables[spec.target])
+            inputs.env[node] = constant(value, dtype_name(node.meta["val"].dtype))
+            continue
+        if _is_unread(node, spec):
+            continue
+        fake, name = node.meta["val"], spec.arg.name if is_data else str(spec.target)
+        shape = opened.shape(fake.shape, name)
+        var = relax.Var(name, relax.TensorType(shape, dtype_name(fake.dtype)))
+        inputs.env[node] = var
+        (inputs.data if is_data else inputs.weights).append((name, var))
+    return inputs
+
+
+def weight_values(program: ExportedProgram) -> dict[str, Any]:
+    """Tensors of the weights that the program has values of, by name."""
+    tables, values = _tables(program), stored_values(program)
+    names = [
+        str(spec.target)
+        for node, spec in _placeholders(program)
+        if spec.kind in _STORED and not _is_unread(node, spec)
+    ]
+    return {name: values[name] for name in names if name in values and name not in tables}
+
+
+def _is_unread(node: fx.Node, spec: Any) -> bool:
+    """Whether it is a buffer that nothing reads."""
+    return spec.kind in _STORED[1:] and not node.users
+
+
+def _tables(program: ExportedProgram) -> dict[str, Any]:
+    """Tensors that stand in the module as constants, by name."""
+    mutated = set(program.graph_signature.buffers_to_mutate.values())
+    values, found = stored_values(program), {}
+    for spec in program.graph_signature.input_specs:
+        value = values.get(spec.target or "")
+        if value is None or spec.kind is InputKind.PARAMETER or spec.target in mutated:
+            continue
+        is_small = value.numel() * value.element_size() <= _CONSTANT_BYTES
+        if is_small and not (spec.persistent and value.is_floating_point()):
+            found[str(spec.target)] = value
+    return found
+
+
+def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, Any]]:
+    """Positions and specifications of the results that are asked for.
+
+    Raises
+    ------
+    ModelError
+        DIST0362 where there is none, or one is no tensor.
+    """
+    found = []
+    for index, spec in enumerate(program.graph_signature.output_specs):
+        if outputs == "user" and spec.kind not in _RESULTS:
+            continue
+        if isinstance(spec.arg, TensorArgument):
+            found.append((index, spec))
+        elif not (isinstance(spec.arg, ConstantArgument) and spec.arg.value is None):
+            raise ModelError(
+                "DIST0362",
+                f"result {index} is no tensor",
+                place=f"{spec.arg}",
+                remedy="Export a module that returns tensors.",
+            )
+    if not found:
+        raise ModelError(
+            "DIST0362", "the program has no result", place="output", remedy="Return a tensor."
+        )
+    return found

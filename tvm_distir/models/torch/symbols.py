@@ -1,0 +1,129 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes for the dims that a program leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from tvm_distir.support import ModelError, nearest
+
+
+class OpenDims:
+    """The symbols of a program, and the sizes that were asked for.
+
+    Parameters
+    ----------
+    program : ExportedProgram
+    inputs : mapping of str to Tensor
+        The data by name, as tensors without values.
+    batch : int, optional
+        Size of dim 0 of the data.
+    dims : mapping of str to int
+        Sizes by the symbol that torch prints, or as ``INPUT.INDEX``.
+    place : str
+
+    Raises
+    ------
+    ModelError
+        DIST0313 a size is asked for no open dim, or out of the range that torch proved; DIST0314
+        the batch is a number in the program.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        inputs: Mapping[str, Any],
+        batch: int | None,
+        dims: Mapping[str, int],
+        place: str,
+    ) -> None:
+        self._place = place
+        self._names: dict[str, str] = {}
+        for name, value in inputs.items():
+            for index, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and _expression(size).is_symbol:
+                    self._names.setdefault(f"{name}.{index}", str(_expression(size)))
+        self._sizes: dict[str, int] = {}
+        for name, size in dims.items():
+            self._sizes[self._symbol(name)] = _checked(name, size, place, "DIST0313")
+        if batch is not None:
+            self._set_batch(_checked("batch", batch, place, "DIST0314"), inputs)
+        for symbol, allowed in program.range_constraints.items():
+            size_of = self._sizes.get(str(symbol))
+            if size_of is not None and not allowed.lower <= size_of <= allowed.upper:
+                raise ModelError(
+                    "DIST0313",
+                    f"{symbol}={size_of} is outside {allowed.lower} to {allowed.upper}",
+                    place=place,
+                    remedy="Export the model with a wider range of this dim.",
+                )
+
+    def _symbol(self, name: str) -> str:
+        symbols = set(self._names.values())
+        if name not in self._names and name not in symbols:
+            known = [*self._names, *sorted(symbols)]
+            close = nearest(name, known)
+            remedy = f'Did you mean "{close}"?' if close else f"Open: {', '.join(known)}."
+            raise ModelError(
+                "DIST0313",
+                f'no input has an open dim "{name}"',
+                place=self._place,
+                remedy=remedy if known else "All dims of this program have sizes.",
+            )
+        return self._names.get(name, name)
+
+    def _set_batch(self, batch: int, inputs: Mapping[str, Any]) -> None:
+        for name, value in inputs.items():
+            size = value.shape[0] if value.ndim else None
+            if isinstance(size, torch.SymInt) and _expression(size).is_symbol:
+                self._sizes.setdefault(str(_expression(size)), batch)
+            elif size is not None and size != batch:
+                raise ModelError(
+                    "DIST0314",
+                    f'dim 0 of the input "{name}" is {size} in the program',
+                    place=self._place,
+                    remedy="Leave the batch out, or export with dynamic_shapes for dim 0.",
+                )
+
+    def shape(self, sizes: Sequence[Any], name: str) -> tuple[int, ...]:
+        """Static shape of an input.
+
+        Raises
+        ------
+        ModelError
+            DIST0313 where a dim has no size.
+        """
+        return tuple(self._size(size, name, index) for index, size in enumerate(sizes))
+
+    def _size(self, size: Any, name: str, index: int) -> int:
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        expression = _expression(size)
+        missing = sorted(str(s) for s in expression.free_symbols if str(s) not in self._sizes)
+        if missing:
+            batch = "--batch N, or " if index == 0 else ""
+            raise ModelError(
+                "DIST0313",
+                f'of the input "{name}", dim {index} ("{expression}") is not known',
+                place=self._place,
+                remedy=f"Give its size: {batch}--dim {missing[0]}=N (dims= in Python).",
+            )
+        return int(expression.subs({s: self._sizes[str(s)] for s in expression.free_symbols}))
+
+
+def _expression(size: Any) -> Any:
+    """Of a symbolic size, as SymPy has it."""
+    return size.node.expr
+
+
+def _checked(name: str, size: Any, place: str, code: str) -> int:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ModelError(
+            code, f"{name}={size!r} is no size", place=place, remedy="Give a positive integer."
+        )
+    return size

@@ -1,0 +1,278 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""TVMScript in: the module classes of a ``.py`` file, taken apart without running the file.
+
+Only the text of one module class reaches TVM's parser. Imports outside ``tvm.script`` and other
+statements are refused, so no code of the file runs on import; but TVM's parser evaluates the
+expressions inside the module, so read files you trust, as with any Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import ir
+from tvm.script.parser.core.error import ParserError
+
+from tvm_distir.core import bind_dims
+from tvm_distir.models.common.quiet import drop_half_built
+from tvm_distir.models.common.spec import check_file
+from tvm_distir.support import ModelError, nearest
+
+_TVM_PACKAGES = ("tvm", "tvm.script", "tvm.script.parser")
+_MODULE_DECORATORS = ("ir_module",)
+_LINE = re.compile(r"<str>:(\d+)")
+
+
+def from_tvmscript(
+    path_or_text: str | Path, *, dims: Mapping[str, int] | None = None
+) -> ir.IRModule:
+    """Read the module of a TVMScript file or text.
+
+    Parameters
+    ----------
+    path_or_text : str or Path
+        A ``.py`` file, ``file.py::Name`` to take one of several module classes, or the text
+        itself (recognised by its line breaks). The file may hold imports from ``tvm.script``
+        (under any alias), assignments of literals, TVM's ``metadata`` and classes decorated
+        with ``I.ir_module``, at any IR level.
+    dims : mapping of str to int, optional
+        Sizes of symbolic dims, as `tvm_distir.bind_dims` takes them.
+
+    Raises
+    ------
+    ModelError
+        DIST0313 a size of no dim;
+        DIST0301 no file, DIST0320 no Python, DIST0321 a statement not allowed, DIST0322 no
+        module or an unclear one, DIST0323 TVM's parser refuses it; each with the line.
+    """
+    text, place, wanted = _source(path_or_text)
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise ModelError(
+            "DIST0320",
+            str(getattr(error, "msg", error)),
+            place=f"{place}:{line}",
+            remedy="Give a Python file that holds a TVMScript module.",
+        ) from error
+    names, classes = _read_statements(tree, place)
+    chosen = _choose(classes, wanted, place)
+    return bind_dims(_parse(text, chosen, names, place), dims or {})
+
+
+def _source(path_or_text: str | Path) -> tuple[str, str, str | None]:
+    """Text, what to call it, and the class named after ``::``."""
+    if isinstance(path_or_text, str) and "\n" in path_or_text:
+        return path_or_text, "text", None
+    whole = str(path_or_text)
+    name, _, wanted = whole.partition("::")
+    path = Path(name)
+    check_file(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            "DIST0320", "the file is not UTF-8 text", place=name, remedy="Give a .py file."
+        ) from error
+    except OSError as error:
+        raise ModelError(
+            "DIST0301",
+            f"cannot read the file: {error.strerror or error}",
+            place=name,
+            remedy="Check the path.",
+        ) from error
+    return text, name, wanted or None
+
+
+def _read_statements(tree: ast.Module, place: str) -> tuple[dict[str, Any], list[ast.ClassDef]]:
+    """Names that imports and assignments define, and the module classes."""
+    names: dict[str, Any] = _parser_names()
+    classes = []
+    for node in tree.body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update(_imported(node, names, place))
+        elif isinstance(node, ast.ClassDef) and _is_module(node):
+            classes.append(node)
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
+            names.update(_assigned(node, place))
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            raise _refused(
+                node,
+                place,
+                f"a {type(node).__name__} statement stands beside the module",
+                "Keep only imports from tvm.script, literals and @I.ir_module classes.",
+            )
+    return names, classes
+
+
+def _parser_names() -> dict[str, Any]:
+    from tvm.script import tirx as tirx_words
+    from tvm.script.parser import ir as ir_words
+    from tvm.script.parser import relax as relax_words
+    from tvm.script.parser import tirx as tirx_parser
+
+    return {
+        "tvm": tvm,
+        "I": ir_words,
+        "ir": ir_words,
+        "R": relax_words,
+        "relax": relax_words,
+        "T": tirx_parser,
+        "tir": tirx_parser,
+        "tirx": tirx_words,
+    }
+
+
+def _imported(
+    node: ast.Import | ast.ImportFrom, known: dict[str, Any], place: str
+) -> dict[str, Any]:
+    remedy = "Import only from tvm.script or tvm.script.parser: ir, relax, tirx."
+    found = {}
+    if isinstance(node, ast.ImportFrom):
+        if node.module == "__future__" and not node.level:
+            return {}
+        package = "." * node.level + (node.module or "")
+        for alias in node.names:
+            if package not in _TVM_PACKAGES[1:] or alias.name not in ("ir", "relax", "tir", "tirx"):
+                what = f'import of "{alias.name}" from "{package}" is not allowed'
+                raise _refused(node, place, what, remedy)
+            word = "T" if alias.name in ("tir", "tirx") else alias.name
+            found[alias.asname or alias.name] = known[word]
+        return found
+    for alias in node.names:
+        if alias.name not in _TVM_PACKAGES:
+            raise _refused(node, place, f'import of "{alias.name}" is not allowed', remedy)
+        if alias.asname:
+            found[alias.asname] = tvm if alias.name == "tvm" else _submodule(alias.name)
+    return found
+
+
+def _submodule(name: str) -> Any:
+    import tvm.script.parser
+
+    return tvm.script if name == "tvm.script" else tvm.script.parser
+
+
+def _assigned(node: ast.Assign, place: str) -> dict[str, Any]:
+    target = node.targets[0]
+    remedy = "Assign only literals (numbers, texts, tuples) beside the module."
+    if not isinstance(target, ast.Name):
+        raise _refused(node, place, "an assignment to something else than a name", remedy)
+    if ast.unparse(node.value).startswith("tvm.ir.load_json("):
+        return {target.id: _metadata(node, place)}
+    try:
+        return {target.id: ast.literal_eval(node.value)}
+    except ValueError as error:
+        raise _refused(node, place, f'"{target.id}" is no literal', remedy) from error
+
+
+def _metadata(node: ast.Assign, place: str) -> Any:
+    """Read ``metadata = tvm.ir.load_json("...")``, TVM's own print of constants."""
+    call = node.value
+    if (
+        not isinstance(call, ast.Call)
+        or call.keywords
+        or len(call.args) != 1
+        or not isinstance(call.args[0], ast.Constant)
+        or not isinstance(call.args[0].value, str)
+    ):
+        raise _refused(node, place, "metadata is not one text", "Print it with show_meta=True.")
+    try:
+        return tvm.ir.load_json(call.args[0].value)
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise _refused(
+            node,
+            place,
+            f"the metadata cannot be read: {_first_line(error)}",
+            "Print the module again with show_meta=True.",
+        ) from error
+
+
+def _is_module(node: ast.ClassDef) -> bool:
+    for decorator in node.decorator_list:
+        called = decorator.func if isinstance(decorator, ast.Call) else decorator
+        word = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        if word in _MODULE_DECORATORS:
+            return True
+    return False
+
+
+def _choose(classes: list[ast.ClassDef], wanted: str | None, place: str) -> ast.ClassDef:
+    by_name = {node.name: node for node in classes}
+    if wanted is not None:
+        if wanted in by_name:
+            return by_name[wanted]
+        raise ModelError(
+            "DIST0322", f'no module "{wanted}"', place=place, remedy=nearest(wanted, by_name)
+        )
+    if len(classes) == 1:
+        return classes[0]
+    if not classes:
+        raise ModelError(
+            "DIST0322",
+            "no class with @I.ir_module",
+            place=place,
+            remedy="Decorate the module's class with @I.ir_module.",
+        )
+    raise ModelError(
+        "DIST0322",
+        f"{len(classes)} modules: {', '.join(by_name)}",
+        place=place,
+        remedy=f"Name one: {place}::{classes[-1].name}",
+    )
+
+
+def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> ir.IRModule:
+    """Parse one class; blank lines stand before it, so that line numbers hold."""
+    _check_metadata(node, names, place)
+    first = min(decorator.lineno for decorator in node.decorator_list)
+    lines = text.splitlines()[first - 1 : node.end_lineno]
+    program = "\n" * (first - 1) + "\n".join(lines) + "\n"
+    remedy = "Check the op, its arguments and its types."
+    try:
+        mod = tvm.script.from_source(program, names)
+    except (tvm.error.DiagnosticError, ParserError, tvm.error.InternalError) as error:
+        drop_half_built(error)
+        found = _LINE.search(str(error))
+        line = int(found.group(1)) if found else first
+        what = _first_line(error).removeprefix("error: ")
+        raise ModelError("DIST0323", what, place=f"{place}:{line}", remedy=remedy) from error
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        drop_half_built(error)
+        raise ModelError(
+            "DIST0323", _first_line(error), place=f"{place}:{first}", remedy=remedy
+        ) from error
+    if not isinstance(mod, ir.IRModule):
+        raise ModelError(
+            "DIST0322", f"{node.name} gives no IRModule", place=f"{place}:{first}", remedy=remedy
+        )
+    return mod
+
+
+def _check_metadata(node: ast.ClassDef, names: dict[str, Any], place: str) -> None:
+    """Refuse a module whose constants were left out when it was printed."""
+    if "metadata" in names:
+        return
+    words = [one for one in ast.walk(node) if isinstance(one, ast.Name) and one.id == "metadata"]
+    if words and not any(isinstance(one.ctx, ast.Store) for one in words):
+        raise ModelError(
+            "DIST0323",
+            "the module reads its constants from metadata, which the file does not hold",
+            place=f"{place}:{words[0].lineno}",
+            remedy="Print the module with mod.script(show_meta=True).",
+        )
+
+
+def _refused(node: ast.stmt, place: str, what: str, remedy: str) -> ModelError:
+    return ModelError("DIST0321", what, place=f"{place}:{node.lineno}", remedy=remedy)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))

@@ -1,0 +1,289 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Models of any size, built in memory without weights: transformers, convolutional nets, MLPs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from tvm import ir
+
+from tvm_distir.support import ModelError, nearest
+
+from . import (
+    bert_model,
+    gpt_model,
+    llama_model,
+    mlp_model,
+    moe_model,
+    resnet_model,
+    unet_model,
+    vit_model,
+)
+from .bert_model import BertConfig
+from .configs import (
+    GPT_DEFAULT_SIZE,
+    GPT_PRESETS,
+    LLAMA_DEFAULT_SIZE,
+    LLAMA_PRESETS,
+    GptConfig,
+    LlamaConfig,
+    configure,
+)
+from .mlp_model import MlpConfig
+from .moe_model import MoeConfig
+from .resnet_model import ResnetConfig
+from .unet_config import UnetConfig
+from .vit_model import VitConfig
+
+__all__ = [
+    "NAMES",
+    "BertConfig",
+    "GptConfig",
+    "LlamaConfig",
+    "MlpConfig",
+    "MoeConfig",
+    "ResnetConfig",
+    "UnetConfig",
+    "VitConfig",
+    "bert",
+    "build",
+    "config",
+    "gpt",
+    "llama",
+    "mlp",
+    "moe",
+    "resnet",
+    "unet",
+    "vit",
+]
+
+
+def gpt(**keys: Any) -> ir.IRModule:
+    """Build a GPT-2 style decoder, ``main(input_ids, *weights) -> logits``.
+
+    Weights are named ``wte.weight``, ``wpe.weight``, ``h.<i>.ln_1.weight``, ``.bias``,
+    ``h.<i>.attn.{q,k,v,o}_proj.weight`` (out, in) and ``.bias``, ``h.<i>.ln_2``,
+    ``h.<i>.mlp.{up,down}_proj``, ``ln_f``. The LM head is the token table, transposed.
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, gpt2 (default), gpt2-medium, gpt2-large, gpt2-xl, gpt3-6.7b, gpt3-13b,
+        gpt3-175b; and any field of :class:`GptConfig`, which overrides the size's own.
+        Batch is 16; seq is 128 for GPT-2 sizes (give ``seq=1024`` for the full context),
+        2048 for GPT-3's.
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return gpt_model.build(config("gpt", keys))
+
+
+def llama(**keys: Any) -> ir.IRModule:
+    """Build a Llama style decoder, ``main(input_ids, *weights) -> logits``.
+
+    Weights are named ``embed_tokens.weight``, ``layers.<i>.input_layernorm.weight``,
+    ``layers.<i>.self_attn.{q,k,v,o}_proj.weight`` (out, in),
+    ``layers.<i>.post_attention_layernorm.weight``,
+    ``layers.<i>.mlp.{gate,up,down}_proj.weight``, ``norm.weight``, ``lm_head.weight``.
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, 7b, 13b, 70b (Llama 2), 8b (default), 3-70b, 405b (Llama 3); and any
+        field of :class:`LlamaConfig`, which overrides the size's own. Batch is 16, seq 2048,
+        dtype bfloat16 (tiny: seq 16, float32).
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return llama_model.build(config("llama", keys))
+
+
+def bert(**keys: Any) -> ir.IRModule:
+    """Build a BERT encoder.
+
+    ``main(input_ids, token_type_ids, attention_mask, *weights) -> logits``.
+    Weights are named ``embeddings.{tokens,positions,types}.weight``, ``embeddings.norm``,
+    ``layers.<i>.attn.{q,k,v,o}_proj``, ``layers.<i>.attn_norm``,
+    ``layers.<i>.mlp.{up,down}_proj``, ``layers.<i>.mlp_norm``, and ``mlm.{dense,norm,bias}`` or
+    ``classify.{pooler,classifier}``.
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, bert-base (default), bert-large; and any field of :class:`BertConfig`,
+        which overrides the size's own. Batch is 16, seq 128.
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return bert_model.build(config("bert", keys))
+
+
+def vit(**keys: Any) -> ir.IRModule:
+    """Build a Vision Transformer, ``main(images, *weights) -> logits``.
+
+    Weights are named ``embed``, ``class_token``, ``places``, ``layers.<i>.ln_1``,
+    ``layers.<i>.attn.{q,k,v,o}_proj``, ``layers.<i>.ln_2``, ``layers.<i>.mlp.{up,down}_proj``,
+    ``norm``, ``head``.
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, vit-b16 (default), vit-l16, vit-h14; and any field of :class:`VitConfig`,
+        which overrides the size's own. Batch is 16.
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return vit_model.build(config("vit", keys))
+
+
+def moe(**keys: Any) -> ir.IRModule:
+    """Build a Mixtral style mixture of experts, ``main(input_ids, *weights) -> logits``.
+
+    Weights are named as those of :func:`llama`, but ``layers.<i>.mlp.router.weight`` (in, experts)
+    and ``layers.<i>.mlp.{gate,up,down}_proj`` (experts, in, out).
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, mixtral-8x7b (default), mixtral-8x22b; and any field of
+        :class:`MoeConfig`, which overrides the size's own. Batch is 16, seq 2048, dtype bfloat16
+        (tiny: batch 4, seq 16, float32).
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return moe_model.build(config("moe", keys))
+
+
+def unet(**keys: Any) -> ir.IRModule:
+    """Build a diffusion U-Net, ``main(sample, timesteps, text, *weights) -> noise``.
+
+    Without ``text`` when ``context`` is 0.
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, sd-unet (default; that of Stable Diffusion 1); and any field of
+        :class:`UnetConfig`, which overrides the size's own. Batch is 2 (tiny: 4).
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return unet_model.build(config("unet", keys))
+
+
+def resnet(**keys: Any) -> ir.IRModule:
+    """Build a ResNet for inference, ``main(images, *weights) -> logits``.
+
+    Weights are named ``stem``, ``blocks.<i>.convs.<j>``, ``blocks.<i>.shortcut``, each with
+    ``conv`` and ``norm``; and ``head``.
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, resnet18, resnet34, resnet50 (default), resnet101, resnet152; and any
+        field of :class:`ResnetConfig`, which overrides the size's own. Batch is 16 (tiny: 4).
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return resnet_model.build(config("resnet", keys))
+
+
+def mlp(**keys: Any) -> ir.IRModule:
+    """Build linear layers with a ReLU between them, ``main(x, *weights) -> y``.
+
+    Weights are named ``layers.<i>.linear`` and ``head``.
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, base (default); and any field of :class:`MlpConfig`, which overrides the
+        size's own.
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return mlp_model.build(config("mlp", keys))
+
+
+class _Model(NamedTuple):
+    """What builds a model, its configurations by size, and the size where none is named."""
+
+    make: Callable[..., ir.IRModule]
+    presets: Mapping[str, Any]
+    usual: str
+
+
+_MODELS = {
+    make.__name__: _Model(make, presets, usual)
+    for make, presets, usual in (
+        (gpt, GPT_PRESETS, GPT_DEFAULT_SIZE),
+        (llama, LLAMA_PRESETS, LLAMA_DEFAULT_SIZE),
+        (bert, bert_model.PRESETS, bert_model.DEFAULT_SIZE),
+        (vit, vit_model.PRESETS, vit_model.DEFAULT_SIZE),
+        (moe, moe_model.PRESETS, moe_model.DEFAULT_SIZE),
+        (unet, unet_model.PRESETS, unet_model.DEFAULT_SIZE),
+        (resnet, resnet_model.PRESETS, resnet_model.DEFAULT_SIZE),
+        (mlp, mlp_model.PRESETS, mlp_model.DEFAULT_SIZE),
+    )
+}
+
+NAMES = tuple(_MODELS)
+
+
+def config(name: str, keys: Mapping[str, Any]) -> Any:
+    """Configuration of a model, such as :class:`GptConfig`, as its maker reads it from keys.
+
+    Raises
+    ------
+    ModelError
+        DIST0330 unknown name; DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    _check_name(name)
+    known = _MODELS[name]
+    return configure(name, known.presets, known.usual, keys)
+
+
+def _check_name(name: str) -> None:
+    if name not in _MODELS:
+        raise ModelError(
+            "DIST0330",
+            f'the zoo has no model "{name}"',
+            place=f"zoo:{name}",
+            remedy=nearest(name, NAMES),
+        )
+
+
+def build(name: str, keys: Mapping[str, Any]) -> ir.IRModule:
+    """Build a model of the zoo by name.
+
+    Raises
+    ------
+    ModelError
+        DIST0330 unknown name; and those of :func:`gpt` and the others.
+    """
+    _check_name(name)
+    return _MODELS[name].make(**keys)

@@ -1,0 +1,176 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The BERT encoder in relax.nn (Devlin et al. 2019): norms after blocks, two heads to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.frontend import nn
+
+from tvm_distir.support import nearest
+
+from .blocks import LayerNorm, Tensor, emit, export_model, layer_class, positions
+from .configs import Fault, FourfoldFfn, indivisible
+from .layers import Attention, FeedForward
+
+HEADS = ("mlm", "classify")
+EPS = 1e-12
+
+
+@dataclass(frozen=True)
+class BertConfig(FourfoldFfn):
+    """A BERT encoder.
+
+    Attributes
+    ----------
+    layers, hidden, heads, ffn, vocab : int
+        Sizes; ``ffn`` 0 means four times ``hidden``.
+    positions, types : int
+        Rows of the tables of positions and of token types; ``seq`` cannot exceed ``positions``.
+    head : str
+        "mlm": logits of the vocabulary for each token (the decoder is the token table); "classify":
+        logits of ``classes`` from the first token.
+    classes : int
+    batch, seq : int
+        Samples and tokens per sample.
+    dtype : str
+        Of weights and activations: float32, float16 or bfloat16.
+    nested : int
+        1: a layer is a private function; 0: everything stands in ``main``.
+    """
+
+    layers: int = 12
+    hidden: int = 768
+    heads: int = 12
+    ffn: int = 0
+    vocab: int = 30522
+    positions: int = 512
+    types: int = 2
+    head: str = "mlm"
+    classes: int = 2
+    batch: int = 16
+    seq: int = 128
+    dtype: str = "float32"
+    nested: int = 1
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield what is wrong: also heads that do not divide, and too few positions."""
+        yield from super().faults()
+        yield from indivisible("hidden", self.hidden, "heads", self.heads)
+        if self.seq > self.positions:
+            yield f"seq={self.seq} exceeds positions={self.positions}", f"Add positions={self.seq}."
+        if self.head not in HEADS:
+            yield f'unknown head "{self.head}"', nearest(self.head, HEADS)
+
+
+DEFAULT_SIZE = "bert-base"
+PRESETS = {
+    "tiny": BertConfig(2, 64, 4, vocab=503, positions=64, batch=4, seq=16),
+    "bert-base": BertConfig(),
+    "bert-large": BertConfig(24, 1024, 16),
+}
+
+
+class BertLayer(nn.Module):  # type: ignore[misc]
+    """One encoder layer."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.attn = Attention(config.hidden, config.heads, config.dtype)
+        self.attn_norm = LayerNorm(config.hidden, config.dtype, EPS)
+        self.mlp = FeedForward(config.hidden, config.ffn_dim, config.dtype)
+        self.mlp_norm = LayerNorm(config.hidden, config.dtype, EPS)
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        """(batch, seq, hidden) to the same shape."""
+        x = self.attn_norm(nn.op.add(x, self.attn(x, mask)))
+        return self.mlp_norm(nn.op.add(x, self.mlp(x)))
+
+
+class Embeddings(nn.Module):  # type: ignore[misc]
+    """Token, position and type embeddings, summed and normed."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocab, config.hidden, config.dtype)
+        self.positions = nn.Embedding(config.positions, config.hidden, config.dtype)
+        self.types = nn.Embedding(config.types, config.hidden, config.dtype)
+        self.norm = LayerNorm(config.hidden, config.dtype, EPS)
+
+    def forward(self, ids: Any, types: Any) -> Any:
+        """Two times (batch, seq) to (batch, seq, hidden)."""
+        tokens = nn.op.take(self.tokens.weight, ids, axis=0, name="tokens")
+        places = nn.op.take(self.positions.weight, positions(ids.shape[1]), axis=0, name="places")
+        kinds = nn.op.take(self.types.weight, types, axis=0, name="kinds")
+        return self.norm(nn.op.add(nn.op.add(tokens, kinds), places))
+
+
+class MlmHead(nn.Module):  # type: ignore[misc]
+    """Dense layer and norm before the tied decoder; the decoder's bias."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden, config.hidden, dtype=config.dtype)
+        self.norm = LayerNorm(config.hidden, config.dtype, EPS)
+        self.bias = nn.Parameter((config.vocab,), config.dtype)
+
+    def forward(self, x: Any, table: Any) -> Any:
+        """(batch, seq, hidden) and (vocab, hidden) to (batch, seq, vocab)."""
+        x = self.norm(nn.op.gelu(self.dense(x)))
+        logits = nn.op.matmul(x, nn.op.permute_dims(table), name="scores")
+        return nn.op.add(logits, self.bias, name="logits")
+
+
+class ClassifyHead(nn.Module):  # type: ignore[misc]
+    """Pooler of the first token and a linear classifier."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.pooler = nn.Linear(config.hidden, config.hidden, dtype=config.dtype)
+        self.classifier = nn.Linear(config.hidden, config.classes, dtype=config.dtype)
+
+    def forward(self, x: Any) -> Any:
+        """(batch, seq, hidden) to (batch, classes)."""
+        batch, _, hidden = x.shape
+        first = emit(relax.op.strided_slice(x._expr, [1], [0], [1]), "first")
+        pooled = nn.op.tanh(self.pooler(nn.op.reshape(first, (batch, hidden))))
+        return self.classifier(pooled)
+
+
+class Bert(nn.Module):  # type: ignore[misc]
+    """Token ids, token types and attention mask to logits."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        layer = layer_class(BertLayer, config.nested)
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList([layer(config) for _ in range(config.layers)])
+        self.is_mlm = config.head == "mlm"
+        if self.is_mlm:
+            self.mlm = MlmHead(config)
+        else:
+            self.classify = ClassifyHead(config)
+
+    def main(self, input_ids: Any, token_type_ids: Any, attention_mask: Any) -> Any:
+        """Int32 (batch, seq) each; the mask is 0 where a token is padding."""
+        batch, seq = attention_mask.shape
+        mask = nn.op.not_equal(attention_mask, Tensor.from_scalar(0, "int32"), name="counts")
+        mask = nn.op.reshape(mask, (batch, 1, 1, seq))
+        x = self.embeddings(input_ids, token_type_ids)
+        for layer in self.layers:
+            x = layer(x, mask)
+        if self.is_mlm:
+            return self.mlm(x, self.embeddings.tokens.weight)
+        return self.classify(x)
+
+
+def build(config: BertConfig) -> ir.IRModule:
+    """Build the module of a BERT; no weight memory is touched."""
+    tokens = ((config.batch, config.seq), "int32")
+    return export_model(
+        Bert(config), input_ids=tokens, token_type_ids=tokens, attention_mask=tokens
+    )

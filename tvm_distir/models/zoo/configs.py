@@ -1,0 +1,278 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of the zoo's models: how they are read and checked, and those of the decoders.
+
+Architectures: GPT-2 (Radford et al. 2019, table 2), GPT-3 (Brown et al. 2020, table 2.1),
+Llama 2 (Touvron et al. 2023, table 1) and Llama 3 (Grattafiori et al. 2024, table 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from tvm_distir.support import MAX_INT, ModelError, nearest, shortened
+
+DTYPES = ("float32", "float16", "bfloat16")
+ATTENTIONS = ("softmax", "flash")
+
+Fault = tuple[str, str]
+"""What is wrong with a configuration, and its remedy."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What the configurations of all models share.
+
+    A field whose default is 0 or 1 and that is listed in ``FLAGS`` takes these two values only;
+    every other number must be positive, or may be zero too when it is listed in ``MAY_BE_ZERO``.
+    """
+
+    FLAGS: ClassVar[frozenset[str]] = frozenset({"nested"})
+    MAY_BE_ZERO: ClassVar[frozenset[str]] = frozenset()
+    LIMITS: ClassVar[Mapping[str, int]] = {"layers": 1024, "depth": 1024}
+    """The most of what is built one by one; other integers may be up to ``MAX_INT``."""
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield what is wrong, and its remedy, the values of single fields first."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in self.FLAGS:
+                if value not in (0, 1):
+                    yield f"{field.name}={value}", "Give 0 or 1."
+            elif field.name == "dtype":
+                if value not in DTYPES:
+                    yield f'unknown dtype "{value}"', nearest(value, DTYPES)
+            elif not isinstance(value, str) and (
+                not value >= 0 or (value == 0 and field.name not in self.MAY_BE_ZERO)
+            ):
+                yield f"{field.name}={shortened(value)} is not positive", "Give a positive number."
+            elif isinstance(value, int) and value > self.LIMITS.get(field.name, MAX_INT):
+                limit = self.LIMITS.get(field.name, MAX_INT)
+                yield f"{field.name}={shortened(value)} is too large", f"Give at most {limit}."
+
+
+def indivisible(what: str, size: int, by: str, count: int) -> Iterator[Fault]:
+    """Yield a fault when ``count`` does not divide ``size``."""
+    if size % count:
+        yield f"{what}={size} is not divisible by {by}={count}", f"Choose {by} that divide {what}."
+
+
+class FourfoldFfn(Config):
+    """A config whose feed-forward block is four times as wide as ``hidden`` where ``ffn`` is 0."""
+
+    MAY_BE_ZERO = frozenset({"ffn"})
+
+    if TYPE_CHECKING:
+        ffn: int
+        hidden: int
+
+    @property
+    def ffn_dim(self) -> int:
+        """Width of the hidden layer of the feed-forward block."""
+        return self.ffn or 4 * self.hidden
+
+
+@dataclass(frozen=True)
+class GptConfig(FourfoldFfn):
+    """A GPT-2 style decoder.
+
+    Attributes
+    ----------
+    layers, hidden, heads, ffn, vocab : int
+        Sizes; ``ffn`` 0 means four times ``hidden``.
+    positions : int
+        Rows of the learned position table; ``seq`` cannot exceed it.
+    batch, seq : int
+        Samples and tokens per sample of the data input ``input_ids``.
+    dtype : str
+        Of weights and activations: float32, float16 or bfloat16.
+    nested : int
+        1: a layer is a private function; 0: everything stands in ``main``.
+    dropout : float
+        Share of elements that training drops: of embeddings, weights of attention, and results of
+        blocks.
+    fused_qkv : int
+        1: one projection to query, key and value, by head.
+    attention : str
+        ``softmax``: products and a softmax; ``flash``: one op, with ``fused_qkv`` and without
+        dropout.
+    """
+
+    FLAGS = frozenset({"nested", "fused_qkv"})
+    MAY_BE_ZERO = frozenset({"ffn", "dropout"})
+
+    layers: int = 12
+    hidden: int = 768
+    heads: int = 12
+    ffn: int = 0
+    vocab: int = 50257
+    positions: int = 1024
+    batch: int = 16
+    seq: int = 128
+    dtype: str = "float32"
+    nested: int = 1
+    dropout: float = 0.0
+    fused_qkv: int = 0
+    attention: str = "softmax"
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.hidden // self.heads
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield what is wrong: also heads that do not divide, and too few positions."""
+        yield from super().faults()
+        if self.dropout >= 1:
+            yield f"dropout={self.dropout}", "Give a share below 1."
+        if self.attention not in ATTENTIONS:
+            known = nearest(self.attention, ATTENTIONS)
+            yield f'unknown attention "{self.attention}"', known
+        elif self.attention == "flash" and (not self.fused_qkv or self.dropout):
+            yield "attention=flash", "Add fused_qkv=1, and leave dropout away."
+        yield from indivisible("hidden", self.hidden, "heads", self.heads)
+        if self.seq > self.positions:
+            yield f"seq={self.seq} exceeds positions={self.positions}", f"Add positions={self.seq}."
+
+
+@dataclass(frozen=True)
+class LlamaConfig(Config):
+    """A Llama style decoder.
+
+    Attributes
+    ----------
+    layers, hidden, heads, kv_heads, ffn, vocab : int
+        Sizes; ``kv_heads`` divides ``heads`` (grouped-query attention).
+    batch, seq : int
+        Samples and tokens per sample of the data input ``input_ids``.
+    dtype : str
+        Of weights and activations: float32, float16 or bfloat16.
+    theta : float
+        Base of the rotary position embedding.
+    eps : float
+        Epsilon of RMSNorm.
+    nested : int
+        1: a layer is a private function; 0: everything stands in ``main``.
+    """
+
+    layers: int = 32
+    hidden: int = 4096
+    heads: int = 32
+    kv_heads: int = 8
+    ffn: int = 14336
+    vocab: int = 128256
+    batch: int = 16
+    seq: int = 2048
+    dtype: str = "bfloat16"
+    theta: float = 500000.0
+    eps: float = 1e-5
+    nested: int = 1
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.hidden // self.heads
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield what is wrong: also heads that do not divide, and an odd width of a head."""
+        yield from super().faults()
+        yield from indivisible("hidden", self.hidden, "heads", self.heads)
+        yield from indivisible("heads", self.heads, "kv_heads", self.kv_heads)
+        if self.head_dim % 2:
+            yield (
+                f"the head width {self.head_dim} is odd: rotary embedding needs pairs",
+                "Choose hidden and heads with an even quotient.",
+            )
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+
+GPT_DEFAULT_SIZE = "gpt2"
+GPT_PRESETS: dict[str, GptConfig] = {
+    "tiny": GptConfig(2, 64, 4, vocab=503, positions=64, seq=16),
+    "gpt2": GptConfig(),
+    "gpt2-medium": GptConfig(24, 1024, 16),
+    "gpt2-large": GptConfig(36, 1280, 20),
+    "gpt2-xl": GptConfig(48, 1600, 25),
+    "gpt3-6.7b": GptConfig(32, 4096, 32, positions=2048, seq=2048, dtype="float16"),
+    "gpt3-13b": GptConfig(40, 5120, 40, positions=2048, seq=2048, dtype="float16"),
+    "gpt3-175b": GptConfig(96, 12288, 96, positions=2048, seq=2048, dtype="float16"),
+}
+
+LLAMA_DEFAULT_SIZE = "8b"
+_LLAMA2 = LlamaConfig(vocab=32000, theta=10000.0)
+LLAMA_PRESETS: dict[str, LlamaConfig] = {
+    "tiny": LlamaConfig(2, 64, 8, 4, 128, 512, seq=16, dtype="float32", theta=10000.0),
+    "7b": replace(_LLAMA2, kv_heads=32, ffn=11008),
+    "13b": replace(_LLAMA2, layers=40, hidden=5120, heads=40, kv_heads=40, ffn=13824),
+    "70b": replace(_LLAMA2, layers=80, hidden=8192, heads=64, ffn=28672),
+    "8b": LlamaConfig(),
+    "3-70b": LlamaConfig(layers=80, hidden=8192, heads=64, ffn=28672),
+    "405b": LlamaConfig(layers=126, hidden=16384, heads=128, ffn=53248),
+}
+
+
+def configure(
+    name: str, presets: Mapping[str, AnyConfig], default_size: str, keys: Mapping[str, Any]
+) -> AnyConfig:
+    """Preset with single keys overridden.
+
+    Parameters
+    ----------
+    name : str
+        Of the model, for messages.
+    presets : mapping of str to config
+        The sizes.
+    default_size : str
+        The size when ``keys`` names none.
+    keys : mapping
+        ``size`` and any field; values may be texts (as in a ``zoo:`` string).
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    rest = dict(keys)
+    size = str(rest.pop("size", default_size)).lower()
+    if size not in presets:
+        raise ModelError(
+            "DIST0331",
+            f'the zoo\'s {name} has no size "{size}"',
+            place=f"zoo:{name}",
+            remedy=nearest(size, presets),
+        )
+    base = presets[size]
+    types: dict[str, type] = {f.name: type(getattr(base, f.name)) for f in fields(base)}
+    values: dict[str, Any] = {}
+    for key, value in rest.items():
+        if key not in types:
+            raise ModelError(
+                "DIST0331",
+                f'the zoo\'s {name} has no key "{key}"',
+                place=f"zoo:{name}",
+                remedy=nearest(key, [*types, "size"]),
+            )
+        values[key] = _convert(name, key, value, types[key])
+    config = replace(base, **values)
+    for what, remedy in config.faults():
+        raise ModelError("DIST0332", what, place=f"zoo:{name}", remedy=remedy)
+    return config
+
+
+def _convert(name: str, key: str, value: Any, kind: type) -> Any:
+    if kind is str:
+        return str(value)
+    try:
+        number = kind(value) if not isinstance(value, float) else kind(str(value))
+    except (TypeError, ValueError) as error:
+        word = "an integer" if kind is int else "a number"
+        raise ModelError(
+            "DIST0332",
+            f"{key}={shortened(value)!r} is not {word}",
+            place=f"zoo:{name}",
+            remedy="Fix it.",
+        ) from error
+    return number

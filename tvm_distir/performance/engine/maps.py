@@ -1,0 +1,135 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Max-plus maps of functions, by the native code or by its plain reference."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from tvm_distir.support import InternalError, load_library
+
+from .functions import STREAM_PORTS, FunctionTable, Ints, Maps, representable
+from .maps_reference import ReferenceMaps
+from .units import RANK_STREAMS, Ran, Units
+
+
+def maps_of(table: FunctionTable, engine: str = "native") -> Maps:
+    """The functions of a table.
+
+    Parameters
+    ----------
+    table : FunctionTable
+    engine : str
+        ``native``, or ``reference`` for the same in NumPy (slow, all operands are ports).
+
+    Raises
+    ------
+    DependencyError
+        DIST0110 without the native library.
+    """
+    if engine not in ("native", "reference"):
+        raise InternalError("DIST0901", f"no engine is called {engine!r}", remedy="Report it.")
+    return NativeMaps(table) if engine == "native" else ReferenceMaps(table)
+
+
+@functools.cache
+def know_overflows() -> None:
+    """Let what the native code throws for times that do not fit be an OverflowError here."""
+    import tvm_ffi
+
+    tvm_ffi.register_error("OverflowError", OverflowError)
+
+
+class NativeMaps:
+    """See :class:`.functions.Maps`."""
+
+    def __init__(self, table: FunctionTable) -> None:
+        (
+            self._origins,
+            self._apart,
+            self._open,
+            self._ports,
+            self._matrix,
+            self._expand,
+            self._spans,
+            self._run,
+            self._outcome,
+            self._busy,
+            self._sweep,
+        ) = load_library()["simulation"](*table.arrays())
+        know_overflows()
+        self._results = table.functions[3::4]
+
+    def origins(self, function: int) -> list[int]:
+        """See :class:`.functions.Maps`."""
+        return list(self._origins(function))
+
+    def apart(self, function: int) -> list[bool]:
+        """See :class:`.functions.Maps`."""
+        return [bool(one) for one in self._apart(function)]
+
+    def open(self, function: int, classes: Sequence[int]) -> None:
+        """See :class:`.functions.Maps`."""
+        self._open(function, np.array(classes, np.int64))
+
+    def ports(self, function: int) -> list[int]:
+        """See :class:`.functions.Maps`."""
+        with representable():
+            return list(self._ports(function))[1:]
+
+    def tasks(self, function: int) -> int:
+        """See :class:`.functions.Maps`."""
+        with representable():
+            return int(self._ports(function)[0])
+
+    def matrix(self, function: int) -> Ints:
+        """See :class:`.functions.Maps`."""
+        ports = STREAM_PORTS + len(self.ports(function))
+        found = np.empty((STREAM_PORTS + self._results[function]) * ports, np.int64)
+        self._matrix(function, found)
+        return found.reshape(-1, ports)
+
+    def expand(self, function: int, times: Ints) -> Ints:
+        """See :class:`.functions.Maps`."""
+        runs, tasks = times.shape[0], self.tasks(function)
+        found = np.empty(runs * tasks, np.int64)
+        self._expand(function, np.ascontiguousarray(times).ravel(), found)
+        return found.reshape(runs, tasks)
+
+    def spans(self, function: int, times: Ints) -> Ints:
+        """See :class:`.functions.Maps`."""
+        self.ports(function)
+        found = np.empty(2 * times.shape[0], np.int64)
+        self._spans(function, np.ascontiguousarray(times).ravel(), found)
+        return found.reshape(-1, 2)
+
+    def run(self, units: Units) -> Ran:
+        """See :class:`.functions.Maps`."""
+        with representable():
+            sizes = self._run(*units.arrays())
+        times, finish, sent, position = (np.empty(size, np.int64) for size in sizes)
+        self._outcome(times, finish, sent, position)
+        return Ran(
+            times, finish.reshape(-1, RANK_STREAMS), sent.reshape(-1, units.micros), position
+        )
+
+    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: Units) -> Ints:
+        """See :class:`.functions.Maps`."""
+        found = np.empty(spent.shape[1], np.int64)
+        self._sweep(
+            columns,
+            np.ascontiguousarray(spent).ravel(),
+            np.ascontiguousarray(sent).ravel(),
+            *units.arrays(),
+            found,
+        )
+        return found
+
+    def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
+        """See :class:`.functions.Maps`."""
+        with representable():
+            compute, comm, both = self._busy(runs, times, computing, talking)
+        return int(compute), int(comm), int(both)

@@ -1,0 +1,232 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Max-plus maps in NumPy: simple, slow, and what the native ones must equal in every time.
+
+Every parameter is a port here, so that the choice of ports is checked as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tvm_distir.support import SimulationError
+
+from .functions import (
+    AFTER,
+    COMPUTE_PORT,
+    HOLDS,
+    HOST_PORT,
+    IS_FREE,
+    LATEST,
+    NEVER,
+    STREAM_PORTS,
+    SYNC,
+    FunctionTable,
+    Ints,
+    representable,
+)
+from .units import Ran, Units
+from .units_reference import checked, run_units, times_of
+
+
+@dataclass(frozen=True)
+class _Op:
+    stream: int
+    flags: int
+    duration: int
+    issue: int
+    callee: int
+    ins: list[int]
+    outs: list[int]
+
+
+@dataclass(frozen=True)
+class _Function:
+    params: int
+    values: int
+    ops: list[_Op]
+    results: list[int]
+
+
+def _read(table: FunctionTable) -> list[_Function]:
+    """The functions of a table."""
+    ops, ins, outs, results = (
+        iter(one) for one in (table.ops, table.ins, table.outs, table.results)
+    )
+
+    def take(source: Iterator[int], count: int) -> list[int]:
+        return [next(source) for _ in range(count)]
+
+    found = []
+    rows = table.functions
+    for at in range(0, len(rows), 4):
+        own = []
+        for _ in range(rows[at + 2]):
+            stream, flags, duration, issue, callee, reads, writes = take(ops, 7)
+            operands, made = take(ins, reads), take(outs, writes)
+            own.append(_Op(stream, flags, duration, issue, callee, operands, made))
+        found.append(_Function(rows[at], rows[at + 1], own, take(results, rows[at + 3])))
+    return found
+
+
+def _plus(row: Ints, by: int) -> Ints:
+    found: Ints = np.where(row > NEVER, row + min(by, LATEST + 1), NEVER)
+    return checked(found)
+
+
+def _retimed(op: _Op, column: int, spent: Ints) -> _Op:
+    return op if column < 0 else replace(op, duration=int(spent[column]))
+
+
+class ReferenceMaps:
+    """See :class:`.functions.Maps`."""
+
+    def __init__(self, table: FunctionTable) -> None:
+        self._functions = _read(table)
+        self._known: dict[int, tuple[Ints, list[Ints]]] = {}
+
+    def origins(self, function: int) -> list[int]:
+        """See :class:`.functions.Maps`: all results may come whenever."""
+        return [IS_FREE] * len(self._functions[function].results)
+
+    def apart(self, function: int) -> list[bool]:
+        """See :class:`.functions.Maps`: all parameters matter."""
+        return [True] * self._functions[function].params
+
+    def open(self, function: int, classes: Sequence[int]) -> None:
+        """See :class:`.functions.Maps`: all parameters are ports anyway."""
+
+    def ports(self, function: int) -> list[int]:
+        """See :class:`.functions.Maps`."""
+        return list(range(self._functions[function].params))
+
+    def tasks(self, function: int) -> int:
+        """See :class:`.functions.Maps`."""
+        return sum(
+            1 if op.callee < 0 else self.tasks(op.callee) for op in self._functions[function].ops
+        )
+
+    def matrix(self, function: int) -> Ints:
+        """See :class:`.functions.Maps`."""
+        return self._summary(function)[0]
+
+    def _summary(self, function: int) -> tuple[Ints, list[Ints]]:
+        """Rows of streams and results; and per op that of its start, or those of its callee's."""
+        if function not in self._known:
+            with representable():
+                self._known[function] = self._summarised(self._functions[function])
+        return self._known[function]
+
+    def _summarised(self, fn: _Function) -> tuple[Ints, list[Ints]]:
+        ports = STREAM_PORTS + fn.params
+        unit = np.full((ports, ports), NEVER, np.int64)
+        np.fill_diagonal(unit, 0)
+        streams = list(unit[:STREAM_PORTS])
+        value = {-1: np.full(ports, NEVER, np.int64), **dict(enumerate(unit[STREAM_PORTS:]))}
+        starts: list[Ints] = []
+        for op in fn.ops:
+            if op.callee >= 0:
+                inner = np.stack([*streams, *(value[k] for k in op.ins)])
+                ends = times_of(self.matrix(op.callee), inner)
+                streams = list(ends[:STREAM_PORTS])
+                value |= {k: end for k, end in zip(op.outs, ends[STREAM_PORTS:]) if k >= 0}
+                starts.append(inner)
+                continue
+            streams[HOST_PORT] = _plus(streams[HOST_PORT], op.issue)
+            rows = [streams[HOST_PORT], streams[op.stream], *(value[k] for k in op.ins)]
+            if op.flags & (AFTER | HOLDS):
+                rows.append(streams[COMPUTE_PORT])
+            start = np.stack(rows).max(axis=0)
+            end = _plus(start, op.duration)
+            streams[op.stream] = end
+            if op.flags & HOLDS:
+                streams[COMPUTE_PORT] = end
+            if op.flags & SYNC:
+                streams[HOST_PORT] = end
+            value |= {k: end for k in op.outs if k >= 0}
+            starts.append(start[None])
+        return np.stack([*streams, *(value[k] for k in fn.results)]), starts
+
+    def expand(self, function: int, times: Ints) -> Ints:
+        """See :class:`.functions.Maps`."""
+        return np.array([self._starts(function, row) for row in times], np.int64).reshape(
+            len(times), self.tasks(function)
+        )
+
+    def _starts(self, function: int, times: Ints) -> list[int]:
+        found: list[int] = []
+        for op, rows in zip(self._functions[function].ops, self._summary(function)[1]):
+            at = times_of(rows, times[:, None])[:, 0]
+            found += at.tolist() if op.callee < 0 else self._starts(op.callee, at)
+        return found
+
+    def spans(self, function: int, times: Ints) -> Ints:
+        """See :class:`.functions.Maps`."""
+        ops = [(k, op) for k, op in enumerate(self._ops(function)) if op.stream == COMPUTE_PORT]
+        found = np.full((len(times), 2), NEVER, np.int64)
+        if ops:
+            start = self.expand(function, times)
+            found[:, 0] = start[:, ops[0][0]]
+            found[:, 1] = start[:, ops[-1][0]] + ops[-1][1].duration
+        return found
+
+    def run(self, units: Units) -> Ran:
+        """See :class:`.functions.Maps`."""
+        with representable():
+            return run_units(self, units)
+
+    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: Units) -> Ints:
+        """See :class:`.functions.Maps`."""
+        found = np.full(spent.shape[1], -1, np.int64)
+        for row in range(found.size):
+            column = iter(columns.tolist())
+            one = copy.copy(self)
+            one._known = {}
+            one._functions = [
+                replace(fn, ops=[_retimed(op, next(column), spent[:, row]) for op in fn.ops])
+                for fn in self._functions
+            ]
+            edges = np.stack((units.edges[:, 0], sent[:, row]), axis=1)
+            with contextlib.suppress(SimulationError):
+                with representable():
+                    ran = run_units(one, replace(units, edges=edges))
+                if (ran.position == np.diff(units.program_begin)).all():
+                    found[row] = ran.finish.max(initial=0)
+        return found
+
+    def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
+        """See :class:`.functions.Maps`."""
+        changes: list[tuple[int, int, int]] = []
+        for kind, pairs in enumerate((computing, talking)):
+            for start, end in pairs.reshape(-1, 2).tolist():
+                changes += [(start, kind, 1), (end, kind, -1)]
+        at = 0
+        for function in runs.tolist():
+            ports = STREAM_PORTS + len(self.ports(function))
+            starts = self._starts(function, times[at : at + ports])
+            at += ports
+            for op, start in zip(self._ops(function), starts, strict=True):
+                kind = int(op.stream != COMPUTE_PORT)
+                changes += [(start, kind, 1), (start + op.duration, kind, -1)]
+        open_now, sums, last = [0, 0], [0, 0, 0], 0
+        for time, kind, change in sorted(changes):
+            spent = time - last
+            for one in range(2):
+                sums[one] += spent if open_now[one] else 0
+            sums[2] += spent if all(open_now) else 0
+            open_now[kind] += change
+            last = time
+        return sums[0], sums[1], sums[2]
+
+    def _ops(self, function: int) -> Iterator[_Op]:
+        """All ops in order of issue, callees' included."""
+        for op in self._functions[function].ops:
+            if op.callee < 0:
+                yield op
+            else:
+                yield from self._ops(op.callee)

@@ -1,0 +1,135 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""When each task of a graph starts and ends: the simulator's event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tvm_distir.support import InternalError, SimulationError, load_library
+
+from .reference import schedule_reference
+from .tasks import Ints, Tasks
+
+ENGINES = ("native", "reference")
+
+
+def schedule(
+    tasks: Tasks, engine: str = "native", names: Sequence[str] | None = None
+) -> tuple[Ints, Ints]:
+    """Schedule all tasks as early as possible.
+
+    Parameters
+    ----------
+    tasks : Tasks
+    engine : str
+        ``native``, or ``reference`` for the same in plain Python (slow, exact, its oracle).
+    names : sequence of str, optional
+        Names of the tasks, for errors.
+
+    Returns
+    -------
+    start, end : int64 arrays (n,)
+        In the unit of the durations.
+
+    Raises
+    ------
+    SimulationError
+        DIST0720 when tasks wait for each other forever, DIST0721 when the time does not fit in
+        64 bits.
+    DependencyError
+        DIST0110 without the native library.
+    """
+    if engine not in ENGINES:
+        raise InternalError("DIST0901", f"no scheduler is called {engine!r}", remedy="Report it.")
+    if engine == "reference":
+        start, end, done = schedule_reference(tasks)
+    else:
+        start, end, done = _schedule_native(tasks)
+    if done < 0:
+        raise SimulationError(
+            "DIST0721",
+            "the simulated time does not fit in 64-bit picoseconds (106 days)",
+            place="schedule",
+            remedy="Check the numbers of the system and the sizes of the program.",
+        )
+    if done < tasks.size:
+        cycle = find_cycle(tasks, start)
+        shown = [names[t] if names is not None else f"task {t}" for t in cycle]
+        if len(shown) > 8:
+            shown = [*shown[:7], f"... {len(shown) - 8} more", shown[-1]]
+        raise SimulationError(
+            "DIST0720",
+            f"{tasks.size - done} of {tasks.size} tasks never start, because these wait for each "
+            f"other: {' <- '.join(shown)}",
+            place="schedule",
+            remedy="Give all devices of a collective, and both ends of a transfer, the same order.",
+        )
+    return start, end
+
+
+def _schedule_native(tasks: Tasks) -> tuple[Ints, Ints, int]:
+    import tvm_ffi
+
+    start, end = np.empty(tasks.size, np.int64), np.empty(tasks.size, np.int64)
+    view = tvm_ffi.from_dlpack
+    done = load_library()["schedule"](
+        view(tasks.duration),
+        view(tasks.stream),
+        tasks.stream_count,
+        view(tasks.dep_begin),
+        view(tasks.dep),
+        view(tasks.group),
+        tasks.group_count,
+        view(start),
+        view(end),
+    )
+    return start, end, int(done)
+
+
+def find_cycle(tasks: Tasks, start: Ints) -> list[int]:
+    """Tasks of one cycle of waits among those that never started (``start`` is -1).
+
+    Each entry waits for the one after it, the last for the first. A task of a group also waits
+    for what the other members wait for, so neighbours may be members of one group.
+    """
+    blocked = start < 0
+    before: dict[int, int] = {}
+    last: dict[int, int] = {}
+    members: dict[int, list[int]] = {}
+    for t in range(tasks.size):
+        stream, group = int(tasks.stream[t]), int(tasks.group[t])
+        if stream >= 0:
+            if stream in last:
+                before[t] = last[stream]
+            last[stream] = t
+        if group >= 0:
+            members.setdefault(group, []).append(t)
+
+    def waits_for(task: int) -> tuple[int, int]:
+        """A blocked task that ``task``'s node waits for, and the member that waits."""
+        group = int(tasks.group[task])
+        for member in members.get(group, [task]):
+            deps = tasks.dep[tasks.dep_begin[member] : tasks.dep_begin[member + 1]]
+            for dep in (*(int(d) for d in deps), before.get(member, -1)):
+                if dep >= 0 and blocked[dep]:
+                    return member, dep
+        raise InternalError("DIST0901", f"task {task} is blocked by nothing", remedy="Report it.")
+
+    def node(task: int) -> tuple[int, int]:
+        group = int(tasks.group[task])
+        return (0, group) if group >= 0 else (1, task)
+
+    path: list[int] = []
+    seen: dict[tuple[int, int], int] = {}
+    here = int(np.flatnonzero(blocked)[0])
+    while node(here) not in seen:
+        seen[node(here)] = len(path)
+        member, dep = waits_for(here)
+        if member != here:
+            path.append(here)
+        path.append(member)
+        here = dep
+    return path[seen[node(here)] :]

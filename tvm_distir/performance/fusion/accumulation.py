@@ -1,0 +1,106 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that are added to their sums as they come, in the functions that make them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from tvm_distir.performance.program.parts import Function, Op, reached
+from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.staged import BACKWARD, NEXT
+
+ADD = "accumulate"
+"""Name of the kernels that add to the sums of gradients."""
+Place = tuple[str, int]
+"""A function and one of its values."""
+
+
+def accumulated(program: Program) -> Program:
+    """Let gradients be added to their sums where they are made, by every micro-batch.
+
+    A backward part that waits for its host has time for it. The first micro-batch adds to zeros, as
+    frameworks with buffers of sums have it. Programs without stages or sums stay, and so do steps
+    whose gradients of weights are units of their own.
+    """
+    staged = program.staged
+    if staged is None or staged.schedule.splits_backward or staged.schedule.micro_batches < 2:
+        return program
+    known, functions = program.functions, dict(program.functions)
+    outputs = {name: {v: op for op in fn.ops for v in op.outputs} for name, fn in known.items()}
+    added: dict[Place, Op] = {}
+    moved: set[int] = set()
+    for role in staged.roles:
+        back, following = role.phase(BACKWARD), role.phase(NEXT)
+        if back is None or following is None:
+            continue
+        names = reached(known, [following.function])
+        readers = {name: _readers(known[name]) for name in names}
+        results = dict(zip(back.outputs, known[back.function].results, strict=True))
+        for slot, param in zip(following.inputs, known[following.function].params, strict=True):
+            op = _reader(known, readers, (following.function, param)) if slot in results else None
+            if op is not None:
+                made = _maker(known, outputs, (back.function, results[slot]))
+                added.setdefault(made, op)
+                moved.add(id(op))
+        for name in names:
+            functions[name] = _without_work(functions[name], moved)
+    for (name, value), op in added.items():
+        fn = functions[name]
+        one = op._replace(op=ADD, inputs=(value,), outputs=())
+        functions[name] = dataclasses.replace(fn, ops=(*fn.ops, one))
+    return dataclasses.replace(program, functions=functions)
+
+
+def _readers(fn: Function) -> dict[int, list[Op]]:
+    """By value the ops that read it."""
+    found: dict[int, list[Op]] = {}
+    for op in fn.ops:
+        for value in op.inputs:
+            found.setdefault(value, []).append(op)
+    return found
+
+
+def _reader(
+    functions: Mapping[str, Function], readers: Mapping[str, Mapping[int, list[Op]]], place: Place
+) -> Op | None:
+    """The kernel that reads a value, in the function that is called with it, views followed."""
+    name, value = place
+    for op in readers[name].get(value, ()):
+        found: Op | None = op
+        if op.kind == "view" or op.kernel_class == "view":
+            found = _reader(functions, readers, (name, op.outputs[0]))
+        elif op.kind == "call":
+            param = functions[op.callee].params[op.inputs.index(value)]
+            found = _reader(functions, readers, (op.callee, param))
+        if found is not None:
+            return found
+    return None
+
+
+def _maker(
+    functions: Mapping[str, Function], outputs: Mapping[str, Mapping[int, Op]], place: Place
+) -> Place:
+    """Where a value is made: in the function that is called for it, views followed."""
+    name, value = place
+    op = outputs[name].get(value)
+    if op is None:
+        return place
+    if op.kind == "view":
+        return _maker(functions, outputs, (name, op.inputs[0]))
+    if op.kind == "call":
+        result = functions[op.callee].results[op.outputs.index(value)]
+        return _maker(functions, outputs, (op.callee, result))
+    return place
+
+
+def _without_work(fn: Function, moved: set[int]) -> Function:
+    """A function some of whose kernels, by their ids, take no time."""
+    ops = tuple(
+        op._replace(flops=0, bytes_read=0, bytes_written=0, kernel_class="view")
+        if id(op) in moved
+        else op
+        for op in fn.ops
+    )
+    return dataclasses.replace(fn, ops=ops)

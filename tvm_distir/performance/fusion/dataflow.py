@@ -1,0 +1,145 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Who makes and who reads the values of a function, views followed to the memory behind them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection
+
+from tvm_distir.performance.program.parts import Function
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+CAST = "relax.astype"
+_GRADIENT = re.compile(r"grad(?:ient)?(?:\d|_\d|\.|$)")
+
+
+class Dataflow:
+    """Values and ops of a function.
+
+    Parameters
+    ----------
+    fn : Function
+    casts : bool
+        Whether casts between floats are views; those that the function returns, directly or
+        through views, are not.
+    plain : collection of int
+        Casts that are none.
+
+    Attributes
+    ----------
+    fn : Function
+    views : set of int
+        Ops that only show a value's memory.
+    source : list of int
+        Of each value the one whose memory it is.
+    maker : dict of int to int
+        By value the op that makes it.
+    readers : dict of int to list of int
+        By value that has memory the ops, no views, that read it, directly or through views.
+    kept : set of int
+        Values with memory that the function returns, directly or through views.
+    """
+
+    def __init__(self, fn: Function, casts: bool, plain: Collection[int] = ()) -> None:
+        self.fn, self.casts, self.plain = fn, casts, frozenset(plain)
+        returned = set(fn.results)
+        for op in reversed(fn.ops):
+            if op.kind == "view" and op.outputs[0] in returned:
+                returned.add(op.inputs[0])
+        self.views = {
+            number
+            for number, op in enumerate(fn.ops)
+            if op.kind == "view"
+            or (casts and returned.isdisjoint(op.outputs) and self.is_cast(number))
+        }
+        self.source = list(range(len(fn.values)))
+        self.maker: dict[int, int] = {}
+        self.readers: dict[int, list[int]] = {}
+        for number, op in enumerate(fn.ops):
+            for value in op.outputs:
+                self.maker[value] = number
+            if number in self.views:
+                self.source[op.outputs[0]] = self.source[op.inputs[0]]
+                continue
+            for value in dict.fromkeys(self.source[value] for value in op.inputs):
+                self.readers.setdefault(value, []).append(number)
+        self.kept = {self.source[value] for value in fn.results}
+
+    def is_cast(self, number: int) -> bool:
+        """Whether an op changes one floating type to another."""
+        op = self.fn.ops[number]
+        if op.op != CAST or len(op.inputs) != 1 or number in self.plain:
+            return False
+        ends = self.fn.values[op.inputs[0]], self.fn.values[op.outputs[0]]
+        return all(value.dtype in FLOATS for value in ends)
+
+    def reads(self, number: int) -> tuple[int, ...]:
+        """Values with memory that an op reads."""
+        return tuple(dict.fromkeys(self.source[v] for v in self.fn.ops[number].inputs))
+
+    def elements(self, value: int) -> int:
+        """Number of elements."""
+        return math.prod(self.fn.values[value].shape)
+
+    def has_scalar(self, number: int) -> bool:
+        """Whether one of several operands of an op has a single element."""
+        inputs = self.fn.ops[number].inputs
+        return len(inputs) > 1 and any(self.elements(value) == 1 for value in inputs)
+
+    def neighbours(self, number: int) -> list[int]:
+        """Ops that make what an op reads, or read what it makes; not through single elements."""
+        found = []
+        for value in self.reads(number):
+            if value in self.maker and self.elements(value) > 1:
+                found.append(self.maker[value])
+        for value in self.fn.ops[number].outputs:
+            if self.elements(value) > 1:
+                found.extend(self.readers.get(value, ()))
+        return found
+
+    def narrowed(self) -> dict[int, tuple[str, int]]:
+        """By value that has memory its narrowest type among its casts, and its bytes then.
+
+        What the caller gives or gets stays as it is.
+        """
+        fixed = {*self.fn.params, *self.kept}
+        casts = [n for n in range(len(self.fn.ops)) if self.casts and self.is_cast(n)]
+        found: dict[int, tuple[str, int]] = {}
+        for number in casts:
+            op = self.fn.ops[number]
+            value, cast = self.source[op.inputs[0]], self.fn.values[op.outputs[0]]
+            if value not in self.maker or value in fixed:
+                continue
+            have = found.get(value, ("", self.fn.values[value].bytes))
+            if cast.bytes < have[1]:
+                found[value] = (cast.dtype, cast.bytes)
+        return found
+
+    def after_gradients(self) -> set[int]:
+        """Ops that wait for a gradient that the function is given: those of its backward part."""
+        late = {p for p in self.fn.params if _GRADIENT.match(self.fn.values[p].name)}
+        found: set[int] = set()
+        for number, op in enumerate(self.fn.ops):
+            if not late.isdisjoint(op.inputs):
+                late.update(op.outputs)
+                found.add(number)
+        return found
+
+    def closes_circle(self, group: Collection[int], number: int) -> bool:
+        """Whether some op outside both lies on a way from a group to an op, or back."""
+        members = {*group, number}
+        first, last = min(members), max(members)
+        reached: set[int] = set()
+        for op in range(first, last + 1):
+            if op in self.views:
+                continue
+            makers = {self.maker.get(value, -1) for value in self.reads(op)}
+            behind = not reached.isdisjoint(makers)
+            if op in members:
+                if behind:
+                    return True
+            elif behind or not members.isdisjoint(makers):
+                reached.add(op)
+        return False

@@ -1,0 +1,67 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``grouped``: a program as a backend launches it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tvm_distir.performance.program.parts import Function
+from tvm_distir.performance.program.program import Program
+
+from .accumulation import accumulated
+from .classes import classified
+from .dataflow import Dataflow
+from .grouping import Grouping, plain
+from .hosts import with_hosts
+from .profile import Profile
+from .reductions import reduced
+from .wrappers import without_wrappers
+from .writing import Writer
+
+
+def grouped(program: Program, profile: Profile | str) -> Program:
+    """Group the ops of a program into the kernels that a backend launches.
+
+    Parameters
+    ----------
+    program : Program
+        As :func:`..exporter.export` makes it.
+    profile : Profile or str
+        A profile, its name, or its file.
+
+    Returns
+    -------
+    Program
+        The same functions and results; ops that run as one kernel are one op, whose bytes are what
+        it reads from and writes to memory. The program itself for a profile that groups nothing,
+        and where ops were measured: they are kernels.
+
+    Raises
+    ------
+    HardwareError
+        DIST0701 for an unknown profile.
+    """
+    known = Profile.known(profile)
+    if known.changes_nothing or _measured(program):
+        return program
+    program = reduced(without_wrappers(program), known)
+    functions, besides = dict[str, Function](), dict[str, int]()
+    for name, fn in program.functions.items():
+        functions[name], besides[name] = _function(fn, known)
+    program = dataclasses.replace(program, functions=functions)
+    if known.accumulates:
+        program = accumulated(program)
+    return with_hosts(program, besides)
+
+
+def _function(fn: Function, profile: Profile) -> tuple[Function, int]:
+    """Group a function's ops; launches that the host does besides."""
+    casts, launches = plain(Dataflow(fn, False), profile)
+    flow = Dataflow(fn, profile.casts, casts)
+    grouping = Grouping(flow, profile, flow.after_gradients())
+    return classified(Writer(flow, grouping).run()), launches
+
+
+def _measured(program: Program) -> bool:
+    return any(op.measured_ps for fn in program.functions.values() for op in fn.ops)

@@ -1,0 +1,272 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of gradients and messages between stages as a framework makes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+
+from tvm_distir.performance.program.parts import Function, Mesh, Op
+from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.staged import (
+    ACCUMULATE,
+    ADD,
+    BACKWARD,
+    END,
+    NEXT,
+    PART,
+    WEIGHT,
+    Edge,
+    Role,
+    Staged,
+)
+
+from .dataflow import Dataflow
+from .profile import Profile
+
+GRADIENTS = "gradients"
+"""Kernel class of collectives behind all micro-batches."""
+HALF = ("float16", "bfloat16")
+
+
+def reduced(program: Program, profile: Profile) -> Program:
+    """Make sums and messages of a step in stages as a profile says; other programs stay."""
+    if program.staged is None:
+        return program
+    staged = program.staged
+    functions = dict(program.functions)
+    later: dict[str, list[Op]] = {}
+    if profile.once:
+        data = {axis for role in staged.roles for axis in _data_axes(role)}
+        ends = {phase.function for role in staged.roles for phase in role.phases}
+        for name in _called(functions, staged, (BACKWARD, WEIGHT, END)):
+            if name not in ends:
+                functions[name], later[name] = _later(functions[name], data)
+    if profile.sums == "weight":
+        staged = _Narrowing(functions, staged).run()
+    for name in _called(functions, staged, (END, PART, ADD)):
+        if profile.bucket:
+            functions[name] = _bucketed(functions[name])
+        functions[name] = _marked(functions[name])
+    for role in staged.roles if later else ():
+        _at_the_end(functions, role, later)
+    edges = staged.edges
+    if profile.split_sends:
+        edges = tuple(_split(edge, program.meshes, staged) for edge in edges)
+    staged = dataclasses.replace(staged, edges=edges)
+    return dataclasses.replace(program, functions=functions, staged=staged)
+
+
+def _called(functions: dict[str, Function], staged: Staged, phases: tuple[str, ...]) -> list[str]:
+    todo = [
+        phase.function
+        for role in staged.roles
+        for phase in role.phases
+        if phase.name.partition(":")[0] in phases
+    ]
+    found: dict[str, None] = {}
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found[name] = None
+            todo.extend(callee for op in functions[name].ops for callee in op.callees)
+    return list(found)
+
+
+def _data_axes(role: Role) -> set[int]:
+    """Axes that cut the data of a kind of stage."""
+    found: set[int] = set()
+    for slot in role.params:
+        value = role.slots[slot]
+        if value.role == "input" and value.placement:
+            labels = [label.strip() for label in value.placement.split(", ")]
+            found.update(axis for axis, label in enumerate(labels) if label.startswith("S"))
+    return found
+
+
+def _later(fn: Function, data: set[int]) -> tuple[Function, list[Op]]:
+    """Leave out sums over the data's axes that the function only hands on, or is only given."""
+    flow = Dataflow(fn, True)
+    ops: list[Op] = []
+    left: list[Op] = []
+    for op in fn.ops:
+        over_data = op.kind == "collective" and op.collective == "all_reduce"
+        if over_data and bool(op.mesh_axes) and data.issuperset(op.mesh_axes):
+            given = all(flow.source[value] in fn.params for value in op.inputs)
+            readers = [n for value in op.outputs for n in flow.readers.get(value, ())]
+            if given or all(flow.is_cast(n) for n in readers):
+                left.append(op)
+                op = Op(op.name, "view", op.op, op.inputs, op.outputs)
+        ops.append(op)
+    return dataclasses.replace(fn, ops=tuple(ops)), left
+
+
+def _at_the_end(functions: dict[str, Function], role: Role, later: dict[str, list[Op]]) -> None:
+    """Make the sums that were left out with those behind all micro-batches."""
+    phases = [role.phase(name) for name in (BACKWARD, WEIGHT, END)]
+    end = phases[-1]
+    if end is None:
+        return
+    sizes: dict[tuple[int, ...], int] = {}
+    example: dict[tuple[int, ...], Op] = {}
+    for phase in phases:
+        for op in () if phase is None else _run(functions, phase.function, later):
+            sizes[op.mesh_axes] = sizes.get(op.mesh_axes, 0) + op.payload_bytes
+            example[op.mesh_axes] = op
+    fn = functions[end.function]
+    ops = list(fn.ops)
+    for axes, size in sizes.items():
+        at = next((n for n, op in enumerate(ops) if _sums(op, axes)), None)
+        if at is None:
+            ops.insert(
+                0, example[axes]._replace(inputs=(), outputs=(), payload_bytes=size,
+                kernel_class=GRADIENTS)
+            )  # fmt: skip
+        else:
+            ops[at] = ops[at]._replace(payload_bytes=ops[at].payload_bytes + size)
+    functions[end.function] = dataclasses.replace(fn, ops=tuple(ops))
+
+
+def _run(
+    functions: Mapping[str, Function], name: str, later: Mapping[str, list[Op]]
+) -> Iterator[Op]:
+    """Sums that were left out of a function and of those that it calls, as often as it does."""
+    yield from later.get(name, ())
+    for op in functions[name].ops:
+        for callee in op.callees[:1]:
+            yield from _run(functions, callee, later)
+
+
+def _sums(op: Op, axes: tuple[int, ...]) -> bool:
+    return op.kind == "collective" and op.collective == "all_reduce" and op.mesh_axes == axes
+
+
+def _bucketed(fn: Function) -> Function:
+    """Join the sums of what the function is given: they are ready at once."""
+    flow = Dataflow(fn, True)
+    given, buckets = set(fn.params), dict[tuple[str, int, tuple[int, ...]], list[Op]]()
+    for op in fn.ops:
+        if op.kind == "collective" and {flow.source[v] for v in op.inputs} <= given:
+            buckets.setdefault((op.collective, op.mesh, op.mesh_axes), []).append(op)
+    joined = {id(op): own for own in buckets.values() for op in own if len(own) > 1}
+    if not joined:
+        return fn
+    head: list[Op] = []
+    rest = [op for op in fn.ops if id(op) not in joined]
+    sources = {flow.source[v] for own in joined.values() for op in own for v in op.inputs}
+    views = [op for op in rest if op.kind == "view" and flow.source[op.inputs[0]] in sources]
+    for own in {id(own): own for own in joined.values()}.values():
+        head.append(
+            own[0]._replace(
+                inputs=tuple(v for op in own for v in op.inputs),
+                outputs=tuple(v for op in own for v in op.outputs),
+                payload_bytes=sum(op.payload_bytes for op in own),
+            )
+        )
+    known = {id(op) for op in views}
+    ops = [*views, *head, *(op for op in rest if id(op) not in known)]
+    return dataclasses.replace(fn, ops=tuple(ops))
+
+
+def _marked(fn: Function) -> Function:
+    ops = [op._replace(kernel_class=GRADIENTS) if op.kind == "collective" else op for op in fn.ops]
+    return dataclasses.replace(fn, ops=tuple(ops))
+
+
+def _split(edge: Edge, meshes: tuple[Mesh, ...], staged: Staged) -> Edge:
+    """Send what several devices hold alike in parts."""
+    mesh = meshes[staged.schedule.rank_of[edge.source[0]]]
+    labels = [label.strip() for label in edge.placements[0].split(", ")]
+    alike = math.prod(size for size, label in zip(mesh.shape, labels, strict=True) if label == "R")
+    return dataclasses.replace(edge, split=alike) if alike > 1 else edge
+
+
+class _Narrowing:
+    """Gives sums over micro-batches the type of their terms, and all that only hands them on.
+
+    Parameters
+    ----------
+    functions : dict of str to Function
+        They are replaced.
+    staged : Staged
+    """
+
+    def __init__(self, functions: dict[str, Function], staged: Staged) -> None:
+        self.functions, self.staged = functions, staged
+        self._known: dict[str, set[int]] = {}
+
+    def run(self) -> Staged:
+        """Narrow, phase by phase; the stages with narrower slots and messages."""
+        roles = []
+        slots: list[set[int]] = []
+        for role in self.staged.roles:
+            narrow: set[int] = set()
+            for phase in role.phases:
+                if phase.name.partition(":")[0] in (ACCUMULATE, NEXT, PART, ADD, END):
+                    fn = self.functions[phase.function]
+                    given = {p for p, s in zip(fn.params, phase.inputs, strict=True) if s in narrow}
+                    begins = phase.name in (ACCUMULATE, NEXT)
+                    found = self._function(phase.function, given, begins)
+                    narrow.update(s for r, s in enumerate(phase.outputs) if r in found)
+                    totals = {total for part, total in role.sums if part in narrow}
+                    narrow.update(totals)
+            own = [
+                slot._replace(dtype="float16", bytes=slot.bytes // 2) if n in narrow else slot
+                for n, slot in enumerate(role.slots)
+            ]
+            roles.append(dataclasses.replace(role, slots=tuple(own)))
+            slots.append(narrow)
+        sums = tuple(
+            dataclasses.replace(one, edges=tuple(self._edge(edge, slots) for edge in one.edges))
+            for one in self.staged.sums
+        )
+        return dataclasses.replace(self.staged, roles=tuple(roles), sums=sums)
+
+    def _edge(self, edge: Edge, slots: list[set[int]]) -> Edge:
+        stage, slot = edge.source
+        if slot not in slots[self.staged.stages[stage].role]:
+            return edge
+        sizes = [(b[0] // 2, b[1] // 2) for b in (edge.bytes, edge.wire_bytes)]
+        return dataclasses.replace(edge, bytes=sizes[0], wire_bytes=sizes[1])
+
+    def _function(self, name: str, given: set[int], begins: bool) -> set[int]:
+        """Narrow values of a function, once; which of its results are narrow then."""
+        if name in self._known or not (given or begins):
+            return self._known.get(name, set())
+        fn = self.functions[name]
+        narrow, ops = set(given), list[Op]()
+        for op in fn.ops:
+            inside = [k for k, value in enumerate(op.inputs) if value in narrow]
+            if op.kind == "call":
+                callee = self.functions[op.callee]
+                found = self._function(op.callee, {callee.params[k] for k in inside}, begins)
+                narrow.update(op.outputs[r] for r in found)
+            elif begins and op.op == "relax.astype":
+                have, want = (fn.values[v].dtype for v in (op.inputs[0], op.outputs[0]))
+                if have in HALF and want == "float32":
+                    op = Op(op.name, "view", op.op, op.inputs, op.outputs)
+                    narrow.update(op.outputs)
+            elif inside and (begins or op.kind in ("collective", "view") or op.op == "relax.add"):
+                keeps = len(inside) == len(op.inputs)
+                narrow.update(op.outputs if keeps else ())
+                half = op.payload_bytes // 2 if keeps else op.payload_bytes
+                op = op._replace(payload_bytes=half)
+            less = sum(fn.values[v].bytes // 2 for v in op.inputs if v in narrow)
+            written = sum(fn.values[v].bytes // 2 for v in op.outputs if v in narrow)
+            if op.kind == "compute":
+                op = op._replace(
+                    bytes_read=max(op.bytes_read - less, 0),
+                    bytes_written=op.bytes_written - written,
+                )
+            ops.append(op)
+        values = [
+            v._replace(dtype="float16", bytes=v.bytes // 2)
+            if n in narrow and v.dtype == "float32"
+            else v
+            for n, v in enumerate(fn.values)
+        ]
+        self.functions[name] = dataclasses.replace(fn, ops=tuple(ops), values=tuple(values))
+        self._known[name] = {r for r, value in enumerate(fn.results) if value in narrow}
+        return self._known[name]

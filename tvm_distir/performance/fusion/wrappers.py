@@ -1,0 +1,65 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that only call others: what these launch is launched together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from tvm_distir.performance.program.parts import Function, Op, Value
+from tvm_distir.performance.program.program import Program
+
+MOST_CALLS = 4
+"""Calls of a function that is written out; a stack of many layers stays one."""
+
+
+def without_wrappers(program: Program) -> Program:
+    """Write out what functions call that do nothing else, those of ``checkpoint`` among them.
+
+    The host that issues what such a function calls does not wait between its calls, so that the
+    launches of all of it are hidden behind the kernels of all of it.
+    """
+    roots = {entry.function for entry in program.entries}
+    if program.staged is not None:
+        roots |= {phase.function for role in program.staged.roles for phase in role.phases}
+    functions = dict(program.functions)
+    for name, fn in functions.items():
+        if name not in roots and _only_calls(fn):
+            functions[name] = _written_out(fn, functions)
+    return dataclasses.replace(program, functions=functions)
+
+
+def _only_calls(fn: Function) -> bool:
+    calls = [op for op in fn.ops if op.kind == "call"]
+    return 0 < len(calls) <= MOST_CALLS and all(op.kind in ("call", "view") for op in fn.ops)
+
+
+def _written_out(fn: Function, functions: Mapping[str, Function]) -> Function:
+    """A function with the ops of those that it calls."""
+    values: list[Value] = list(fn.values)
+    stands: dict[int, int] = {}
+    ops: list[Op] = []
+    for op in fn.ops:
+        if op.kind != "call":
+            ops.append(_on(op, stands))
+            continue
+        callee = functions[op.callee]
+        given = (stands.get(i, i) for i in op.inputs)
+        own = dict(zip(callee.params, given, strict=True))
+        for number, value in enumerate(callee.values):
+            if number not in own:
+                own[number] = len(values)
+                values.append(value)
+        ops += [_on(one, own) for one in callee.ops]
+        stands.update((out, own[i]) for out, i in zip(op.outputs, callee.results, strict=True))
+    results = tuple(stands.get(i, i) for i in fn.results)
+    return dataclasses.replace(fn, ops=tuple(ops), results=results, values=tuple(values))
+
+
+def _on(op: Op, stands: Mapping[int, int]) -> Op:
+    """An op on other values."""
+    return op._replace(
+        inputs=tuple(stands.get(i, i) for i in op.inputs),
+        outputs=tuple(stands.get(i, i) for i in op.outputs),
+    )

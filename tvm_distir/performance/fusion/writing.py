@@ -1,0 +1,117 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A function with a kernel for each group of its ops."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+
+from tvm_distir.performance.program.parts import Function, Op
+
+from .dataflow import Dataflow
+from .grouping import Group, Grouping
+
+
+class Writer:
+    """Writes a grouped function. Values keep their numbers; those inside a kernel are made by none.
+
+    Parameters
+    ----------
+    flow : Dataflow
+    grouping : Grouping
+    """
+
+    def __init__(self, flow: Dataflow, grouping: Grouping) -> None:
+        self.flow, self.grouping = flow, grouping
+        self.narrowed = flow.narrowed()
+        self.group_of = {n: group for group in grouping.groups for n in group.members}
+
+    def run(self) -> Function:
+        """Write the function."""
+        fn = self.flow.fn
+        nodes: list[tuple[int, Op]] = []  # place in the old order, op
+        fused = [(max(group.members), self._fused(group)) for group in self.grouping.groups]
+        made = {value for number in self.group_of for value in fn.ops[number].outputs}
+        inside = made.difference(value for _, op in fused for value in op.outputs)
+        for number, op in enumerate(fn.ops):
+            if number in self.flow.views and self.flow.source[op.inputs[0]] in inside:
+                continue
+            if number in self.flow.views:
+                nodes.append((number, Op(op.name, "view", op.op, op.inputs, op.outputs)))
+            elif number not in self.group_of and number not in self.grouping.absorbed:
+                nodes.append((number, self._alone(op)))
+        for number in self.grouping.absorbed:
+            nodes.append((number, self._absorbed(fn.ops[number])))
+        nodes += fused
+        values = list(fn.values)
+        for value, (dtype, size) in self.narrowed.items():
+            values[value] = values[value]._replace(dtype=dtype, bytes=size)
+        return dataclasses.replace(fn, ops=tuple(_in_order(nodes)), values=tuple(values))
+
+    def _bytes(self, value: int) -> int:
+        if value in self.narrowed:
+            return self.narrowed[value][1]
+        maker = self.flow.maker.get(value)
+        return 0 if maker in self.grouping.absorbed else self.flow.fn.values[value].bytes
+
+    def _saved(self, value: int) -> int:
+        """Bytes that an op reads less than it says: casts and what is absorbed take none."""
+        return self.flow.fn.values[value].bytes - self._bytes(self.flow.source[value])
+
+    def _alone(self, op: Op) -> Op:
+        if op.kind != "compute":
+            return op
+        read = op.bytes_read - sum(map(self._saved, dict.fromkeys(op.inputs)))
+        written = op.bytes_written - sum(map(self._saved, op.outputs))
+        return op._replace(bytes_read=max(read, 0), bytes_written=max(written, 0))
+
+    def _absorbed(self, op: Op) -> Op:
+        return op._replace(flops=0, bytes_read=0, bytes_written=0, kernel_class="view")
+
+    def _fused(self, group: Group) -> Op:
+        fn, flow = self.flow.fn, self.flow
+        members = sorted(group.members)
+        ops = [fn.ops[n] for n in members]
+        made = {value for op in ops for value in op.outputs}
+        inputs = dict.fromkeys(v for n in members for v in flow.reads(n) if v not in made)
+        # What nothing reads is launched all the same, and gives what its last op gives.
+        outputs = [v for v in sorted(made) if self._needed(v, group)] or ops[-1].outputs
+        limit = sum(op.bytes_read for op in ops)
+        largest = max(flow.elements(v) for v in made)
+        extra = group.rule.extra_bytes * largest
+        heavy = [op for op in ops if op.kernel_class not in ("memory", "gather", "view")]
+        anchor = heavy[0] if heavy else ops[0]
+        return Op(
+            ops[-1].name, "compute", group.rule.name, tuple(inputs), tuple(outputs),
+            sum(op.flops for op in ops), min(limit, sum(map(self._bytes, inputs))) + extra,
+            sum(map(self._bytes, outputs)), all(op.modelled for op in ops),
+            group.rule.kernel_class or anchor.kernel_class, anchor.dtype,
+            next((op.reason for op in ops if not op.modelled), ""),
+        )  # fmt: skip
+
+    def _needed(self, value: int, group: Group) -> bool:
+        readers = self.flow.readers.get(value, ())
+        return value in self.flow.kept or any(n not in group.members for n in readers)
+
+
+def _in_order(nodes: list[tuple[int, Op]]) -> list[Op]:
+    """Ops so that each comes behind those whose results it reads, else in the old order."""
+    nodes = sorted(nodes, key=lambda node: node[0])
+    maker = {value: k for k, (_, op) in enumerate(nodes) for value in op.outputs}
+    waits = [{maker[v] for v in op.inputs if v in maker} for _, op in nodes]
+    behind: dict[int, list[int]] = {}
+    for k, own in enumerate(waits):
+        for other in own:
+            behind.setdefault(other, []).append(k)
+    left = [len(own) for own in waits]
+    ready = [k for k, count in enumerate(left) if not count]
+    out = []
+    while ready:
+        k = heapq.heappop(ready)
+        out.append(nodes[k][1])
+        for other in behind.get(k, ()):
+            left[other] -= 1
+            if not left[other]:
+                heapq.heappush(ready, other)
+    return out

@@ -1,0 +1,111 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""How much more than what is live best-fit placement takes: holes between blocks."""
+
+from __future__ import annotations
+
+import bisect
+
+from .caching_allocator import DROPPED, Framework, Use
+
+
+class Arena:
+    """Addresses handed out by best fit: the smallest hole that is large enough, else the end.
+
+    Attributes
+    ----------
+    top : int
+        Most bytes that were in use, holes included.
+    """
+
+    def __init__(self) -> None:
+        self.top = 0
+        self._end = 0
+        self._holes: list[tuple[int, int]] = []  # size and place
+        self._starts: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+
+    def take(self, size: int) -> int:
+        """Place a block, and return its address."""
+        number = bisect.bisect_left(self._holes, (size, -1))
+        if number == len(self._holes):
+            # The last hole may reach the end: it grows.
+            last = self._ends.get(self._end)
+            place = self._end
+            if last is not None:
+                place = last
+                self._close(last, self._end - last)
+            self._end = place + size
+            self.top = max(self.top, self._end)
+            return place
+        found, place = self._holes[number]
+        self._close(place, found)
+        if found > size:
+            self._open(place + size, found - size)
+        return place
+
+    def give(self, place: int, size: int) -> None:
+        """Free a block; holes beside each other become one."""
+        before = self._ends.get(place)
+        if before is not None:
+            length = place - before
+            self._close(before, length)
+            place, size = before, size + length
+        behind = self._starts.get(place + size)
+        if behind is not None:
+            self._close(place + size, behind)
+            size += behind
+        self._open(place, size)
+
+    def _open(self, place: int, size: int) -> None:
+        bisect.insort(self._holes, (size, place))
+        self._starts[place], self._ends[place + size] = size, place
+
+    def _close(self, place: int, size: int) -> None:
+        del self._holes[bisect.bisect_left(self._holes, (size, place))]
+        del self._starts[place], self._ends[place + size]
+
+
+class Arenas:
+    """What the functions of a program take when they are placed by best fit.
+
+    What a call takes for itself is one block, there while it runs; what it returns is placed by
+    who calls it.
+
+    Parameters
+    ----------
+    framework : Framework
+    """
+
+    def __init__(self, framework: Framework) -> None:
+        self.framework = framework
+        self._known: dict[Use, int] = {}
+
+    def inside(self, use: Use) -> int:
+        """Bytes that a use takes for what it does not return."""
+        if use not in self._known:
+            self._known[use] = self._place(use, False)
+        return self._known[use]
+
+    def whole(self, use: Use) -> int:
+        """Bytes that a use takes, its results included."""
+        return self._place(use, True)
+
+    def _place(self, use: Use, results: bool) -> int:
+        framework, arena = self.framework, Arena()
+        lives, shape = framework.lives[use.function], framework.shape(use)
+        dropped = {b for b, role in zip(lives.results, use.given) if role == DROPPED}
+        kept = set() if results else set(lives.results) - dropped
+        places: dict[int, int] = {}
+        for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
+            for buffer in step.new:
+                if buffer not in kept and shape.sizes[buffer]:
+                    places[buffer] = arena.take(shape.sizes[buffer])
+            if step.op.callees:
+                size = max(self.inside(one.use) for one in framework.inner(lives, number, shape))
+                if size:
+                    arena.give(arena.take(size), size)
+            for buffer in ends:
+                if buffer in places:
+                    arena.give(places.pop(buffer), shape.sizes[buffer])
+        return arena.top

@@ -1,0 +1,301 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Memory as a framework's allocator gives it: in order of issue, freed at the last use.
+
+A function is walked once for each way in which it is called, not once per call: what it takes
+above what is there when it is entered, and what it leaves, are all that a caller needs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tvm_distir.performance.program.program import Program
+
+from .account import GRADIENTS, ROLES, Held, Label
+from .liveness import AllLives, Lives, Step
+
+BLOCK_BYTES = 512
+"""Sizes are multiples of it."""
+
+OWN, DONATED, DROPPED = -1, -2, -3
+"""Of a result, instead of a role: its own one; the memory of what it replaces, so none; what the
+caller does not look at, freed inside."""
+
+_SCALAR_BYTES = 8
+
+
+class Use(NamedTuple):
+    """A way in which a function is called.
+
+    Attributes
+    ----------
+    function : str
+    owned : tuple of (int, int, int)
+        Parameters that nobody else reads any more, with their roles and bytes: they are freed
+        inside.
+    given : tuple of int
+        Role of each result, or one of the words above; empty: their own ones.
+    roles : tuple of (int, int)
+        Buffers of other roles than by themselves.
+    """
+
+    function: str
+    owned: tuple[tuple[int, int, int], ...] = ()
+    given: tuple[int, ...] = ()
+    roles: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass
+class Level:
+    """Live bytes above those at the entry, in all and by role, and the most so far.
+
+    Attributes
+    ----------
+    live, peak : int
+    at : int
+        Step of the peak; -1: the entry.
+    roles, most : lists of int
+    """
+
+    live: int = 0
+    peak: int = 0
+    at: int = -1
+    roles: list[int] = field(default_factory=lambda: [0] * len(ROLES))
+    most: list[int] = field(default_factory=lambda: [0] * len(ROLES))
+
+    def add(self, role: int, size: int) -> None:
+        """Allocate, or free."""
+        self.live += size
+        self.roles[role] += size
+        if self.roles[role] > self.most[role]:
+            self.most[role] = self.roles[role]
+
+    def over(self, inner: Level, at: int) -> None:
+        """Run something: its peak counts above what is live, then what it leaves."""
+        if self.live + inner.peak > self.peak:
+            self.peak, self.at = self.live + inner.peak, at
+        for role, most in enumerate(inner.most):
+            self.most[role] = max(self.most[role], self.roles[role] + most)
+            self.roles[role] += inner.roles[role]
+        self.live += inner.live
+
+    def reach(self, at: int) -> None:
+        """Note that this is live at a step."""
+        if self.live > self.peak:
+            self.peak, self.at = self.live, at
+
+
+class Shape(NamedTuple):
+    """Buffers as a use has them: bytes, roles, parameters that may be freed, ends by step."""
+
+    sizes: list[int]
+    roles: list[int]
+    owned: set[int]
+    ends: Sequence[tuple[int, ...]]
+
+
+class Inner(NamedTuple):
+    """A function that a step runs: its use, and buffers of the caller that it frees."""
+
+    use: Use
+    handed: dict[int, int]
+
+
+class Framework:
+    """Levels of the functions of a program.
+
+    Parameters
+    ----------
+    program : Program
+    block_bytes : int
+    level : callable giving Level
+        Makes a level to which nothing has been added.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        block_bytes: int = BLOCK_BYTES,
+        level: Callable[[], Level] = Level,
+    ) -> None:
+        self.new = level
+        self.lives = AllLives(program, block_bytes)
+        self.values = {name: fn.values for name, fn in program.functions.items()}
+        self._known: dict[Use, Level] = {}
+
+    def level(self, use: Use) -> Level:
+        """What a use takes and leaves, its results included."""
+        found = self._known.get(use)
+        if found is None:
+            found = self._known[use] = self._walk(use)
+        return found
+
+    def _walk(self, use: Use) -> Level:
+        lives, level = self.lives[use.function], self.new()
+        shape = self.shape(use)
+        for param in shape.owned & lives.unread:
+            level.add(shape.roles[param], -shape.sizes[param])
+        for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
+            if step.op.callees:
+                inner = self.inner(lives, number, shape)
+                level.over(self.run(step, inner, shape), number)
+                gone = {buffer for one in inner for buffer in one.handed}
+                ends = tuple(buffer for buffer in ends if buffer not in gone)
+            else:
+                for buffer in step.new:
+                    level.add(shape.roles[buffer], shape.sizes[buffer])
+                level.reach(number)
+            for buffer in ends:
+                if buffer >= lives.params or buffer in shape.owned:
+                    level.add(shape.roles[buffer], -shape.sizes[buffer])
+        return level
+
+    def run(self, step: Step, inner: Sequence[Inner], shape: Shape) -> Level:
+        """What a call takes and leaves; of a branch the most of either side."""
+        if len(inner) == 1:
+            return self.level(inner[0].use)
+        both, handed = Level(), {buffer for one in inner for buffer in one.handed}
+        for one in inner:
+            side = Level()
+            for buffer in handed - set(one.handed):
+                side.add(shape.roles[buffer], -shape.sizes[buffer])
+            side.over(self.level(one.use), 0)
+            both.peak = max(both.peak, side.peak)
+            both.most = [max(pair) for pair in zip(both.most, side.most, strict=True)]
+        for buffer in handed:
+            both.add(shape.roles[buffer], -shape.sizes[buffer])
+        for buffer in step.new:
+            both.add(shape.roles[buffer], shape.sizes[buffer])
+        both.reach(0)
+        return both
+
+    def shape(self, use: Use) -> Shape:
+        """Sizes and roles of the buffers of a use."""
+        lives = self.lives[use.function]
+        sizes, roles = list(lives.sizes), list(lives.roles)
+        for buffer, role, size in use.owned:
+            roles[buffer], sizes[buffer] = role, size
+        for buffer, role in use.roles:
+            roles[buffer] = role
+        donated, dropped = set[int](), set[int]()
+        for buffer, role in zip(lives.results, use.given):
+            if buffer < lives.params or role == OWN:
+                continue
+            if role == DROPPED:
+                dropped.add(buffer)
+            elif role == DONATED:
+                sizes[buffer] = 0
+                donated.add(buffer)
+            else:
+                roles[buffer] = role
+        if donated:
+            self._mark_gradients(lives, donated, roles, sizes)
+        ends = list(lives.ends) if dropped else lives.ends
+        for buffer in dropped:
+            ends[lives.last[buffer]] += (buffer,)
+        return Shape(sizes, roles, {param for param, _, _ in use.owned}, ends)
+
+    def inner(self, lives: Lives, number: int, shape: Shape) -> list[Inner]:
+        """How a step calls: what nobody reads behind it is handed over."""
+        step, ends = lives.steps[number], set(shape.ends[number])
+        found, times = [], Counter(step.reads)
+        for callee, args in self.lives.called(step.op, step.reads):
+            results = frozenset(callee.results)
+            handed = {
+                buffer: param
+                for param, buffer in enumerate(args)
+                if buffer in ends
+                and (buffer >= lives.params or buffer in shape.owned)
+                and times[buffer] == 1
+                and param not in results
+            }
+            given = tuple(
+                OWN
+                if buffer < lives.params or buffer not in step.new
+                else shape.roles[buffer]
+                if shape.sizes[buffer] or not lives.sizes[buffer]
+                else DONATED
+                for buffer in step.writes
+            )
+            owned = tuple(
+                (param, shape.roles[buffer], shape.sizes[buffer])
+                for buffer, param in handed.items()
+            )
+            found.append(Inner(Use(callee.name, owned, given), handed))
+        return found
+
+    def held(self, use: Use, labels: Mapping[int, Label] | None = None) -> Iterator[Held]:
+        """What a use holds at its peak, owned parameters included; ``labels`` names those."""
+        lives, shape, at = self.lives[use.function], self.shape(use), self.level(use).at
+        gone = set(lives.unread) if at >= 0 else set[int]()
+        for ends in shape.ends[: max(at, 0)]:
+            gone.update(ends)
+        inner: Sequence[Inner] = ()
+        if at >= 0 and lives.steps[at].op.callees:
+            inner = self.inner(lives, at, shape)
+        here = [self.level(one.use).peak for one in inner]
+        named = {}
+        for buffer, size in enumerate(shape.sizes):
+            mine = buffer in shape.owned if buffer < lives.params else lives.makers[buffer] <= at
+            if not mine or buffer in gone or not size:
+                continue
+            named[buffer] = (labels or {}).get(buffer) or self.label(lives, buffer)
+            if any(buffer in one.handed for one in inner):
+                continue
+            if not (inner and lives.makers[buffer] == at):
+                yield Held(named[buffer], shape.roles[buffer], size)
+        if inner:
+            one = inner[here.index(max(here))]
+            below = {
+                param: named[buffer] for buffer, param in one.handed.items() if buffer in named
+            }
+            yield from self.held(one.use, below)
+
+    def moment(self, use: Use) -> str:
+        """Where the peak of a use is: functions and op, joined by ``/``."""
+        lives, at = self.lives[use.function], self.level(use).at
+        if at < 0:
+            return use.function
+        step = lives.steps[at]
+        if not step.op.callees:
+            return f"{use.function}/{step.op.name}"
+        inner = self.inner(lives, at, self.shape(use))
+        dearest = max(inner, key=lambda one: self.level(one.use).peak)
+        return f"{use.function}/{self.moment(dearest.use)}"
+
+    def label(self, lives: Lives, buffer: int) -> Label:
+        """Name of a buffer that a function makes."""
+        maker = lives.makers[buffer]
+        op = lives.steps[maker].op if maker >= 0 else None
+        what = self.values[lives.name][lives.values[buffer]].name
+        return Label(what, "" if op is None else op.callee or op.op, lives.name)
+
+    def _mark_gradients(
+        self, lives: Lives, donated: set[int], roles: list[int], sizes: list[int]
+    ) -> None:
+        """Gradients: what a call reads that only updates, and what a collective makes it of.
+
+        A call updates where all that it makes takes the memory of what it replaces, or is gathered
+        to what does.
+        """
+        found, values = set[int](), self.values[lives.name]
+        updated = set(donated)
+        for step, ends in zip(reversed(lives.steps), reversed(lives.ends), strict=True):
+            moves = step.op.kind in ("collective", "wait")
+            if moves and step.new and updated.issuperset(step.new):
+                updated.update(step.reads)
+            if step.op.callees and step.new and updated.issuperset(step.new):
+                found.update(
+                    buffer
+                    for buffer in step.reads
+                    if buffer >= lives.params and values[lives.values[buffer]].bytes > _SCALAR_BYTES
+                )
+            if moves and found.intersection(step.writes):
+                found.update(b for b in step.reads if b >= lives.params and b in ends)
+        for buffer in found - donated:
+            if sizes[buffer]:
+                roles[buffer] = GRADIENTS

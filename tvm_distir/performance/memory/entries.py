@@ -1,0 +1,150 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the devices of an entry hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.performance.program.parts import Entry, Value, reached
+from tvm_distir.performance.program.program import Program
+
+from .account import (
+    COMMUNICATION,
+    INPUTS,
+    RESULTS,
+    STASHES,
+    TEMPORARIES,
+    VALUE_ROLES,
+    WEIGHTS,
+    Held,
+    Label,
+    MemoryAccount,
+    by_role,
+    holders,
+)
+from .best_fit import Arenas
+from .caching_allocator import DONATED, Framework, Use
+from .live_bytes import Courses
+from .liveness import Lives
+
+Ints = npt.NDArray[np.int64]
+
+_PLAIN = (COMMUNICATION, TEMPORARIES)
+
+
+@dataclass(frozen=True)
+class EntryMemory:
+    """Memory of the devices of an entry.
+
+    Attributes
+    ----------
+    account : MemoryAccount
+    resident_bytes : int
+        There from beginning to end: inputs, weights, constants, in whole blocks.
+    framework : Framework
+    use : Use
+    """
+
+    account: MemoryAccount
+    resident_bytes: int
+    framework: Framework
+    use: Use
+
+    def course(self, taken: Mapping[str, str]) -> tuple[Ints, int]:
+        """Live bytes while each op runs, in the order of issue, and behind the last one.
+
+        Parameters
+        ----------
+        taken : mapping of str to str
+            Of each branch, ``function/binding``, the function that runs.
+        """
+        during, after = Courses(self.framework, taken).of(self.use)
+        return during + self.resident_bytes, after + self.resident_bytes
+
+
+def entry_memory(program: Program, entry: Entry, framework: Framework) -> EntryMemory:
+    """Measure an entry as a framework would run it; see :mod:`.framework`."""
+    fn = program.functions[entry.function]
+    resident = [
+        *residents(framework, (fn.values[index] for index in fn.params)),
+        *constants(program, framework, [entry.function]),
+    ]
+    use = _use(framework.lives[entry.function], dict(entry.alias))
+    level = framework.level(use)
+    base = sum(one.bytes for one in resident)
+    arena = Arenas(framework).whole(use)
+    found = [*resident, *framework.held(use)]
+    roles = role_sums(resident)
+    account = MemoryAccount(
+        "framework",
+        base + level.peak,
+        max(0, arena - level.peak),
+        framework.moment(use),
+        by_role(role_sums(found)),
+        by_role(map(sum, zip(roles, level.most, strict=True))),
+        holders(found),
+    )
+    return EntryMemory(account, base, framework, use)
+
+
+def residents(framework: Framework, values: Iterable[Value]) -> list[Held]:
+    """What is there from the beginning."""
+    return [
+        Held(
+            Label(value.name, "", ""),
+            VALUE_ROLES.get(value.role, INPUTS),
+            framework.lives.rounded(value.bytes),
+        )
+        for value in values
+    ]
+
+
+def constants(program: Program, framework: Framework, roots: Iterable[str]) -> list[Held]:
+    """Constants of functions and of all that they call."""
+    return [
+        Held(Label(value.name, "", name), WEIGHTS, framework.lives.rounded(value.bytes))
+        for name in reached(program.functions, roots)
+        for value in program.functions[name].values
+        if value.role == "constant"
+    ]
+
+
+def role_sums(found: Iterable[Held]) -> list[int]:
+    """Bytes by number of role."""
+    sums = [0] * 8
+    for one in found:
+        sums[one.role] += one.bytes
+    return sums
+
+
+def _use(lives: Lives, alias: Mapping[int, int]) -> Use:
+    """How an entry runs: results that replace a parameter take its memory.
+
+    Where there are such, it is a step of training, whose first result is the loss.
+    """
+    given = tuple(DONATED if place in alias else RESULTS for place in range(len(lives.results)))
+    return Use(lives.name, (), given, tuple(sorted(_stashes(lives).items())) if alias else ())
+
+
+def _stashes(lives: Lives) -> dict[int, int]:
+    """What the ops that the loss needs hand to others, as roles of buffers."""
+    wanted, forward = {lives.results[0]}, set[int]()
+    for number in range(len(lives.steps) - 1, -1, -1):
+        step = lives.steps[number]
+        if wanted.intersection(step.writes):
+            wanted.update(step.reads)
+            forward.add(number)
+    found = {}
+    for number, step in enumerate(lives.steps):
+        if number in forward:
+            continue
+        for buffer in step.reads:
+            if buffer >= lives.params and lives.makers[buffer] in forward:
+                found[buffer] = STASHES
+    kept = set(lives.results)
+    return {b: role for b, role in found.items() if b not in kept and lives.roles[b] in _PLAIN}

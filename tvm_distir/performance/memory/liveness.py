@@ -1,0 +1,210 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The buffers of a function: which there are, who makes each, who reads it last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tvm_distir.performance.program.parts import Function, Op
+from tvm_distir.performance.program.program import Program
+
+from .account import COMMUNICATION, TEMPORARIES, VALUE_ROLES
+
+CONSTANT = -1
+"""Buffer of what is there all the time and nobody frees."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """An op that takes memory, or time.
+
+    Attributes
+    ----------
+    op : Op
+    reads : tuple of int
+        Buffers, in the order of its operands.
+    writes : tuple of int
+        Buffers, in the order of its results.
+    new : tuple of int
+        Those of them that it makes.
+    """
+
+    op: Op
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    new: tuple[int, ...]
+
+
+@dataclass
+class Lives:
+    """The buffers of a function: its parameters first, then what its ops make.
+
+    Attributes
+    ----------
+    name : str
+    params : int
+        How many parameters there are.
+    steps : list of Step
+        Ops in order of issue, without views.
+    sizes, roles, values : lists of int
+        By buffer: bytes in whole blocks, role, value that it is first.
+    makers : list of int
+        By buffer the step that makes it; -1 for parameters.
+    ends : list of tuple of int
+        By step the buffers that nobody reads behind it. What a collective that was started reads
+        is read until its wait, or until the call ends that waits.
+    unread : frozenset of int
+        Parameters that nobody reads.
+    results : tuple of int
+        Buffers; they are in no ``ends``. Behind those that it gives are those that are ``lent``.
+    lent : tuple of (int, int)
+        By result that is in flight, its place, what the collective reads until it has ended.
+    last : tuple of int
+        By buffer the step that reads it last, or makes it; -1 of a parameter that nobody reads.
+    """
+
+    name: str
+    params: int
+    steps: list[Step] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    roles: list[int] = field(default_factory=list)
+    values: list[int] = field(default_factory=list)
+    makers: list[int] = field(default_factory=list)
+    ends: list[tuple[int, ...]] = field(default_factory=list)
+    unread: frozenset[int] = frozenset()
+    results: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+    lent: tuple[tuple[int, int], ...] = ()
+
+
+class AllLives:
+    """The buffers of all functions of a program.
+
+    Parameters
+    ----------
+    program : Program
+    block_bytes : int
+        Sizes are multiples of it.
+    """
+
+    def __init__(self, program: Program, block_bytes: int) -> None:
+        self.functions: Mapping[str, Function] = program.functions
+        self.block_bytes = block_bytes
+        self._known: dict[str, Lives] = {}
+
+    def rounded(self, size_bytes: int) -> int:
+        """A size in whole blocks."""
+        return -(-size_bytes // self.block_bytes) * self.block_bytes
+
+    def __getitem__(self, name: str) -> Lives:
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = self._read(name, self.functions[name])
+        return found
+
+    def called(self, op: Op, reads: Sequence[int]) -> list[tuple[Lives, Sequence[int]]]:
+        """Functions that a call or a branch may run, with the buffers that are their arguments."""
+        first, found = int(op.kind == "branch"), []
+        for name in op.callees:
+            callee = self[name]
+            found.append((callee, reads[first : first + callee.params]))
+            first += callee.params
+        return found
+
+    def _read(self, name: str, fn: Function) -> Lives:
+        lives = Lives(name, len(fn.params))
+        at = [CONSTANT] * len(fn.values)
+        last: list[int] = []
+        held: dict[int, tuple[int, ...]] = {}
+
+        def make(value: int, role: int, maker: int, size: int = -1) -> int:
+            lives.sizes.append(self.rounded(fn.values[value].bytes) if size < 0 else size)
+            lives.roles.append(VALUE_ROLES.get(fn.values[value].role, role))
+            lives.values.append(value)
+            lives.makers.append(maker)
+            last.append(maker)
+            return len(last) - 1
+
+        for value in fn.params:
+            at[value] = make(value, TEMPORARIES, -1)
+        for op in fn.ops:
+            if op.kind == "view":
+                at[op.outputs[0]] = at[op.inputs[0]]
+                continue
+            number, before = len(lives.steps), len(lives.sizes)
+            reads = tuple(at[i] for i in op.inputs)
+            if op.callees:
+                known: dict[int, int] = {}
+                for value, (there, made, role, size) in zip(op.outputs, self._returned(op, reads)):
+                    if made is None:
+                        at[value] = there
+                    elif made in known:
+                        at[value] = known[made]
+                    else:
+                        at[value] = known[made] = make(value, role, number, size)
+                callee = self[op.callees[0]]
+                for place, own in callee.lent:
+                    value = op.outputs[place]
+                    more = make(value, callee.roles[own], number, callee.sizes[own])
+                    held[at[value]] = (*held.get(at[value], ()), more)
+            elif op.kind == "wait" or (op.kind == "transfer" and op.collective == "send"):
+                at[op.outputs[0]] = reads[0]  # the result is the operand
+            else:
+                for value in op.outputs:
+                    role = TEMPORARIES if op.kind == "compute" else COMMUNICATION
+                    at[value] = make(value, role, number)
+            new = tuple(range(before, len(lives.sizes)))
+            if op.is_start:
+                held.update((buffer, reads) for buffer in new)
+            ended = reads if op.kind == "wait" or op.callees else ()
+            for buffer in (*reads, *(one for r in ended for one in held.pop(r, ()))):
+                if buffer >= 0:
+                    last[buffer] = number
+            lives.steps.append(Step(op, reads, tuple(at[i] for i in op.outputs), new))
+        results = tuple(at[i] for i in fn.results)
+        lives.lent = tuple(
+            (place, buffer)
+            for place, result in enumerate(results)
+            for buffer in dict.fromkeys(held.get(result, ()))
+            if buffer >= lives.params and buffer not in results
+        )
+        return _ended(lives, (*results, *(buffer for _, buffer in lives.lent)), last)
+
+    def _returned(self, op: Op, reads: Sequence[int]) -> list[tuple[int, int | None, int, int]]:
+        """Of each result of a call: an argument's buffer; or the callee's own, its role and size.
+
+        A result of a branch of which one side hands on an argument is one that it makes.
+        """
+        called = self.called(op, reads)
+        callee = called[0][0]
+        found: list[tuple[int, int | None, int, int]] = []
+        for place, buffer in enumerate(callee.results):
+            there = {
+                CONSTANT if one.results[place] < 0 else own[one.results[place]]
+                for one, own in called
+                if one.results[place] < one.params
+            }
+            same = all(one.results[place] < one.params for one, _ in called)
+            if same and len(there) == 1:
+                found.append((there.pop(), None, TEMPORARIES, -1))
+            elif len(called) > 1:
+                found.append((CONSTANT, place, TEMPORARIES, -1))
+            else:
+                found.append((CONSTANT, buffer, callee.roles[buffer], callee.sizes[buffer]))
+        return found
+
+
+def _ended(lives: Lives, results: tuple[int, ...], last: Sequence[int]) -> Lives:
+    """Say where buffers end that are no results."""
+    kept = set(results)
+    ends: list[list[int]] = [[] for _ in lives.steps]
+    for buffer, step in enumerate(last):
+        if step >= 0 and buffer not in kept:
+            ends[step].append(buffer)
+    lives.ends = [tuple(own) for own in ends]
+    lives.unread = frozenset(p for p in range(lives.params) if last[p] < 0 and p not in kept)
+    lives.results = results
+    lives.last = tuple(last)
+    return lives

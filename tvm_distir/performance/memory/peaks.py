@@ -1,0 +1,232 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The peak of a step in stages as the most of a few sums of its tensors' sizes.
+
+Which tensors are there at each moment does not depend on their sizes. So the peak is the maximum,
+over all moments, of a sum of sizes with whole coefficients; a moment at which no size counts more
+than at another one is left out. What remains is few, and exact for all sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import FETCH, RECV, Step, programs
+from tvm_distir.performance.program.numbers import Numbers
+from tvm_distir.performance.program.parts import Value
+from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.staged import Staged
+
+from .caching_allocator import BLOCK_BYTES, Framework, Level
+from .rank_events import RankEvents
+from .ranks import RankMemories, deaths_of
+from .steady_state import Cut, cut, steady
+from .units import Death, Unit
+
+Ints = npt.NDArray[np.int64]
+
+_AT_ONCE = 64
+"""Rows that are compared with each other at once."""
+
+
+class Forms(Level):
+    """A level whose bytes are counts by kind of size: tensors are ``BLOCK_BYTES (kind + 1)``.
+
+    Parameters
+    ----------
+    kinds : int
+    """
+
+    def __init__(self, kinds: int) -> None:
+        super().__init__()
+        self.held = np.zeros(kinds, np.int64)
+        self._most: list[Ints] = [np.zeros((1, kinds), np.int64)]
+
+    def add(self, role: int, size: int) -> None:
+        """Allocate, or free."""
+        if size:
+            self.held[abs(size) // BLOCK_BYTES - 1] += 1 if size > 0 else -1
+
+    def over(self, inner: Level, at: int) -> None:
+        """Run something: its peak counts above what is live, then what it leaves."""
+        assert isinstance(inner, Forms)
+        self._most.append(self.held + inner.most_held)
+        self.held += inner.held
+
+    def reach(self, at: int) -> None:
+        """Note that this is live at a step."""
+        self._most.append(self.held[None].copy())
+
+    @property
+    def most_held(self) -> Ints:
+        """Moments of which none is below another one, (moments, kinds)."""
+        if len(self._most) > 1:
+            self._most = [highest(np.concatenate(self._most))]
+        return self._most[0]
+
+
+def highest(moments: Ints) -> Ints:
+    """Rows that no other row reaches in all columns."""
+    moments = different(moments)
+    order = np.argsort(-moments.sum(axis=1), kind="stable")
+    kept = np.zeros((0, moments.shape[1]), np.int64)
+    for at in range(0, order.size, _AT_ONCE):
+        rows = moments[order[at : at + _AT_ONCE]]
+        rows = rows[_reaching(rows, kept) == 0]
+        kept = np.concatenate((kept, rows[_reaching(rows, rows) == 1]))  # by itself alone
+    return kept
+
+
+def _reaching(rows: Ints, others: Ints) -> Ints:
+    """By row how many of others are as high in all columns."""
+    found: Ints = (others[None] >= rows[:, None]).all(axis=2).sum(axis=1)
+    return found
+
+
+def different(moments: Ints) -> Ints:
+    """Rows that are there, each once."""
+    if len(moments) == 1:
+        return moments
+    rows = np.ascontiguousarray(moments)
+    whole = rows.view(np.dtype((np.void, rows.strides[0]))).ravel()
+    _, first = np.unique(whole, return_index=True)
+    return rows[first]
+
+
+class Peaks:
+    """Peaks of steps alike, but for their sizes and numbers of micro-batches.
+
+    Parameters
+    ----------
+    program : Program
+        One of them, grouped into kernels; without branches.
+    numbers : Numbers
+        Of the program.
+    which : int64 array
+        By number of the program, its quantity.
+
+    Attributes
+    ----------
+    quantities : list of int
+        Those that are sizes.
+    """
+
+    def __init__(self, program: Program, numbers: Numbers, which: Ints) -> None:
+        found: dict[int, int] = {}
+
+        def marked(values: Sequence[Value], at: Sequence[int]) -> tuple[Value, ...]:
+            kinds = [found.setdefault(int(which[k]), len(found)) for k in at]
+            return tuple(
+                value._replace(bytes=(kind + 1) * BLOCK_BYTES if value.bytes else 0)
+                for value, kind in zip(values, kinds, strict=True)
+            )
+
+        functions = {
+            name: dataclasses.replace(fn, values=marked(fn.values, numbers.value_at[name]))
+            for name, fn in program.functions.items()
+        }
+        assert program.staged is not None
+        roles = tuple(
+            dataclasses.replace(role, slots=marked(role.slots, at))
+            for role, at in zip(program.staged.roles, numbers.slot_at, strict=True)
+        )
+        staged = dataclasses.replace(program.staged, roles=roles)
+        self.quantities = list(found)
+        self.kinds = len(found)
+        program = dataclasses.replace(program, functions=functions, staged=staged)
+        self._staged = staged
+        framework = Framework(program, level=functools.partial(Forms, self.kinds))
+        self._memories = RankMemories(program, staged, framework)
+        self._levels: dict[Hashable, Forms] = {}
+        self._moments: dict[int, Ints] = {}
+
+    def of(self, quantities: Ints, micro_batches: int) -> Ints:
+        """Bytes of the fullest rank of steps, (rows,), from (quantities, rows)."""
+        blocks = -(-quantities[self.quantities] // BLOCK_BYTES)
+        sums = self.moments(micro_batches).astype(np.float64) @ blocks.astype(np.float64)
+        return np.asarray(sums.max(axis=0, initial=0.0), np.int64) * BLOCK_BYTES  # below 2^53
+
+    def moments(self, micro_batches: int) -> Ints:
+        """How many tensors of each size are there, (moments, quantities)."""
+        if micro_batches not in self._moments:
+            own = self._staged.schedule
+            schedule = dataclasses.replace(own, micro_batches=micro_batches)
+            staged = dataclasses.replace(self._staged, schedule=schedule)
+            found = [
+                self._rank(staged, rank, steps) for rank, steps in enumerate(programs(schedule))
+            ]
+            self._moments[micro_batches] = highest(np.concatenate(found))
+        return self._moments[micro_batches]
+
+    def _rank(self, staged: Staged, rank: int, steps: Sequence[Step]) -> Ints:
+        """Moments of a rank that takes these steps."""
+        shorter = cut(steps, staged.schedule)
+        if shorter is not None:
+            walk = RankEvents(staged, self._memories.stages, rank, shorter.steps)
+            found = self._walked(walk, shorter)
+            if found is not None:
+                return found
+        whole = self._walked(RankEvents(staged, self._memories.stages, rank, steps), None)
+        assert whole is not None
+        return whole
+
+    def _walked(self, walk: RankEvents, shorter: Cut | None) -> Ints | None:
+        """Moments of a walk; None where the periods left out are not like those around them."""
+        base = Forms(self.kinds)
+        for one in self._memories.resident(walk):
+            base.add(one.role, one.bytes)
+        known: list[Forms] = []
+        number: dict[int, int] = {}
+        order = []
+        for place, death in enumerate(deaths_of(walk)):
+            level = self._level(walk, place, death)
+            if id(level) not in number:
+                number[id(level)] = len(known)
+                known.append(level)
+            order.append(number[id(level)])
+        kind = np.array(order, np.int64)
+        left = np.array([one.held for one in known], np.int64).reshape(-1, self.kinds)[kind]
+        if shorter is not None and not steady(walk.before, shorter, kind, left):
+            return None
+        before = base.held + np.cumsum(left, axis=0) - left
+        found = [base.held[None]]
+        for place, level in enumerate(known):
+            own = highest(before[kind == place])
+            found.append((own[:, None] + level.most_held[None]).reshape(-1, self.kinds))
+        return highest(np.concatenate(found))
+
+    def _level(self, walk: RankEvents, place: int, death: Death) -> Forms:
+        """Level of an event: one object for those alike."""
+        event, levels = walk.events[place], self._levels
+        if event.unit is None:
+            size = walk.sizes[int(event.ids[0])]
+            made, dead = event.name in (RECV, FETCH), bool(death.buffers)
+            if (made, dead, size) not in levels:
+                levels[made, dead, size] = self._message(made, dead, size)
+            return levels[made, dead, size]
+        key = id(event.unit), death
+        if key not in levels:
+            levels[key] = self._unit(event.unit, death)
+        return levels[key]
+
+    def _unit(self, unit: Unit, death: Death) -> Forms:
+        level, memories = Forms(self.kinds), self._memories
+        for number, use, rest in memories.levels.uses(unit, death):
+            level.over(memories.framework.level(use), number)
+            for buffer in rest:
+                level.add(death.roles[buffer], -death.sizes[buffer])
+        return level
+
+    def _message(self, made: bool, dead: bool, size: int) -> Forms:
+        level = Forms(self.kinds)
+        if made:
+            level.add(0, size)
+            level.reach(0)
+        if dead:
+            level.add(0, -size)
+        return level

@@ -1,0 +1,75 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Memory as TVM's storage plan has it."""
+
+from __future__ import annotations
+
+from tvm_distir.performance.program.program import Program
+from tvm_distir.support import SimulationError
+
+from .account import TEMPORARIES, Held, Label, MemoryAccount, by_role, holders
+from .caching_allocator import Framework
+from .entries import constants, residents, role_sums
+
+ALLOCATORS = ("framework", "tvm")
+"""Whose memory: a framework's allocator, or TVM's storage plan."""
+
+
+def place_number(program: Program, device: int) -> int:
+    """Number of the entry, or of the rank, that a device runs."""
+    if program.staged is not None:
+        return next(k for k, mesh in enumerate(program.meshes) if device in mesh.device_ids)
+    return next(k for k, one in enumerate(program.entries) if device in program.devices_of(one))
+
+
+def planned_account(program: Program, number: int) -> MemoryAccount:
+    """What the devices of an entry, or of a rank, hold where TVM runs the program.
+
+    Parameters
+    ----------
+    program : Program
+        With its storage.
+    number : int
+        Of the entry, or of the rank.
+
+    Raises
+    ------
+    SimulationError
+        DIST0716 for a program without its storage plan.
+    """
+    storage = program.storage
+    if storage is None:
+        raise SimulationError(
+            "DIST0716",
+            "the program has no storage plan",
+            place="program",
+            remedy="Give it one: dataclasses.replace(program, storage=td.plan_storage(module)).",
+        )
+    exact = Framework(program, block_bytes=1)
+    if program.staged is None:
+        entry = program.entries[number]
+        fn = program.functions[entry.function]
+        values, roots = [fn.values[index] for index in fn.params], [entry.function]
+    else:
+        staged = program.staged
+        values = [value for _, _, value in staged.inputs(number)]
+        own = [k for k, rank in enumerate(staged.schedule.rank_of) if rank == number]
+        roots = sorted({phase.function for k in own for phase in staged.role_of(k).phases})
+    resident = [*residents(exact, values), *constants(program, exact, roots)]
+    function = storage.entries[number]
+    walk = storage.walk(function)
+    blocks = storage.held(function, walk.top)
+    held = [Held(Label(name, "", where), TEMPORARIES, size) for where, name, size in blocks]
+    base = sum(one.bytes for one in resident)
+    found = [*resident, *held]
+    most = role_sums(resident)
+    most[TEMPORARIES] += walk.peak
+    return MemoryAccount(
+        "tvm",
+        base + walk.peak,
+        0,
+        f"{held[-1].label.function}/{held[-1].label.what}" if held else function,
+        by_role(role_sums(found)),
+        by_role(most),
+        holders(found),
+    )

@@ -1,0 +1,300 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank of a pipeline runs, sends and receives in order, and which tensor is where.
+
+An *instance* is a tensor that units hand to each other; number 0 stands for all that is there from
+the beginning to the end.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import BACKWARD, FETCH, FORWARD, RUN, SEND, STORE, WEIGHT, Step
+from tvm_distir.performance.program.staged import BEGIN, END, Edge, Staged
+from tvm_distir.performance.program.unit_phases import UPDATE, once_slots
+
+from .stages import Stages
+from .units import Unit
+
+Ints = npt.NDArray[np.int64]
+
+ALWAYS = 0
+FOREVER = 1 << 62
+"""Instead of the event that reads an instance last."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a rank does.
+
+    Attributes
+    ----------
+    name : str
+        Of the unit; ``send`` or ``recv`` of a message; ``store`` or ``fetch`` of a stash, which
+        leaves for the host's memory, or comes back.
+    stage, micro : int
+        The micro-batch is -1 of what is done once.
+    unit : Unit, optional
+    ids : int64 array
+        Instances of the unit's buffers, or of what the message carries, or the stash.
+    """
+
+    name: str
+    stage: int
+    micro: int
+    unit: Unit | None
+    ids: Ints
+
+
+@dataclass(frozen=True)
+class _Ports:
+    """A unit's slots, and which of them are there once, as arrays."""
+
+    inputs: Ints
+    input_once: npt.NDArray[np.bool_]
+    outputs: Ints
+    output_once: npt.NDArray[np.bool_]
+    refs: Ints
+
+
+class RankEvents:
+    """The events of a rank, without their times.
+
+    Parameters
+    ----------
+    staged : Staged
+    stages : Stages
+    rank : int
+    steps : sequence of Step
+        Of the rank, in order.
+
+    Attributes
+    ----------
+    events : list of Event
+    before : list of int
+        By step how many events there are before it.
+    makers : list of (int, int)
+        By event that makes instances its number and the buffer, or slot, that is the first of them.
+    first : list of int
+        By maker its first instance.
+    sizes, roles : lists of int
+        By instance.
+    last : int64 array
+        By instance the event that reads it last.
+    """
+
+    def __init__(self, staged: Staged, stages: Stages, rank: int, steps: Sequence[Step]) -> None:
+        self.staged, self.stages, self.rank = staged, stages, rank
+        self.rank_of = staged.schedule.rank_of
+        self.own = [k for k, owner in enumerate(self.rank_of) if owner == rank]
+        self.events: list[Event] = []
+        self.before: list[int] = []
+        self.makers: list[tuple[int, int]] = [(-1, -1)]
+        self.first: list[int] = [ALWAYS]
+        self.sizes, self.roles = [0], [0]
+        self.last: Ints = np.full(1024, -1, np.int64)
+        self._leaving: dict[tuple[int, str], list[Edge]] = {}
+        self._arriving: dict[tuple[int, str], list[Edge]] = {}
+        for edge in staged.edges:
+            self._leaving.setdefault((edge.source[0], edge.direction), []).append(edge)
+            self._arriving.setdefault((edge.target[0], edge.direction), []).append(edge)
+        self._ports: dict[tuple[int, str], _Ports] = {}
+        self._begun: set[tuple[int, str]] = set()
+        self._micros: dict[tuple[int, int], Ints] = {}
+        self._once = {
+            stage: np.full(len(staged.role_of(stage).slots), ALWAYS, np.int64) for stage in self.own
+        }
+        splits = staged.schedule.splits_backward
+        self._last_phase = WEIGHT if splits else BACKWARD
+        self._read(steps)
+
+    def _read(self, steps: Sequence[Step]) -> None:
+        for stage in self.own:
+            self._unit(stage, BEGIN, -1)
+        for step in steps:
+            self.before.append(len(self.events))
+            if step.kind == RUN:
+                self._run(step.stage, step.unit.phase, step.unit.micro)
+                continue
+            if step.kind in (STORE, FETCH):
+                self._move_stash(step.kind, step.stage, step.unit.micro)
+                continue
+            place = step.stage, "forward" if step.unit.phase == FORWARD else "backward"
+            if step.kind == SEND:
+                for edge in self._leaving.get(place, ()):
+                    self._send(edge, step.unit.micro)
+            else:
+                for edge in self._arriving.get(place, ()):
+                    self._receive(edge, step.unit.micro)
+        for number in range(len(self.staged.sums)):
+            self._sum(number)
+        for stage in self.own:
+            self._unit(stage, END, -1)
+        for stage in self.own:
+            role, names = self.staged.role_of(stage), self.staged.stages[stage].results
+            kept = [slot for slot, name in zip(role.results, names, strict=True) if name]
+            self.last[self._once[stage][kept]] = FOREVER
+        self.last[ALWAYS] = FOREVER
+        self.last = self.last[: len(self.sizes)]
+
+    def _run(self, stage: int, phase: str, micro: int) -> None:
+        """Run a unit of the schedule, and hand on what stays on the rank."""
+        role, stash = self.staged.role_of(stage), self.staged.schedule.stash
+        name = phase
+        if (stage, phase) in self._begun and f"{phase}+" in self.stages.units(stage):
+            name = f"{phase}+"
+        self._begun.add((stage, phase))
+        once = self._once[stage]
+        if phase == FORWARD and stash:
+            params = list(role.params)
+            self._slots(stage, micro)[params] = once[params]
+        self._unit(stage, name, micro)
+        if phase == FORWARD:
+            for read, written in role.carried:
+                once[read] = once[written]
+        if phase == self._last_phase and stash:
+            self._unit(stage, UPDATE, -1)
+            for param, result in role.updated:
+                once[param] = once[result]
+        direction = {FORWARD: "forward", BACKWARD: "backward"}.get(phase, "")
+        for edge in self._leaving.get((stage, direction), ()):
+            if edge.target[0] in self._once:
+                self._hand_over(edge, micro)
+
+    def _slots(self, stage: int, micro: int) -> Ints:
+        """Instances in the slots of a micro-batch, or of what is there once."""
+        if micro < 0:
+            return self._once[stage]
+        if (stage, micro) not in self._micros:
+            self._micros[stage, micro] = np.full_like(self._once[stage], ALWAYS)
+        return self._micros[stage, micro]
+
+    def _ports_of(self, stage: int, unit: Unit) -> _Ports:
+        key = self.staged.stages[stage].role, unit.name
+        if key not in self._ports:
+            once = once_slots(self.staged.role_of(stage), self.staged.schedule, unit.name)
+            self._ports[key] = _Ports(
+                np.array(unit.inputs, np.int64),
+                np.array([slot in once for slot in unit.inputs], bool),
+                np.array(unit.outputs, np.int64),
+                np.array([slot in once for slot in unit.outputs], bool),
+                np.array(unit.refs, np.int64),
+            )
+        return self._ports[key]
+
+    def _unit(self, stage: int, name: str, micro: int) -> None:
+        unit = self.stages.units(stage).get(name)
+        if unit is None:
+            return
+        ports = self._ports_of(stage, unit)
+        once, own = self._once[stage], self._slots(stage, micro)
+        inputs = np.where(ports.input_once, once[ports.inputs], own[ports.inputs])
+        count = len(unit.inputs)
+        first = len(self.sizes)
+        self._make(count)
+        self.sizes += unit.sizes[count:]
+        self.roles += unit.roles[count:]
+        ids = np.concatenate((inputs, np.arange(first, len(self.sizes))))
+        self._touch(ids)
+        out = np.full(ports.refs.size, ALWAYS, np.int64)
+        there = ports.refs >= 0
+        out[there] = ids[ports.refs[there]]
+        once[ports.outputs[ports.output_once]] = out[ports.output_once]
+        own[ports.outputs[~ports.output_once]] = out[~ports.output_once]
+        self.events.append(Event(name, stage, micro, unit, ids))
+
+    def _make(self, buffer: int) -> None:
+        """Note that the next event makes instances, from a buffer or slot on."""
+        self.makers.append((len(self.events), buffer))
+        self.first.append(len(self.sizes))
+
+    def maker(self, instance: int) -> tuple[int, int]:
+        """The event that made an instance, and the buffer of its unit, or slot, that it is."""
+        place = bisect.bisect_right(self.first, instance) - 1
+        number, buffer = self.makers[place]
+        return number, buffer + instance - self.first[place]
+
+    def _touch(self, ids: Ints) -> None:
+        """Note that the next event reads instances."""
+        while len(self.sizes) > self.last.size:
+            self.last = np.concatenate((self.last, np.full_like(self.last, -1)))
+        self.last[ids] = len(self.events)
+
+    def _hand_over(self, edge: Edge, micro: int) -> None:
+        value = self._slots(edge.source[0], micro)[edge.source[1]]
+        self._slots(edge.target[0], micro)[edge.target[1]] = value
+
+    def _send(self, edge: Edge, micro: int) -> None:
+        ids = self._slots(edge.source[0], micro)[[edge.source[1]]]
+        self._touch(ids)
+        self.events.append(Event("send", edge.source[0], micro, None, ids))
+
+    def _receive(self, edge: Edge, micro: int) -> None:
+        stage, slot = edge.target
+        size = self.staged.role_of(stage).slots[slot].bytes
+        ids = np.array([len(self.sizes)], np.int64)
+        self._make(slot)
+        self.sizes.append(self.stages.framework.lives.rounded(size))
+        self.roles.append(self.stages.role_of(stage, slot))
+        self._touch(ids)
+        self._slots(stage, micro)[slot] = ids[0]
+        self.events.append(Event("recv", stage, micro, None, ids))
+
+    def _move_stash(self, kind: str, stage: int, micro: int) -> None:
+        """A stash is read for the last time before it comes back as other instances."""
+        slots = self._slots(stage, micro)
+        own = [slot for slot in self.staged.role_of(stage).stash if slots[slot] != ALWAYS]
+        if kind == FETCH:
+            for slot, held in zip(own, slots[own].tolist(), strict=True):
+                slots[slot] = len(self.sizes)
+                self._make(slot)
+                self.sizes.append(self.sizes[held])
+                self.roles.append(self.roles[held])
+        ids = np.unique(slots[own])
+        self._touch(ids)
+        self.events.append(Event(kind, stage, micro, None, ids))
+
+    def _sum(self, number: int) -> None:
+        """Make a sum over stages: each adds its own term, the last one tells all."""
+        one = self.staged.sums[number]
+        chain = {e.target[0]: e for e in one.edges if e.direction == "sum"}
+        for stage in one.stages:
+            here = stage in self._once
+            if here:
+                place = self.staged.sums_of(stage).index(number)
+                self._unit(stage, f"part:{place}", -1)
+            if stage in chain:
+                self._move(chain[stage])
+            if here and stage in chain:
+                self._unit(stage, f"add:{place}", -1)
+            elif here:
+                part, total = self.staged.role_of(stage).sums[place]
+                self._once[stage][total] = self._once[stage][part]
+        told = [e for e in one.edges if e.direction == "total"]
+        for edge in told:
+            self._move(edge)
+        knowing = [s for s in (*(e.target[0] for e in told), one.stages[-1]) if s in self._once]
+        for stage in one.stages:
+            if stage in self._once:
+                self._once[stage][self._total(stage, number)] = self._once[knowing[-1]][
+                    self._total(knowing[-1], number)
+                ]
+
+    def _total(self, stage: int, number: int) -> int:
+        """Slot of a sum."""
+        return self.staged.role_of(stage).sums[self.staged.sums_of(stage).index(number)][1]
+
+    def _move(self, edge: Edge) -> None:
+        source, target = (end[0] in self._once for end in (edge.source, edge.target))
+        if source and target:
+            self._hand_over(edge, -1)
+        elif source:
+            self._send(edge, -1)
+        elif target:
+            self._receive(edge, -1)

@@ -1,0 +1,259 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the devices of a rank of a pipeline hold."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import BACKWARD, FETCH, FORWARD, RECV, WEIGHT, Step, absences
+from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.staged import Staged
+
+from .account import Held, Label, MemoryAccount, by_role, holders
+from .best_fit import Arenas
+from .caching_allocator import Framework, Level
+from .entries import constants, residents, role_sums
+from .rank_events import ALWAYS, Event, RankEvents
+from .stages import Stages
+from .steady_state import Cut, cut, steady
+from .units import Death, UnitLevels
+
+Ints = npt.NDArray[np.int64]
+
+_WORDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight"}
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Memory of the devices of a rank.
+
+    Attributes
+    ----------
+    account : MemoryAccount
+    events : list of Event
+        What the rank does, in order; those of steady periods are the same again.
+    during, after : int64 arrays (events,)
+        Live bytes: the most while each runs, and behind it.
+    resident_bytes : int
+        There from beginning to end, in whole blocks.
+    """
+
+    account: MemoryAccount
+    events: list[Event]
+    during: Ints
+    after: Ints
+    resident_bytes: int
+
+
+class RankMemories:
+    """Memory of the ranks of a step in stages, as a framework would run it.
+
+    Parameters
+    ----------
+    program : Program
+    staged : Staged
+    framework : Framework
+    """
+
+    def __init__(self, program: Program, staged: Staged, framework: Framework) -> None:
+        self.program, self.staged, self.framework = program, staged, framework
+        self.stages = Stages(program, staged, framework)
+        self.levels = UnitLevels(framework, Arenas(framework))
+        self._labels: dict[tuple[str, int, int], Label] = {}  # by event's name, stage and buffer
+
+    def of(self, rank: int, steps: Sequence[Step]) -> RankMemory:
+        """Measure a rank that takes these steps."""
+        shorter = cut(steps, self.staged.schedule)
+        if shorter is not None:
+            walk = RankEvents(self.staged, self.stages, rank, shorter.steps)
+            begin, end = (walk.before[shorter.at - n] for n in (shorter.period, 0))
+            period = np.arange(begin, end)
+            rest = np.arange(end, len(walk.events))
+            parts = [np.arange(end), *[period] * shorter.times, rest]
+            found = self._measured(walk, np.concatenate(parts), shorter)
+            if found is not None:
+                return found
+        walk = RankEvents(self.staged, self.stages, rank, steps)
+        whole = self._measured(walk, np.arange(len(walk.events)), None)
+        assert whole is not None
+        return whole
+
+    def _measured(self, walk: RankEvents, which: Ints, shorter: Cut | None) -> RankMemory | None:
+        """Measure a rank whose events are those of a walk, some again and again.
+
+        None where the periods that were left out are not like those around them.
+        """
+        resident = self.resident(walk)
+        base = sum(one.bytes for one in resident)
+        deaths = deaths_of(walk)
+        found = [self._level(walk, number, death) for number, death in enumerate(deaths)]
+        kinds: dict[int, int] = {}
+        table = [(kinds.setdefault(id(level), len(kinds)), level, top) for level, top in found]
+        order = np.array([kind for kind, _, _ in table], np.int64)
+        known = {kind: (level, top) for kind, level, top in table}
+        rows = [known[kind] for kind in range(len(kinds))]
+        facts = [(one.live, one.peak, size, *one.roles, *one.most) for one, size in rows]
+        if shorter is not None:
+            every = np.array(facts, np.int64)[order]
+            if not steady(walk.before, shorter, every, every[:, :1]):
+                return None
+        order = order[which]
+        live = np.array([level.live for level, _ in rows], np.int64)[order]
+        peak = np.array([level.peak for level, _ in rows], np.int64)[order]
+        top = np.array([size for _, size in rows], np.int64)[order]
+        after = base + np.cumsum(live)
+        before = after - live
+        during = before + peak
+        at = int(np.argmax(during))
+        most = int(during[at])
+        place = int(which[at])
+        held = [*resident, *self._held(walk, deaths, place)]
+        roles = np.array([level.roles for level, _ in rows], np.int64)[order]
+        mosts = np.array([level.most for level, _ in rows], np.int64)[order]
+        above = (np.cumsum(roles, axis=0) - roles + mosts).max(axis=0).tolist()
+        account = MemoryAccount(
+            "framework",
+            most,
+            max(0, int((before + top).max()) - most),
+            self._moment(walk, deaths, place, _later(walk, shorter, at)),
+            by_role(role_sums(held)),
+            by_role(map(sum, zip(role_sums(resident), above, strict=True))),
+            holders(held),
+            self._host_bytes(walk),
+        )
+        events = walk.events
+        return RankMemory(account, [events[k] for k in which.tolist()], during, after, base)
+
+    def _host_bytes(self, walk: RankEvents) -> int:
+        """Most that a device keeps in the host's memory, stores and fetches under way included."""
+        schedule = self.staged.schedule
+        sizes = {
+            (event.stage, event.micro): sum(walk.sizes[i] for i in event.ids.tolist())
+            for event in walk.events
+            if event.name == FETCH
+        }
+        changes = np.zeros(len(schedule.orders[walk.rank]) + 1, np.int64)
+        for one in absences(schedule, walk.rank):
+            changes[one.stored] += sizes[one.stage, one.micro]
+            changes[one.fetched + 1] -= sizes[one.stage, one.micro]
+        return int(np.cumsum(changes).max())
+
+    def resident(self, walk: RankEvents) -> list[Held]:
+        """Inputs of the step, and constants of what the rank runs."""
+        given = self.staged.inputs(walk.rank)
+        roots = {p.function for k in walk.own for p in self.staged.role_of(k).phases}
+        return [
+            *residents(self.framework, (value._replace(name=name) for _, name, value in given)),
+            *constants(self.program, self.framework, sorted(roots)),
+        ]
+
+    def _level(self, walk: RankEvents, number: int, death: Death) -> tuple[Level, int]:
+        event = walk.events[number]
+        if event.unit is not None:
+            return self.levels.level(event.unit, death)
+        level = Level()
+        made = event.name in (RECV, FETCH)
+        for instance in event.ids.tolist() if made else ():
+            level.add(walk.roles[instance], walk.sizes[instance])
+        if made:
+            level.reach(0)
+        for buffer in death.buffers:
+            instance = int(event.ids[buffer])
+            level.add(walk.roles[instance], -walk.sizes[instance])
+        return level, level.peak
+
+    def _held(self, walk: RankEvents, deaths: Sequence[Death], at: int) -> Iterator[Held]:
+        """What is there at the peak, beside what always is."""
+        event, death = walk.events[at], deaths[at]
+        inside = set[int]()
+        if event.unit is not None:
+            count = len(event.unit.inputs)
+            inside.update(event.ids[[b for b in death.buffers if b < count]].tolist())
+            labels = {b: self._label(walk, int(event.ids[b])) for b in death.buffers if b < count}
+            yield from self.levels.held(event.unit, death, labels, self._word(event))
+        early = at if event.unit is None else at - 1
+        events = [number for number, _ in walk.makers]
+        makers = bisect.bisect_right(events, early)
+        end = walk.first[makers] if makers < len(events) else len(walk.sizes)
+        for instance in np.flatnonzero(walk.last[:end] >= at).tolist():
+            if instance == ALWAYS or instance in inside or not walk.sizes[instance]:
+                continue
+            label = self._label(walk, instance)
+            yield Held(label, walk.roles[instance], walk.sizes[instance])
+
+    def _label(self, walk: RankEvents, instance: int) -> Label:
+        number, buffer = walk.maker(instance)
+        event = walk.events[number]
+        key = event.name, event.stage, buffer
+        if key not in self._labels:
+            self._labels[key] = self._named(event, buffer)
+        return self._labels[key]
+
+    def _named(self, event: Event, buffer: int) -> Label:
+        """What a buffer of an event is, or what it hands over in a slot."""
+        role = self.staged.role_of(event.stage)
+        if event.unit is None:
+            return Label(role.slots[buffer].name, event.name, role.name, self._word(event))
+        slot = event.unit.slots[buffer]
+        part = next(one for one in event.unit.parts if buffer in one.makes)
+        return Label(role.slots[slot].name, "", part.function, self._word(event))
+
+    def _word(self, event: Event) -> str:
+        """What a unit is called, with its stage where the rank has several."""
+        word = _WORDS.get(event.name.rstrip("+"), event.name.partition(":")[0])
+        many = self.staged.schedule.rank_of.count(self.staged.schedule.rank_of[event.stage]) > 1
+        return f"{word} of stage {event.stage}" if many else word
+
+    def _moment(self, walk: RankEvents, deaths: Sequence[Death], at: int, later: int) -> str:
+        event = walk.events[at]
+        word = self._word(event)
+        if event.micro >= 0:
+            word += f" {event.micro + later}"
+        if event.unit is None:
+            return word
+        return f"{word}: {self.levels.moment(event.unit, deaths[at])}"
+
+
+def _later(walk: RankEvents, shorter: Cut | None, at: int) -> int:
+    """By how many micro-batches an event of the whole is later than the one of the walk."""
+    if shorter is None:
+        return 0
+    begin, end = (walk.before[shorter.at - n] for n in (shorter.period, 0))
+    return min(max(at - begin, 0) // (end - begin), shorter.times) * shorter.stride
+
+
+def deaths_of(walk: RankEvents) -> list[Death]:
+    """By event which buffers die in it."""
+    roles, sizes = np.array(walk.roles, np.int64), np.array(walk.sizes, np.int64)
+    known: dict[Any, Death] = {}
+    found = []
+    for number, event in enumerate(walk.events):
+        ids = event.ids
+        dying, own, size = walk.last[ids] == number, roles[ids], sizes[ids]
+        same = _same(ids.tolist())
+        key = dying.tobytes(), own.tobytes(), size.tobytes(), same
+        if key not in known:
+            buffers = np.flatnonzero(dying).tolist()
+            first = same or tuple(range(ids.size))
+            known[key] = Death(
+                tuple(b for b in buffers if first[b] == b), first,
+                tuple(own.tolist()), tuple(size.tolist()),
+            )  # fmt: skip
+        found.append(known[key])
+    return found
+
+
+def _same(ids: Sequence[int]) -> tuple[int, ...]:
+    """By place the first of the same instance; empty where all differ."""
+    own = [i for i in ids if i != ALWAYS]
+    if len(set(own)) == len(own):
+        return ()
+    first: dict[int, int] = {}
+    return tuple(n if i == ALWAYS else first.setdefault(i, n) for n, i in enumerate(ids))

@@ -1,0 +1,219 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What would make a program fit: the effect of each remedy, from the account of the peak.
+
+None of it is simulated: each remedy scales the bytes that the account has at the peak.
+
+=================  =================================================================================
+ZeRO stage 1       states that are whole along the data axes: divided by their degree
+ZeRO stage 2       and gradients
+micro-batch / 2    stashes, communication, temporaries and data: halved, where stashes are there
+recomputation      stashes: what layers are given, and the stash of one
+ZeRO stage 3       and weights that are whole; those of the largest layer are gathered
+tp x 2             the share of weights, their like, and activations that is cut: halved
+=================  =================================================================================
+
+The cheapest is the first of them, in the order of the table, that fits: ZeRO 1 and 2 send what
+data parallelism sends anyway, recomputation repeats the forward part, stage 3 gathers weights twice
+more, twice the tensor parallelism takes devices from elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_distir.performance.program.parts import Value, reached
+from tvm_distir.performance.program.program import Program
+
+from .account import Holder, MemoryAccount
+
+NAMED = 5
+"""So many holders a verdict names."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Something that takes less memory.
+
+    Attributes
+    ----------
+    name : str
+    peak_bytes : int
+        At the peak, as the account predicts it.
+    """
+
+    name: str
+    peak_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields by name."""
+        return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a program does not fit, and what would help.
+
+    Attributes
+    ----------
+    missing_bytes : int
+    holders : tuple of Holder
+        The largest, at most :data:`NAMED`.
+    remedies : tuple of Remedy
+        Those that apply, the cheapest first.
+    chosen : str
+        The first of them that fits; empty: none of these is enough.
+    """
+
+    missing_bytes: int
+    holders: tuple[Holder, ...]
+    remedies: tuple[Remedy, ...]
+    chosen: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields by name."""
+        return {
+            "missing_bytes": self.missing_bytes,
+            "holders": [one.to_dict() for one in self.holders],
+            "remedies": [one.to_dict() for one in self.remedies],
+            "chosen": self.chosen,
+        }
+
+
+def verdict(
+    program: Program, number: int, account: MemoryAccount, capacity_bytes: int
+) -> Verdict | None:
+    """Judge the devices of an entry, or of a rank; None where they fit."""
+    if account.peak_bytes <= capacity_bytes:
+        return None
+    found = tuple(_remedies(_Facts.of(program, number), account))
+    chosen = next((one.name for one in found if one.peak_bytes <= capacity_bytes), "")
+    missing = account.peak_bytes - capacity_bytes
+    return Verdict(missing, account.holders[:NAMED], found, chosen)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the program says of how it is cut.
+
+    Attributes
+    ----------
+    degree : int
+        Devices among which the data are cut.
+    whole : dict of str to float
+        By role of a value, the share of its bytes that is whole along those axes.
+    cut : float
+        Share of the weights' bytes that is cut along other axes; 1 where nothing is.
+    given_share : float
+        What layers are given, of what they stash; 1 without layers.
+    layer_stash_bytes, layer_weight_bytes : int
+        Most of one layer.
+    """
+
+    degree: int
+    whole: Mapping[str, float]
+    cut: float
+    given_share: float
+    layer_stash_bytes: int
+    layer_weight_bytes: int
+
+    @staticmethod
+    def of(program: Program, number: int) -> _Facts:
+        """Read an entry, or a rank."""
+        if program.staged is None:
+            entry = program.entries[number]
+            fn = program.functions[entry.function]
+            values, roots = [fn.values[i] for i in fn.params], [entry.function]
+            mesh = program.meshes[entry.mesh]
+        else:
+            staged = program.staged
+            values = [value for _, _, value in staged.inputs(number)]
+            own = [k for k, rank in enumerate(staged.schedule.rank_of) if rank == number]
+            roots = sorted({p.function for k in own for p in staged.role_of(k).phases})
+            mesh = program.meshes[number]
+        data = {a for v in values if v.role == "input" for a in _axes(v) if mesh.shape[a] > 1}
+        other = {a for a, size in enumerate(mesh.shape) if size > 1} - data
+        weights = [v for v in values if v.role in ("weight", "state")]
+        cut = _share(weights, lambda v: bool(_axes(v) & other))
+        stash, given, weight = _layers(program, roots)
+        return _Facts(
+            math.prod(mesh.shape[a] for a in data),
+            {
+                role: _share([v for v in values if v.role == role], lambda v: not _axes(v) & data)
+                for role in ("weight", "state")
+            },
+            cut or 1.0,
+            given / sum(stash) if stash else 1.0,
+            max(stash, default=0),
+            weight,
+        )
+
+
+def _axes(value: Value) -> set[int]:
+    """Mesh axes that a value is cut along."""
+    words = (value.placement or "").replace("(", "").replace(")", "").split(",")
+    return {axis for axis, word in enumerate(words) if word.strip().startswith("S")}
+
+
+def _share(values: Sequence[Value], holds: Any) -> float:
+    total = sum(value.bytes for value in values)
+    return sum(value.bytes for value in values if holds(value)) / total if total else 0.0
+
+
+def _layers(program: Program, roots: Sequence[str]) -> tuple[list[int], int, int]:
+    """Bytes that each layer stashes, that all are given, and the most weights of one.
+
+    A layer is a call of the forward part of a function that calls no further one.
+    """
+    stash, given, weight = list[int](), 0, 0
+    inner = {
+        name
+        for name, fn in program.functions.items()
+        if name.partition("_mesh")[0].endswith("_forward")
+        and not any(callee.endswith("_forward") for op in fn.ops for callee in op.callees)
+    }
+    for name in sorted(reached(program.functions, roots)):
+        fn = program.functions[name]
+        for op in fn.ops:
+            if op.callee in inner and op.outputs:
+                sizes = [fn.values[i].bytes for i in op.outputs]
+                stash.append(sum(sizes[1:]))
+                given += sizes[0]
+                read = (fn.values[i] for i in op.inputs)
+                weight = max(weight, sum(v.bytes for v in read if v.role == "weight"))
+    return stash, given, weight
+
+
+def _remedies(facts: _Facts, account: MemoryAccount) -> list[Remedy]:
+    """Those that change anything, in order."""
+    at = {role: float(size) for role, size in account.at_peak.items()}
+    degree, found = facts.degree, list[Remedy]()
+
+    def offer(name: str, changes: Mapping[str, float], more: float = 0) -> None:
+        total = sum(size * changes.get(role, 1.0) for role, size in at.items()) + more
+        if total < account.peak_bytes:
+            found.append(Remedy(name, math.ceil(total)))
+
+    def spread(share: float) -> float:
+        return 1 - share + share / degree
+
+    stashed = at.get("stashes", 0.0)
+    if degree > 1:
+        states = {"states": spread(facts.whole["state"])}
+        offer("ZeRO stage 1", states)
+        whole = account.most.get("gradients", 0) * degree > 1.5 * account.most.get("weights", 0)
+        gradients = {**states, "gradients": 1 / degree if whole else 1.0}
+        offer("ZeRO stage 2", gradients)
+    if stashed:
+        halved = ("stashes", "communication", "temporaries", "inputs")
+        offer("micro-batch / 2", dict.fromkeys(halved, 0.5))
+        offer("recomputation", {"stashes": min(1.0, facts.given_share)}, facts.layer_stash_bytes)
+    if degree > 1:
+        weights = {**gradients, "weights": spread(facts.whole["weight"])}
+        offer("ZeRO stage 3", weights, facts.layer_weight_bytes)
+    cut = ("weights", "states", "gradients", "stashes", "temporaries")
+    offer("tp x 2", dict.fromkeys(cut, 1 - facts.cut / 2))
+    return found

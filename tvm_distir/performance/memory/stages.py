@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Units of all stages, and the roles of what is in their slots."""
+
+from __future__ import annotations
+
+from tvm_distir.core import BACKWARD, FORWARD, WEIGHT
+from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.staged import Role, Staged
+from tvm_distir.performance.program.unit_phases import unit_phases
+
+from .account import COMMUNICATION, GRADIENTS, RESULTS, STASHES, WEIGHTS
+from .caching_allocator import Framework
+from .units import Unit, make_unit
+
+_BEHIND = ("backward", "weight", "accumulate", "accumulate_next")
+
+
+class Stages:
+    """Units of stages; stages of one role that give the same results share them.
+
+    Parameters
+    ----------
+    program : Program
+    staged : Staged
+    framework : Framework
+    """
+
+    def __init__(self, program: Program, staged: Staged, framework: Framework) -> None:
+        self.program, self.staged, self.framework = program, staged, framework
+        self._known: dict[tuple[int, tuple[bool, ...]], dict[str, Unit]] = {}
+        self._of_stage: dict[int, dict[str, Unit]] = {}
+        self.roles: dict[int, dict[int, int]] = {}
+        arriving: dict[int, set[int]] = {}
+        for edge in [*staged.edges, *(edge for one in staged.sums for edge in one.edges)]:
+            number = staged.stages[edge.target[0]].role
+            arriving.setdefault(number, set()).add(edge.target[1])
+        for number, role in enumerate(staged.roles):
+            self.roles[number] = _slot_roles(role, arriving.get(number, set()))
+
+    def units(self, stage: int) -> dict[str, Unit]:
+        """Units of a stage by name."""
+        if stage not in self._of_stage:
+            self._of_stage[stage] = self._shared(stage)
+        return self._of_stage[stage]
+
+    def _shared(self, stage: int) -> dict[str, Unit]:
+        """Units of a stage, made for the first one of its kind."""
+        one = self.staged.stages[stage]
+        key = one.role, tuple(bool(name) for name in one.results)
+        if key not in self._known:
+            role = self.staged.roles[one.role]
+            donated, codes = self._donated(stage), self.roles[one.role]
+            dropped = self._dropped(stage)
+            self._known[key] = {
+                name: make_unit(
+                    name,
+                    [phase for phase in map(role.phase, phases) if phase is not None],
+                    self.framework,
+                    codes,
+                    donated,
+                    dropped,
+                )
+                for name, phases in unit_phases(role, self.staged.schedule).items()
+            }
+        return self._known[key]
+
+    def role_of(self, stage: int, slot: int) -> int:
+        """Role of what arrives in a slot."""
+        return self.roles[self.staged.stages[stage].role].get(slot, COMMUNICATION)
+
+    def _donated(self, stage: int) -> set[int]:
+        """Slots of results that take the memory of what they replace.
+
+        Not where weights are stashed: micro-batches before read the old ones.
+        """
+        one, role = self.staged.stages[stage], self.staged.role_of(stage)
+        given = {slot for slot, name in zip(role.results, one.results, strict=True) if name}
+        carried = {written for _, written in role.carried}
+        if self.staged.schedule.stash:
+            return carried
+        return carried | {result for _, result in role.updated if result in given}
+
+    def _dropped(self, stage: int) -> set[int]:
+        """Slots of results that the stage does not give, and that nobody reads.
+
+        The other stage of tied weights gives them. Weights that are stashed are read later.
+        """
+        one, role = self.staged.stages[stage], self.staged.role_of(stage)
+        if self.staged.schedule.stash:
+            return set()
+        given = {slot for slot, name in zip(role.results, one.results, strict=True) if name}
+        read = {slot for phase in role.phases for slot in phase.inputs}
+        read.update(slot for pair in role.sums for slot in pair)
+        read.update(written for _, written in role.carried)
+        edges = [*self.staged.edges, *(edge for s in self.staged.sums for edge in s.edges)]
+        alike = [edge for edge in edges if self.staged.stages[edge.source[0]].role == one.role]
+        read.update(edge.source[1] for edge in alike)
+        return set(role.results) - given - read
+
+
+def _slot_roles(role: Role, arriving: set[int]) -> dict[int, int]:
+    """Roles of slots by who writes and who reads them."""
+    read: dict[str, set[int]] = {}
+    written: dict[str, set[int]] = {}
+    for phase in role.phases:
+        name = phase.name.partition(":")[0]
+        read.setdefault(name, set()).update(phase.inputs)
+        written.setdefault(name, set()).update(phase.outputs)
+    found = dict.fromkeys(role.results, RESULTS)
+    found.update({result: WEIGHTS for _, result in role.updates})
+    found.update(dict.fromkeys(arriving, COMMUNICATION))
+    later = set().union(*(read.get(name, set()) for name in _BEHIND))
+    made = arriving.union(*(written.get(name, set()) for name in ("rows", "forward")))
+    found.update(dict.fromkeys(made & later, STASHES))
+    sums = written.get("accumulate", set())
+    terms = read.get("accumulate", set()) & set().union(
+        *(written.get(name, set()) for name in ("backward", "weight"))
+    )
+    found.update(dict.fromkeys(sums | terms | written.get("part", set()), GRADIENTS))
+    for _, total in role.sums:
+        found[total] = GRADIENTS
+    return found
+
+
+__all__ = ["BACKWARD", "FORWARD", "WEIGHT", "Stages"]

@@ -1,0 +1,112 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The steady part of what a rank of a pipeline does, of which a few periods tell all.
+
+Steps that come again for later micro-batches, with all the steps of the micro-batches under way,
+leave the same memory behind each time. So periods in the middle need not be walked.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import Schedule, Step
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Steps without periods of the middle.
+
+    Attributes
+    ----------
+    steps : list of Step
+        Those behind ``at`` are of micro-batches ``times * stride`` before their own.
+    at, period, times, stride : int
+        So many periods of so many steps, which equal those before ``at`` but for ``stride``
+        micro-batches each, are left out there.
+    """
+
+    steps: list[Step]
+    at: int
+    period: int
+    times: int
+    stride: int
+
+
+def cut(steps: Sequence[Step], schedule: Schedule) -> Cut | None:
+    """Leave out what repeats; None where nothing does, or memory may depend on more than that."""
+    if schedule.stash or schedule.offload:
+        return None
+    names = [(s.kind, s.unit.phase, s.unit.chunk, s.stage, s.peer) for s in steps]
+    numbers: dict[Any, int] = {}
+    kind = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
+    micro = np.array([s.unit.micro for s in steps], np.int64)
+    count = schedule.micro_batches
+    first, last = np.full(count, len(steps)), np.full(count, -1)
+    np.minimum.at(first, micro, np.arange(len(steps)))
+    np.maximum.at(last, micro, np.arange(len(steps)))
+    for stride in dict.fromkeys((1, schedule.stages)):
+        middle = len(steps) // 2
+        again = np.flatnonzero((kind == kind[middle]) & (micro == micro[middle] + stride))
+        period = int(again[0]) - middle if again.size else 0
+        if period <= 0:
+            continue
+        same = (kind[period:] == kind[:-period]) & (micro[period:] == micro[:-period] + stride)
+        breaks = np.flatnonzero(~same)
+        low = int(breaks[breaks < middle].max(initial=-1)) + 1
+        high = int(breaks[breaks > middle].min(initial=same.size)) + period
+        found = _place(first, last, low, high, period)
+        if found is not None:
+            at, times = found
+            gone = times * stride
+            kept = [
+                s._replace(unit=s.unit._replace(micro=s.unit.micro - gone))
+                for s in steps[at + times * period :]
+            ]
+            return Cut([*steps[:at], *kept], at, period, times, stride)
+    return None
+
+
+def steady(before: Sequence[int], shorter: Cut, facts: Ints, left: Ints) -> bool:
+    """Whether the periods before and behind those left out are alike, and leave nothing.
+
+    Parameters
+    ----------
+    before : sequence of int
+        By step how many events there are before it.
+    shorter : Cut
+    facts : int64 array (events, ...)
+        What memory depends on.
+    left : int64 array (events, sizes)
+        What each event leaves, of each size.
+    """
+    at, period = shorter.at, shorter.period
+    marks = [before[at + n * period] for n in (-2, -1, 0, 1)]
+    parts = [slice(*ends) for ends in itertools.pairwise(marks)]
+    alike = all(np.array_equal(facts[part], facts[parts[0]]) for part in parts)
+    return alike and not left[parts[0]].sum(axis=0).any()
+
+
+def _place(first: Any, last: Any, low: int, high: int, period: int) -> tuple[int, int] | None:
+    """Where, and how many, periods are left out: all micro-batches under way there are steady."""
+
+    def steady(at: int) -> bool:
+        """Whether they began and end between low and high, two periods apart from either."""
+        own = (first < at) & (last >= at)
+        inside = (first[own] >= low + 2 * period) & (last[own] < high - 2 * period)
+        return bool(inside.all())
+
+    places = range(low + 3 * period, high - 3 * period + 1, period)
+    start = next((at for at in places if steady(at)), None)
+    stop = next((at for at in reversed(places) if steady(at)), None)
+    if start is None or stop is None or stop <= start:
+        return None
+    return start, (stop - start) // period

@@ -1,0 +1,244 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Units of a stage: the buffers that they read, make and free, and what that takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tvm_distir.performance.program.staged import Phase
+
+from .account import Held, Label
+from .best_fit import Arenas
+from .caching_allocator import DONATED, DROPPED, OWN, Framework, Level, Use
+
+RESIDENT = -1
+"""Instead of a buffer: what is there all the time, or takes the memory of such."""
+
+
+class Part(NamedTuple):
+    """A phase of a unit: buffers that it reads and makes, and roles of its results."""
+
+    function: str
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    given: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a stage runs at once.
+
+    Its buffers are, in this order, the inputs, and what its phases make.
+
+    Attributes
+    ----------
+    name : str
+    parts : tuple of Part
+    inputs : tuple of int
+        Slots that it reads as others have left them.
+    outputs : tuple of int
+        Slots that it writes.
+    refs : tuple of int
+        By output its buffer, or :data:`RESIDENT`.
+    sizes, roles : tuple of int
+        Of the buffers; the inputs have those of their instances, 0 and ``OWN`` here.
+    slots : tuple of int
+        Of the buffers: the first that they are in.
+    last : tuple of int
+        By buffer the part that reads it last, or makes it.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    refs: tuple[int, ...]
+    sizes: tuple[int, ...]
+    roles: tuple[int, ...]
+    slots: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+def make_unit(
+    name: str,
+    phases: Sequence[Phase],
+    framework: Framework,
+    codes: Mapping[int, int],
+    donated: Collection[int],
+    dropped: Collection[int],
+) -> Unit:
+    """Read a unit.
+
+    Parameters
+    ----------
+    name : str
+    phases : sequence of Phase
+        In order.
+    framework : Framework
+    codes : mapping of int to int
+        Roles of slots, where their functions do not say them.
+    donated : collection of int
+        Slots of results that take the memory of what they replace.
+    dropped : collection of int
+        Slots that nobody reads, behind no unit.
+    """
+    written: set[int] = set()
+    inputs: list[int] = []
+    for phase in phases:
+        inputs += [s for s in phase.inputs if s not in written and s not in inputs]
+        written.update(phase.outputs)
+    at = {slot: number for number, slot in enumerate(inputs)}
+    slots, sizes, roles = list(inputs), [0] * len(inputs), [OWN] * len(inputs)
+    last, parts = [-1] * len(inputs), list[Part]()
+    for number, phase in enumerate(phases):
+        lives = framework.lives[phase.function]
+        reads = tuple(at[slot] for slot in phase.inputs)
+        for buffer in reads:
+            if buffer >= 0:
+                last[buffer] = number
+        own: dict[int, int] = {}
+        makes, given = [], []
+        for slot, buffer in zip(phase.outputs, lives.results, strict=True):
+            makes.append(RESIDENT)
+            given.append(OWN)
+            if buffer < lives.params:
+                at[slot] = reads[buffer] if buffer >= 0 else RESIDENT
+            elif slot in donated:
+                at[slot], given[-1] = RESIDENT, DONATED
+            elif slot in dropped and lives.results.count(buffer) == 1:
+                at[slot], given[-1] = RESIDENT, DROPPED
+            elif buffer in own:
+                at[slot] = own[buffer]
+            else:
+                given[-1] = codes.get(slot, lives.roles[buffer])
+                at[slot] = own[buffer] = makes[-1] = len(sizes)
+                slots.append(slot)
+                sizes.append(lives.sizes[buffer])
+                roles.append(given[-1])
+                last.append(number)
+        parts.append(Part(phase.function, reads, tuple(makes), tuple(given)))
+    outputs = tuple(dict.fromkeys(slot for phase in phases for slot in phase.outputs))
+    return Unit(
+        name, tuple(parts), tuple(inputs), outputs, tuple(at[slot] for slot in outputs),
+        tuple(sizes), tuple(roles), tuple(slots), tuple(last),
+    )  # fmt: skip
+
+
+class Death(NamedTuple):
+    """Which buffers of a unit nobody reads behind it.
+
+    Attributes
+    ----------
+    buffers : tuple of int
+        Of several that are one instance, the first.
+    same : tuple of int
+        By buffer the first that is the same instance.
+    roles, sizes : tuple of int
+        By buffer: those of its instance, which its maker decides.
+    """
+
+    buffers: tuple[int, ...]
+    same: tuple[int, ...]
+    roles: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class UnitLevels:
+    """What units take and leave.
+
+    Parameters
+    ----------
+    framework : Framework
+    arenas : Arenas
+    """
+
+    def __init__(self, framework: Framework, arenas: Arenas) -> None:
+        self.framework, self.arenas = framework, arenas
+        self._known: dict[tuple[int, Death], tuple[Level, int]] = {}
+        self._units: list[Unit] = []
+
+    def level(self, unit: Unit, death: Death) -> tuple[Level, int]:
+        """Level of a unit, and the bytes that best-fit placement needs for it."""
+        key = (id(unit), death)
+        if key not in self._known:
+            self._units.append(unit)  # no other takes its identity
+            level, top = Level(), 0
+            for number, use, rest in self.uses(unit, death):
+                top = max(top, level.live + self.arenas.whole(use))
+                level.over(self.framework.level(use), number)
+                for buffer in rest:
+                    level.add(death.roles[buffer], -death.sizes[buffer])
+            self._known[key] = level, top
+        return self._known[key]
+
+    def held(
+        self, unit: Unit, death: Death, labels: Mapping[int, Label], word: str
+    ) -> Iterator[Held]:
+        """What a unit holds at its peak of what it makes, and of what dies in it."""
+        at = self.level(unit, death)[0].at
+        first = len(unit.inputs)
+        made = -1
+        named, lasts = dict(labels), _lasts(unit, death)
+        for number, use, _ in self.uses(unit, death):
+            if number > max(at, 0):
+                break
+            part = unit.parts[number]
+            lives = self.framework.lives[part.function]
+            for buffer, here in zip(part.makes, lives.results, strict=True):
+                if buffer >= 0:
+                    label = self.framework.label(lives, here)
+                    named[buffer] = label._replace(unit=word)
+            if number < at:
+                made = max([made, *part.makes])
+                continue
+            inside = {
+                param: named[part.reads[param]]
+                for param, _, _ in use.owned
+                if part.reads[param] in named
+            }
+            for one in self.framework.held(use, inside):
+                label = one.label
+                yield one if label.unit else one._replace(label=label._replace(unit=word))
+            handed = {death.same[part.reads[param]] for param, _, _ in use.owned}
+            for buffer, size in enumerate(death.sizes):
+                dead = buffer in death.buffers
+                there = dead if buffer < first else buffer <= made
+                over = dead and lasts[buffer] < at
+                if there and not over and buffer not in handed and size:
+                    yield Held(named[buffer], death.roles[buffer], size)
+
+    def moment(self, unit: Unit, death: Death) -> str:
+        """Where the peak of a unit is."""
+        at = max(self.level(unit, death)[0].at, 0)
+        use = next(use for number, use, _ in self.uses(unit, death) if number == at)
+        return self.framework.moment(use)
+
+    def uses(self, unit: Unit, death: Death) -> Iterator[tuple[int, Use, list[int]]]:
+        """Number of each part, how it runs, and what is freed behind it."""
+        dying: dict[int, list[int]] = {}
+        lasts = _lasts(unit, death)
+        for buffer in death.buffers:
+            dying.setdefault(lasts[buffer], []).append(buffer)
+        for number, part in enumerate(unit.parts):
+            lives = self.framework.lives[part.function]
+            reads = [death.same[b] if b >= 0 else b for b in part.reads]
+            dead, owned = dying.get(number, []), []
+            here, times, given = set(dead), Counter(reads), set(lives.results)
+            for param, buffer in enumerate(reads):
+                if buffer in here and times[buffer] == 1 and param not in given:
+                    owned.append((param, death.roles[buffer], death.sizes[buffer]))
+            gone = {reads[param] for param, _, _ in owned}
+            use = Use(part.function, tuple(owned), part.given)
+            yield number, use, [buffer for buffer in dead if buffer not in gone]
+
+
+def _lasts(unit: Unit, death: Death) -> dict[int, int]:
+    """By buffer, the first of its instance, the part that reads it last."""
+    lasts: dict[int, int] = {}
+    for one, last in zip(death.same, unit.last, strict=True):
+        lasts[one] = max(last, lasts.get(one, last))
+    return lasts

@@ -1,0 +1,5 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .exporter import export as export
+from .program import Program as Program

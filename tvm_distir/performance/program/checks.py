@@ -1,0 +1,223 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a program must hold to, beyond having the right keys and types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tvm_distir.support import SimulationError, nearest
+
+from .parts import Entry, Function, Mesh, Op
+from .staged import Staged
+from .staged_checks import StagedChecks
+
+Functions = Mapping[str, Function]
+
+MOST_STEPS = 5_000_000
+"""Steps, one device per entry, that the simulator takes on."""
+
+
+def _broken(place: str, what: str, remedy: str = "Export the program again.") -> SimulationError:
+    return SimulationError("DIST0712", what, place=place, remedy=remedy)
+
+
+def check_program(
+    meshes: Sequence[Mesh],
+    functions: Functions,
+    entries: Sequence[Entry],
+    staged: Staged | None,
+    place: str,
+) -> None:
+    """Refuse the parts of a program that contradict each other: see :meth:`Program.check`."""
+    for i, mesh in enumerate(meshes):
+        _check_mesh(mesh, f"{place}/meshes[{i}]")
+    for name, fn in functions.items():
+        _check_function(meshes, functions, fn, f"{place}/functions/{name}")
+    order = call_order(functions, place)
+    if staged is not None:
+        StagedChecks(meshes, functions, staged, place, _broken).run()
+    else:
+        _check_entries(meshes, functions, entries, place)
+    steps: dict[str, int] = {}
+    for name in order:
+        ops = functions[name].ops
+        steps[name] = sum(max([steps[one] for one in op.callees], default=1) for op in ops)
+    roots = [entry.function for entry in entries] if staged is None else staged.functions()
+    total = sum(steps[root] for root in roots)
+    if total > MOST_STEPS:
+        raise _broken(
+            place, f"the program makes {total} steps", f"At most {MOST_STEPS} can be simulated."
+        )
+
+
+def call_order(functions: Functions, place: str = "program") -> list[str]:
+    """Names of the functions, callees before their callers.
+
+    Raises
+    ------
+    SimulationError
+        DIST0713 naming a cycle.
+    """
+    callees = {
+        name: list(dict.fromkeys(callee for op in fn.ops for callee in op.callees))
+        for name, fn in functions.items()
+    }
+    order: list[str] = []
+    state: dict[str, int] = {}
+    for root in functions:
+        path = [(root, 0)] if root not in state else []
+        while path:
+            name, position = path.pop()
+            state[name] = 1
+            if position == len(callees[name]):
+                state[name] = 2
+                order.append(name)
+                continue
+            path.append((name, position + 1))
+            callee = callees[name][position]
+            if state.get(callee) == 1:
+                names = [one for one, _ in path]
+                cycle = [*names[names.index(callee) :], callee]
+                raise SimulationError(
+                    "DIST0713",
+                    f"functions call each other in a cycle: {' -> '.join(cycle)}",
+                    place=place,
+                    remedy="Recursion cannot be simulated: unroll it.",
+                )
+            if callee not in state:
+                path.append((callee, 0))
+    return order
+
+
+def _check_mesh(mesh: Mesh, place: str) -> None:
+    if not mesh.shape or len(mesh.axes) != len(mesh.shape):
+        raise _broken(place, f"{len(mesh.axes)} axis names for the shape {list(mesh.shape)}")
+    if len(set(mesh.axes)) != len(mesh.axes):
+        raise _broken(place, f"an axis name stands twice: {list(mesh.axes)}")
+    if math.prod(mesh.shape) != len(mesh.device_ids):
+        raise _broken(place, f"{len(mesh.device_ids)} device ids for the shape {list(mesh.shape)}")
+    if len(set(mesh.device_ids)) != len(mesh.device_ids):
+        raise _broken(place, "a device id stands twice")
+
+
+def _check_entries(
+    meshes: Sequence[Mesh], functions: Functions, entries: Sequence[Entry], place: str
+) -> None:
+    if not entries:
+        raise _broken(f"{place}/entries", "no device runs anything")
+    owner: dict[int, Entry] = {}
+    for i, entry in enumerate(entries):
+        where = f"{place}/entries[{i}]"
+        if entry.function not in functions:
+            known = nearest(entry.function, functions)
+            raise _broken(where, f"there is no function {entry.function!r}", known)
+        if entry.mesh >= len(meshes):
+            raise _broken(where, f"mesh {entry.mesh} of {len(meshes)}")
+        devices = entry.device_ids or meshes[entry.mesh].device_ids
+        if len(set(devices)) != len(devices):
+            raise _broken(where, "a device id stands twice")
+        own = frozenset(meshes[entry.mesh].device_ids)
+        if not own.issuperset(devices):
+            other = next(device for device in devices if device not in own)
+            raise _broken(where, f"device {other} is not among those of its mesh")
+        if not owner.keys().isdisjoint(devices):
+            taken = next(device for device in devices if device in owner)
+            raise _broken(where, f"device {taken} runs {owner[taken].function} already")
+        owner.update(dict.fromkeys(devices, entry))
+        _check_alias(functions[entry.function], entry, where)
+
+
+def _check_alias(fn: Function, entry: Entry, place: str) -> None:
+    for pair in entry.alias:
+        there = pair[0] < len(fn.results) and pair[1] < len(fn.params)
+        if not there or fn.values[fn.results[pair[0]]].bytes != fn.values[fn.params[pair[1]]].bytes:
+            raise _broken(place, f"result {pair[0]} cannot take the memory of parameter {pair[1]}")
+    for ends in zip(*entry.alias, strict=True):
+        if len(set(ends)) != len(ends):
+            raise _broken(place, "a result or a parameter stands twice in alias")
+
+
+def _check_function(meshes: Sequence[Mesh], functions: Functions, fn: Function, place: str) -> None:
+    if fn.mesh >= len(meshes):
+        raise _broken(place, f"mesh {fn.mesh} of {len(meshes)}")
+    count = len(fn.values)
+    defined: Mapping[int, None] = {
+        i: None for i, value in enumerate(fn.values) if value.role == "constant"
+    }
+    known = dict(defined)
+
+    def define(index: int, where: str) -> None:
+        if index >= count:
+            raise _broken(where, f"value {index} of {count}")
+        if index in known:
+            raise _broken(where, f"value {index} ({fn.values[index].name}) is defined twice")
+        known[index] = None
+
+    def use(index: int, where: str) -> None:
+        if index >= count:
+            raise _broken(where, f"value {index} of {count}")
+        if index not in known:
+            raise _broken(where, f"value {index} ({fn.values[index].name}) is not defined yet")
+
+    for index in fn.params:
+        define(index, f"{place}/params")
+        mesh = fn.values[index].mesh
+        if mesh is not None and mesh >= len(meshes):
+            raise _broken(f"{place}/params", f"mesh {mesh} of {len(meshes)}")
+    for i, op in enumerate(fn.ops):
+        where = f"{place}/ops[{i}]"
+        for index in op.inputs:
+            use(index, where)
+        for index in op.outputs:
+            define(index, where)
+        _check_op(meshes, functions, op, where)
+    for index in fn.results:
+        use(index, f"{place}/results")
+
+
+def _check_calls(functions: Functions, op: Op, place: str) -> None:
+    if op.kind == "branch" and len(op.callees) != 2:
+        raise _broken(place, "a branch has two functions")
+    takes = int(op.kind == "branch")
+    for name in op.callees:
+        callee = functions.get(name)
+        if callee is None:
+            known = nearest(name, functions)
+            raise _broken(place, f"there is no function {name!r}", known)
+        takes += len(callee.params)
+        if len(op.outputs) != len(callee.results):
+            raise _broken(
+                place,
+                f"{name} returns {len(callee.results)} tensors, the call has {len(op.outputs)}",
+            )
+    if len(op.inputs) != takes:
+        names = " and ".join(op.callees)
+        raise _broken(place, f"{names} take {takes} tensors, the call has {len(op.inputs)}")
+
+
+def _check_op(meshes: Sequence[Mesh], functions: Functions, op: Op, place: str) -> None:
+    if op.kind in ("view", "wait") and (len(op.inputs) != 1 or len(op.outputs) != 1):
+        raise _broken(place, f"a {op.kind} has one operand and one result")
+    if op.kind == "compute" and not op.modelled and not op.reason:
+        raise _broken(place, "it is not modelled, for no reason")
+    if op.kind in ("call", "branch"):
+        _check_calls(functions, op, place)
+    if op.kind in ("collective", "transfer") and op.mesh >= len(meshes):
+        raise _broken(place, f"mesh {op.mesh} of {len(meshes)}")
+    if op.kind == "transfer" and op.peer_mesh >= len(meshes):
+        raise _broken(place, f"mesh {op.peer_mesh} of {len(meshes)}")
+    if op.kind == "transfer" and len(op.inputs) != (op.collective == "send"):
+        raise _broken(place, f"a {op.collective} with {len(op.inputs)} operands")
+    if op.kind == "transfer" and len(op.outputs) != 1:
+        raise _broken(place, f"a {op.collective} with {len(op.outputs)} results")
+    if op.kind == "collective":
+        shape = meshes[op.mesh].shape
+        if not op.mesh_axes or any(axis >= len(shape) for axis in op.mesh_axes):
+            raise _broken(place, f"axes {list(op.mesh_axes)} of a mesh with {len(shape)} axes")
+        if len(set(op.mesh_axes)) != len(op.mesh_axes):
+            raise _broken(place, f"an axis stands twice: {list(op.mesh_axes)}")
+        size = math.prod(shape[axis] for axis in op.mesh_axes)
+        if op.group_size != size:
+            raise _broken(place, f"groups of {op.group_size}, the axes make groups of {size}")

@@ -1,0 +1,177 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""From a level-5 module to a ``Program``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    IO_ATTR,
+    NUM_INPUT_ATTR,
+    Pipeline,
+    entry_family,
+    mesh_axes,
+    mesh_devices,
+    mesh_key,
+    mesh_names,
+    mesh_shape,
+    meshes,
+    no_single_entry,
+    plain_name,
+)
+from tvm_distir.support import SimulationError
+
+from .body import FunctionExporter
+from .callees import with_callees
+from .parts import Entry, Function, Mesh
+from .program import Program
+from .training import state_names, updates, with_gradients
+
+
+def export(mod: ir.IRModule) -> Program:
+    """Make the simulator's input of a level-5 module; one in stages keeps these, see ``Staged``.
+
+    Functions and calls are kept, repeated layers not unrolled. Tuples are flattened. Reshapes
+    that TVM turns into views cost nothing, nor do transposes that only matrix products read;
+    every other op gets its FLOPs and bytes from its sharding rule. An op without a rule is kept,
+    with ``modelled`` false and the reason.
+
+    The inputs of an entry that are *weights*: where an item of ``dist.io`` has a ``"role"``, it
+    decides; else the attribute ``num_input`` of the entry, which counts the data parameters of
+    the original function; else all inputs of floating type but the original's first are weights.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At the level local, with ``dist.io`` on its entries.
+
+    Raises
+    ------
+    SimulationError
+        DIST0714 for a module that is not at that level, or whose shapes are symbolic; DIST0713
+        for cyclic calls.
+    ModelError
+        DIST0341 where the module has several entry functions of which none is ``main``.
+    LoweringError
+        DIST0512 where the stages of a step do not fit together.
+    """
+    entries, pipeline = _entry_functions(mod), Pipeline.of(mod)
+    if pipeline is not None:
+        from .staging import export_stages
+
+        return export_stages(mod, pipeline)
+    families = {entry_family(name) for name in entries}
+    if len(families) > 1:
+        raise no_single_entry(families)
+    names = mesh_names(mod)
+    found = [
+        Mesh(
+            name,
+            tuple(axes),
+            mesh_shape(mesh),
+            tuple(mesh_devices(mesh).ravel().tolist()),
+        )
+        for name, axes, mesh in zip(names, mesh_axes(mod), meshes(mod), strict=True)
+    ]
+    functions = _reachable(mod, entries)
+    program = Program(
+        meshes=tuple(found),
+        functions=functions,
+        entries=tuple(
+            replace(_entry(name, fn), alias=updates(fn, functions[name]))
+            for name, fn in entries.items()
+        ),
+    )
+    program.check("export")
+    return program
+
+
+def _entry(name: str, fn: relax.Function) -> Entry:
+    io = fn.attrs[IO_ATTR]
+    devices = tuple(int(d) for d in io["devices"]) if "devices" in io else ()
+    return Entry(int(io["mesh"]), name, devices)
+
+
+def _entry_functions(mod: ir.IRModule) -> dict[str, relax.Function]:
+    """Functions with ``dist.io``, by mesh, then by name."""
+    found = {
+        str(gv.name_hint): fn
+        for gv, fn in mod.functions.items()
+        if isinstance(fn, relax.Function) and fn.attrs and IO_ATTR in fn.attrs
+    }
+    if not found:
+        raise SimulationError(
+            "DIST0714",
+            f"no function has the attribute {IO_ATTR}",
+            place="module",
+            remedy="Give the module of td.distribute(mod, plan), or lower it with LowerDistIR.",
+        )
+    mains = {name: fn for name, fn in found.items() if entry_family(name) == "main"}
+    chosen = [(int(fn.attrs[IO_ATTR]["mesh"]), name) for name, fn in (mains or found).items()]
+    return {name: found[name] for _, name in sorted(chosen)}
+
+
+def _reachable(mod: ir.IRModule, entries: Mapping[str, relax.Function]) -> dict[str, Function]:
+    """The entries and all functions they call, each on the first mesh that reaches it."""
+    out: dict[str, Function] = {}
+    for name, fn in entries.items():
+        entry, exporter = _entry(name, fn), FunctionExporter(mod, name, fn)
+        made = exporter.run(entry.mesh, _roles(mod, fn), entry.device_ids)
+        out[name] = with_gradients(fn, made)
+        out = with_callees(mod, out, [exporter])
+    return out
+
+
+def _roles(mod: ir.IRModule, fn: relax.Function) -> list[dict[str, Any]]:
+    """Role, whole shape, placement and mesh of each parameter of an entry."""
+    items = fn.attrs[IO_ATTR]["inputs"][:]
+    if len(items) != len(fn.params):
+        raise SimulationError(
+            "DIST0714",
+            f"{IO_ATTR} lists {len(items)} inputs, there are {len(fn.params)}",
+            place="entry",
+            remedy="Lower the module with LowerDistIR first.",
+        )
+    data_count = int(fn.attrs[NUM_INPUT_ATTR]) if NUM_INPUT_ATTR in fn.attrs else None
+    known = [mesh_key(mesh) for mesh in meshes(mod)]
+    states = state_names(fn)
+    out = []
+    for position, item in enumerate(items):
+        index, dtype = int(item["index"]), str(item["dtype"])
+        if "role" in item:
+            weight = str(item["role"]) == "weight"
+        elif data_count is not None:
+            weight = position >= data_count
+        else:
+            weight = index > 0 and dtype.startswith(("float", "bfloat"))
+        out.append(
+            {
+                "role": "state"
+                if plain_name(str(item["name"])) in states
+                else "weight"
+                if weight
+                else "input",
+                "whole_shape": tuple(int(n) for n in item["shape"][:]),
+                "placement": str(item["placement"]),
+                "mesh": _mesh_number(known, item["mesh"]) if "mesh" in item else None,
+            }
+        )
+    return out
+
+
+def _mesh_number(known: Sequence[Any], mesh: Mapping[str, Any]) -> int:
+    """Number of a mesh that an item of ``dist.io`` describes."""
+    key = tuple(tuple(int(n) for n in mesh[part]) for part in ("shape", "devices"))
+    if key not in known:
+        raise SimulationError(
+            "DIST0714",
+            f"{IO_ATTR} names a mesh of shape {key[0]} that the module does not have",
+            place="entry",
+            remedy="Lower the module with LowerDistIR first.",
+        )
+    return known.index(key)

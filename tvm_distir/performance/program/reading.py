@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Programs from JSON; nothing that the simulator relies on is left unchecked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tvm_distir.core import COLLECTIVES, KERNEL_CLASSES, TRANSFERS
+from tvm_distir.support import LARGEST, JsonValue, SimulationError, parse_json, read_text
+
+from . import parts
+from .checks import check_program
+from .parts import (
+    COMMON_KEYS,
+    EXTRA_KEYS,
+    KINDS,
+    ROLES,
+    SCHEMA_VERSION,
+    STAGED_VERSION,
+    Entry,
+    Function,
+    Mesh,
+    Op,
+)
+from .staged_reading import KEYS, read_pair, read_staged
+from .storage_reading import read_storage
+
+EXPORT = "Export the program again."
+
+_INTEGERS = (
+    "flops", "bytes_read", "bytes_written", "mesh", "group_size", "payload_bytes", "wire_bytes",
+    "peer_mesh", "measured_ps",
+)  # fmt: skip
+_TEXTS = ("op", "callee", "otherwise", "reason")
+_READ: Mapping[str, Callable[[JsonValue], Any]] = {
+    **{key: JsonValue.integer for key in _INTEGERS},
+    **{key: JsonValue.text for key in _TEXTS},
+    **{key: lambda value: value.text(empty=True) for key in ("name", "dtype")},
+    **{key: JsonValue.integers for key in ("inputs", "outputs", "mesh_axes")},
+    "kind": lambda value: value.word(KINDS),
+    "kernel_class": lambda value: value.word(KERNEL_CLASSES),
+    "tag": lambda value: value.integer(least=-LARGEST),
+    "modelled": JsonValue.flag,
+}
+"""How each key of an op is read, ``collective`` apart."""
+
+Made = TypeVar("Made")
+
+
+def _wrong(place: str, what: str, remedy: str) -> SimulationError:
+    return SimulationError("DIST0710", what, place=place, remedy=remedy)
+
+
+def _other_version(place: str, what: str, remedy: str) -> SimulationError:
+    return SimulationError("DIST0711", what, place=place, remedy=remedy)
+
+
+def load(path: str | Path, make: Callable[..., Made]) -> Made:
+    """Read a file; see :meth:`.program.Program.load`."""
+    text = read_text(path, _wrong, "Give a file that `tvm-distir analyze -o` wrote.")
+    return parse_text(text, str(path), make)
+
+
+def parse_text(text: str, place: str, make: Callable[..., Made]) -> Made:
+    """Read JSON text; see :meth:`.program.Program.from_json`."""
+    return parse(parse_json(text, place, _wrong, EXPORT), place, make)
+
+
+def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
+    """Hand the parts of a program, checked, to ``make``; see :meth:`.program.Program.from_dict`."""
+    top = JsonValue(data, place, _wrong, EXPORT).object()
+    version = top.data.get("schema_version")
+    in_stages = version == STAGED_VERSION and not isinstance(version, bool)
+    if not in_stages:
+        JsonValue(version, place, _other_version).version(SCHEMA_VERSION)
+    keys = ("schema_version", "meshes", "functions", *(KEYS if in_stages else ("entries",)))
+    top.object((*keys, "storage"), optional=("storage",))
+    meshes = tuple(_mesh(one) for one in top["meshes"].items())
+    functions = {name: _function(fn) for name, fn in top["functions"].fields()}
+    entries = () if in_stages else tuple(_entry(one) for one in top["entries"].items())
+    staged = read_staged(top, _value) if in_stages else None
+    check_program(meshes, functions, entries, staged, place)
+    storage = read_storage(top["storage"]) if "storage" in top else None
+    if storage is not None and len(storage.entries) != (len(entries) or len(meshes)):
+        raise top["storage"].wrong(f"{len(storage.entries)} entries", EXPORT)
+    return make(meshes, functions, entries, staged, storage)
+
+
+def _mesh(data: JsonValue) -> Mesh:
+    found = data.object(("name", "axes", "shape", "device_ids"))
+    return Mesh(
+        found["name"].text(),
+        tuple(axis.text() for axis in found["axes"].items()),
+        found["shape"].integers(least=1),
+        found["device_ids"].integers(),
+    )
+
+
+def _entry(data: JsonValue) -> Entry:
+    optional = ("device_ids", "alias")
+    found = data.object(("mesh", "function", *optional), optional)
+    return Entry(
+        found["mesh"].integer(),
+        found["function"].text(),
+        found["device_ids"].integers() if "device_ids" in found else (),
+        tuple(read_pair(one) for one in found["alias"].items()) if "alias" in found else (),
+    )
+
+
+def _function(data: JsonValue) -> Function:
+    found = data.object(("mesh", "params", "results", "values", "ops"))
+    return Function(
+        mesh=found["mesh"].integer(),
+        params=found["params"].integers(),
+        ops=tuple(_op(op) for op in found["ops"].items()),
+        results=found["results"].integers(),
+        values=tuple(_value(value) for value in found["values"].items()),
+    )
+
+
+def _value(data: JsonValue) -> parts.Value:
+    optional = ("role", "whole_shape", "placement", "mesh")
+    found = data.object(("name", "shape", "dtype", "bytes", *optional), optional)
+    shape = found["shape"].integers()
+    if math.prod(shape) > LARGEST:
+        raise found["shape"].wrong(f"{list(shape)}", "Give the shape one device holds.")
+    return parts.Value(
+        name=found["name"].text(empty=True),
+        shape=shape,
+        dtype=found["dtype"].text(),
+        bytes=found["bytes"].integer(),
+        role=found["role"].word(ROLES) if "role" in found else "activation",
+        whole_shape=found["whole_shape"].integers() if "whole_shape" in found else None,
+        placement=found["placement"].text() if "placement" in found else None,
+        mesh=found["mesh"].integer() if "mesh" in found else None,
+    )
+
+
+def _op(data: JsonValue) -> Op:
+    if "kind" not in data.object():
+        data.object(COMMON_KEYS)
+    kind = data["kind"].word(KINDS)
+    optional = ("reason", "measured_ps") if kind == "compute" else ("reason",)
+    found = data.object((*COMMON_KEYS, *EXTRA_KEYS[kind], *optional), optional=optional)
+    known = TRANSFERS if kind == "transfer" else COLLECTIVES
+    fields: dict[str, Any] = {
+        key: value.word(known) if key == "collective" else _READ[key](value)
+        for key, value in found.fields()
+    }
+    return Op(**fields)

@@ -1,0 +1,298 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""From the function of a kind of stage to its phases, each a function of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import add, reshape, strided_slice
+
+from tvm_distir.core import (
+    PART,
+    STREAM,
+    TOTAL,
+    Pipeline,
+    first_stream,
+    known_shape,
+    plain_name,
+    size_bytes,
+    substitute,
+    tensor_type,
+    typed,
+    variables,
+)
+from tvm_distir.support import SimulationError
+from tvm_distir.transforms import Ports, StageBody, When
+
+from .body import FunctionExporter
+from .parts import Function, Value
+from .staged import ACCUMULATE, ADD, BACKWARD, BEGIN, END, FORWARD, NEXT, ROWS, WEIGHT, Phase, Role
+from .staged import PART as PART_PHASE
+from .sums import next_sums
+from .training import state_names
+from .trees import Tree, leaves, shaped
+
+_WHENS = {
+    BEGIN: When.BEGIN,
+    FORWARD: When.FORWARD,
+    BACKWARD: When.BACKWARD,
+    WEIGHT: When.WEIGHT,
+    ACCUMULATE: When.ACCUMULATE,
+}
+
+
+class RoleExporter:
+    """Exports the phases of a kind of stage.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 5.
+    pipeline : Pipeline
+    number : int
+        Of the first stage of the kind.
+    ports : Ports
+        Where its parameters and results lie.
+
+    Attributes
+    ----------
+    exporters : list of FunctionExporter
+        Of its phases, for what they call.
+    functions : dict of str to Function
+        The phases.
+    made : dict of str to relax.Function
+        Functions of its own that the phases call.
+    """
+
+    def __init__(self, mod: ir.IRModule, pipeline: Pipeline, number: int, ports: Ports) -> None:
+        self.mod, self.pipeline, self.ports = mod, pipeline, ports
+        self.note = pipeline.stages[number]
+        self.body = StageBody(mod, self.note, pipeline.varying)
+        self.exporters: list[FunctionExporter] = []
+        self.functions: dict[str, Function] = {}
+        self.made: dict[str, relax.Function] = {}
+        self.slots: list[Value] = []
+        self.trees: dict[Any, Tree] = {}
+        self.whole: dict[str, Any] = {}
+        self.phases: list[Phase] = []
+        self.states = state_names(mod[self.note.function])
+        self.place_of = {what: i for i, what in enumerate(pipeline.inputs)}
+        self.sums = [s.name for s in pipeline.sums if number in s.stages]
+        self.groups = self._groups()
+        self.read_by: dict[Any, set[str]] = {}
+        for name, bindings in self.groups.items():
+            for binding in bindings:
+                for var in variables(binding.value):
+                    self.read_by.setdefault(var, set()).add(name)
+        for value in self.body.results.values():
+            for var in variables(value):
+                self.read_by.setdefault(var, set()).add("")
+
+    def run(self) -> Role:
+        """Export all phases, in the order in which they are run."""
+        outputs = set(self.pipeline.outputs)
+        params = [slot for what, var in self.body.params.items() for slot in self._param(what, var)]
+        for name, bindings in self.groups.items():
+            if name == FORWARD:
+                self._rows()
+            if bindings:
+                self._phase(name, bindings)
+            if name == ACCUMULATE and bindings and self.pipeline.schedule.micro_batches > 1:
+                self._next(bindings)
+            if name.startswith(PART_PHASE):
+                self._add(name.partition(":")[2])
+        return Role(
+            self.note.function,
+            tuple(self.slots),
+            tuple(params),
+            tuple(self.slot(w) for w in self.note.results if w in outputs),
+            tuple(
+                (self.slot(f"{PART}:{name}"), self.param(f"{TOTAL}:{name}")) for name in self.sums
+            ),
+            tuple(
+                (self.param(what), self.slot(what))
+                for what in self.body.params
+                if what in outputs and what in self.body.results
+            ),
+            tuple(self.phases),
+        )
+
+    def slot(self, what: str) -> int:
+        """Slot of a result."""
+        (slot,) = leaves(self._tree(self.body.results[what]))
+        return slot
+
+    def param(self, what: str) -> int:
+        """Slot of a parameter."""
+        (slot,) = leaves(self.trees[self.body.params[what]])
+        return slot
+
+    def _groups(self) -> dict[str, list[Any]]:
+        """Bindings of each phase: those behind all micro-batches by the sums that need them."""
+        streams = {
+            var: relax.const(first_stream(what, 0), "int64")
+            for what, var in self.body.params.items()
+            if what.startswith(f"{STREAM}:")
+        }
+        found = {
+            name: [_reading(b, streams) for b in self.body.bindings[when]]
+            for name, when in _WHENS.items()
+        }
+        rest = list(self.body.bindings[When.END])
+        for number, name in enumerate(self.sums):
+            needed = set(variables(self.body.results[f"{PART}:{name}"]))
+            for binding in reversed(rest):
+                if binding.var in needed:
+                    needed.update(variables(binding.value))
+            found[f"{PART_PHASE}:{number}"] = [b for b in rest if b.var in needed]
+            rest = [b for b in rest if b.var not in needed]
+        found[END] = rest
+        return found
+
+    def _declare(self, ty: Any, name: str, **extra: Any) -> Tree:
+        """Add the slots of a type."""
+        if isinstance(ty, relax.TupleType):
+            return tuple(self._declare(f, f"{name}.{i}", **extra) for i, f in enumerate(ty.fields))
+        tensor = tensor_type(ty)
+        if tensor is None:
+            return None
+        shape, dtype = known_shape(ty), str(tensor.dtype)
+        if shape is None:
+            raise self._refuse(f"the shape of {name} is not known before the run", "Bind its dims.")
+        self.slots.append(Value(name, shape, dtype, size_bytes(shape, dtype), **extra))
+        return len(self.slots) - 1
+
+    def _param(self, what: str, var: Any) -> list[int]:
+        """Declare a parameter; slots of what the whole step gives, of data all rows."""
+        if what.startswith(f"{STREAM}:"):
+            return []  # a number of each micro-batch, as good as any other
+        if what not in self.place_of:
+            self.trees[var] = self._declare(var.ty, str(var.name))
+            return []
+        place = self.ports.inputs[self.note.params.index(what)]
+        data = self.place_of[what] < self.pipeline.data_count
+        micros = self.pipeline.schedule.micro_batches if what in self.pipeline.sliced else 1
+        whole_shape, ty, shown = list(place.shape), var.ty, var
+        if micros > 1:
+            shape = [int(n) for n in ty.shape]
+            shape[0], whole_shape[0] = shape[0] * micros, whole_shape[0] * micros
+            shown = self.whole[what] = relax.Var(var.name, relax.TensorType(shape, ty.dtype))
+        role = "input" if data else "state" if plain_name(what) in self.states else "weight"
+        self.trees[shown] = self._declare(
+            shown.ty, str(var.name), role=role,
+            whole_shape=tuple(whole_shape), placement=place.placement,
+        )  # fmt: skip
+        return leaves(self.trees[shown])
+
+    def _rows(self) -> None:
+        """Export how the rows of a micro-batch are taken from the data."""
+        builder, bindings = relax.BlockBuilder(), list[Any]()
+
+        def bind(value: Any, var: Any = None) -> Any:
+            value = builder.normalize(value)
+            var = relax.Var("rows", value.ty) if var is None else var
+            bindings.append(relax.VarBinding(var, value))
+            return var
+
+        micros, results = self.pipeline.schedule.micro_batches, []
+        for what, whole in self.whole.items():
+            var = self.body.params[what]
+            shape = [int(n) for n in var.ty.shape]
+            rows = bind(reshape(whole, (shape[0], micros, *shape[1:])))
+            part = bind(strided_slice(rows, [1], [0], [1]))
+            results.append(bind(reshape(part, shape), var))
+        if results:
+            self._export(ROWS, bindings, results)
+
+    def _phase(self, name: str, bindings: Sequence[Any]) -> None:
+        """Export bindings; their results are what others read."""
+        others = {b.var: self.read_by.get(b.var, set()) - {name} for b in bindings}
+        results = [var for var, readers in others.items() if readers or name == ACCUMULATE]
+        self._export(name, bindings, results)
+
+    def _next(self, bindings: Sequence[Any]) -> None:
+        """Export the sums that go on."""
+        found = next_sums(self.mod, bindings, self.body.each)
+        for var, before in found.before.items():
+            self.trees[before] = self.trees[var]
+        self.made.update({str(gv.name_hint): fn for gv, fn in found.functions.items()})
+        self.mod = self.mod.clone()
+        self.mod.update(ir.IRModule(found.functions))
+        targets = [leaves(self.trees[b.var]) for b in bindings]
+        self._export(NEXT, found.bindings, found.results, targets)
+
+    def _add(self, number: str) -> None:
+        """Export the sum of what came so far and the stage's own term."""
+        name = self.sums[int(number)]
+        own, total = self.body.results[f"{PART}:{name}"], self.body.params[f"{TOTAL}:{name}"]
+        value = relax.BlockBuilder().normalize(add(total, own))
+        var = relax.Var("sum", value.ty)
+        self._export(
+            f"{ADD}:{number}", [relax.VarBinding(var, value)], [var], [leaves(self.trees[total])]
+        )
+
+    def _export(
+        self,
+        name: str,
+        bindings: Sequence[Any],
+        results: Sequence[Any],
+        targets: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Export a phase; ``targets`` are the slots of its results where these exist already."""
+        bound = {b.var for b in bindings}
+        reads = dict.fromkeys(v for b in bindings for v in variables(b.value) if v not in bound)
+        result = typed(relax.Tuple(list(results)), relax.TupleType([v.ty for v in results]))
+        body = relax.SeqExpr([relax.BindingBlock(list(bindings))], result)
+        relax.expr._update_type(body, result.ty)
+        full = f"{self.note.function}.{name}"
+        fn = relax.Function(list(reads), body, result.ty, False)
+        exporter = FunctionExporter(self.mod, full, fn)
+        made = exporter.run(self.ports.mesh, None)
+        inputs = [slot for var in reads for slot in leaves(self.trees[var])]
+        slot_of = dict(zip(made.params, inputs, strict=True))
+        outputs: list[int] = []
+        kept: list[int] = []
+        found = iter(made.results)
+        wanted = iter([slot for slots in targets for slot in slots])
+        for var in results:
+            own = []
+            for index in [next(found) for _ in leaves(shaped(var.ty, count()))]:
+                slot = next(wanted) if targets else slot_of.get(index)
+                if slot is None:
+                    value = made.values[index]
+                    self.slots.append(Value(value.name, value.shape, value.dtype, value.bytes))
+                    slot = len(self.slots) - 1
+                if targets or index not in slot_of:
+                    slot_of[index] = slot
+                    outputs.append(slot)
+                    kept.append(index)
+                own.append(slot)
+            self.trees[var] = shaped(var.ty, iter(own))
+        if not made.ops and not outputs:
+            return  # parts of what an earlier phase made
+        self.exporters.append(exporter)
+        self.functions[full] = Function(made.mesh, made.params, made.ops, tuple(kept), made.values)
+        self.phases.append(Phase(name, full, tuple(inputs), tuple(outputs)))
+
+    def _tree(self, expr: Any) -> Tree:
+        if isinstance(expr, relax.TupleGetItem):
+            return self._tree(expr.tuple_value)[int(expr.index)]
+        if isinstance(expr, relax.Tuple):
+            return tuple(self._tree(field) for field in expr.fields)
+        if expr in self.trees:
+            return self.trees[expr]
+        raise self._refuse("a result that is no variable", "Normalise the module.")
+
+    def _refuse(self, what: str, remedy: str) -> SimulationError:
+        return SimulationError("DIST0714", what, place=self.note.function, remedy=remedy)
+
+
+def _reading(binding: Any, constants: Mapping[Any, Any]) -> Any:
+    """A binding that reads constants instead of variables."""
+    if not any(var in constants for var in variables(binding.value)):
+        return binding
+    return relax.VarBinding(binding.var, substitute(binding.value, constants))

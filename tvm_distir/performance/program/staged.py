@@ -1,0 +1,273 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A step in stages as a program has it: each kind of stage once, who runs it, in which order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_distir.core import Schedule
+
+from .parts import Value
+
+BEGIN, ROWS, END = "begin", "rows", "end"
+FORWARD, BACKWARD, WEIGHT = "forward", "backward", "weight"
+ACCUMULATE, NEXT = "accumulate", "accumulate_next"
+PART, ADD = "part", "add"
+PHASES = (BEGIN, ROWS, FORWARD, BACKWARD, WEIGHT, ACCUMULATE, NEXT, PART, ADD, END)
+"""What a stage runs: once before all micro-batches; for each of them its rows of the data, forward,
+backward, gradients of weights, sums over micro-batches (the first, and those that follow); behind
+all of them per sum over stages its own term, the sum of the stages before and its own, the rest."""
+
+DIRECTIONS = ("forward", "backward", "sum", "total")
+"""Activations, gradients, a sum on its way along the stages, a whole sum."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A function of a stage.
+
+    Attributes
+    ----------
+    name : str
+        One of :data:`PHASES`; of a sum over stages with its number, ``part:0``.
+    function : str
+    inputs, outputs : tuple of int
+        The slots that its parameters are read from and its results are written to. A phase may
+        write a slot that it reads: sums that go on.
+    """
+
+    name: str
+    function: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Role:
+    """A kind of stage.
+
+    Attributes
+    ----------
+    name : str
+    slots : tuple of Value
+        What its phases hand to each other and to other stages, as one device holds it. Those that
+        ``begin``, ``accumulate``, ``part``, ``add`` and ``end`` write there are once, and so are
+        results of the whole step, the others per micro-batch.
+    params : tuple of int
+        Slots that the whole step gives, with their roles: there from the beginning.
+    results : tuple of int
+        Slots that are results of the whole step.
+    sums : tuple of (int, int)
+        Per sum over stages that it takes part in: the slot of its own term, and that of the sum.
+    updates : tuple of (int, int)
+        Slots of parameters, and of the results that take their place: what ``forward`` writes, for
+        the next micro-batch; the others, where the schedule stashes weights, behind each.
+    phases : tuple of Phase
+        In the order of :data:`PHASES`; one that does nothing is left out.
+    """
+
+    name: str
+    slots: tuple[Value, ...]
+    params: tuple[int, ...]
+    results: tuple[int, ...]
+    sums: tuple[tuple[int, int], ...]
+    updates: tuple[tuple[int, int], ...]
+    phases: tuple[Phase, ...]
+
+    @functools.cached_property
+    def carried(self) -> tuple[tuple[int, int], ...]:
+        """The ``updates`` that the forward part of a micro-batch makes for the next one."""
+        forward = self.phase(FORWARD)
+        written = () if forward is None else forward.outputs
+        return tuple(pair for pair in self.updates if pair[1] in written)
+
+    @functools.cached_property
+    def updated(self) -> tuple[tuple[int, int], ...]:
+        """The other ``updates``."""
+        return tuple(pair for pair in self.updates if pair not in self.carried)
+
+    @functools.cached_property
+    def stash(self) -> tuple[int, ...]:
+        """Slots of what the forward part of a micro-batch keeps for its later parts."""
+        there, needed, once = set[int](), set[int](), {*self.params, *self.results}
+        for phase in self.phases:
+            if phase.name in (ROWS, FORWARD):
+                there.update(phase.inputs if phase.name == FORWARD else (), phase.outputs)
+            elif phase.name in (BACKWARD, WEIGHT, ACCUMULATE, NEXT):
+                needed.update(phase.inputs)
+            elif phase.name == BEGIN:
+                once.update(phase.outputs)
+        return tuple(sorted((there & needed) - once))
+
+    def phase(self, name: str) -> Phase | None:
+        """The phase of a name."""
+        return next((one for one in self.phases if one.name == name), None)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage. Its rank, which is also the number of its mesh, follows from the schedule.
+
+    Attributes
+    ----------
+    role : int
+    names : tuple of str
+        Of the role's ``params``: the whole step's inputs. Stages of one rank share those of a name.
+    results : tuple of str
+        Of the role's ``results``: the whole step's outputs; empty where another stage gives it.
+    """
+
+    role: int
+    names: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value that goes from a stage to another one; a message where their ranks differ.
+
+    Attributes
+    ----------
+    source, target : (int, int)
+        Stage and slot.
+    direction : str
+        One of :data:`DIRECTIONS`.
+    bytes : (int, int)
+        Of one device's tensor at either end.
+    wire_bytes : (int, int)
+        The most that one device sends, and receives.
+    placements : (str, str)
+        At either end.
+    split : int
+        Devices that each send a part of what they hold alike, which is gathered behind; 1: all of
+        them send the whole.
+    """
+
+    source: tuple[int, int]
+    target: tuple[int, int]
+    direction: str
+    bytes: tuple[int, int]
+    wire_bytes: tuple[int, int]
+    placements: tuple[str, str]
+    split: int = 1
+
+
+@dataclass(frozen=True)
+class StageSum:
+    """A sum of one term per stage.
+
+    Attributes
+    ----------
+    name : str
+    stages : tuple of int
+        In the order in which their terms are added.
+    edges : tuple of Edge
+        From each of them to the next one; then from the last one to those before, once per rank.
+    """
+
+    name: str
+    stages: tuple[int, ...]
+    edges: tuple[Edge, ...]
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Stages, schedule, and what goes from stage to stage.
+
+    Attributes
+    ----------
+    schedule : Schedule
+        Its rank r works on mesh r of the program.
+    roles : tuple of Role
+    stages : tuple of Stage
+    edges : tuple of Edge
+        Activations and gradients, in the order in which a stage sends them.
+    sums : tuple of StageSum
+        In the order in which they are made.
+    """
+
+    schedule: Schedule
+    roles: tuple[Role, ...]
+    stages: tuple[Stage, ...]
+    edges: tuple[Edge, ...]
+    sums: tuple[StageSum, ...] = ()
+
+    def role_of(self, stage: int) -> Role:
+        """The kind of a stage."""
+        return self.roles[self.stages[stage].role]
+
+    def inputs(self, only: int | None = None) -> Iterator[tuple[int, str, Value]]:
+        """Inputs and weights of the whole step: rank, name and value of each, per rank once.
+
+        ``only`` those of one rank, where it is given.
+        """
+        seen: set[tuple[int, str]] = set()
+        for stage, rank in zip(self.stages, self.schedule.rank_of, strict=True):
+            if only not in (None, rank):
+                continue
+            role = self.roles[stage.role]
+            for name, slot in zip(stage.names, role.params, strict=True):
+                if (rank, name) not in seen:
+                    seen.add((rank, name))
+                    yield rank, name, role.slots[slot]
+
+    def functions(self) -> list[str]:
+        """Names of the functions of all phases, each once."""
+        return list(dict.fromkeys(p.function for role in self.roles for p in role.phases))
+
+    def sums_of(self, stage: int) -> list[int]:
+        """Numbers of the sums that a stage takes part in, in the order of its role's."""
+        return [i for i, one in enumerate(self.sums) if stage in one.stages]
+
+    def to_dict(self, values: Any) -> dict[str, Any]:
+        """Plain data; ``values`` gives that of a :class:`Value`."""
+        return {
+            "roles": [
+                {
+                    "name": role.name,
+                    "slots": [values(slot) for slot in role.slots],
+                    "params": list(role.params),
+                    "results": list(role.results),
+                    "sums": [list(pair) for pair in role.sums],
+                    "updates": [list(pair) for pair in role.updates],
+                    "phases": [
+                        {
+                            "name": one.name,
+                            "function": one.function,
+                            "inputs": list(one.inputs),
+                            "outputs": list(one.outputs),
+                        }
+                        for one in role.phases
+                    ],
+                }
+                for role in self.roles
+            ],
+            "schedule": self.schedule.to_dict(),
+            "stages": [
+                {"role": s.role, "names": list(s.names), "results": list(s.results)}
+                for s in self.stages
+            ],
+            "edges": _edges(self.edges),
+            "sums": [
+                {"name": one.name, "stages": list(one.stages), "edges": _edges(one.edges)}
+                for one in self.sums
+            ],
+        }
+
+
+def _edges(edges: Sequence[Edge]) -> list[dict[str, Any]]:
+    return [
+        {
+            "from": list(edge.source),
+            "to": list(edge.target),
+            "direction": edge.direction,
+            "bytes": list(edge.bytes),
+            "wire_bytes": list(edge.wire_bytes),
+            "placements": list(edge.placements),
+        }
+        for edge in edges
+    ]

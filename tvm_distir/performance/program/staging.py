@@ -1,0 +1,190 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""From a level-5 module in stages to a ``Program`` that keeps stages and schedule."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from tvm import ir
+from tvm.relax.distributed import DeviceMesh
+
+from tvm_distir.core import (
+    ACTIVATION,
+    GRADIENT,
+    PART,
+    TOTAL,
+    Pipeline,
+    Transfer,
+    mesh_axes,
+    mesh_devices,
+    mesh_shape,
+    parse_placement,
+    plain_name,
+    size_bytes,
+)
+from tvm_distir.transforms import NEXT_STAGE, Place, Wires
+
+from .callees import with_callees
+from .parts import Mesh
+from .program import Program
+from .stage_roles import RoleExporter
+from .staged import Edge, Stage, Staged, StageSum
+
+
+def export_stages(mod: ir.IRModule, pipeline: Pipeline) -> Program:
+    """Export a module in stages; see :func:`.exporter.export`."""
+    return _Staging(mod, pipeline).run()
+
+
+class _Staging:
+    """All that goes into the program.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 5.
+    pipeline : Pipeline
+    """
+
+    def __init__(self, mod: ir.IRModule, pipeline: Pipeline) -> None:
+        self.mod, self.pipeline, self.schedule = mod, pipeline, pipeline.schedule
+        self.wires = Wires(mod, pipeline)
+        notes = pipeline.stages
+        self.exporters = {
+            name: RoleExporter(
+                mod, pipeline, next(k for k, s in enumerate(notes) if s.function == name), ports
+            )
+            for name, ports in self.wires.ports.items()
+        }
+
+    def run(self) -> Program:
+        """Export phases, then what they call; then say who runs them."""
+        roles = {name: one.run() for name, one in self.exporters.items()}
+        functions = {k: fn for one in self.exporters.values() for k, fn in one.functions.items()}
+        made = {k: fn for one in self.exporters.values() for k, fn in one.made.items()}
+        mod = self.mod
+        if made:
+            mod = mod.clone()
+            mod.update(ir.IRModule({ir.GlobalVar(name): fn for name, fn in made.items()}))
+        calling = [e for one in self.exporters.values() for e in one.exporters]
+        found = with_callees(mod, functions, calling)
+        first = {number: rank for rank, number in reversed(list(enumerate(self.wires.of_rank)))}
+        numbers = {name: i for i, name in enumerate(roles)}
+        given: set[str] = set()
+        known, wanted = set(self.pipeline.inputs), set(self.pipeline.outputs)
+        stages = []
+        for note in self.pipeline.stages:
+            results = [w for w in note.results if w in wanted]
+            names = ["" if w in given else plain_name(w) for w in results]
+            given.update(results)
+            inputs = [plain_name(w) for w in note.params if w in known]
+            stages.append(Stage(numbers[note.function], tuple(inputs), tuple(names)))
+        staged = Staged(
+            self.schedule, tuple(roles.values()), tuple(stages),
+            tuple(self._neighbours()), tuple(self._sums()),
+        )  # fmt: skip
+        axes = mesh_axes(self.mod)
+        program = Program(
+            meshes=tuple(
+                Mesh(
+                    name,
+                    tuple(axes[k]),
+                    mesh_shape(mesh),
+                    tuple(int(device) for device in mesh_devices(mesh).ravel()),
+                )
+                for name, k, mesh in zip(
+                    self.wires.names, self.wires.of_rank, self.wires.meshes, strict=True
+                )
+            ),
+            functions={name: fn.on(first[fn.mesh]) for name, fn in found.items()},
+            entries=(),
+            staged=staged,
+        )
+        program.check("export")
+        return program
+
+    def _neighbours(self) -> list[Edge]:
+        """Edges of activations and gradients."""
+        found = []
+        for stage, note in enumerate(self.pipeline.stages):
+            for kind, step in ((ACTIVATION, 1), (GRADIENT, -1)):
+                for what in [w for w in note.results if w.startswith(f"{kind}:")]:
+                    made, read = self.wires.made(stage, what), self.wires.read(stage + step, what)
+                    source = (stage, self._slot(stage, what))
+                    target = (stage + step, self._slot(stage + step, what, True))
+                    direction = "forward" if step > 0 else "backward"
+                    found.append(self._edge(source, target, direction, what, made, read))
+        return found
+
+    def _sums(self) -> list[StageSum]:
+        """Sums over stages, with their edges."""
+        found = []
+        for one in self.pipeline.sums:
+            term, total = f"{PART}:{one.name}", f"{TOTAL}:{one.name}"
+            slots = {k: self._slot(k, total, True) for k in one.stages}
+            edges = []
+            for here, there in itertools.pairwise(one.stages):
+                made, read = self.wires.made(here, term), self.wires.made(there, term)
+                ends = (here, slots[here]), (there, slots[there])
+                edges.append(self._edge(*ends, "sum", term, made, read))
+            last = one.stages[-1]
+            ranks: set[int] = {self.schedule.rank_of[last]}
+            for stage in one.stages[:-1]:
+                rank = self.schedule.rank_of[stage]
+                if rank in ranks and rank != self.schedule.rank_of[last]:
+                    continue
+                ranks.add(rank)
+                ends = (last, slots[last]), (stage, slots[stage])
+                made, read = self.wires.made(last, term), self.wires.read(stage, total)
+                edges.append(self._edge(*ends, "total", total, made, read))
+            found.append(StageSum(plain_name(one.name), one.stages, tuple(edges)))
+        return found
+
+    def _slot(self, stage: int, what: str, read: bool = False) -> int:
+        """Slot of a parameter or result of a stage, by its position among its function's."""
+        note = self.pipeline.stages[stage]
+        exporter = self.exporters[note.function]
+        if read:
+            return exporter.param(exporter.note.params[note.params.index(what)])
+        return exporter.slot(exporter.note.results[note.results.index(what)])
+
+    def _edge(
+        self, source: tuple[int, int], target: tuple[int, int], direction: str, what: str,
+        made: Place, read: Place,
+    ) -> Edge:  # fmt: skip
+        here, there = (self.schedule.rank_of[end[0]] for end in (source, target))
+        ends = ((made, self.wires.meshes[here]), (read, self.wires.meshes[there]))
+        wire = (0, 0)
+        if here != there:
+            wire = _wire_bytes(*ends)
+        else:
+            self.wires.agree(source[0], what, made, read, NEXT_STAGE)
+        return Edge(
+            source, target, direction,
+            (_local_bytes(*ends[0]), _local_bytes(*ends[1])), wire,
+            (made.placement, read.placement),
+        )  # fmt: skip
+
+
+def _wire_bytes(
+    source: tuple[Place, DeviceMesh], target: tuple[Place, DeviceMesh]
+) -> tuple[int, int]:
+    """The most that a device sends, and receives. The ends have no device in common."""
+    start, sides = 0, []
+    for place, mesh in (source, target):
+        shape = mesh_shape(mesh)
+        count = math.prod(shape)
+        sides.append((shape, tuple(range(start, start + count)), parse_placement(place.placement)))
+        start += count
+    moved = Transfer(0, source[0].shape, sides[0], sides[1])
+    sent, received = (
+        size_bytes((moved.crossing_elements(sends),), source[0].dtype) for sends in (True, False)
+    )
+    return sent, received
+
+
+def _local_bytes(place: Place, mesh: DeviceMesh) -> int:
+    shape = [-(-n // place.parts(dim, mesh)) for dim, n in enumerate(place.shape)]
+    return size_bytes(tuple(shape), place.dtype)

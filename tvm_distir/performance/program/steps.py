@@ -1,0 +1,68 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What calls are as steps of a program, but for their names, operands and results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    Kernel,
+    call_axes,
+    decode_transfer,
+    is_packed_call,
+    mesh_index,
+    mesh_shape,
+    payload_bytes,
+    size_bytes,
+)
+
+from .parts import Op, Value
+
+
+def computation(kernel: Kernel) -> Op:
+    """What a call of an op or a PrimFunc runs."""
+    if kernel.is_view:
+        return Op("", "view", kernel.name)
+    work = kernel.work
+    return Op(
+        "", "compute", kernel.name, (), (), int(work.flops), int(sum(work.in_bytes)),
+        int(sum(work.out_bytes)), modelled=not kernel.reason, kernel_class=work.kernel_class,
+        dtype=kernel.dtype, reason=kernel.reason,
+    )  # fmt: skip
+
+
+def collective(mod: ir.IRModule, kind: str, call: ir.Call, ty: Any) -> Op:
+    """A collective with a result of type ``ty``."""
+    mesh, axes = call.attrs["device_mesh"], call_axes(call)
+    return Op(
+        "", "collective", str(call.op.name), collective=kind,
+        mesh=mesh_index(mod, mesh), mesh_axes=axes,
+        group_size=math.prod(mesh_shape(mesh)[axis] for axis in axes),
+        payload_bytes=payload_bytes(kind, call, ty),
+    )  # fmt: skip
+
+
+def transfer(
+    mod: ir.IRModule, kind: str, call: ir.Call, result: Value, devices: Sequence[int]
+) -> Op:
+    """One end of a transfer; ``devices`` run it, where not all of its mesh do."""
+    elements = decode_transfer(call).crossing_elements(kind == "send", devices)
+    return Op(
+        "", "transfer", str(call.op.name), collective=kind,
+        mesh=mesh_index(mod, call.attrs["device_mesh"]),
+        peer_mesh=mesh_index(mod, call.attrs["peer_mesh"]),
+        tag=int(call.attrs["tag"]), payload_bytes=result.bytes,
+        wire_bytes=size_bytes((elements,), result.dtype),
+    )  # fmt: skip
+
+
+def is_nothing(call: ir.Call, ty: Any) -> bool:
+    """Whether a call without a tensor among its results runs nothing."""
+    if not isinstance(call.op, ir.Op) or is_packed_call(call):
+        return False
+    return isinstance(ty, relax.ShapeType) or str(call.op.name) == "relax.builtin.null_value"

@@ -1,0 +1,54 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Storage plans from JSON."""
+
+from __future__ import annotations
+
+from tvm_distir.support import JsonValue
+
+from .storage import BRANCH, CALL, FREE, RETURN, TAKE, Storage, StorageFunction, StorageStep
+
+
+def read_storage(data: JsonValue) -> Storage:
+    """Read a storage plan; functions that are called must be there, blocks taken before."""
+    found = data.object(("entries", "functions"))
+    functions = {name: _function(one) for name, one in found["functions"].fields()}
+    entries = tuple(one.text() for one in found["entries"].items())
+    called = {
+        name
+        for fn in functions.values()
+        for s in fn.steps
+        if s.kind in (CALL, BRANCH)
+        for name in s.names
+    }
+    missing = sorted({*called, *entries} - set(functions))
+    if missing:
+        raise data.wrong(f"there is no function {missing[0]!r}", "Plan the storage again.")
+    return Storage(functions, entries)
+
+
+def _function(data: JsonValue) -> StorageFunction:
+    found = data.object(("steps", "results"))
+    steps = tuple(_step(one) for one in found["steps"].items())
+    results = found["results"].integers()
+    known: set[int] = set()
+    for step in steps:
+        if step.kind in (FREE, RETURN) and not known.issuperset(step.blocks):
+            raise data.wrong(f"a block that nobody took: {list(step.blocks)}", "Plan it again.")
+        known.update(step.blocks)
+    if not known.issuperset(results):
+        raise data.wrong("a result that nobody took", "Plan the storage again.")
+    return StorageFunction(steps, results)
+
+
+def _step(data: JsonValue) -> StorageStep:
+    parts = list(data.items())
+    if len(parts) != 4:
+        raise data.wrong(f"{len(parts)} parts of a step", "Plan the storage again.")
+    kind, blocks, size, names = parts
+    return StorageStep(
+        kind.word((TAKE, FREE, CALL, BRANCH, RETURN)),
+        blocks.integers(),
+        size.integer(),
+        tuple(one.text() for one in names.items()),
+    )

@@ -1,0 +1,64 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over micro-batches that go on, from those that begin."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import typed
+from tvm_distir.transforms import GoingOn
+
+
+@dataclass(frozen=True)
+class NextSums:
+    """Bindings that go on with sums.
+
+    Attributes
+    ----------
+    bindings : list of VarBinding
+    results : list of Var
+        In the order of the bindings that begin them.
+    before : dict of Var to Var
+        From what begins to the sums so far, which are parameters.
+    functions : dict of GlobalVar to relax.Function
+        Called by the bindings.
+    """
+
+    bindings: list[Any]
+    results: list[Any]
+    before: dict[Any, Any]
+    functions: dict[Any, Any]
+
+
+def next_sums(mod: ir.IRModule, bindings: Sequence[Any], each: Collection[Any]) -> NextSums:
+    """Write what follows the first micro-batch.
+
+    Parameters
+    ----------
+    mod : IRModule
+    bindings : sequence of VarBinding
+        Calls that begin sums.
+    each : collection of Var
+        Those of them that are not summed.
+    """
+    made = NextSums([], [], {}, {})
+    going_on = GoingOn()
+    for binding in bindings:
+        value, ty = binding.value, binding.var.ty
+        if binding.var not in each:
+            function = going_on.of(mod, value.op)
+            before = made.before[binding.var] = relax.Var("before", ty)
+            fields = [relax.Var(f"sum{k}", field) for k, field in enumerate(ty.fields)]
+            made.bindings.extend(
+                relax.VarBinding(var, relax.TupleGetItem(before, k)) for k, var in enumerate(fields)
+            )
+            value = typed(ir.Call(function, [*fields, *value.args]), ty)
+        made.results.append(relax.Var(binding.var.name, ty))
+        made.bindings.append(relax.VarBinding(made.results[-1], value))
+    made.functions.update(going_on.functions.values())
+    return made

@@ -1,0 +1,67 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What an entry is told of a step of training: states, gradients, what replaces what."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core import IO_ATTR, plain_name, training_notes
+
+from .parts import Function
+
+
+def state_names(fn: relax.Function) -> set[str]:
+    """Plain names of the inputs that are states of an optimizer, counters included."""
+    states = training_notes(fn, "states").values()
+    names = [str(name) for found in states for name in found[:]]
+    return {plain_name(name) for name in (*names, *training_notes(fn, "counters"))}
+
+
+def updates(fn: relax.Function, made: Function) -> tuple[tuple[int, int], ...]:
+    """Results of an entry, each with the parameter whose memory it takes.
+
+    ``dist.training`` says at which places the whole step returns what is updated; without, it
+    returns its loss, then those, in their order.
+    """
+    updated = dict.fromkeys(plain_name(name) for name in training_notes(fn, "updated"))
+    if not updated:
+        return ()
+    said = {int(place): name for name, place in training_notes(fn, "places").items()}
+    whole = {i: plain_name(name) for i, name in said.items()} or dict(enumerate(updated, 1))
+    io = fn.attrs[IO_ATTR]
+    places = {plain_name(str(item["name"])): k for k, item in enumerate(io["inputs"][:])}
+    params = frozenset(made.params)
+    found = []
+    for number, item in enumerate(io["outputs"][:]):
+        name = whole.get(int(item["index"]), "")
+        if "name" in item:  # of a step in stages written out
+            name = plain_name(str(item["name"]))
+        param = places.get(name) if name in updated else None
+        if param is not None and _alike(made, number, param, params):
+            found.append((number, param))
+    return tuple(found)
+
+
+def _alike(made: Function, result: int, param: int, params: Container[int]) -> bool:
+    one, other = made.values[made.results[result]], made.values[made.params[param]]
+    return one.bytes == other.bytes and made.results[result] not in params
+
+
+def with_gradients(fn: relax.Function, made: Function) -> Function:
+    """Say of values that they are gradients of weights, where they still have their names."""
+    names = {str(name) for name in training_notes(fn, "gradients").values()}
+    kept: Sequence[Any] = made.values
+    if not names.intersection(value.name for value in kept):
+        return made
+    values = tuple(
+        value._replace(role="gradient")
+        if value.name in names and value.role == "activation"
+        else value
+        for value in kept
+    )
+    return replace(made, values=values)

@@ -1,0 +1,55 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a stage runs at once: which phases its units have, and which slots are there once."""
+
+from __future__ import annotations
+
+from tvm_distir.core import BACKWARD, FORWARD, WEIGHT, Schedule
+
+from .staged import BEGIN, END, Role
+
+UPDATE = "update"
+"""Unit behind each micro-batch, where the schedule stashes weights."""
+
+
+def unit_phases(role: Role, schedule: Schedule) -> dict[str, list[str]]:
+    """Phases of each unit of a role.
+
+    The first micro-batch of a stage begins its sums: ``B``, or ``W`` where gradients of weights
+    are units of their own; the others go on with them: ``B+``, ``W+``. Where the schedule stashes
+    weights, each micro-batch begins with those that are there, and ends with an update of its own.
+    """
+    splits = schedule.splits_backward
+    found = {BEGIN: [BEGIN], FORWARD: ["rows", "forward"], END: [END]}
+    last = WEIGHT if splits else BACKWARD
+    if splits:
+        found[BACKWARD] = found[f"{BACKWARD}+"] = ["backward"]
+    for name, sums in ((last, "accumulate"), (f"{last}+", "accumulate_next")):
+        found[name] = ["weight", sums] if splits else ["backward", "weight", sums]
+    for number in range(len(role.sums)):
+        for name in ("part", "add"):
+            found[f"{name}:{number}"] = [f"{name}:{number}"]
+    if schedule.stash:
+        found[FORWARD] = ["rows", "begin", "forward"]
+        found[UPDATE] = ["begin", *found.pop(END)]
+    there = {phase.name for phase in role.phases}
+    return {
+        name: own for name, phases in found.items() if (own := [p for p in phases if p in there])
+    }
+
+
+def once_slots(role: Role, schedule: Schedule, unit: str) -> set[int]:
+    """Slots that are there once, not per micro-batch, as a unit sees them.
+
+    A micro-batch has weights of its own where the schedule stashes them, and what is made of them;
+    its sums are not, nor is what it hands to the next one.
+    """
+    if schedule.stash and unit.rstrip("+") in (FORWARD, BACKWARD, WEIGHT):
+        sums = [p.outputs for p in role.phases if p.name == "accumulate"]
+        handed = {written for _, written in role.carried}
+        return handed if unit == FORWARD else handed.union(*sums)
+    found = {*role.params, *role.results, *(total for _, total in role.sums)}
+    for phase in role.phases:
+        if phase.name not in ("rows", "forward", "backward", "weight"):
+            found.update(phase.outputs)
+    return found

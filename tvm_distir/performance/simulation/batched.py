@@ -1,0 +1,237 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Many steps in stages alike, that differ in numbers only, simulated together.
+
+The functions, units and messages of a step are found once; each step has durations of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import System
+from tvm_distir.performance.program.numbers import Numbers
+from tvm_distir.performance.program.parts import Mesh
+from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.staged import Staged
+from tvm_distir.performance.simulation.pipeline.kinds import Kinds, axes_used, lying
+from tvm_distir.performance.simulation.pipeline.steps import StageSteps
+
+from .batched_costs import BOUNDS, BatchPrices
+from .costs import COMM, COMPUTE, OpCosts
+from .timeline import short_name
+
+Ints = npt.NDArray[np.int64]
+
+
+class Ran(NamedTuple):
+    """What steps came to.
+
+    Attributes
+    ----------
+    time_ps : int64 array (rows,)
+    bound : int64 array (rows,)
+        Places in :data:`.batch_prices.BOUNDS` and, behind these, idle time.
+    fits : bool array (rows,)
+        Where all times fit; the rest is to be left.
+    """
+
+    time_ps: Ints
+    bound: Ints
+    fits: npt.NDArray[np.bool_]
+
+
+class Batch:
+    """Steps in stages alike.
+
+    Parameters
+    ----------
+    program : Program
+        One of them, grouped into kernels, with the schedule of all.
+    system : System
+    numbers : Numbers
+        Of the program.
+    which : int64 array
+        By number of the program, its quantity.
+    blocking : bool
+        As :func:`.simulator.simulate` has it.
+    """
+
+    def __init__(
+        self, program: Program, system: System, numbers: Numbers, which: Ints, blocking: bool
+    ) -> None:
+        self.program, self.system = _placed(program), system
+        self.numbers, self.which, self.blocking = numbers, which, blocking
+        self._axes = axes_used(program)
+        self._lying: dict[Hashable, tuple[int, ...]] = {}
+        self._plans: dict[tuple[int, ...], _Plan] = {}
+
+    @property
+    def micro_batches(self) -> int:
+        """Of each step."""
+        assert self.program.staged is not None
+        return self.program.staged.schedule.micro_batches
+
+    def lies(self, meshes: Sequence[Mesh]) -> tuple[int, ...]:
+        """Which ranks lie alike: by rank the first that it is like."""
+        shape = meshes[0].shape
+        if shape not in self._lying:
+            keys = lying(self._axes, meshes, self.system)
+            self._lying[shape] = tuple(map(keys.index, keys))
+        return self._lying[shape]
+
+    def run(self, quantities: Ints, shapes: Sequence[Sequence[Mesh]], shape: Ints) -> Ran:
+        """Simulate steps.
+
+        Parameters
+        ----------
+        quantities : int64 array (quantities, rows)
+        shapes : sequence of sequence of Mesh
+            Meshes of the ranks: those that rows have.
+        shape : int64 array (rows,)
+            Which of them each row has.
+        """
+        rows = quantities.shape[1]
+        found = Ran(np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.ones(rows, bool))
+        lies = [self.lies(meshes) for meshes in shapes]
+        for pattern in dict.fromkeys(lies):
+            own = [number for number, one in enumerate(lies) if one == pattern]
+            at = np.flatnonzero(np.isin(shape, own))
+            if not at.size:
+                continue
+            if pattern not in self._plans:
+                self._plans[pattern] = _Plan(self, shapes[own[0]])
+            renumbered = np.searchsorted(own, shape[at])
+            part = self._plans[pattern].run(
+                quantities[:, at], [shapes[number] for number in own], renumbered
+            )
+            for whole, one in zip(found, part, strict=True):
+                whole[at] = one
+        return found
+
+
+class _Plan:
+    """Units and messages of steps whose ranks lie alike."""
+
+    def __init__(self, batch: Batch, meshes: Sequence[Mesh]) -> None:
+        self.batch = batch
+        self.program = dataclasses.replace(batch.program, meshes=tuple(meshes))
+        staged = self.program.staged
+        assert isinstance(staged, Staged)
+        self.kinds = Kinds(self.program, staged, batch.system, batch.blocking, "native")
+        costs = OpCosts(self.program, batch.system)
+        self.steps = StageSteps(staged, self.kinds, costs)
+        lowering = self.kinds.lowering
+        order = [step.row for fn in lowering.functions if fn.number >= 0 for step in fn.steps]
+        self.order = np.array(order, np.int64)
+        self.names = [short_name(row.op.op) for row in lowering.rows]
+        self.counts = self._counts()
+
+    def run(self, quantities: Ints, shapes: Sequence[Sequence[Mesh]], shape: Ints) -> Ran:
+        """As :meth:`Batch.run`."""
+        batch, rows = self.batch, quantities.shape[1]
+        prices = BatchPrices(
+            self.program, batch.system, batch.numbers, batch.which, quantities, shapes, shape
+        )
+        keys: dict[Hashable, int] = {}
+        spans: list[Ints] = []
+        codes = []
+        of_row = np.zeros(len(self.kinds.lowering.rows), np.int64)
+        nothing = np.zeros(rows, np.int64)
+        for number, row in enumerate(self.kinds.lowering.rows):
+            if row.op.kind == "wait":
+                key: Hashable = "wait"
+                found = nothing, nothing.astype(np.int8)
+            else:
+                key = prices.key(row.function, int(row.op.name), row.op)
+                found = prices.of(key, row.op, row.function)
+            if key not in keys:
+                keys[key] = len(spans)
+                spans.append(found[0])
+                codes.append(found[1])
+            of_row[number] = keys[key]
+        rank_of = self.steps.rank_of
+        edges = [
+            prices.edge(edge, rank_of[edge.source[0]], rank_of[edge.target[0]])
+            for edge in self.steps.edges
+        ]
+        spent = np.array(spans, np.int64).reshape(len(spans), rows)
+        sent = np.array(edges, np.int64).reshape(len(edges), rows)
+        columns = np.where(self.order >= 0, of_row[self.order], -1)
+        time_ps = self.kinds.maps.sweep(columns, spent, sent, self.steps.units)
+        bound = self._bound(of_row, spent, np.array(codes), time_ps)
+        return Ran(time_ps, bound, prices.fits & (time_ps >= 0))
+
+    def _counts(self) -> list[Ints]:
+        """How often ranks run each row; equal ones once."""
+        units = self.steps.units
+        _, step, begin = units.runs()
+        lowering = self.kinds.lowering
+        found: dict[bytes, Ints] = {}
+        for first, last in zip(begin[:-1].tolist(), begin[1:].tolist(), strict=True):
+            total = np.zeros(len(lowering.rows), np.int64)
+            used, times = np.unique(step[first:last], return_counts=True)
+            for one, count in zip(used.tolist(), times.tolist(), strict=True):
+                total += count * lowering.counts(self.steps.runs[one].unit.function)
+            found.setdefault(total.tobytes(), total)
+        return list(found.values())
+
+    def _bound(self, of_row: Ints, spent: Ints, codes: npt.NDArray[np.int8], time_ps: Ints) -> Ints:
+        """What most of the busiest rank's step goes to."""
+        rows = time_ps.size
+        most = np.full(rows, -1, np.int64)
+        bound = np.zeros(rows, np.int64)
+        lowering = self.kinds.lowering
+        compute = np.array([r.stream == COMPUTE and r.op.kind != "wait" for r in lowering.rows])
+        moves = np.array([r.stream == COMM for r in lowering.rows])
+        for counts in self.counts:
+            parts = np.zeros((len(BOUNDS) + 1, rows), np.int64)
+            names: dict[str, dict[int, int]] = {}
+            for number in np.flatnonzero((counts > 0) & compute).tolist():
+                own = names.setdefault(self.names[number], {})
+                key = int(of_row[number])
+                own[key] = own.get(key, 0) + int(counts[number])
+            for own in names.values():
+                _add(parts, list(own), np.array(list(own.values()), np.int64), spent, codes)
+            weights = np.bincount(of_row[moves], counts[moves], spent.shape[0]).astype(np.int64)
+            used = np.flatnonzero(weights)
+            moved = weights[used] @ spent[used] if used.size else np.zeros(rows, np.int64)
+            kernels = parts.sum(axis=0)
+            rest = np.maximum(time_ps - kernels, 0)
+            parts[BOUNDS.index("network")] = np.minimum(moved, rest)
+            parts[-1] = rest - parts[BOUNDS.index("network")]
+            busier = kernels + moved > most
+            most = np.where(busier, kernels + moved, most)
+            bound = np.where(busier, parts.argmax(axis=0), bound)
+        return bound
+
+
+def _add(
+    parts: Ints, keys: Sequence[int], counts: Ints, spent: Ints, codes: npt.NDArray[np.int8]
+) -> None:
+    """Add the time of all ops of a name to what bounds most of it."""
+    time, code = counts[:, None] * spent[list(keys)], codes[list(keys)]
+    total = time.sum(axis=0)
+    if (code == code[:1]).all():
+        parts_of = code[0]
+    else:
+        each = np.stack([np.where(code == k, time, 0).sum(axis=0) for k in range(len(BOUNDS))])
+        parts_of = each.argmax(axis=0).astype(np.int8)
+    for k in np.unique(parts_of).tolist():
+        parts[k] += np.where(parts_of == k, total, 0)
+
+
+def _placed(program: Program) -> Program:
+    """A program whose ops are called by their places in their functions."""
+    functions = {
+        name: dataclasses.replace(
+            fn, ops=tuple(op._replace(name=str(n)) for n, op in enumerate(fn.ops))
+        )
+        for name, fn in program.functions.items()
+    }
+    return dataclasses.replace(program, functions=functions)

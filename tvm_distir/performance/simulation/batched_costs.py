@@ -1,0 +1,183 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What ops of many programs alike take, each for all programs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import PICOSECONDS, VIEW, GroupLayout, System
+from tvm_distir.performance.program.numbers import Numbers, edges_of
+from tvm_distir.performance.program.parts import Mesh, Op
+from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.staged import Edge
+
+from .costs import HOST, HOSTS, OpCosts
+
+Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int8]
+
+BOUNDS = ("compute", "memory", "launch", "host", "network")
+"""What an op may be bound by; codes are places here."""
+_COMPUTE, _MEMORY, _LAUNCH, _HOST_BOUND, _NETWORK = range(5)
+_GRADIENTS = "gradients"
+_LATEST = float(1 << 60)
+_LARGEST = 1 << 62
+
+
+class BatchPrices:
+    """Durations of the ops of a program in stages, for many sets of its numbers.
+
+    Parameters
+    ----------
+    program : Program
+        Grouped into kernels; ops are called by their places in their functions.
+    system : System
+    numbers : Numbers
+        Of the program.
+    which : int64 array
+        By number of the program, its quantity.
+    quantities : int64 array (quantities, rows)
+    shapes : sequence of sequence of Mesh
+        Meshes of the ranks: those that rows have.
+    shape : int64 array (rows,)
+        Which of them each row has.
+
+    Attributes
+    ----------
+    fits : bool array (rows,)
+        Where all times fit.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        system: System,
+        numbers: Numbers,
+        which: Ints,
+        quantities: Ints,
+        shapes: Sequence[Sequence[Mesh]],
+        shape: Ints,
+    ) -> None:
+        self.program, self.system, self.numbers = program, system, numbers
+        self.which, self.quantities, self.shape = which, quantities, shape
+        self.rows = quantities.shape[1]
+        self.fits = np.ones(self.rows, bool)
+        self._of_shape = [
+            (np.flatnonzero(shape == number), OpCosts(_on(program, meshes), system))
+            for number, meshes in enumerate(shapes)
+        ]
+        self._known: dict[Hashable, tuple[Ints, Codes]] = {}
+        self._edges = {id(e): at for e, at in zip(_edges(program), numbers.edge_at, strict=True)}
+
+    def key(self, function: str, number: int, op: Op) -> Hashable:
+        """Ops of one key take equally long."""
+        at = self.numbers.op_at[function][number]
+        flops, moved, payload, _ = self.which[at : at + 4].tolist()
+        if op.kind == "collective":
+            return "collective", op.collective, payload, op.mesh, op.mesh_axes, op.kernel_class
+        if op.kernel_class == HOST:
+            return HOST, function, flops
+        if op.kernel_class in HOSTS:
+            return "mark", op.kernel_class, flops
+        return "kernel", flops, moved, op.kernel_class, op.dtype
+
+    def of(self, key: Hashable, op: Op, function: str) -> tuple[Ints, Codes]:
+        """Durations in picoseconds and codes of what they are bound by, (rows,) each."""
+        if key not in self._known:
+            self._known[key] = self._price(op, function, key)
+        return self._known[key]
+
+    def _price(self, op: Op, function: str, key: Hashable) -> tuple[Ints, Codes]:
+        assert isinstance(key, tuple)
+        if op.kind == "collective":
+            return self._collective(op, self.quantities[key[2]]), self._codes(_NETWORK)
+        if key[0] == "kernel":
+            flops, moved = self.quantities[key[1]], self.quantities[key[2]]
+            return self._kernel(flops, moved, op.kernel_class, op.dtype)
+        constant = self.system.constant(HOSTS[op.kernel_class])
+        launches = self.quantities[key[2]].astype(np.float64)
+        issued = self._picoseconds(launches * constant * 1e-6)
+        if key[0] == HOST:
+            issued = np.maximum(issued - self._busy(function), 0)
+        return issued, self._codes(_HOST_BOUND)
+
+    def _busy(self, function: str) -> Ints:
+        """Time of a function's own kernels."""
+        total = np.zeros(self.rows, np.int64)
+        for number, op in enumerate(self.program.functions[function].ops):
+            if op.kind == "compute" and op.kernel_class not in HOSTS:
+                total += self.of(self.key(function, number, op), op, function)[0]
+        return total
+
+    def _kernel(self, flops: Ints, moved: Ints, kind: str, dtype: str) -> tuple[Ints, Codes]:
+        """As :meth:`tvm_distir.core.cost_model.model.System.roofline`."""
+        if kind == VIEW:
+            return np.zeros(self.rows, np.int64), self._codes(_COMPUTE)
+        rate = self.system.rate(kind, dtype)
+        spent = rate.spent_s(flops.astype(np.float64), moved.astype(np.float64))
+        codes = np.where(spent.bound >= 0, _COMPUTE, _MEMORY)
+        codes[(spent.busy < rate.floor_s) | (spent.busy < rate.gap_s)] = _LAUNCH
+        return self._picoseconds(spent.whole), codes.astype(np.int8)
+
+    def _collective(self, op: Op, payload: Ints) -> Ints:
+        found = np.zeros(self.rows, np.int64)
+        gradients = op.kernel_class == _GRADIENTS
+        for rows, costs in self._of_shape:
+            layout = costs.layout(op.mesh, op.mesh_axes)
+            found[rows] = self._slowest(op.collective, payload[rows], layout, rows, gradients)
+        return found
+
+    def _slowest(
+        self, kind: str, payload: Ints, layout: GroupLayout, rows: Ints, gradients: bool = False
+    ) -> Ints:
+        """As :meth:`tvm_distir.core.cost_model.clock.Clock.collective_ps`, for the payloads of some rows."""
+        found = np.zeros(payload.size, np.int64)
+        for where in layout.kinds:
+            fits = payload < _LARGEST // (2 * where.ranks)
+            self.fits[rows] &= fits
+            own = np.where(fits, payload, 0)
+            spent = self.system.spread_time_s(kind, own, where, layout.sharing, gradients)
+            np.maximum(found, self._picoseconds(spent, rows), out=found)
+        return found
+
+    def edge(self, edge: Edge, here: int, there: int) -> Ints:
+        """Durations of a message between ranks: as :meth:`.costs.OpCosts.edge_ps`."""
+        at = self._edges[id(edge)]
+        found = np.zeros(self.rows, np.int64)
+        for rows, costs in self._of_shape:
+            sent, taken, _, into, split = self.quantities[self.which[at : at + 5]][:, rows]
+            both = []
+            for kind, size, ends in (("send", sent, (here, there)), ("recv", taken, (there, here))):
+                layout = costs.pair_layout(*ends)
+                spent = self._slowest(kind, -(-size // split), layout, rows)
+                both.append(np.where(size > 0, spent, 0))
+            for count in np.unique(split[split > 1]).tolist():
+                own = split == count
+                layout = costs.parts_layout(there, count)
+                both[0][own] += self._slowest("all_gather", into[own], layout, rows[own])
+            found[rows] = np.maximum(*both)
+        return found
+
+    def _picoseconds(self, time_s: npt.NDArray[np.float64], rows: Ints | None = None) -> Ints:
+        """As :func:`tvm_distir.core.cost_model.clock.picoseconds`, of some rows or all."""
+        time = np.rint(time_s * PICOSECONDS)
+        bad = ~(time < _LATEST)
+        self.fits[slice(None) if rows is None else rows] &= ~bad
+        return np.where(bad, 0.0, time).astype(np.int64)
+
+    def _codes(self, code: int) -> Codes:
+        return np.full(self.rows, code, np.int8)
+
+
+def _edges(program: Program) -> list[Edge]:
+    assert program.staged is not None
+    return edges_of(program.staged)
+
+
+def _on(program: Program, meshes: Sequence[Mesh]) -> Program:
+    """A program whose ranks have other meshes."""
+    return Program(tuple(meshes), program.functions, program.entries, staged=program.staged)

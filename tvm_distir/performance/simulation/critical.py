@@ -1,0 +1,119 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The critical path: from the end of the step back to what each thing waited for."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tvm_distir.performance.traces.records import Sheet, Traced
+
+from .device_results import Lane
+from .timeline import seconds
+
+WAITING = "waiting"
+"""Name of time in which nothing on the path runs: the host, or what no event tells."""
+
+_MOST_OPS = 300_000
+"""Beyond so many ops, units of stages are looked at instead of their ops."""
+
+
+@dataclass(frozen=True)
+class PathPart:
+    """What the path goes through under one name: how often, and for how long."""
+
+    name: str
+    stream: str
+    count: int
+    time_s: float
+
+
+class _Event(NamedTuple):
+    lane: int
+    stream: str
+    name: str
+    start: int
+    end: int
+    flow: Hashable
+
+
+def critical_path(lanes: Sequence[Lane]) -> tuple[PathPart, ...]:
+    """What the longest chain of events is made of, the longest part first.
+
+    Everything starts when something ends that it waited for; the path goes back from the last end
+    to what ended when each event began, on its device or, for what was received, on the sender's.
+    Where several did, the one on the event's own stream is taken. The times add up to the step's.
+
+    Parameters
+    ----------
+    lanes : sequence of Lane
+    """
+    events = list(_events([lane.traced() for lane in lanes]))
+    if not events:
+        return ()
+    ending: dict[tuple[int, int], list[_Event]] = {}
+    senders: dict[Hashable, int] = {}
+    by_lane: dict[int, list[int]] = {}
+    for one in events:
+        ending.setdefault((one.lane, one.end), []).append(one)
+        by_lane.setdefault(one.lane, []).append(one.end)
+        if one.stream == "send":
+            senders[one.flow] = one.lane
+    ends = {lane: sorted(set(found)) for lane, found in by_lane.items()}
+    found: dict[tuple[str, str], list[int]] = {}
+
+    def note(name: str, stream: str, spent: int) -> None:
+        row = found.setdefault((name, stream), [0, 0])
+        row[0] += 1
+        row[1] += spent
+
+    now: _Event | None = max(events, key=lambda one: one.end)
+    while now is not None:
+        note(now.name, now.stream, now.end - now.start)
+        ending[now.lane, now.end].remove(now)
+        lane = senders.get(now.flow, now.lane) if now.stream == "recv" else now.lane
+        own, place = ends.get(lane, []), bisect.bisect_right(ends.get(lane, []), now.start)
+        while place and not ending[lane, own[place - 1]]:
+            place -= 1
+        at = own[place - 1] if place else 0
+        if at < now.start:
+            note(WAITING, "", now.start - at)
+        now = _before(ending[lane, at], now.stream) if place else None
+    parts = (PathPart(*key, count, seconds(spent)) for key, (count, spent) in found.items())
+    return tuple(sorted(parts, key=lambda one: (-one.time_s, one.name)))
+
+
+def _before(ended: Sequence[_Event], stream: str) -> _Event | None:
+    """Of the events that end at a time the one on a stream, else the first."""
+    same = [one for one in ended if one.stream == stream]
+    return next(iter([*same, *ended]), None)
+
+
+def _events(lanes: Sequence[Traced]) -> Iterator[_Event]:
+    """All that takes time. Units of stages count as such where there are too many ops."""
+    sheets = [list(lane.sheets()) for lane in lanes]
+    whole = sum(sheet.start.size for own in sheets for sheet in own) > _MOST_OPS
+    for number, (lane, own) in enumerate(zip(lanes, sheets, strict=True)):
+        for sheet in own:
+            yield from _units(number, sheet) if whole and sheet.unit else _ops(number, sheet)
+        for one in lane.wires():
+            stream = one.stream.partition(" ")[0]
+            times = zip(one.flows, one.start.tolist(), one.end.tolist(), strict=True)
+            for flow, start, end in times:  # one that takes no time leads to its sender
+                yield _Event(number, stream, "message", start, end, flow)
+
+
+def _units(number: int, sheet: Sheet) -> Iterator[_Event]:
+    for start, end in sheet.span.tolist():
+        if end > start:
+            yield _Event(number, "compute", sheet.unit, start, end, None)
+
+
+def _ops(number: int, sheet: Sheet) -> Iterator[_Event]:
+    for starts, ends in zip(sheet.start.tolist(), sheet.end.tolist(), strict=True):
+        for kind, start, end in zip(sheet.kinds, starts, ends, strict=True):
+            if end > start:
+                yield _Event(number, kind.stream, kind.name, start, end, None)

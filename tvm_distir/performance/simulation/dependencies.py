@@ -1,0 +1,131 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What ops wait for, without times: operands, and what stands before them on their stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tvm_distir.performance.engine.functions import AFTER, HOLDS
+from tvm_distir.performance.traces.records import Task
+
+from .costs import COMM, COMPUTE, SEND, OpRow
+from .entry_tasks import EntryTasks
+from .lowering import Lowering, flags_of
+
+Places = tuple[int, ...]
+"""Tasks, by their places, behind which a value is there; none: it is there at once."""
+
+
+class Dependencies:
+    """Tasks in order of issue.
+
+    Parameters
+    ----------
+    lowering : Lowering
+    mesh : int, optional
+        On which collectives run, where ops do not say it.
+
+    Attributes
+    ----------
+    tasks : list of Task
+    """
+
+    def __init__(self, lowering: Lowering, mesh: int | None = None) -> None:
+        self.tasks: list[Task] = []
+        self._lowering, self._mesh = lowering, mesh
+        self._last: dict[int | str, Places] = {}
+        self._held: Places = ()
+
+    def entry(self, entry: EntryTasks) -> None:
+        """Add what an entry does."""
+        made: dict[int, Places] = {-1: ()}
+        for piece in entry.pieces:
+            args = [made[value] for value in piece.ins]
+            if piece.function >= 0:
+                found = self.call(piece.function, args)
+            else:
+                found = [self.op(self._lowering.rows[piece.row], args)] * len(piece.outs)
+            made.update(zip(piece.outs, found, strict=True))
+
+    def call(self, function: int, args: Sequence[Places]) -> list[Places]:
+        """Add the ops of a call; returns when its results are there."""
+        fn = self._lowering.functions[function]
+        made: dict[int, Places] = {-1: (), **dict(enumerate(args))}
+        for step in fn.steps:
+            ins = [made.get(value, ()) for value in step.ins]
+            if step.callee >= 0:
+                found = self.call(step.callee, ins)
+            else:
+                found = [self.op(self._lowering.rows[step.row], ins)] * len(step.outs)
+            made.update(zip(step.outs, found, strict=True))
+        return [made.get(value, ()) for value in fn.results]
+
+    def op(self, row: OpRow, args: Iterable[Places]) -> Places:
+        """Add an op; of a wait what it waits for holds the compute ops behind it."""
+        op, data = row.op, _joined(args)
+        if op.kind == "wait":
+            self._held = _joined((self._held, data))
+            return data
+        if op.kind == "transfer":
+            return self.message(
+                op.name, op.collective, data, row.duration_ps, op.wire_bytes,
+                (op.mesh, op.peer_mesh), op.tag,
+            )  # fmt: skip
+        mesh = op.mesh if self._mesh is None else self._mesh
+        if row.stream == COMPUTE:
+            size = op.bytes_read + op.bytes_written
+            after, self._held = _joined((self._last.get(COMPUTE, ()), self._held)), ()
+            task = Task(op.name, "compute", data, after, row.duration_ps, op.flops, size, mesh)
+            self._last[COMPUTE] = self._add(task)
+            return self._last[COMPUTE]
+        flags = flags_of(row, self._lowering.blocking)
+        issued = self._last.get(COMPUTE, ()) if flags & AFTER else ()
+        after = _joined((self._last.get(row.stream, ()), issued))
+        size = _operand_bytes(row)
+        place = self._last[row.stream] = self._add(
+            Task(op.name, op.collective, data, after, row.duration_ps, 0, size, mesh, op.mesh_axes)
+        )
+        if flags & HOLDS:
+            self._held = _joined((self._held, place))
+        return place
+
+    def message(
+        self, name: str, kind: str, data: Places, duration_ps: int, size: int,
+        ends: tuple[int, int], tag: int,
+    ) -> Places:  # fmt: skip
+        """Add an end of a message: the mesh here, and that there."""
+        after = self._last.get(SEND, ()) if kind == "send" else ()
+        mesh, peer = ends
+        place = self._add(Task(name, kind, data, after, duration_ps, 0, size, mesh, (), peer, tag))
+        if kind == "send":
+            self._last[SEND] = place
+        return place
+
+    def copy(self, kind: str, duration_ps: int, size: int) -> Places:
+        """Add a copy to the host's memory or back: it begins when the compute before it is over."""
+        after = _joined((self._last.get(kind, ()), self._last.get(COMPUTE, ())))
+        self._last[kind] = self._add(Task(kind, kind, (), after, duration_ps, bytes=size))
+        return self._last[kind]
+
+    def hold(self, places: Places) -> None:
+        """Let compute and collectives behind this wait for tasks."""
+        self._held = _joined((self._held, places))
+        self._last[COMM] = _joined((self._last.get(COMM, ()), places))
+
+    def _add(self, task: Task) -> Places:
+        inside = set(task.data)
+        self.tasks.append(task._replace(after=tuple(k for k in task.after if k not in inside)))
+        return (len(self.tasks) - 1,)
+
+
+def _joined(parts: Iterable[Places]) -> Places:
+    return tuple(sorted({place for part in parts for place in part}))
+
+
+def _operand_bytes(row: OpRow) -> int:
+    """Bytes of one device's operand of a collective."""
+    op = row.op
+    if op.collective == "all_gather":
+        return op.payload_bytes // max(op.group_size, 1)
+    return op.payload_bytes * (op.group_size if op.collective == "reduce_scatter" else 1)

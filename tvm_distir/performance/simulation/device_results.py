@@ -1,0 +1,235 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a simulation found, by device, collective and lane. Times in seconds, sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tvm_distir.performance.memory.account import MemoryAccount
+from tvm_distir.performance.traces.records import Traced
+
+
+@dataclass(frozen=True)
+class DeviceResult:
+    """What one device did.
+
+    Attributes
+    ----------
+    id : int
+    mesh : str
+    compute_s : float
+        Time in which its compute stream runs.
+    comm_s : float
+        Time in which at least one of its communications runs.
+    exposed_comm_s : float
+        The part of ``comm_s`` in which nothing is computed.
+    idle_s : float
+        The rest: ``compute_s + exposed_comm_s + idle_s`` is the time of the step.
+    peak_memory_bytes, param_bytes : int
+        Most live bytes; bytes of weights and constants.
+    flops : int
+    """
+
+    id: int
+    mesh: str
+    compute_s: float
+    comm_s: float
+    exposed_comm_s: float
+    idle_s: float
+    peak_memory_bytes: int
+    param_bytes: int
+    flops: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields by name."""
+        return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
+class CollectiveTotal:
+    """All executions of one kind of collective along the same axes, on each device.
+
+    Attributes
+    ----------
+    kind : str
+        The op's word; ``send`` for a transfer, counted where it arrives; ``store`` and ``fetch``
+        for stashes on their way to the host's memory and back.
+    mesh : str
+    mesh_axis : str
+        Axis names joined by ``,``; ``mesh0->mesh1`` for a transfer; ``host``.
+    group_size : int
+        For a transfer, the devices it arrives on.
+    count : int
+    bytes_per_device, wire_bytes_per_device : int
+        Of the results, and sent by the ring algorithm, summed over ``count``. Of a message that is
+        sent in parts, what each device sends of it.
+    time_s : float
+        Sum of the durations.
+    """
+
+    kind: str
+    mesh: str
+    mesh_axis: str
+    group_size: int
+    count: int
+    bytes_per_device: int
+    wire_bytes_per_device: int
+    time_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields by name, without the time."""
+        return {key: value for key, value in self.__dict__.items() if key != "time_s"}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One task of one device.
+
+    ``stream`` is ``compute``, ``comm``, ``send``, ``recv``, or ``store`` and ``fetch``: a stash on
+    its way to the host's memory and back.
+
+    ``args`` has ``op``, ``binding``, ``scope``, ``bound_by``, and ``flops`` and ``bytes`` or
+    ``payload_bytes``, ``wire_bytes`` and ``group_size``.
+    """
+
+    device: int
+    stream: str
+    name: str
+    start_s: float
+    duration_s: float
+    args: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """All executions of one compute op on one device. ``bound_by``: what most of its time is."""
+
+    op: str
+    count: int
+    time_s: float
+    flops: int
+    bytes_moved: int
+    bound_by: str
+
+
+@dataclass(frozen=True)
+class FunctionTime:
+    """All calls of one function on one device, its callees included.
+
+    ``depth`` is that of its first call (0 for the entry).
+    """
+
+    name: str
+    depth: int
+    calls: int
+    compute_s: float
+    comm_s: float
+    flops: int
+
+
+@dataclass(frozen=True)
+class Branch:
+    """An ``If``: the dearer branch is simulated.
+
+    Attributes
+    ----------
+    place : str
+        ``function/binding``.
+    taken, other : str
+        The functions of the branches.
+    taken_s, other_s : float
+        Sums of the times of their ops.
+    """
+
+    place: str
+    taken: str
+    other: str
+    taken_s: float
+    other_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields by name."""
+        return dict(self.__dict__)
+
+
+class Held(NamedTuple):
+    """Memory of a device.
+
+    Attributes
+    ----------
+    curve : tuple of (time_s, live_bytes)
+        Live memory from each time on.
+    account : MemoryAccount
+        What holds it at the peak.
+    param_bytes : int
+        Weights and constants.
+    """
+
+    curve: tuple[tuple[float, int], ...]
+    account: MemoryAccount
+    param_bytes: int
+
+
+Tables = tuple[tuple[OpTime, ...], tuple[FunctionTime, ...]]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Devices that do the same at the same times.
+
+    Attributes
+    ----------
+    mesh : str
+    devices : tuple of int
+    timeline : Timeline
+        Source of the events.
+    held : callable giving Held
+        Memory, found when it is first asked for.
+    tables : callable giving (tuple of OpTime, tuple of FunctionTime)
+        What ops and functions take, found when it is first asked for.
+    """
+
+    mesh: str
+    devices: tuple[int, ...]
+    timeline: Any = field(repr=False, compare=False)
+    held: Callable[[], Held] = field(repr=False, compare=False)
+    tables: Callable[[], Tables] = field(repr=False, compare=False)
+
+    @property
+    def ops(self) -> tuple[OpTime, ...]:
+        """Compute ops by time, the longest first."""
+        return self.tables()[0]
+
+    @property
+    def functions(self) -> tuple[FunctionTime, ...]:
+        """Functions in order of the first call."""
+        return self.tables()[1]
+
+    @property
+    def memory(self) -> tuple[tuple[float, int], ...]:
+        """Live memory: time in seconds and bytes from then on."""
+        return self.held().curve
+
+    @property
+    def account(self) -> MemoryAccount:
+        """What holds memory at the peak."""
+        return self.held().account
+
+    @property
+    def events_total(self) -> int:
+        """Number of events."""
+        return len(self.timeline)
+
+    def events(self) -> Iterator[Event]:
+        """Events of the first of the devices, in order of issue."""
+        yield from self.timeline
+
+    def traced(self) -> Traced:
+        """What traces are written from."""
+        own = self.timeline
+        return Traced(
+            self.mesh, self.devices, own.sheets, own.wires, own.tasks, lambda: self.memory
+        )

@@ -1,0 +1,77 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Results of devices, of which most do the same: made when they are asked for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import overload
+
+import numpy as np
+
+from .device_results import DeviceResult, Lane
+from .statistics import Work
+
+
+class Devices(Sequence[DeviceResult]):
+    """Results of devices, by id.
+
+    Parameters
+    ----------
+    lanes : sequence of Lane
+        Devices that have the same result but for its id.
+    works : sequence of Work
+        What each device of each lane did.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], works: Sequence[Work]) -> None:
+        self._lanes, self._works = lanes, works
+
+    @functools.cached_property
+    def distinct(self) -> tuple[DeviceResult, ...]:
+        """One result of each set of devices that have the same."""
+        pairs = zip(self._lanes, self._works, strict=True)
+        return tuple(work.of(lane) for lane, work in pairs)
+
+    def on(self, lanes: Sequence[Lane]) -> Devices:
+        """The same work of the devices of other lanes."""
+        return Devices(lanes, self._works)
+
+    def __len__(self) -> int:
+        return sum(len(lane.devices) for lane in self._lanes)
+
+    @functools.cached_property
+    def _order(self) -> tuple[list[int], list[int]]:
+        """Ids in order, and the set of each."""
+        ids = np.concatenate([np.array(lane.devices, np.int64) for lane in self._lanes])
+        kinds = np.repeat(np.arange(len(self._lanes)), [len(lane.devices) for lane in self._lanes])
+        order = np.argsort(ids, kind="stable")
+        return ids[order].tolist(), kinds[order].tolist()
+
+    @overload
+    def __getitem__(self, place: int) -> DeviceResult: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[DeviceResult, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> DeviceResult | tuple[DeviceResult, ...]:
+        if isinstance(place, slice):
+            return tuple(self[k] for k in range(len(self))[place])
+        ids, kinds = self._order
+        return replace(self.distinct[kinds[place]], id=ids[place])
+
+    def __iter__(self) -> Iterator[DeviceResult]:
+        for number, kind in zip(*self._order, strict=True):
+            yield replace(self.distinct[kind], id=number)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __repr__(self) -> str:
+        return f"Devices({list(self)})"

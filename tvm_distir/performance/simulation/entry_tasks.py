@@ -1,0 +1,243 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""An entry as tasks for the event loop: ops of open functions, and calls of closed ones.
+
+A call of a closed function is not unrolled: its max-plus map says how much later than each port
+its streams and results are free, and each of these differences is a task that waits for the port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from tvm_distir.performance.engine.functions import (
+    AFTER,
+    AT_HAND,
+    COMM_PORT,
+    COMPUTE_PORT,
+    FREE,
+    HOLDS,
+    HOST_PORT,
+    IS_FREE,
+    NEVER,
+    SETTLED,
+    STREAM_PORTS,
+    SYNC,
+    Ints,
+    Maps,
+)
+
+from .costs import COMM, COMPUTE, SEND
+from .lowering import Lowering, flags_of
+
+Waits = tuple[int, ...]
+"""Tasks of which the last ends when something is there; none: it is there at once."""
+
+_SEND_PORT = STREAM_PORTS
+_PORT = {COMPUTE: COMPUTE_PORT, COMM: COMM_PORT, SEND: _SEND_PORT}
+
+
+class Frame(NamedTuple):
+    """A call of an open function: the frame around it (-1: none), function, binding."""
+
+    parent: int
+    function: int
+    name: str
+
+
+class Piece(NamedTuple):
+    """An op, or a call of a closed function, of an entry.
+
+    Attributes
+    ----------
+    row : int
+        Of an op; -1 of a call.
+    function : int
+        That is called; -1 of an op.
+    name : str
+        Of the binding.
+    frame : int
+        Where it stands.
+    ins, outs : list of int
+        Values.
+    """
+
+    row: int
+    function: int
+    name: str
+    frame: int
+    ins: list[int]
+    outs: list[int]
+
+
+@dataclass
+class EntryTasks:
+    """An entry.
+
+    Attributes
+    ----------
+    pieces : list of Piece
+        In order of issue.
+    frames : list of Frame
+        Callers first.
+    row : int64 array (tasks,)
+        Of the op that the task is, -1 for part of a call.
+    duration : int64 array (tasks,)
+    waits : int64 array (n, 2)
+        Tasks, and tasks that they wait for.
+    task : list of int
+        Per piece that of an op; of a call its first one, which may be the next one's.
+    ports : list of list of Waits
+        Per piece when the ports of a call are there; empty of an op.
+    """
+
+    pieces: list[Piece]
+    frames: list[Frame]
+    row: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    duration: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    waits: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    task: list[int] = field(default_factory=list)
+    ports: list[list[Waits]] = field(default_factory=list)
+
+
+def unrolled(lowering: Lowering, root: int) -> EntryTasks:
+    """An entry's pieces: open functions are inlined."""
+    pieces: list[Piece] = []
+    frames: list[Frame] = []
+    count = 0
+
+    def call(function: int, name: str, args: Sequence[int], parent: int) -> list[int]:
+        nonlocal count
+        fn = lowering.functions[function]
+        if fn.number >= 0:
+            outs = list(range(count, count + len(fn.results)))
+            count += len(outs)
+            pieces.append(Piece(-1, function, name, parent, list(args), outs))
+            return outs
+        frames.append(Frame(parent, function, name))
+        here = len(frames) - 1
+        value = {-1: -1, **dict(enumerate(args))}
+        for step in fn.steps:
+            ins = [value[k] for k in step.ins]
+            if step.callee >= 0:
+                made = call(step.callee, step.name, ins, here)
+            else:
+                made = list(range(count, count + len(step.outs)))
+                count += len(made)
+                pieces.append(Piece(step.row, -1, step.name, here, ins, made))
+            value.update(zip(step.outs, made, strict=True))
+        return [value[k] for k in fn.results]
+
+    fn = lowering.functions[root]
+    call(root, fn.name, [-1] * fn.params, -1)
+    return EntryTasks(pieces, frames)
+
+
+def open_calls(lowering: Lowering, maps: Maps, pieces: Sequence[Piece]) -> None:
+    """Tell closed functions that pieces call how late their parameters may be."""
+    late = {-1: AT_HAND}
+    for piece in pieces:
+        ins = [late[k] for k in piece.ins]
+        if piece.function >= 0:
+            number = lowering.functions[piece.function].number
+            maps.open(number, ins)
+            for out, origin in zip(piece.outs, maps.origins(number), strict=True):
+                whence = ins[origin] if origin >= 0 else SETTLED
+                late[out] = FREE if origin == IS_FREE else whence
+            continue
+        row = lowering.rows[piece.row]
+        busies = row.stream == COMPUTE or bool(flags_of(row, lowering.blocking) & HOLDS)
+        late.update(dict.fromkeys(piece.outs, SETTLED if busies else FREE))
+        if busies:
+            late.update({k: SETTLED for k in piece.ins if late[k] == FREE})
+
+
+class TaskWriter:
+    """Writes the tasks of entries.
+
+    Parameters
+    ----------
+    lowering : Lowering
+    maps : Maps
+        Of its closed functions, which know how late their parameters may be.
+    """
+
+    def __init__(self, lowering: Lowering, maps: Maps) -> None:
+        self.lowering, self.maps = lowering, maps
+        self._hosts = any(row.issue_ps or row.host_waits for row in lowering.rows)
+
+    def write(self, entry: EntryTasks) -> None:
+        """Fill in the tasks of an entry."""
+        self._row: list[int] = []
+        self._duration: list[int] = []
+        self._waits: list[tuple[int, int]] = []
+        self._free: list[Waits] = [()] * (STREAM_PORTS + 1)
+        self._value: dict[int, Waits] = {-1: ()}
+        read = {k for piece in entry.pieces for k in piece.ins}
+        for piece in entry.pieces:
+            entry.task.append(len(self._row))
+            if piece.function >= 0:
+                entry.ports.append(self._call(piece, read))
+            else:
+                entry.task[-1] = self._op(piece)
+                entry.ports.append([])
+        entry.row = np.array(self._row, np.int64)
+        entry.duration = np.array(self._duration, np.int64)
+        entry.waits = np.array(self._waits, np.int64).reshape(-1, 2)
+
+    def _task(self, row: int, duration: int, waits: Waits) -> int:
+        number = len(self._row)
+        self._row.append(row)
+        self._duration.append(duration)
+        self._waits += [(number, other) for other in dict.fromkeys(waits)]
+        return number
+
+    def _op(self, piece: Piece) -> int:
+        row, free = self.lowering.rows[piece.row], self._free
+        flags = flags_of(row, self.lowering.blocking)
+        waits = sum((self._value[k] for k in piece.ins), ())
+        port = _PORT.get(row.stream)
+        waits += () if port is None else free[port]
+        if flags & (AFTER | HOLDS):
+            waits += free[COMPUTE_PORT]
+        if self._hosts:
+            free[HOST_PORT] = (self._task(-1, row.issue_ps, free[HOST_PORT]),)
+            waits += free[HOST_PORT]
+        task = self._task(piece.row, row.duration_ps, waits)
+        if port is not None:
+            free[port] = (task,)
+        if flags & HOLDS:
+            free[COMPUTE_PORT] = (task,)
+        if flags & SYNC:
+            free[HOST_PORT] = (task,)
+        self._value.update(dict.fromkeys(piece.outs, (task,)))
+        return task
+
+    def _call(self, piece: Piece, read: set[int]) -> list[Waits]:
+        number = self.lowering.functions[piece.function].number
+        matrix = self.maps.matrix(number)
+        ports = [
+            *self._free[:STREAM_PORTS],
+            *(self._value[piece.ins[p]] for p in self.maps.ports(number)),
+        ]
+        here = [k < STREAM_PORTS or bool(waits) for k, waits in enumerate(ports)]
+        here[HOST_PORT] = self._hosts
+        for stream in range(STREAM_PORTS):
+            self._free[stream] = self._later(matrix[stream].tolist(), ports, here)
+        for result, value in enumerate(piece.outs):
+            if value in read:
+                row = matrix[STREAM_PORTS + result].tolist()
+                self._value[value] = self._later(row, ports, here)
+        return ports
+
+    def _later(self, row: Sequence[int], ports: Sequence[Waits], here: Sequence[bool]) -> Waits:
+        """Tasks that end when a stream or a result is there."""
+        found: Waits = ()
+        for by, waits, counts in zip(row, ports, here, strict=True):
+            if counts and by > NEVER:
+                found += waits if by == 0 else (self._task(-1, by, waits),)
+        return found

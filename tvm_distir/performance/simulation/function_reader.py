@@ -1,0 +1,156 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Reads functions of a program into a :class:`.lowering.Lowering`, callees first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tvm_distir.core import PICOSECONDS
+from tvm_distir.performance.engine.functions import COMM_PORT, COMPUTE_PORT
+from tvm_distir.performance.program.checks import call_order
+from tvm_distir.performance.program.parts import Op, reached
+from tvm_distir.performance.program.program import Program
+
+from .costs import COMPUTE, OpCosts, OpRow
+from .device_results import Branch
+from .lowering import Lowered, Lowering, Step, flags_of
+
+_AT_HAND = -1
+_CALL = (COMPUTE_PORT, 0, 0, 0)
+
+
+def read_functions(
+    into: Lowering, program: Program, costs: OpCosts, roots: Iterable[str]
+) -> dict[str, int]:
+    """Read the functions that roots reach.
+
+    Parameters
+    ----------
+    into : Lowering
+        Gets them, with their rows and branches.
+    program : Program
+    costs : OpCosts
+        Of the program.
+    roots : iterable of str
+        Names of functions.
+
+    Returns
+    -------
+    dict of str to int
+        Their numbers in ``into.functions``.
+    """
+    reader = _Reader(into, program, costs)
+    needed = reached(program.functions, roots)
+    return {name: reader.number(name) for name in call_order(program.functions) if name in needed}
+
+
+class _Reader:
+    """Reads the functions of one program."""
+
+    def __init__(self, into: Lowering, program: Program, costs: OpCosts) -> None:
+        self.into, self.program, self.costs = into, program, costs
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._rows: dict[tuple[str, int], int] = {}
+
+    def number(self, name: str, gates: int = 0) -> int:
+        """Number of a function that waits for so many conditions."""
+        key = name, gates
+        if key not in self._numbers:
+            self._numbers[key] = self._function(name, gates)
+        return self._numbers[key]
+
+    def _row(self, name: str, place: int) -> int:
+        key = name, place
+        if key not in self._rows:
+            self._rows[key] = len(self.into.rows)
+            self.into.rows.append(self.costs.row(name, place))
+        return self._rows[key]
+
+    def _function(self, name: str, gates: int) -> int:
+        fn = self.program.functions[name]
+        params = len(fn.params) + gates
+        conditions = list(range(len(fn.params), params))
+        value = [_AT_HAND] * len(fn.values)
+        for number, index in enumerate(fn.params):
+            value[index] = number
+        values = params
+        steps: list[Step] = []
+        for place, op in enumerate(fn.ops):
+            ins = [value[index] for index in op.inputs]
+            if op.kind == "view":
+                value[op.outputs[0]] = ins[0]
+                continue
+            if op.callees:
+                callee, ins = self._taken(name, op, ins, conditions)
+                row = -1
+            else:
+                row, callee, ins = self._row(name, place), -1, [*ins, *conditions]
+            if op.kind == "wait" or (op.kind == "transfer" and op.collective == "send"):
+                outs = []
+                value[op.outputs[0]] = ins[0]
+            else:
+                outs = list(range(values, values + len(op.outputs)))
+                values += len(outs)
+                for index, made in zip(op.outputs, outs, strict=True):
+                    value[index] = made
+            steps.append(Step(row, callee, op.name, ins, outs))
+        return self._add(name, params, values, steps, [value[index] for index in fn.results])
+
+    def _taken(
+        self, name: str, op: Op, ins: list[int], conditions: list[int]
+    ) -> tuple[int, list[int]]:
+        """Function that a call runs, with its operands; of a branch the dearer one."""
+        if op.kind == "call":
+            return self.number(op.callee, len(conditions)), [*ins, *conditions]
+        gates = len(conditions) + 1
+        numbers = [self.number(callee, gates) for callee in op.callees]
+        spent_ps = [self.into.functions[number].work_ps for number in numbers]
+        side = int(spent_ps[1] > spent_ps[0])
+        if not conditions:
+            self.into.branches.append(
+                Branch(
+                    f"{name}/{op.name}",
+                    op.callees[side],
+                    op.callees[1 - side],
+                    spent_ps[side] / PICOSECONDS,
+                    spent_ps[1 - side] / PICOSECONDS,
+                )
+            )
+        first = 1 + side * len(self.program.functions[op.callee].params)
+        count = len(self.program.functions[op.callees[side]].params)
+        return numbers[side], [*ins[first : first + count], *conditions, ins[0]]
+
+    def _add(
+        self, name: str, params: int, values: int, steps: list[Step], results: list[int]
+    ) -> int:
+        into = self.into
+        work_ps, tasks, closed = 0, 0, True
+        for step in steps:
+            if step.callee >= 0:
+                callee = into.functions[step.callee]
+                work_ps, tasks = work_ps + callee.work_ps, tasks + callee.tasks
+                closed = closed and callee.number >= 0
+            else:
+                row = into.rows[step.row]
+                work_ps, tasks = work_ps + row.duration_ps, tasks + 1
+                closed = closed and not into.meets(row)
+        number = -1
+        if closed:
+            table = into.table
+            number = len(table.functions) // 4
+            table.functions += [params, values, len(steps), len(results)]
+            for step in steps:
+                callee_number = into.functions[step.callee].number if step.callee >= 0 else -1
+                head = _CALL if step.callee >= 0 else self._cost(into.rows[step.row])
+                table.ops += [*head, callee_number, len(step.ins), len(step.outs)]
+                table.ins += step.ins
+                table.outs += step.outs
+            table.results += results
+        into.functions.append(Lowered(name, params, values, steps, results, number, work_ps, tasks))
+        return len(into.functions) - 1
+
+    def _cost(self, row: OpRow) -> tuple[int, int, int, int]:
+        """Stream, flags, duration and time of the host."""
+        stream = COMPUTE_PORT if row.stream == COMPUTE else COMM_PORT
+        return stream, flags_of(row, self.into.blocking), row.duration_ps, row.issue_ps

@@ -1,0 +1,98 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What functions take, by name, in order of their first call, callees included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tvm_distir.core import PICOSECONDS
+
+from .costs import COMPUTE
+from .device_results import FunctionTime
+from .lowering import Lowering
+
+
+@dataclass(frozen=True)
+class Spent:
+    """All calls of a function within another one.
+
+    Attributes
+    ----------
+    depth : int
+        Of the first call.
+    calls : int
+    compute_ps, other_ps : int
+    flops : int
+    """
+
+    depth: int
+    calls: int
+    compute_ps: int = 0
+    other_ps: int = 0
+    flops: int = 0
+
+    def plus(self, other: Spent, times: int = 1) -> Spent:
+        """Add so many times what other calls took."""
+        return Spent(
+            self.depth,
+            self.calls + times * other.calls,
+            self.compute_ps + times * other.compute_ps,
+            self.other_ps + times * other.other_ps,
+            self.flops + times * other.flops,
+        )
+
+
+Table = dict[str, Spent]
+
+
+class FunctionTables:
+    """Tables of the functions of a lowering; each is made once."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        self.lowering = lowering
+        self._known: dict[int, Table] = {}
+
+    def of(self, function: int) -> Table:
+        """Table of one call of a function, itself first."""
+        if function not in self._known:
+            fn = self.lowering.functions[function]
+            found: Table = {fn.name: Spent(0, 1)}
+            for step in fn.steps:
+                if step.callee >= 0:
+                    add_call(found, [fn.name], self.of(step.callee))
+                else:
+                    row = self.lowering.rows[step.row]
+                    add_op(found, [fn.name], row.stream, row.duration_ps, row.op.flops)
+            self._known[function] = found
+        return self._known[function]
+
+
+def add_op(table: Table, around: list[str], stream: int, spent_ps: int, flops: int) -> None:
+    """Add an op to the functions around it."""
+    busy = stream == COMPUTE
+    spent = Spent(0, 0, spent_ps if busy else 0, 0 if busy else spent_ps, flops)
+    for name in dict.fromkeys(around):
+        table[name] = table[name].plus(spent)
+
+
+def add_call(table: Table, around: list[str], called: Mapping[str, Spent], times: int = 1) -> None:
+    """Add calls of a function to those around them, the innermost last."""
+    whole = replace(next(iter(called.values())), calls=0)
+    for name in dict.fromkeys(around):
+        table[name] = table[name].plus(whole, times)
+    for name, spent in called.items():
+        empty = Spent(spent.depth + len(around), 0)
+        table[name] = table.get(name, empty).plus(spent, times)
+
+
+def listed(table: Table) -> tuple[FunctionTime, ...]:
+    """A table in seconds."""
+    return tuple(
+        FunctionTime(
+            name, one.depth, one.calls, one.compute_ps / PICOSECONDS, one.other_ps / PICOSECONDS,
+            one.flops,
+        )
+        for name, one in table.items()
+    )  # fmt: skip

@@ -1,0 +1,176 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of a program with their costs: each is read once, and calls stay calls.
+
+A function is *open* when something in it meets what other devices do at times of its own (the end
+of a transfer, a collective whose members are simulated apart), directly or in what it calls; its
+ops are then looked at one by one, in every call. All others are *closed*: a max-plus map each.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from tvm_distir.performance.engine.functions import AFTER, HOLDS, SYNC, FunctionTable, Ints
+
+from .costs import OpRow
+from .device_results import Branch
+
+
+class Step(NamedTuple):
+    """An op or a call of a function.
+
+    Attributes
+    ----------
+    row : int
+        Index into the table of rows; -1 of a call.
+    callee : int
+        Function that is called; -1 of an op.
+    name : str
+        Of the binding.
+    ins, outs : list of int
+        Values. A view, a wait or a send has no value of its own: its result is its operand.
+    """
+
+    row: int
+    callee: int
+    name: str
+    ins: list[int]
+    outs: list[int]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A function.
+
+    Attributes
+    ----------
+    name : str
+    params, values : int
+        Counts; the parameters come first. Those of a function in an ``If`` end with conditions,
+        for which all its ops wait.
+    steps : list of Step
+    results : list of int
+        Values.
+    number : int
+        In the table of closed functions; -1 of an open one.
+    work_ps : int
+        Sum of the times of all ops, callees included.
+    tasks : int
+        Their number.
+    """
+
+    name: str
+    params: int
+    values: int
+    steps: list[Step]
+    results: list[int]
+    number: int
+    work_ps: int
+    tasks: int
+
+
+@dataclass
+class Lowering:
+    """Reads functions of programs.
+
+    Parameters
+    ----------
+    blocking : bool
+        Whether plain collectives block.
+    meets : callable of OpRow to bool
+        Whether an op meets what other devices do.
+
+    Attributes
+    ----------
+    rows : list of OpRow
+        All ops met, with their costs.
+    functions : list of Lowered
+        Callees before their callers.
+    branches : list of Branch
+        All branches met, and which way they go.
+    table : FunctionTable
+        The closed functions.
+    """
+
+    blocking: bool = False
+    meets: Callable[[OpRow], bool] = lambda row: row.op.kind == "transfer"
+    rows: list[OpRow] = field(default_factory=list)
+    functions: list[Lowered] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
+    table: FunctionTable = field(default_factory=FunctionTable)
+
+    @functools.cached_property
+    def _counts(self) -> dict[int, Ints]:
+        return {}
+
+    def counts(self, function: int) -> Ints:
+        """How often a call runs each row."""
+        if function not in self._counts:
+            steps = self.functions[function].steps
+            own = [step.row for step in steps if step.callee < 0]
+            found = np.bincount(np.array(own, np.int64), minlength=len(self.rows))
+            for step in steps:
+                if step.callee >= 0:
+                    found = found + self.counts(step.callee)
+            self._counts[function] = found
+        return self._counts[function]
+
+    def durations(self, function: int) -> Ints:
+        """Durations of all tasks of a call, in order of issue."""
+        return self._times[self.task_rows(function)]
+
+    def streams(self, function: int) -> Ints:
+        """Streams of all tasks of a call."""
+        return self._streams[self.task_rows(function)]
+
+    @functools.cached_property
+    def _times(self) -> Ints:
+        return np.array([row.duration_ps for row in self.rows], np.int64)
+
+    @functools.cached_property
+    def _streams(self) -> Ints:
+        return np.array([row.stream for row in self.rows], np.int64)
+
+    @functools.cached_property
+    def _task_rows(self) -> dict[int, Ints]:
+        return {}
+
+    def task_rows(self, function: int) -> Ints:
+        """Rows of all tasks of a call, in order of issue."""
+        if function not in self._task_rows:
+            parts = [
+                np.array([step.row], np.int64) if step.callee < 0 else self.task_rows(step.callee)
+                for step in self.functions[function].steps
+            ]
+            self._task_rows[function] = np.concatenate([np.zeros(0, np.int64), *parts])
+        return self._task_rows[function]
+
+    def scoped(self, function: int, scope: str) -> Iterator[tuple[OpRow, str]]:
+        """All ops of a call in order of issue, with the bindings of the calls around them."""
+        for step in self.functions[function].steps:
+            if step.callee < 0:
+                yield self.rows[step.row], scope
+            else:
+                yield from self.scoped(step.callee, f"{scope}/{step.name}")
+
+
+def flags_of(row: OpRow, blocking: bool) -> int:
+    """What else an op waits for, and what waits for it.
+
+    A collective that is *started* waits for the compute ops issued before it, as a kernel on a
+    stream of its own that waits for an event; its ``wait`` stands on the compute stream. A plain
+    one only needs its operands, or, where collectives block, runs between the compute ops before
+    it and those behind it.
+    """
+    found = SYNC if row.host_waits else 0
+    if row.op.kind != "collective":
+        return found
+    if row.op.is_start:
+        return found | AFTER
+    return found | AFTER | HOLDS if blocking else found

@@ -1,0 +1,174 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the ops and messages of a rank of a pipeline wait for, without times."""
+
+from __future__ import annotations
+
+import re
+
+from tvm_distir.core import FETCH, FORWARD, STORE, absences, stages_of
+from tvm_distir.performance.program.staged import END, Edge, Staged
+from tvm_distir.performance.simulation.dependencies import Dependencies, Places
+from tvm_distir.performance.traces.records import Task
+
+from .moves import Move
+from .runs import Copies, Messages, Runs, StageRuns
+
+_TAIL = re.compile(rf"(part|add):\d+|{END}")
+"""Units behind those of the schedule."""
+
+
+class RankDependencies:
+    """The tasks of a rank, unit by unit.
+
+    Parameters
+    ----------
+    staged : Staged
+    rank : int
+    ran : StageRuns
+    runs : list of Runs
+        Of the rank.
+    sent, received : list of Messages
+    copied : list of Copies
+
+    Attributes
+    ----------
+    tasks : list of Task
+    """
+
+    def __init__(
+        self, staged: Staged, rank: int, ran: StageRuns, runs: list[Runs],
+        sent: list[Messages], received: list[Messages], copied: list[Copies],
+    ) -> None:  # fmt: skip
+        self._staged, self._rank = staged, rank
+        self._rank_of = staged.schedule.rank_of
+        self._made: dict[tuple[int, int, int], Places] = {}
+        self._taken: set[tuple[int, int, int, str]] = set()
+        self._walk = Dependencies(ran.kinds.lowering, rank)
+        self._tags = {id(edge): number for number, edge in enumerate(ran.steps.edges)}
+        self._sent = {self._key(one.edge, False): one for one in sent}
+        self._received = {self._key(one.edge, True): one for one in received}
+        edges = [*staged.edges, *(edge for one in staged.sums for edge in one.edges)]
+        inside = (e for e in edges if self._rank_of[e.source[0]] == self._rank_of[e.target[0]])
+        self._handed: dict[tuple[int, int], list[Edge]] = {}
+        for edge in inside:
+            self._handed.setdefault(edge.source, []).append(edge)
+        self._tail = {(one.stage, one.name): one for one in runs if _TAIL.fullmatch(one.name)}
+        units = [one for one in runs if (one.stage, one.name) not in self._tail]
+        steps = [(int(place), one, k) for one in units for k, place in enumerate(one.order)]
+        moves = _Moves(staged, rank, copied, self._walk)
+        for _, one, k in sorted(steps, key=lambda step: step[0]):
+            moves.before(one, int(one.micros[k]))
+            self._unit(one, int(one.micros[k]))
+        for number in range(len(staged.sums)):
+            self._sum(number)
+        for one in self._tail.values():
+            if one.name == END:
+                self._unit(one, -1)
+        self.tasks: list[Task] = self._walk.tasks
+
+    @staticmethod
+    def _key(edge: Edge, arrives: bool) -> tuple[int, int, str]:
+        end = edge.target if arrives else edge.source
+        return (*end, edge.direction)
+
+    def _unit(self, one: Runs, micro: int) -> None:
+        """Run a unit: its operands may arrive from other ranks, its results may go there."""
+        stage, unit = one.stage, one.unit
+        late = "sum" if one.name.startswith("add:") else "total"
+        args = [
+            self._read(stage, slot, -1 if slot in unit.once else micro, late)
+            for slot in unit.inputs
+        ]
+        results = self._walk.call(unit.function, args)
+        for slot, places in zip(unit.outputs, results, strict=True):
+            self._write(stage, slot, -1 if slot in unit.once else micro, places)
+        if one.name.rstrip("+") == FORWARD:
+            for read, written in self._staged.role_of(stage).carried:
+                self._made[stage, read, -1] = self._made.get((stage, written, -1), ())
+
+    def _sum(self, number: int) -> None:
+        """Make a sum over stages: each adds its own term, the last one tells all."""
+        one = self._staged.sums[number]
+        own = [stage for stage in one.stages if self._rank_of[stage] == self._rank]
+        places = {stage: self._staged.sums_of(stage).index(number) for stage in own}
+        pairs = {stage: self._staged.role_of(stage).sums[place] for stage, place in places.items()}
+        first = {e.target[0] for e in one.edges if e.direction == "sum"}
+        for stage in own:
+            for word in ("part", "add"):
+                unit = self._tail.get((stage, f"{word}:{places[stage]}"))
+                if unit is not None:
+                    self._unit(unit, -1)
+            if stage not in first:  # hands on its own part
+                part, total = pairs[stage]
+                self._write(stage, total, -1, self._made.get((stage, part, -1), ()))
+        told = {e.target[0] for e in one.edges if e.direction == "total"}
+        known = [stage for stage in own if stage in told or stage == one.stages[-1]]
+        for stage in own if known else ():
+            found = self._read(known[-1], pairs[known[-1]][1], -1, "total")
+            self._made[stage, pairs[stage][1], -1] = found
+
+    def _read(self, stage: int, slot: int, micro: int, late: str) -> Places:
+        """When what is in a slot is there; a message for it is taken at the first look.
+
+        ``late``: which message of a sum over stages the reader means.
+        """
+        key = stage, slot, micro
+        for direction in ("forward", "backward", late):
+            one = self._received.get((stage, slot, direction))
+            if one is not None and micro in one.micros and (*key, direction) not in self._taken:
+                self._taken.add((*key, direction))
+                self._made[key] = self._message(one, micro, "recv", ())
+        return self._made.get(key, ())
+
+    def _write(self, stage: int, slot: int, micro: int, places: Places) -> None:
+        self._made[stage, slot, micro] = places
+        for direction in ("forward", "backward", "sum", "total"):
+            one = self._sent.get((stage, slot, direction))
+            if one is not None and micro in one.micros:
+                self._message(one, micro, "send", places)
+        for edge in self._handed.get((stage, slot), ()):
+            self._made[(*edge.target, micro)] = places
+
+    def _message(self, one: Messages, micro: int, kind: str, data: Places) -> Places:
+        edge, arrives = one.edge, kind == "recv"
+        other = self._rank_of[(edge.source if arrives else edge.target)[0]]
+        spent = int(one.end[0] - one.start[0])
+        name = f"{edge.direction} {micro}" if micro >= 0 else edge.direction
+        return self._walk.message(
+            name, kind, data, spent, edge.wire_bytes[arrives], (self._rank, other),
+            self._tags[id(edge)],
+        )  # fmt: skip
+
+
+class _Moves:
+    """Copies of stashes to the host's memory and back, between the units of a rank."""
+
+    def __init__(self, staged: Staged, rank: int, copied: list[Copies], walk: Dependencies) -> None:
+        self._walk, schedule = walk, staged.schedule
+        moves = {(one.move.stage, one.move.kind): one.move for one in copied}
+        stage_at = stages_of(schedule.rank_of)
+        self._place = {
+            (stage_at[rank, unit.chunk], unit.phase, unit.micro): place
+            for place, unit in enumerate(schedule.orders[rank] if moves else ())
+        }
+        self._begun: dict[tuple[int, str, int], Places] = {}
+        self._todo: list[tuple[int, bool, Move, int]] = []
+        for one in absences(schedule, rank) if moves else ():
+            for place, kind in ((one.stored, STORE), (one.fetched, FETCH)):
+                move = moves.get((one.stage, kind))
+                if move is not None:
+                    self._todo.append((place, True, move, one.micro))
+                    self._todo.append((place + 1, False, move, one.micro))
+        self._todo.sort(key=lambda one: one[:2], reverse=True)
+
+    def before(self, one: Runs, micro: int) -> None:
+        """End and begin the copies in front of a unit of the schedule."""
+        place = self._place.get((one.stage, one.name.rstrip("+"), micro), -1)
+        while self._todo and self._todo[-1][0] <= place:
+            _, begins, move, which = self._todo.pop()
+            key = move.stage, move.kind, which
+            if begins:
+                self._begun[key] = self._walk.copy(move.kind, move.spent_ps, move.bytes)
+            else:
+                self._walk.hold(self._begun[key])

@@ -1,0 +1,185 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The units of each rank with their costs: ranks that lie alike on the nodes share them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+
+from tvm_distir.core import System
+from tvm_distir.performance.engine.functions import AT_HAND, FREE, IS_FREE, SETTLED, Maps
+from tvm_distir.performance.engine.maps import maps_of
+from tvm_distir.performance.program.parts import Mesh
+from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.staged import Staged
+from tvm_distir.performance.program.unit_phases import once_slots
+from tvm_distir.performance.simulation.costs import OpCosts
+from tvm_distir.performance.simulation.function_reader import read_functions
+from tvm_distir.performance.simulation.lowering import Lowering
+
+from .units import StageUnit, arriving, with_units
+
+
+@dataclass(frozen=True)
+class RankUnit:
+    """A unit of a role on ranks that lie alike.
+
+    Attributes
+    ----------
+    name : str
+        Of its function.
+    function : int
+        In the lowering.
+    number : int
+        Of its map.
+    inputs, outputs : tuple of int
+        Slots.
+    once : frozenset of int
+        Slots that are there once, not per micro-batch, as it sees them.
+    """
+
+    name: str
+    function: int
+    number: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    once: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Alike:
+    """What ranks have in common whose groups lie alike on the nodes.
+
+    Attributes
+    ----------
+    units : dict of (int, str) to RankUnit
+        By number of role and name.
+    timed : dict of int to list of int
+        By number of role the slots whose time matters by itself, beside the compute stream's.
+    """
+
+    units: dict[tuple[int, str], RankUnit]
+    timed: dict[int, list[int]]
+
+
+def axes_used(program: Program) -> set[tuple[int, ...]]:
+    """Mesh axes along which collectives of a program work."""
+    return {op.mesh_axes for fn in program.functions.values() for op in fn.ops if op.mesh_axes}
+
+
+def lying(
+    axes: Collection[tuple[int, ...]], meshes: Sequence[Mesh], system: System
+) -> list[Hashable]:
+    """How the groups of meshes along axes lie on the nodes: equal ones are equally fast."""
+    found: list[Hashable] = []
+    for mesh in meshes:
+        fitting = sorted(a for a in axes if all(n < len(mesh.shape) for n in a))
+        layouts = [system.layout(mesh.group_table(a)) for a in fitting]
+        lie = tuple((layout.kinds, layout.sharing) for layout in layouts)
+        found.append((mesh.axes, mesh.shape, lie))
+    return found
+
+
+class Kinds:
+    """Units of all ranks.
+
+    Parameters
+    ----------
+    program : Program
+    staged : Staged
+    system : System
+    blocking : bool
+    engine : str
+
+    Attributes
+    ----------
+    lowering : Lowering
+    maps : Maps
+    engine : str
+    of_rank : list of Alike
+    """
+
+    def __init__(
+        self, program: Program, staged: Staged, system: System, blocking: bool, engine: str
+    ) -> None:
+        self.staged, self.lowering, self.engine = staged, Lowering(blocking), engine
+        keys = lying(axes_used(program), program.meshes, system)
+        roles: dict[Hashable, set[int]] = {}
+        for stage, rank in zip(staged.stages, staged.schedule.rank_of, strict=True):
+            roles.setdefault(keys[rank], set()).add(stage.role)
+        units = {
+            key: self._read(program, system, keys.index(key), own) for key, own in roles.items()
+        }
+        self.maps = maps_of(self.lowering.table, engine)
+        late = {key: self._classes(own) for key, own in units.items()}
+        for key, own in units.items():
+            for (role, _), unit in own.items():
+                self.maps.open(unit.number, [late[key][role][slot] for slot in unit.inputs])
+        found = {key: Alike(own, self._timed(self.maps, own)) for key, own in units.items()}
+        self.of_rank = [found[key] for key in keys]
+
+    def unit(self, stage: int, name: str) -> RankUnit | None:
+        """Unit of a stage."""
+        return self.of(stage).units.get((self.staged.stages[stage].role, name))
+
+    def of(self, stage: int) -> Alike:
+        """What the rank of a stage has in common with others."""
+        return self.of_rank[self.staged.schedule.rank_of[stage]]
+
+    def timed(self, stage: int) -> list[int]:
+        """Slots of a stage whose time matters by itself."""
+        return self.of(stage).timed[self.staged.stages[stage].role]
+
+    def _read(
+        self, program: Program, system: System, rank: int, roles: Collection[int]
+    ) -> dict[tuple[int, str], RankUnit]:
+        """Read the units of roles as a rank runs them."""
+        own, units = with_units(program, self.staged, rank, roles)
+        names = [unit.function for unit in units.values()]
+        numbers = read_functions(self.lowering, own, OpCosts(own, system), names)
+
+        def made(role: int, name: str, unit: StageUnit) -> RankUnit:
+            function = numbers[unit.function]
+            once = once_slots(self.staged.roles[role], self.staged.schedule, name)
+            number = self.lowering.functions[function].number
+            return RankUnit(
+                unit.function, function, number, unit.inputs, unit.outputs, frozenset(once)
+            )
+
+        return {key: made(*key, unit) for key, unit in units.items()}
+
+    def _classes(self, units: dict[tuple[int, str], RankUnit]) -> dict[int, dict[int, int]]:
+        """By role how late what is in each slot may be: as late as any unit may write it."""
+        found: dict[int, dict[int, int]] = {}
+        stash = self.staged.schedule.stash
+        for number, slots in arriving(self.staged).items():
+            role = self.staged.roles[number]
+            late = found[number] = dict.fromkeys(range(len(role.slots)), AT_HAND)
+            late.update(dict.fromkeys(slots, FREE))
+            late.update({slot: FREE for pair in role.sums for slot in pair})
+            own = [unit for key, unit in units.items() if key[0] == number]
+            before: dict[int, int] = {}
+            while before != late:
+                before = dict(late)
+                for unit in own:
+                    origins = self.maps.origins(unit.number)
+                    for slot, origin in zip(unit.outputs, origins, strict=True):
+                        whence = late[unit.inputs[origin]] if origin >= 0 else SETTLED
+                        late[slot] = max(late[slot], FREE if origin == IS_FREE else whence)
+                for param, result in (*role.carried, *(role.updated if stash else ())):
+                    late[param] = max(late[param], late[result])
+        return found
+
+    def _timed(self, maps: Maps, units: dict[tuple[int, str], RankUnit]) -> dict[int, list[int]]:
+        """By role the slots that are ports of units, that are sent, or become one of these."""
+        found = arriving(self.staged)
+        for (number, _), unit in units.items():
+            found[number].update(unit.inputs[p] for p in maps.ports(unit.number))
+        for number, slots in found.items():
+            role = self.staged.roles[number]
+            slots.update(slot for pair in role.sums for slot in pair)
+            for param, result in (*role.carried, *role.updated):
+                if param in slots:
+                    slots.add(result)
+        return {number: sorted(slots) for number, slots in found.items()}

@@ -1,0 +1,205 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a lane shows of a rank of a pipeline: a unit, or a message, is one event."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvm_distir.core import BACKWARD, FORWARD, WEIGHT
+from tvm_distir.performance.engine.functions import Ints
+from tvm_distir.performance.program.staged import Staged
+from tvm_distir.performance.simulation.device_results import Event, FunctionTime
+from tvm_distir.performance.simulation.function_table import FunctionTables, Spent, Table, listed
+from tvm_distir.performance.simulation.timeline import seconds
+from tvm_distir.performance.traces.records import Kind, Sheet, Task, Wires
+
+from .dependencies import RankDependencies
+from .runs import Copies, Messages, Runs, StageRuns
+
+WORDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight"}
+"""What the phases of a schedule are called in events."""
+
+
+@dataclass(frozen=True)
+class StageTimeline:
+    """The events of one device of a rank.
+
+    Attributes
+    ----------
+    staged : Staged
+    rank : int
+    ran : StageRuns
+    runs : list of Runs
+        Of the rank.
+    sent, received : list of Messages
+    copied : list of Copies
+    """
+
+    staged: Staged
+    rank: int
+    ran: StageRuns
+    runs: list[Runs]
+    sent: list[Messages]
+    received: list[Messages]
+    copied: list[Copies]
+
+    @staticmethod
+    def of(staged: Staged, rank: int, ran: StageRuns) -> StageTimeline:
+        """From what ranks ran."""
+        rank_of = staged.schedule.rank_of
+        sent = [one for one in ran.messages if rank_of[one.edge.source[0]] == rank]
+        received = [one for one in ran.messages if rank_of[one.edge.target[0]] == rank]
+        copied = [one for one in ran.copies if rank_of[one.move.stage] == rank]
+        return StageTimeline(staged, rank, ran, list(ran.of(rank)), sent, received, copied)
+
+    def talking(self) -> Ints:
+        """Starts and ends of messages and copies, (2 n,)."""
+        moved = [(one.start, one.end) for one in self._moving()]
+        return np.concatenate(
+            [np.zeros(0, np.int64), *(np.stack(pair, axis=1).ravel() for pair in moved)]
+        )
+
+    def _moving(self) -> list[Messages | Copies]:
+        return [*self.sent, *self.received, *self.copied]
+
+    @functools.cached_property
+    def parts(self) -> list[tuple[Runs, str, Ints, Ints]]:
+        """Runs of a unit, its place, and when they start and end on the compute stream."""
+        found = []
+        for one in self.runs:
+            if self.ran.kinds.lowering.functions[one.unit.function].tasks:
+                place = f"{self.staged.role_of(one.stage).name}, stage {one.stage}"
+                span = self.ran.spans(one)
+                found.append((one, place, span[:, 0], span[:, 1]))
+        return found
+
+    def __len__(self) -> int:
+        units = sum(one.micros.size for one, *_ in self.parts)
+        return units + sum(one.micros.size for one in self._moving())
+
+    def __iter__(self) -> Iterator[Event]:
+        device = self.ran.meshes[self.rank].device_ids[0]
+        found = [*self._units(device), *self._messages(device), *self._copies(device)]
+        yield from sorted(found, key=lambda event: event.start_s)
+
+    def sheets(self) -> Iterator[Sheet]:
+        """The ops of all units."""
+        for one, place, first, last in self.parts:
+            start, end = self.ran.op_times(one)
+            span = np.stack((first, last), axis=1)
+            kinds = self.ran.ops(one.unit.function)
+            yield Sheet(kinds, start, end, one.order, _word(one), place, one.micros, span)
+
+    def wires(self) -> Iterator[Wires]:
+        """The messages of each edge."""
+        rank_of = self.staged.schedule.rank_of
+        for stream, found in (("send", self.sent), ("recv", self.received)):
+            for one in found:
+                kind = Kind(stream, stream, self._facts(one, stream))
+                peer = "" if stream == "send" else f" from rank {rank_of[one.edge.source[0]]}"
+                micros, edge = one.micros.tolist(), one.edge
+                names = [_message(one, micro) for micro in micros]
+                flows = [(edge.source, edge.target, edge.direction, micro) for micro in micros]
+                count = len(micros)
+                yield Wires(stream + peer, [kind] * count, names, one.start, one.end, flows)
+        for copies in self.copied:
+            word, stage = copies.move.kind, copies.move.stage
+            micros = copies.micros.tolist()
+            kind = Kind(word, word, _copy_facts(copies))
+            names = [f"{word} {micro}" for micro in micros]
+            flows = [((stage, 0), (stage, 0), "stash", micro) for micro in micros]
+            yield Wires(word, [kind] * len(micros), names, copies.start, copies.end, flows)
+
+    def tasks(self) -> list[Task]:
+        """The ops and messages and what they wait for."""
+        ends = (self.sent, self.received, self.copied)
+        return RankDependencies(self.staged, self.rank, self.ran, self.runs, *ends).tasks
+
+    def _facts(self, one: Messages, stream: str) -> dict[str, Any]:
+        """What all messages of an edge have in common."""
+        edge, side = one.edge, stream == "recv"
+        return {
+            "op": f"relax.dist.{stream}",
+            "payload_bytes": edge.bytes[side],
+            "wire_bytes": edge.wire_bytes[side],
+            "bound_by": "network",
+            "scope": f"stage {edge.source[0]} to stage {edge.target[0]}",
+        }
+
+    def _units(self, device: int) -> Iterator[Event]:
+        lowering = self.ran.kinds.lowering
+        for one, place, start, end in self.parts:
+            word = _word(one)
+            counts = lowering.counts(one.unit.function).tolist()
+            flops = sum(n * row.op.flops for n, row in zip(counts, lowering.rows, strict=True))
+            micros = one.micros.tolist()
+            for micro, first, last in zip(micros, start.tolist(), end.tolist(), strict=True):
+                args = {
+                    "op": one.unit.name,
+                    "binding": f"{word} {micro}" if micro >= 0 else word,
+                    "scope": place,
+                    "flops": flops,
+                }
+                yield Event(device, "compute", word, seconds(first), seconds(last - first), args)
+
+    def _messages(self, device: int) -> Iterator[Event]:
+        for stream, found in (("send", self.sent), ("recv", self.received)):
+            for one in found:
+                facts = self._facts(one, stream)
+                columns = (one.micros.tolist(), one.start.tolist(), one.end.tolist())
+                for micro, start, end in zip(*columns, strict=True):
+                    args = {**facts, "binding": _message(one, micro)}
+                    yield Event(device, stream, stream, seconds(start), seconds(end - start), args)
+
+    def _copies(self, device: int) -> Iterator[Event]:
+        for one in self.copied:
+            facts, word = _copy_facts(one), one.move.kind
+            columns = (one.micros.tolist(), one.start.tolist(), one.end.tolist())
+            for micro, start, end in zip(*columns, strict=True):
+                args = {**facts, "binding": f"{word} {micro}"}
+                yield Event(device, word, word, seconds(start), seconds(end - start), args)
+
+
+def _word(one: Runs) -> str:
+    """What a unit is called."""
+    return WORDS.get(one.name.rstrip("+"), one.name.partition(":")[0])
+
+
+def _message(one: Messages, micro: int) -> str:
+    """What a message is called."""
+    return f"{one.edge.direction} {micro}" if micro >= 0 else one.edge.direction
+
+
+def _copy_facts(one: Copies) -> dict[str, Any]:
+    """What all copies of a stage in one direction have in common."""
+    move = one.move
+    return {
+        "op": move.kind,
+        "payload_bytes": move.bytes,
+        "wire_bytes": move.bytes,
+        "bound_by": "network",
+        "scope": f"stage {move.stage} and the host",
+    }
+
+
+def function_times(
+    root: str, runs: Sequence[Runs], tables: FunctionTables
+) -> tuple[FunctionTime, ...]:
+    """Functions of a rank: all of it, the phases, what they call."""
+    found: Table = {root: Spent(0, 1)}
+    for one in runs:
+        table = dict(tables.of(one.unit.function))
+        whole = table.pop(one.unit.name)
+        count = one.micros.size
+        found[root] = found[root].plus(
+            Spent(0, 0, whole.compute_ps, whole.other_ps, whole.flops), count
+        )
+        for name, spent in table.items():
+            found[name] = found.get(name, Spent(spent.depth, 0)).plus(spent, count)
+    return listed(found)

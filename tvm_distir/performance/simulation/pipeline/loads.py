@@ -1,0 +1,280 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What units and messages of a step in stages put on the links that they share.
+
+Links are, in either direction: a node's adapters, a device's part of them, and its port inside the
+node; of the devices of a rank, which do the same, one stands for all. A load is the share of the
+link's time that is taken at full speed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import PICOSECONDS, System, pair_up
+from tvm_distir.performance.engine.activities import ENDLESS, Loads
+from tvm_distir.performance.engine.functions import NEVER, STREAM_PORTS, Ints
+from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.staged import Edge
+from tvm_distir.performance.simulation.costs import COMM, GRADIENTS, OpCosts, OpRow
+
+from .kinds import Kinds
+from .steps import RunKind, StageSteps
+
+OUT, IN = "out", "in"
+Shares = Mapping[Hashable, float]
+Piece = tuple[float, float, Shares]
+"""End, behind the beginning; speed by what overlaps in it; load by link."""
+
+
+class StageLoads:
+    """The loads of all units and messages.
+
+    A unit of a micro-batch is one piece: what its collectives send, on average. What is done once
+    (sums of gradients) is looked at as its collectives come and go.
+
+    Parameters
+    ----------
+    program : Program
+    system : System
+    kinds : Kinds
+    steps : StageSteps
+    costs : OpCosts
+    """
+
+    def __init__(
+        self, program: Program, system: System, kinds: Kinds, steps: StageSteps, costs: OpCosts
+    ) -> None:
+        self.program, self.system, self.kinds = program, system, kinds
+        self.steps, self.costs = steps, costs
+        self._slower = system.constant("overlap_slowdown") or 1.0
+        self._known: dict[tuple[int, str, int, bool], list[Piece]] = {}
+        self._crossed: dict[tuple[int, tuple[int, ...]], tuple[dict[int, int], int]] = {}
+
+    def loads(self) -> Loads | None:
+        """The arrays; None where nothing can meet."""
+        idle: list[Piece] = [(ENDLESS, 1.0, {})]
+        runs, rank_of = self.steps.runs, self.steps.rank_of
+        units = [
+            self._unit(runs[step]) if step in runs else idle
+            for step in range(len(self.steps.units.steps))
+        ]
+        ends = [[rank_of[e.source[0]], rank_of[e.target[0]]] for e in self.steps.edges]
+        spent = self.steps.edge_ps
+        flows = [
+            self._message(edge, here, there, time)
+            for edge, (here, there), time in zip(self.steps.edges, ends, spent, strict=True)
+        ]
+        rest = len(self.steps.units.edges) - len(flows)  # copies to the host meet nothing
+        classes = [*units, *flows, *[idle] * rest]
+        owners: list[Hashable] = [
+            *(rank_of[runs[step].stage] if step in runs else -1 for step in range(len(units))),
+            *((OUT, own[0]) for own in ends),
+            *[-1] * rest,
+        ]
+        slows = np.full((len(classes), 2), -1, np.int64)
+        if ends:
+            slows[len(units) : len(units) + len(ends)] = ends
+        links = _shared(classes, owners)
+        slowed = self._slower > 1.0
+        if not links and not slowed:
+            return None
+        return _arrays(classes, links, slows, 1.0 / self._slower, slowed)
+
+    def _unit(self, kind: RunKind) -> list[Piece]:
+        rank = self.steps.rank_of[kind.stage]
+        key = rank, kind.name, kind.unit.number, kind.once
+        if key not in self._known:
+            self._known[key] = self._pieces(rank, kind)
+        return self._known[key]
+
+    def _pieces(self, rank: int, kind: RunKind) -> list[Piece]:
+        """Pieces of a unit that begins when all that it reads is there."""
+        maps, number, lowering = self.kinds.maps, kind.unit.number, self.kinds.lowering
+        used: dict[Hashable, float] = {}
+        for row in np.flatnonzero(lowering.counts(kind.unit.function)).tolist():
+            count = int(lowering.counts(kind.unit.function)[row])
+            if lowering.rows[row].stream == COMM:
+                for link, spent in self._collective(rank, lowering.rows[row]).items():
+                    used[link] = used.get(link, 0.0) + count * spent
+        times = np.full((1, STREAM_PORTS + len(maps.ports(number))), NEVER, np.int64)
+        times[0, :STREAM_PORTS] = 0
+        start = maps.expand(number, times)[0]
+        end = start + lowering.durations(kind.unit.function)
+        length = int(end.max(initial=0))
+        if not used or not length:
+            return [(ENDLESS, 1.0, {})]
+        talks = lowering.streams(kind.unit.function) == COMM
+        if kind.once:
+            return list(self._parts(start, end, talks, used))
+        none = np.zeros(0, np.int64)
+        _, _, both = maps.busy(np.array([number], np.int64), times[0], none, none)
+        speed = length / (length + both * (self._slower - 1.0))
+        return [(ENDLESS, speed, _shares(used, length))]
+
+    def _parts(self, start: Ints, end: Ints, talks: Ints, used: Shares) -> Iterable[Piece]:
+        """Pieces between which collectives, or what runs beside them, begin or end."""
+        edges = np.unique(np.concatenate(([0], start, end)))
+        under_way = [_covered(edges, start[one], end[one]) for one in (talks, ~talks)]
+        talking = float(np.diff(edges)[under_way[0]].sum())
+        shares = _shares(used, talking) if talking else {}
+        states = list(zip(*(one.tolist() for one in under_way), strict=True))
+        for place, (talk, compute) in enumerate(states):
+            if place + 1 < len(states) and states[place + 1] == (talk, compute):
+                continue
+            speed = 1.0 / self._slower if talk and compute else 1.0
+            yield float(edges[place + 1]), speed, shares if talk else {}
+        yield ENDLESS, 1.0, {}
+
+    def _message(self, edge: Edge, here: int, there: int, spent: int) -> list[Piece]:
+        """A latency, and bytes."""
+        meshes, near = self.program.meshes, self.system.intra_node
+        ids = meshes[here].device_ids, meshes[there].device_ids
+        size = -(-edge.wire_bytes[0] // edge.split)
+        layout = self.costs.clock.transfer_layout(*ids)
+        lead = min(self.costs.clock.collective_ps("send", 0, layout), spent)
+        used: dict[Hashable, float] = {}
+        crossing: dict[tuple[str, int, int], int] = {}
+        for pair in pair_up(*ids):
+            nodes = [one // near.devices_per_node for one in pair]
+            if nodes[0] == nodes[1]:
+                spent_ps = _ps(size, near.bandwidth_GBps)
+                used[OUT, "port", here] = used[IN, "port", there] = spent_ps
+                continue
+            for side, node, rank, device in zip((OUT, IN), nodes, (here, there), pair, strict=True):
+                key = side, node
+                used[key] = used.get(key, 0.0) + self._pool_ps(size, False)
+                crossing[side, rank, device] = crossing.get((side, rank, device), 0) + 1
+        for (side, rank, _), count in crossing.items():
+            own = side, "own", rank
+            used[own] = max(used.get(own, 0.0), count * self._own_ps(size, False))
+        shares = _shares(used, spent - lead)
+        before: list[Piece] = [(float(lead), 1.0, {})] if lead else []
+        return [*before, (ENDLESS, 1.0, shares)]
+
+    def _collective(self, rank: int, row: OpRow) -> Shares:
+        """Picoseconds of each link's time that a collective of a rank takes."""
+        op, near = row.op, self.system.intra_node
+        gradients = op.kernel_class == GRADIENTS
+        found: dict[Hashable, float] = {}
+        port_ps = _ps(row.wire_bytes, near.bandwidth_GBps)
+        for side in (OUT, IN):
+            found[side, "port", rank] = port_ps
+        groups, most = self._crossing(rank, op.mesh_axes)
+        size = row.wire_bytes
+        for node, count in groups.items():
+            if op.collective == "all_to_all":
+                outside = most * (op.group_size - most) / op.group_size
+                size = round(op.payload_bytes * outside)
+            for side in (OUT, IN):
+                found[side, node] = count * self._pool_ps(size, gradients)
+                found[side, "own", rank] = self._own_ps(size, gradients) / most
+        return {link: spent for link, spent in found.items() if spent > 0}
+
+    def _crossing(self, rank: int, axes: tuple[int, ...]) -> tuple[dict[int, int], int]:
+        """Groups that leave each node, and the most members that such a group has on a node."""
+        if (rank, axes) not in self._crossed:
+            per_node = self.system.intra_node.devices_per_node
+            nodes = self.program.meshes[rank].group_table(axes) // per_node
+            nodes = nodes[(nodes != nodes[:, :1]).any(axis=1)]
+            group = np.repeat(np.arange(len(nodes)), nodes.shape[1])
+            both = np.stack((group, nodes.ravel()))
+            pairs, members = np.unique(both, axis=1, return_counts=True)
+            known, counts = np.unique(pairs[1], return_counts=True)
+            groups = dict(zip(known.tolist(), counts.tolist(), strict=True))
+            self._crossed[rank, axes] = groups, int(members.max(initial=1))
+        return self._crossed[rank, axes]
+
+    def _pool_ps(self, size: int, gradients: bool) -> float:
+        """Time that bytes take all adapters of a node."""
+        net = self.system.inter_node
+        return _ps(size, net.nics_per_node * net.bandwidth_per_nic_GBps * self._reached(gradients))
+
+    def _own_ps(self, size: int, gradients: bool) -> float:
+        """Time that bytes take the adapters that one device drives."""
+        net = self.system.inter_node
+        own = math.ceil(net.nics_per_node / self.system.intra_node.devices_per_node)
+        return _ps(size, own * net.bandwidth_per_nic_GBps * self._reached(gradients))
+
+    def _reached(self, gradients: bool) -> float:
+        if not self.system.constants:
+            return 1.0
+        return self.system.constant("nic_efficiency_gradients" if gradients else "nic_efficiency")
+
+
+def _ps(size: float, gigabytes_per_s: float) -> float:
+    return size / (gigabytes_per_s * 1e9) * PICOSECONDS
+
+
+def _shares(used: Shares, length: float) -> Shares:
+    """Shares of links' time: none takes more than all of it."""
+    if length <= 0:
+        return {}
+    return {link: min(spent / length, 1.0) for link, spent in used.items() if spent > 0}
+
+
+def _covered(edges: Ints, start: Ints, end: Ints) -> npt.NDArray[np.bool_]:
+    """Between which neighbouring edges something is under way, (edges - 1,)."""
+    change = np.zeros(edges.size, np.int64)
+    np.add.at(change, np.searchsorted(edges, start), 1)
+    np.add.at(change, np.searchsorted(edges, end), -1)
+    found: npt.NDArray[np.bool_] = np.cumsum(change)[:-1] > 0
+    return found
+
+
+def _shared(classes: list[list[Piece]], owners: list[Hashable]) -> dict[Hashable, int]:
+    """Links that may be full, by number; those that all classes load alike are one.
+
+    An owner, a rank or its messages, does one thing at a time.
+    """
+    most: dict[Hashable, dict[Hashable, float]] = {}
+    columns: dict[Hashable, list[tuple[int, int, float]]] = {}
+    for number, (own, owner) in enumerate(zip(classes, owners, strict=True)):
+        for place, (_, _, shares) in enumerate(own):
+            for link, load in shares.items():
+                by_owner = most.setdefault(link, {})
+                by_owner[owner] = max(by_owner.get(owner, 0.0), load)
+                columns.setdefault(link, []).append((number, place, load))
+    numbers: dict[Hashable, int] = {}
+    found: dict[Hashable, int] = {}
+    for link, by_owner in most.items():
+        if sum(by_owner.values()) > 1.0 + 1e-9:
+            alike = tuple(columns[link])
+            if alike not in numbers:
+                numbers[alike] = found[link] = len(numbers)
+    return found
+
+
+def _arrays(
+    classes: list[list[Piece]],
+    links: Mapping[Hashable, int],
+    slows: Ints,
+    beside: float,
+    slowed: bool,
+) -> Loads:
+    """Loads on shared links; a link that is never full says which messages slow units."""
+    capacity = np.ones(len(links) + slowed)
+    if slowed:
+        capacity[-1] = np.inf
+    pieces = [piece for own in classes for piece in own]
+    loads: list[dict[int, float]] = []
+    for _, _, shares in pieces:
+        own = {links[link]: load for link, load in shares.items() if link in links}
+        if slowed and shares:
+            own[len(links)] = 1e-9
+        loads.append(dict(sorted(own.items())))
+    return Loads(
+        capacity,
+        np.cumsum([0, *map(len, classes)]).astype(np.int64),
+        np.array([end for end, _, _ in pieces], np.float64),
+        np.array([speed for _, speed, _ in pieces], np.float64),
+        np.cumsum([0, *map(len, loads)]).astype(np.int64),
+        np.array([link for own in loads for link in own], np.int64),
+        np.array([load for own in loads for load in own.values()], np.float64),
+        slows,
+        beside,
+    )

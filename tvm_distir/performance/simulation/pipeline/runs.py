@@ -1,0 +1,247 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks of a pipeline ran: the units of each stage with their times, and the messages."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_distir.performance.engine.activities import Loads
+from tvm_distir.performance.engine.functions import NEVER, STREAM_PORTS, Ints
+from tvm_distir.performance.engine.meeting import meet
+from tvm_distir.performance.program.parts import Mesh
+from tvm_distir.performance.program.staged import Edge
+from tvm_distir.performance.simulation.costs import COMPUTE
+from tvm_distir.performance.simulation.timeline import op_kinds
+from tvm_distir.performance.traces.records import Kind
+from tvm_distir.support import SimulationError
+
+from .kinds import Kinds, RankUnit
+from .moves import Move
+from .steps import StageSteps
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All runs of a unit of a stage on its rank.
+
+    Attributes
+    ----------
+    unit : RankUnit
+    stage : int
+    name : str
+    micros : int64 array (runs,)
+        Micro-batch of each run; -1 for what is done once.
+    times : int64 array (runs, ports)
+        Of the ports.
+    order : int64 array (runs,)
+        Places among all runs of the rank.
+    """
+
+    unit: RankUnit
+    stage: int
+    name: str
+    micros: Ints
+    times: Ints
+    order: Ints
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The messages of an edge: their micro-batches (-1: once), starts and ends, in order."""
+
+    edge: Edge
+    micros: Ints
+    start: Ints
+    end: Ints
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The copies of a stage's stashes in one direction, as :class:`Messages`."""
+
+    move: Move
+    micros: Ints
+    start: Ints
+    end: Ints
+
+
+class StageRuns:
+    """Runs all ranks.
+
+    Parameters
+    ----------
+    kinds : Kinds
+        Units of each rank, with their maps.
+    steps : StageSteps
+    meshes : sequence of Mesh
+        Of the ranks.
+    loads : Loads, optional
+        What meets on links; None: all run at full speed.
+
+    Attributes
+    ----------
+    messages : list of Messages
+        Per edge between ranks.
+    copies : list of Copies
+        To the memory of the host, and back.
+    finish : int
+        When the last stream is free, and the last message there.
+
+    Raises
+    ------
+    SimulationError
+        DIST0720 where ranks wait for each other, DIST0721 for times that do not fit.
+    """
+
+    def __init__(
+        self,
+        kinds: Kinds,
+        steps: StageSteps,
+        meshes: Sequence[Mesh],
+        loads: Loads | None = None,
+    ) -> None:
+        self.kinds, self.steps, self.meshes = kinds, steps, meshes
+        self._kinds: dict[int, list[Kind]] = {}
+        units = steps.units
+        ran = kinds.maps.run(units)
+        self._check(ran.position)
+        alone = np.array(units.edges[:, 1:], np.int64)
+        ended = np.where(ran.sent >= 0, ran.sent + alone, -1)
+        self._met = None
+        if loads is not None:
+            self._met = meet(kinds.maps, units, loads, kinds.engine)
+            ran, ended = self._met.ran, self._met.ended
+        self.times = ran.times
+        self.finish = int(ran.finish.max(initial=0))
+        self.program, self.step, self.begin = units.runs()
+        known = {n: len(kinds.maps.ports(n)) + STREAM_PORTS for n in units.kind_function.tolist()}
+        ports = np.array([known[n] for n in units.kind_function.tolist()], np.int64)
+        kind = units.steps[self.step, 1]
+        self._functions = units.kind_function[kind]
+        self._at = np.concatenate(([0], np.cumsum(ports[kind])))
+        self.messages = []
+        count = len(steps.edges)
+        for edge, *own in zip(steps.edges, ran.sent[:count], ended[:count], strict=True):
+            self.messages.append(Messages(edge, *self._sent(*own)))
+        moves = zip(steps.stashes.moves, ran.sent[count:], ended[count:], strict=True)
+        self.copies = [Copies(one, *self._sent(*own)) for one, *own in moves]
+
+    def _sent(self, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
+        """Micro-batches, starts and ends of what was sent, from those by micro-batch."""
+        micros = np.flatnonzero(starts >= 0)
+        micros = micros[np.argsort(starts[micros], kind="stable")]
+        once = np.where(micros == self.steps.units.micros - 1, -1, micros)
+        return once, starts[micros], ends[micros]
+
+    def _check(self, position: Ints) -> None:
+        units, schedule = self.steps.units, self.steps.schedule
+        behind = position < np.diff(units.program_begin)
+        stuck = np.flatnonzero(behind).tolist()
+        if stuck:
+            first = stuck[0]
+            order = schedule.orders[first]
+            begin = int(units.program_begin[first])
+            ended = units.programs[begin : begin + int(position[first]), 0]
+            at = int(np.isin(ended, self.steps.unit_templates).sum())
+            what = list(order[at]) if 0 <= at < len(order) else "a sum over stages"
+            raise SimulationError(
+                "DIST0720",
+                f"the ranks {stuck} never go on: rank {first} waits for {what}",
+                place="schedule",
+                remedy="Order units so that what each needs comes before.",
+            )
+
+    def of(self, rank: int) -> Iterator[Runs]:
+        """Runs of a rank, by stage and unit, in the order of the first of each."""
+        units = self.steps.units
+        own = slice(*self.begin[rank : rank + 2].tolist())
+        at, step = self._at[:-1][own], self.step[own]
+        micro = units.programs[self.program[own], 1]
+        keys, of_step = self._units_run
+        number = of_step[step]
+        rows = np.argsort(number, kind="stable")
+        ends = np.flatnonzero(np.diff(number[rows], append=-1)) + 1
+        found = []
+        for first, last in zip([0, *ends.tolist()], ends.tolist(), strict=False):
+            order = rows[first:last]
+            kind = self.steps.runs[keys[int(number[order[0]])]]
+            ports = STREAM_PORTS + len(self.kinds.maps.ports(kind.unit.number))
+            times = self.times[at[order][:, None] + np.arange(ports)]
+            once = kind.once | (micro[order] == units.micros - 1)
+            micros = np.where(once, -1, micro[order])
+            found.append(Runs(kind.unit, kind.stage, kind.name, micros, times, order))
+        yield from sorted(found, key=lambda one: int(one.order[0]))
+
+    @functools.cached_property
+    def _units_run(self) -> tuple[list[int], Ints]:
+        """Of each unit of a stage a step that runs it; by step its number among these."""
+        numbers: dict[tuple[int, str], int] = {}
+        steps: list[int] = []
+        of_step = np.full(len(self.steps.units.steps), -1, np.int64)
+        for step, kind in self.steps.runs.items():
+            key = kind.stage, kind.name
+            if key not in numbers:
+                numbers[key] = len(steps)
+                steps.append(step)
+            of_step[step] = numbers[key]
+        return steps, of_step
+
+    def busy(self, rank: int, talking: Ints) -> tuple[int, int, int]:
+        """Time in which a rank computes, communicates (also ``talking``), and does both."""
+        first, last = self.begin[rank : rank + 2].tolist()
+        none = np.zeros(0, np.int64)
+        slowed = np.zeros(last - first, bool)
+        if self._met is not None:
+            slowed = np.diff(self._met.clock_begin[first : last + 1]) > 0
+        if not slowed.any():
+            times = self.times[self._at[first] : self._at[last]]
+            return self.kinds.maps.busy(self._functions[first:last], times, none, talking)
+        parts: list[list[Ints]] = [[none], [none, talking]]
+        for one in self.of(rank):
+            function = one.unit.function
+            start, end = self.op_times(one)
+            both = np.stack((start, end), axis=2)
+            talks = self.kinds.lowering.streams(function) != COMPUTE
+            parts[0].append(both[:, ~talks].ravel())
+            parts[1].append(both[:, talks].ravel())
+        computing, communicating = (np.concatenate(own) for own in parts)
+        return self.kinds.maps.busy(none, none, computing, communicating)
+
+    def edge_ps(self, edge: Edge) -> int:
+        """Duration of an edge's messages where they meet nothing."""
+        return self.steps.edge_ps[self.steps.number_of(edge)]
+
+    def op_times(self, runs: Runs) -> tuple[Ints, Ints]:
+        """When the ops of runs start and end, (runs, ops) each."""
+        start = self.kinds.maps.expand(runs.unit.number, runs.times)
+        end = start + self.kinds.lowering.durations(runs.unit.function)
+        return self._real(runs, start), self._real(runs, end)
+
+    def _real(self, runs: Runs, times: Ints) -> Ints:
+        """When runs did what they would have done at times (runs, n) at full speed."""
+        if self._met is None:
+            return times
+        rank = self.steps.rank_of[runs.stage]
+        numbers = (self.begin[rank] + runs.order).tolist()
+        rows = [self._met.real(n, own) for n, own in zip(numbers, times, strict=True)]
+        return np.array(rows, np.int64).reshape(times.shape)
+
+    def ops(self, function: int) -> list[Kind]:
+        """What traces say of the ops of a unit."""
+        if function not in self._kinds:
+            self._kinds[function] = op_kinds(self.kinds.lowering.scoped(function, ""))
+        return self._kinds[function]
+
+    def spans(self, runs: Runs) -> Ints:
+        """When runs start and end on the compute stream, or at all without it, (runs, 2)."""
+        number = runs.unit.number
+        found = self.kinds.maps.spans(number, runs.times)
+        if found.size and found[0, 0] == NEVER and self.kinds.maps.tasks(number):
+            start, end = self.op_times(runs)
+            return np.stack((start.min(axis=1), end.max(axis=1)), axis=1)
+        return self._real(runs, found)

@@ -1,0 +1,295 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What each rank of a step in stages does, as arrays: a list of steps per kind of unit of a stage.
+
+A rank begins with what its stages do once, runs the units of the schedule, takes its part in the
+sums over stages, and ends. A message leaves as soon as its value is made and the one before it
+has gone; its receive occupies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tvm_distir.core import BACKWARD, FORWARD, PHASES, WEIGHT, Unit, stages_of
+from tvm_distir.performance.engine.functions import Ints
+from tvm_distir.performance.engine.units import COPY, RECV, RUN, SEND, SEND_STREAM, Units
+from tvm_distir.performance.program.staged import BEGIN, END, Edge, Role, Staged
+from tvm_distir.performance.program.unit_phases import UPDATE
+from tvm_distir.performance.simulation.costs import OpCosts
+
+from .kinds import Kinds, RankUnit
+from .moves import StashMoves
+
+_DIRECTION = {FORWARD: "forward", BACKWARD: "backward"}
+_PHASE = {phase: number for number, phase in enumerate(PHASES)}
+_NOWHERE = (-1, 0)
+
+
+class RunKind(NamedTuple):
+    """What a step that runs a unit runs; ``once``: no micro-batch of its own."""
+
+    stage: int
+    name: str
+    unit: RankUnit
+    once: bool
+
+
+class StageSteps:
+    """The steps of all ranks.
+
+    Parameters
+    ----------
+    staged : Staged
+    kinds : Kinds
+    costs : OpCosts
+
+    Attributes
+    ----------
+    units : Units
+    runs : dict of int to RunKind
+        By step.
+    edges : list of Edge
+        Those between ranks, as ``units`` numbers them.
+    edge_ps : list of int
+        Durations of their messages.
+    stashes : StashMoves
+        The copies of stashes, which are numbered behind the edges.
+    unit_templates : list of int
+        The templates that are units of the schedule.
+    """
+
+    def __init__(self, staged: Staged, kinds: Kinds, costs: OpCosts) -> None:
+        self.staged, self.kinds = staged, kinds
+        self.schedule = staged.schedule
+        self.rank_of = staged.schedule.rank_of
+        self.micros = staged.schedule.micro_batches + 1
+        self._last_phase = WEIGHT if staged.schedule.splits_backward else BACKWARD
+        self.runs: dict[int, RunKind] = {}
+        self._steps: list[tuple[int, ...]] = []
+        self._kinds: dict[tuple[int, int, str], int] = {}
+        self._kind_function: list[int] = []
+        self._kind_places: list[tuple[int, int]] = []
+        self._place = [
+            {slot: number * self.micros for number, slot in enumerate(kinds.timed(stage))}
+            for stage in range(len(self.rank_of))
+        ]
+        sizes = [len(places) * self.micros for places in self._place]
+        self._base = [0, *np.cumsum(sizes).tolist()]
+        whole = [edge for one in staged.sums for edge in one.edges]
+        self.edges = [e for e in (*staged.edges, *whole) if self._crosses(e)]
+        self._number = {id(edge): number for number, edge in enumerate(self.edges)}
+        self.edge_ps = [
+            max(costs.edge_ps(edge, *(self.rank_of[end[0]] for end in (edge.source, edge.target))))
+            for edge in self.edges
+        ]
+        self.stashes = StashMoves(staged, costs, len(self.edges), self._base[-1])
+        self.units = self._write()
+
+    def number_of(self, edge: Edge) -> int:
+        """Place of an edge among those between ranks."""
+        return self._number[id(edge)]
+
+    def _crosses(self, edge: Edge) -> bool:
+        """Whether an edge is a message."""
+        return self.rank_of[edge.source[0]] != self.rank_of[edge.target[0]]
+
+    def _write(self) -> Units:
+        ranks = self.schedule.stages
+        head, tail = self._begin(), self._end()
+        begin = [0]
+
+        def template(steps: list[_Step]) -> int:
+            for step in steps:
+                if step.run is not None:
+                    self.runs[len(self._steps)] = step.run
+                self._steps.append((*step.numbers, *[0] * (5 - len(step.numbers))))
+            begin.append(len(self._steps))
+            return len(begin) - 2
+
+        stage_at = stages_of(self.rank_of)
+        templates: dict[tuple[int, str, bool], int] = {}
+        for stage in range(len(self.rank_of)):
+            for phase in PHASES:
+                for first in (True, False):
+                    templates[stage, phase, first] = template(self._phase(stage, phase, first))
+        self.unit_templates = list(templates.values())
+        moves = self.stashes.templates(
+            self._stash, lambda rows: template([_Step(numbers) for numbers in rows])
+        )
+        programs: list[Ints] = []
+        for rank in range(ranks):
+            once = self.micros - 1
+            ends = [np.array([[template(one), once]], np.int64) for one in (head[rank], tail[rank])]
+            own = self.stashes.around(rank, self._ordered(rank, stage_at, templates), moves)
+            programs += [ends[0], own, ends[1]]
+        sizes = [sum(len(one) for one in programs[3 * r : 3 * r + 3]) for r in range(ranks)]
+        messages = zip(self.edges, self.edge_ps, strict=True)
+        rows = [[self.rank_of[edge.target[0]], spent] for edge, spent in messages]
+        return Units(
+            np.array(self._kind_function, np.int64),
+            np.array(self._kind_places, np.int64).ravel(),
+            np.array(self._steps, np.int64).reshape(-1, 5),
+            np.array(begin, np.int64),
+            np.cumsum([0, *sizes]),
+            np.concatenate(programs),
+            np.array([*rows, *self.stashes.rows()], np.int64).reshape(-1, 2),
+            self.stashes.cells,
+            self.micros,
+        )
+
+    def _ordered(
+        self,
+        rank: int,
+        stage_at: dict[tuple[int, int], int],
+        templates: dict[tuple[int, str, bool], int],
+    ) -> Ints:
+        """The units of a rank: templates and micro-batches. The first of a kind may differ."""
+        order: Sequence[Unit] = self.schedule.orders[rank]
+        if not order:
+            return np.zeros((0, 2), np.int64)
+        phases, micros, chunks = zip(*order, strict=True)
+        phase = np.fromiter(map(_PHASE.__getitem__, phases), np.int64, len(order))
+        kinds = np.array(chunks, np.int64) * len(PHASES) + phase
+        known, first, number = np.unique(kinds, return_index=True, return_inverse=True)
+        named = [(stage_at[rank, one // len(PHASES)], PHASES[one % len(PHASES)]) for one in known]
+        found = np.array([templates[(*one, False)] for one in named], np.int64)[number]
+        found[first] = [templates[(*one, True)] for one in named]
+        return np.stack((found, np.array(micros, np.int64)), axis=1)
+
+    def _phase(self, stage: int, phase: str, first: bool) -> list[_Step]:
+        """A unit of the schedule: the first one of a stage, or one of those that follow."""
+        role, stash = self.staged.role_of(stage), self.schedule.stash
+        direction = _DIRECTION.get(phase, "")
+        found = [
+            self._receive(edge, False)
+            for edge in self.edges
+            if edge.target[0] == stage and edge.direction == direction
+        ]
+        if phase == FORWARD and stash:  # the weights as they are now
+            found += [self._copy(stage, (p, True), (p, False)) for p in role.params]
+        later = f"{phase}+"
+        name = later if not first and self.kinds.unit(stage, later) is not None else phase
+        found += self._run(stage, name)
+        if phase == FORWARD:
+            found += self._handed(stage, role.carried)
+        if phase == self._last_phase and stash:
+            found += self._run(stage, UPDATE, once=True)
+            found += self._handed(stage, role.updated)
+        for edge in self.staged.edges:
+            if edge.source[0] == stage and edge.direction == direction:
+                found.append(self._send(edge, False))
+        return [step for step in found if step.numbers]
+
+    def _handed(self, stage: int, pairs: Sequence[tuple[int, int]]) -> list[_Step]:
+        """Results take the places of parameters."""
+        return [self._copy(stage, (result, True), (param, True)) for param, result in pairs]
+
+    def _cell(self, stage: int, slot: int, once: bool) -> tuple[int, int] | None:
+        """Place of a slot; None where its time does not matter."""
+        place = self._place[stage].get(slot)
+        if place is None:
+            return None
+        return self._base[stage] + place + (self.micros - 1 if once else 0), int(not once)
+
+    def _copy(self, stage: int, source: tuple[int, bool], target: tuple[int, bool]) -> _Step:
+        return self._copied(self._cell(stage, *source), self._cell(stage, *target))
+
+    def _copied(self, source: tuple[int, int] | None, target: tuple[int, int] | None) -> _Step:
+        if source is None or target is None:
+            return _Step(())
+        return _Step((COPY, *source, *target))
+
+    def _receive(self, edge: Edge, once: bool) -> _Step:
+        place = self._cell(*edge.target, once)
+        return _Step((RECV, self._number[id(edge)], *(place or _NOWHERE)))
+
+    def _send(self, edge: Edge, once: bool) -> _Step:
+        """A message, or a value for another stage of the rank."""
+        place = self._cell(*edge.source, once)
+        if not self._crosses(edge):
+            return self._copied(place, self._cell(*edge.target, once))
+        return _Step((SEND, self._number[id(edge)], *(place or _NOWHERE), SEND_STREAM))
+
+    def _run(self, stage: int, name: str, once: bool = False) -> list[_Step]:
+        """Run a unit, if there is one; ``once``: no micro-batch has slots of its own."""
+        unit = self.kinds.unit(stage, name)
+        if unit is None:
+            return []
+        key = id(self.kinds.of(stage)), self.staged.stages[stage].role, name
+        if key not in self._kinds:
+            self._kinds[key] = len(self._kind_function)
+            self._kind_function.append(unit.number)
+            for slot in (*unit.inputs, *unit.outputs):
+                place = self._place[stage].get(slot)
+                single = once or slot in unit.once
+                last = self.micros - 1 if single else 0
+                self._kind_places.append(
+                    _NOWHERE if place is None else (place + last, int(not single))
+                )
+        kind = RunKind(stage, name, unit, once)
+        return [_Step((RUN, self._kinds[key], self._base[stage]), kind)]
+
+    def _stash(self, stage: int) -> list[tuple[int, int]]:
+        """Places of what a stage keeps of a micro-batch, where their times matter."""
+        cells = (self._cell(stage, slot, False) for slot in self.staged.role_of(stage).stash)
+        return [cell for cell in cells if cell is not None]
+
+    def _begin(self) -> list[list[_Step]]:
+        """What ranks do before the first unit."""
+        found: list[list[_Step]] = [[] for _ in range(self.schedule.stages)]
+        for stage, rank in enumerate(self.rank_of):
+            found[rank] += self._run(stage, BEGIN, once=True)
+        return found
+
+    def _end(self) -> list[list[_Step]]:
+        """What ranks do behind the last unit: sums over stages, in turn, and the rest."""
+        found: list[list[_Step]] = [[] for _ in range(self.schedule.stages)]
+        for number in range(len(self.staged.sums)):
+            self._sum(number, found)
+        for stage, rank in enumerate(self.rank_of):
+            found[rank] += self._run(stage, END, once=True)
+        return [[step for step in own if step.numbers] for own in found]
+
+    def _sum(self, number: int, found: list[list[_Step]]) -> None:
+        """Make a sum over stages: each adds its own term, the last one tells all."""
+        one, rank_of = self.staged.sums[number], self.rank_of
+        chain = {e.target[0]: e for e in one.edges if e.direction == "sum"}
+        for stage in one.stages:
+            place = self.staged.sums_of(stage).index(number)
+            own = found[rank_of[stage]]
+            own += self._run(stage, f"part:{place}", once=True)
+            if stage not in chain:
+                part, total = self.staged.role_of(stage).sums[place]
+                own.append(self._copy(stage, (part, True), (total, True)))
+                continue
+            self._move(chain[stage], found)
+            own += self._run(stage, f"add:{place}", once=True)
+        told = [e for e in one.edges if e.direction == "total"]
+        for edge in told:
+            self._move(edge, found)
+        known = {rank_of[stage]: stage for stage in (*(e.target[0] for e in told), one.stages[-1])}
+        for stage in one.stages:  # those that were not told take the sum of one of their rank
+            other = known[rank_of[stage]]
+            cells = [self._cell(s, self._total(s, number), True) for s in (other, stage)]
+            found[rank_of[stage]].append(self._copied(*cells))
+
+    def _move(self, edge: Edge, found: list[list[_Step]]) -> None:
+        found[self.rank_of[edge.source[0]]].append(self._send(edge, True))
+        if self._crosses(edge):
+            found[self.rank_of[edge.target[0]]].append(self._receive(edge, True))
+
+    def _total(self, stage: int, number: int) -> int:
+        """Slot of a sum."""
+        role: Role = self.staged.role_of(stage)
+        return role.sums[self.staged.sums_of(stage).index(number)][1]
+
+
+class _Step(NamedTuple):
+    """A row of ``Units.steps``, empty where nothing is to be done, and what it runs."""
+
+    numbers: tuple[int, ...]
+    run: RunKind | None = None

@@ -1,0 +1,190 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a simulation found. Times in seconds, sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvm_distir.performance.program.parts import Mesh
+from tvm_distir.performance.traces.chakra import chakra_files
+from tvm_distir.performance.traces.files import trace_form, write_file
+from tvm_distir.performance.traces.hta import hta_pages
+from tvm_distir.performance.traces.perfetto import write_perfetto
+
+from .chrome_trace import write_trace
+from .device_results import Branch, CollectiveTotal, Event, Lane
+from .devices import Devices
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """How a step in stages was run.
+
+    Attributes
+    ----------
+    schedule : str
+        Its kind.
+    ranks, chunks, micro_batches : int
+        Ranks of the pipeline, stages per rank, parts of the batch.
+    bubble : float
+        Share of the step in which ranks neither compute nor communicate, on average over them.
+    """
+
+    schedule: str
+    ranks: int
+    chunks: int
+    micro_batches: int
+    bubble: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields by name."""
+        return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A simulated step.
+
+    Attributes
+    ----------
+    system : str
+        Name of the system.
+    time_s : float
+        From the start to the end of the last task.
+    memory_capacity_bytes : int
+        Of one device of the system.
+    devices : sequence of DeviceResult
+        All of them, by id; made, with their memory, when they are asked for.
+    collectives : tuple of CollectiveTotal
+        Sorted by mesh, kind, axes and group size.
+    unmodelled_ops : tuple of str
+        Ops whose work is not known (their time is that of moving their operands).
+    branches : tuple of Branch
+        The ``If`` of the program, and which way they go.
+    lanes : tuple of Lane
+        Devices that behave alike, once.
+    engine : str
+        The event loop: ``native`` or ``reference``.
+    timings_s : mapping of str to float
+        Wall-clock seconds of the simulation's own stages.
+    pipeline : PipelineResult, optional
+        Of a step in stages.
+    meshes : tuple of Mesh
+        Of the program.
+    """
+
+    system: str
+    time_s: float
+    memory_capacity_bytes: int
+    devices: Devices
+    collectives: tuple[CollectiveTotal, ...]
+    unmodelled_ops: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    engine: str
+    timings_s: Mapping[str, float]
+    branches: tuple[Branch, ...] = ()
+    meshes: tuple[Mesh, ...] = ()
+    pipeline: PipelineResult | None = None
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Peak memory of the fullest device."""
+        return max(device.peak_memory_bytes for device in self.devices.distinct)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device's peak is within its memory."""
+        return self.peak_memory_bytes <= self.memory_capacity_bytes
+
+    @property
+    def events(self) -> Iterator[Event]:
+        """Events of the first device of every lane."""
+        for lane in self.lanes:
+            yield from lane.events()
+
+    @property
+    def memory_timeline(self) -> dict[int, tuple[tuple[float, int], ...]]:
+        """Live memory over time of the first device of every lane."""
+        return {lane.devices[0]: lane.memory for lane in self.lanes}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the content of the JSON of ``tvm-distir simulate``."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "system": self.system,
+            "time_s": self.time_s,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "memory_capacity_bytes": self.memory_capacity_bytes,
+            "fits": self.fits,
+            "devices": [device.to_dict() for device in self.devices],
+            "collectives": [one.to_dict() for one in self.collectives],
+            "memory": [
+                {"mesh": lane.mesh, "devices": list(lane.devices), **lane.account.to_dict()}
+                for lane in self.lanes
+            ],
+            "unmodelled_ops": list(self.unmodelled_ops),
+            "branches": [branch.to_dict() for branch in self.branches],
+            "engine": self.engine,
+            "timings_s": dict(self.timings_s),
+            **({} if self.pipeline is None else {"pipeline": self.pipeline.to_dict()}),
+        }
+
+    def to_perfetto(self, path: str | Path, form: str | None = None) -> None:
+        """Write a trace for https://ui.perfetto.dev, whole or not at all.
+
+        Parameters
+        ----------
+        path : str or Path
+        form : str, optional
+            ``json``, Chrome's JSON, in which units of a pipeline are one event each; or
+            ``pftrace``, Perfetto's protocol buffers, with all ops. As the path ends if not given.
+
+        Raises
+        ------
+        UsageError
+            DIST0153 when the file cannot be written.
+        """
+        if (form or trace_form(path)) == "pftrace":
+            write_file(path, write_perfetto([lane.traced() for lane in self.lanes]))
+        else:
+            write_trace(self.system, self.lanes, len(self.devices), path)
+
+    def to_hta(self, folder: str | Path) -> None:
+        """Write traces for Holistic Trace Analysis into a folder that exists, a file per rank.
+
+        Raises
+        ------
+        UsageError
+            DIST0153 when a file cannot be written.
+        """
+        for name, content in self.trace_files("hta"):
+            write_file(Path(folder) / name, content)
+
+    def to_chakra(self, folder: str | Path) -> None:
+        """Write execution traces of Chakra into a folder that exists, a file per rank.
+
+        Raises
+        ------
+        UsageError
+            DIST0153 when a file cannot be written.
+        """
+        for name, content in self.trace_files("chakra"):
+            write_file(Path(folder) / name, content)
+
+    def trace_files(self, form: str) -> Iterator[tuple[str, bytes]]:
+        """Names and contents of the files of a trace in a form that has several.
+
+        Those are ``hta`` and ``chakra``.
+        """
+        lanes = [lane.traced() for lane in self.lanes]
+        if form == "chakra":
+            yield from chakra_files(lanes, self.meshes)
+            return
+        for name, page in hta_pages(lanes, self.time_s):
+            yield name, page.encode()

@@ -1,0 +1,170 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``simulate``: from a program and a system to a result."""
+
+from __future__ import annotations
+
+import functools
+
+from tvm import ir
+
+from tvm_distir.core import System
+from tvm_distir.performance.engine.schedule import schedule
+from tvm_distir.performance.fusion.grouped import grouped
+from tvm_distir.performance.fusion.profile import Profile
+from tvm_distir.performance.memory.caching_allocator import Framework
+from tvm_distir.performance.memory.entries import EntryMemory, entry_memory
+from tvm_distir.performance.memory.planned import ALLOCATORS
+from tvm_distir.performance.program.exporter import export
+from tvm_distir.performance.program.program import Program
+from tvm_distir.support import SimulationError, UsageError, nearest
+
+from .costs import OpCosts
+from .device_results import Lane
+from .devices import Devices
+from .function_table import FunctionTables
+from .graph import TaskNames, build_graph
+from .result import Result
+from .statistics import Work, account, collectives, unmodelled
+from .stopwatch import Laps
+from .timeline import Timeline, seconds
+from .tvm_storage_plan import with_plan
+
+
+def simulate(
+    program: Program | ir.IRModule,
+    system: System | str,
+    *,
+    engine: str = "native",
+    fold_devices: bool = True,
+    blocking: bool = False,
+    kernels: Profile | str | None = None,
+    allocator: str = "framework",
+    contention: bool = False,
+) -> Result:
+    """Predict one step: time, memory and traffic of every device.
+
+    Event driven: every device has a compute stream, a communication stream for collectives and
+    one for sends; each runs its ops in program order, and an op starts when its operands are
+    there. Of an ``If`` the dearer branch runs (by the sum of its ops' times), as
+    ``Result.branches`` says; it starts when the condition is there. Ops cost what the roofline
+    says, collectives alpha-beta over the ring (see :class:`tvm_distir.core.cost_model.model.System`). Memory is
+    that of a framework's allocator: blocks of 512 bytes, taken when an op is issued, free behind
+    the last use in the order of issue; what replaces a parameter takes its memory.
+
+    Parameters
+    ----------
+    program : Program or IRModule
+        A module at level 5 is exported (:func:`tvm_distir.export`).
+    system : System or str
+        A system, its name or its path.
+    engine : str
+        ``native``, or ``reference`` for the event loop in plain Python.
+    fold_devices : bool
+        Let one device stand for all of its mesh, which run the same program. False simulates
+        each of them, members of collectives tied together.
+    blocking : bool
+        Let collectives that are not split into a start and a done stop the compute stream, as
+        an engine without a stream for them does. False: they only wait for their operands,
+        and only what reads their results waits for them.
+    kernels : Profile or str, optional
+        By which ops are grouped into kernels, :func:`tvm_distir.performance.fusion.grouped`. None:
+        the system's.
+    allocator : str
+        Whose memory: ``framework``, or ``tvm``, the storage plan that the program carries (see
+        :func:`tvm_distir.plan_storage`), as :func:`tvm_distir.run` takes it; live memory over time
+        then is a line at the peak.
+    contention : bool
+        Let messages and collectives of a step in stages share the links on which they meet,
+        max-min fair, and slow kernels beside them by the system's ``overlap_slowdown``. Without,
+        durations do not depend on what else is under way.
+
+    Raises
+    ------
+    SimulationError
+        DIST0712 for a program that contradicts itself, DIST0720 when devices wait for each
+        other forever, DIST0716 for a storage plan that is not there, DIST0721 for
+        times that are no numbers, DIST0722 for a transfer with one
+        end, DIST0723 for a step in stages that is not to be folded, DIST0724 for contention of a
+        program that is none, DIST0714 for a module that is not at level 5.
+    DependencyError
+        DIST0110 without the native library.
+    UsageError
+        DIST0152 for an unknown allocator.
+    """
+    if not isinstance(program, Program):
+        program = export(program)
+    if isinstance(system, str):
+        system = System.load(system)
+    if allocator not in ALLOCATORS:
+        raise UsageError(
+            "DIST0152",
+            f'there is no allocator "{allocator}"',
+            place="simulate",
+            remedy=nearest(allocator, ALLOCATORS),
+        )
+    laps = Laps()
+    profile = Profile.known(system.kernels if kernels is None else kernels)
+    program, blocking = grouped(program, profile), blocking or profile.blocking
+    laps.end("kernels")
+    if program.staged is not None:
+        if not fold_devices:
+            raise SimulationError(
+                "DIST0723",
+                "a step in stages is simulated with one device for all of its mesh",
+                place="program",
+                remedy="Write it out with ExpandSchedule, then export it.",
+            )
+        from tvm_distir.performance.simulation.pipeline.staged import simulate_stages
+
+        result = simulate_stages(program, program.staged, system, engine, blocking, contention)
+        return result if allocator == "framework" else with_plan(result, program)
+    if contention:
+        raise SimulationError(
+            "DIST0724",
+            "contention is found between units and messages, and the program is no step in stages",
+            place="program",
+            remedy="Leave it out, or give the step a schedule.",
+        )
+    costs = OpCosts(program, system)
+    graph = build_graph(program, costs, engine, fold_devices, blocking)
+    lowering = graph.lowering
+    laps.end("build")
+    start, end = schedule(graph.tasks, engine, TaskNames(program, graph))
+    laps.end("schedule")
+    finish = int(end.max(initial=0))
+    taken = {branch.place: branch.taken for branch in lowering.branches}
+    tables = FunctionTables(lowering)
+    framework = functools.cache(functools.partial(Framework, program))
+
+    @functools.cache
+    def memory(number: int) -> EntryMemory:
+        return entry_memory(program, program.entries[number], framework())
+
+    lanes: list[Lane] = []
+    works: list[Work] = []
+    counts: dict[int, list[int]] = {}
+    for part in graph.parts:
+        one = graph.entries[program.entries[part.entry].function]
+        own = slice(part.first, part.first + one.row.size)
+        timeline = Timeline(part.devices[0], one, lowering, graph.maps, start[own], end[own])
+        held = functools.partial(memory, part.entry)
+        lane, work = account(program, part, timeline, finish, tables, held, taken)
+        lanes.append(lane)
+        works.append(work)
+        counts[part.entry] = timeline.counts()
+    result = Result(
+        system=system.name,
+        time_s=seconds(finish),
+        memory_capacity_bytes=system.memory_capacity_bytes,
+        devices=Devices(lanes, works),
+        collectives=collectives(program, lowering.rows, counts),
+        unmodelled_ops=unmodelled(lowering.rows),
+        branches=tuple(lowering.branches),
+        lanes=tuple(lanes),
+        engine=engine,
+        timings_s=laps.times_s,
+        meshes=program.meshes,
+    )
+    laps.end("account")
+    return result if allocator == "framework" else with_plan(result, program)

@@ -1,0 +1,287 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which tasks of which devices start together: those of a collective, the ends of a transfer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.performance.program.parts import Mesh
+from tvm_distir.performance.program.program import Program
+from tvm_distir.support import SimulationError
+
+from .costs import SEND, OpCosts, OpRow
+from .entry_tasks import EntryTasks
+
+Ints = npt.NDArray[np.int64]
+TransferKey = tuple[int, int, int]
+"""Tag, sending mesh, receiving mesh."""
+
+
+@dataclass(frozen=True)
+class DeviceTasks:
+    """The tasks of one device of an entry: ``[first, first + number of tasks)``.
+
+    Attributes
+    ----------
+    entry : int
+        Number of the entry.
+    devices : tuple of int
+        The devices it stands for.
+    first : int
+    """
+
+    entry: int
+    devices: tuple[int, ...]
+    first: int
+
+
+@dataclass(frozen=True)
+class Meetings:
+    """The collectives on one mesh.
+
+    Attributes
+    ----------
+    mesh : Mesh
+    row : int64 array (collectives,)
+        Ops, in order.
+    parts : tuple of DeviceTasks
+        Whose devices take part.
+    tasks : int64 array (parts, collectives)
+        Their tasks.
+    """
+
+    mesh: Mesh
+    row: Ints
+    parts: tuple[DeviceTasks, ...]
+    tasks: Ints
+
+
+def check_taking_part(
+    program: Program, used: Mapping[str, set[int]], rows: Sequence[OpRow]
+) -> None:
+    """Refuse collectives on a mesh of which some devices have none.
+
+    Parameters
+    ----------
+    program : Program
+    used : mapping of str to set of int
+        Meshes of the collectives of each entry's function.
+    rows : sequence of OpRow
+    """
+    for number in sorted(set().union(*used.values())):
+        mesh = program.meshes[number]
+        there = [program.devices_of(e) for e in program.entries if number in used[e.function]]
+        if any(devices is mesh.device_ids for devices in there):
+            continue
+        missing = set(mesh.device_ids).difference(*there)
+        if missing:
+            row = next(r for r in rows if r.op.kind == "collective" and r.op.mesh == number)
+            raise _another_order(mesh, row, f"the devices {sorted(missing)} take no part")
+
+
+def meetings(
+    program: Program,
+    parts: Sequence[DeviceTasks],
+    entries: Mapping[str, EntryTasks],
+    rows: Sequence[OpRow],
+    tied: Collection[int],
+) -> Iterator[Meetings]:
+    """Collectives by mesh, of the meshes ``tied``.
+
+    Raises
+    ------
+    SimulationError
+        DIST0712 where entries that share a mesh have other collectives on it.
+    """
+    here = (row.op.mesh if row.op.kind == "collective" else -1 for row in rows)
+    mesh_of = np.array([*(mesh if mesh in tied else -1 for mesh in here), -1], np.int64)
+    found: dict[int, list[tuple[DeviceTasks, Ints, Ints]]] = {}
+    for part in parts:
+        own = entries[program.entries[part.entry].function].row
+        if not own.size:
+            continue
+        where = mesh_of[own]
+        for number in np.unique(where[where >= 0]).tolist():
+            tasks = np.flatnonzero(where == number)
+            found.setdefault(number, []).append((part, own[tasks], part.first + tasks))
+    for number, members in sorted(found.items()):
+        mesh = program.meshes[number]
+        _, first, _ = members[0]
+        for part, other, _ in members[1:]:
+            _check_same(mesh, part, [rows[i] for i in first], [rows[i] for i in other])
+        yield Meetings(
+            mesh, first, tuple(m[0] for m in members), np.stack([tasks for _, _, tasks in members])
+        )
+
+
+def _check_same(
+    mesh: Mesh, part: DeviceTasks, first: Sequence[OpRow], other: Sequence[OpRow]
+) -> None:
+    """Refuse another number, order or kind of collectives."""
+    for one, two in itertools.zip_longest(first, other):
+        if one is two:
+            continue
+        if one is None or two is None or _collective_key(one) != _collective_key(two):
+            raise _another_order(
+                mesh, one or two, f"device {part.devices[0]} has another one in its place"
+            )
+
+
+def _collective_key(row: OpRow) -> tuple[str, tuple[int, ...], int]:
+    return row.op.collective, row.op.mesh_axes, row.op.payload_bytes
+
+
+def _another_order(mesh: Mesh, row: OpRow, what: str) -> SimulationError:
+    return SimulationError(
+        "DIST0712",
+        f"a {row.op.collective} on the mesh {mesh.name}: {what}",
+        place=f"{row.function}/{row.op.name}",
+        remedy="Give all devices of a mesh its collectives in one order.",
+    )
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """The tasks of one transfer key: per part those that send, or receive, in order."""
+
+    place: str
+    sends: dict[DeviceTasks, list[int]]
+    receives: dict[DeviceTasks, list[int]]
+
+    def counts(self) -> tuple[int, int]:
+        """Sends and receives of one device."""
+        sent, received = (len(next(iter(x.values()), [])) for x in (self.sends, self.receives))
+        return sent, received
+
+    def times(self) -> Iterator[tuple[dict[DeviceTasks, int], dict[DeviceTasks, int]]]:
+        """Tasks of the first, second, ... transfer."""
+        for number in range(self.counts()[0]):
+            yield (
+                {part: tasks[number] for part, tasks in self.sends.items()},
+                {part: tasks[number] for part, tasks in self.receives.items()},
+            )
+
+
+class Groups:
+    """Numbers the groups of tasks that start together.
+
+    Attributes
+    ----------
+    of_task : int64 array (tasks,)
+        Group of each task, -1 for none.
+    waits : list of (task, task)
+        Tasks that wait for another of the same device.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.of_task = np.full(size, -1, np.int64)
+        self.waits: list[tuple[int, int]] = []
+        self.count = 0
+
+    def add(self, members: Sequence[int] | Ints) -> None:
+        """Let tasks start together."""
+        self.of_task[members] = self.count
+        self.count += 1
+
+    def transfers(
+        self,
+        program: Program,
+        parts: Sequence[DeviceTasks],
+        entries: Mapping[str, EntryTasks],
+        rows: Sequence[OpRow],
+    ) -> None:
+        """Tie the k-th send of a tag and pair of meshes to the k-th receive of the same.
+
+        A device that sends nothing to others need not wait for those that receive, nor does one
+        that receives nothing from others; what it has itself is there with its own send.
+        """
+        moves = np.array([row.op.kind == "transfer" and row.wire_bytes > 0 for row in rows], bool)
+        for key, ends in _transfer_ends(program, parts, entries, rows).items():
+            sent, received = ends.counts()
+            if sent != received:
+                tag, src, dst = key
+                raise SimulationError(
+                    "DIST0722",
+                    f"{sent} sends and {received} receives with the tag {tag} from "
+                    f"{program.meshes[src].name} to {program.meshes[dst].name}",
+                    place=ends.place,
+                    remedy="Give every send one receive with its tag.",
+                )
+
+            def goes(part: DeviceTasks, task: int) -> bool:
+                own = entries[program.entries[part.entry].function]
+                return bool(moves[own.row[task - part.first]])
+
+            for sends, receives in ends.times():
+                remote = [p for p, task in receives.items() if p not in sends or goes(p, task)]
+                busy = [p for p, task in sends.items() if goes(p, task)] or list(sends)
+                if remote:
+                    self.add([*(sends[p] for p in busy), *(receives[p] for p in remote)])
+                tied = busy if remote else ()
+                self.waits += [
+                    (task, sends[part])
+                    for part, task in receives.items()
+                    if part in sends and not (part in tied and part in remote)
+                ]
+
+    def collectives(
+        self, shared: Meetings, rows: Sequence[OpRow], costs: OpCosts, durations: Ints
+    ) -> None:
+        """Tie the members of every group of every collective, each with its own duration."""
+        part_of = {part.devices[0]: i for i, part in enumerate(shared.parts)}
+        for number, tasks in zip(shared.row.tolist(), shared.tasks.T, strict=True):
+            row = rows[number]
+            times = costs.group_durations_ps(row.op, f"{row.function}/{row.op.name}")
+            groups = shared.mesh.groups(row.op.mesh_axes)
+            for group, time_ps in zip(groups, times, strict=True):
+                members = tasks[[part_of[device] for device in group]]
+                durations[members] = time_ps
+                self.add(members)
+
+    def shared(self, shared: Meetings, rows: Sequence[OpRow]) -> None:
+        """Tie the tasks of every collective over the entries whose devices form groups."""
+        together: dict[tuple[int, ...], list[list[int]]] = {}
+        for number, tasks in zip(shared.row.tolist(), shared.tasks.T, strict=True):
+            axes = rows[number].op.mesh_axes
+            if axes not in together:
+                together[axes] = _joined_parts(shared, axes)
+            for members in together[axes]:
+                self.add(tasks[members])
+
+
+def _joined_parts(shared: Meetings, axes: tuple[int, ...]) -> list[list[int]]:
+    """Sets of parts of which some group has devices, more than one each."""
+    part_of = {device: i for i, part in enumerate(shared.parts) for device in part.devices}
+    found: list[set[int]] = []
+    for group in shared.mesh.groups(axes):
+        parts = {part_of[device] for device in group}
+        apart = [one for one in found if not one & parts]
+        found = [*apart, parts.union(*(one for one in found if one & parts))]
+    return [sorted(one) for one in found if len(one) > 1]
+
+
+def _transfer_ends(
+    program: Program,
+    parts: Sequence[DeviceTasks],
+    entries: Mapping[str, EntryTasks],
+    rows: Sequence[OpRow],
+) -> dict[TransferKey, _Ends]:
+    found: dict[TransferKey, _Ends] = {}
+    is_transfer = np.array([*(row.op.kind == "transfer" for row in rows), False], bool)
+    for part in parts:
+        own = entries[program.entries[part.entry].function].row
+        for task in np.flatnonzero(is_transfer[own]).tolist():
+            row = rows[own[task]]
+            op, sends = row.op, row.stream == SEND
+            src, dst = (op.mesh, op.peer_mesh) if sends else (op.peer_mesh, op.mesh)
+            place = f"{row.function}/{op.name}"
+            ends = found.setdefault((op.tag, src, dst), _Ends(place, {}, {}))
+            side = ends.sends if sends else ends.receives
+            side.setdefault(part, []).append(part.first + task)
+    return found

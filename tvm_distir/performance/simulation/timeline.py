@@ -1,0 +1,282 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduled tasks of one device: starts and events, made when they are asked for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvm_distir.core import PICOSECONDS
+from tvm_distir.performance.engine.functions import NEVER, STREAM_PORTS, Ints, Maps
+from tvm_distir.performance.traces.records import Kind, Sheet, Task, Wires
+
+from .costs import COMPUTE, SEND, STREAMS, OpRow
+from .dependencies import Dependencies
+from .device_results import Event, FunctionTime, OpTime
+from .entry_tasks import EntryTasks
+from .function_table import FunctionTables, Spent, Table, add_call, add_op, listed
+from .lowering import Lowering
+
+
+def seconds(time_ps: int) -> float:
+    """Picoseconds as seconds."""
+    return time_ps / PICOSECONDS
+
+
+def all_seconds(times_ps: Ints) -> list[float]:
+    """Picoseconds as seconds, each as :func:`seconds` gives it."""
+    if times_ps.max(initial=0) < 1 << 53:  # else their conversion rounds, and then the division
+        return list((times_ps / PICOSECONDS).tolist())
+    return [seconds(time_ps) for time_ps in times_ps.tolist()]
+
+
+def short_name(op: str) -> str:
+    """Name of an op without its namespace."""
+    return op.removeprefix("relax.").removeprefix("dist.")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The tasks of one device with their times.
+
+    Attributes
+    ----------
+    device : int
+    entry : EntryTasks
+    lowering : Lowering
+    maps : Maps
+    task_start, task_end : int64 arrays
+        Of the entry's tasks, in picoseconds.
+    """
+
+    device: int
+    entry: EntryTasks
+    lowering: Lowering
+    maps: Maps
+    task_start: Ints
+    task_end: Ints
+
+    def __len__(self) -> int:
+        return int(self._sizes.sum())
+
+    @functools.cached_property
+    def _sizes(self) -> Ints:
+        """Number of ops of each piece."""
+        known = self.lowering.functions
+        sizes = [1 if one.function < 0 else known[one.function].tasks for one in self.entry.pieces]
+        return np.array(sizes, np.int64)
+
+    @functools.cached_property
+    def single(self) -> tuple[Ints, Ints, Ints]:
+        """Starts, ends and rows of the pieces that are ops."""
+        found = [k for k, one in enumerate(self.entry.pieces) if one.function < 0]
+        tasks = np.array(self.entry.task, np.int64)[found]
+        return self.task_start[tasks], self.task_end[tasks], self.entry.row[tasks]
+
+    @functools.cached_property
+    def calls(self) -> list[tuple[int, Ints]]:
+        """Per call of a closed function its number among them, and the times of its ports."""
+        end, found = self.task_end, []
+        for piece, ports in zip(self.entry.pieces, self.entry.ports, strict=True):
+            if piece.function < 0:
+                continue
+            times = [
+                int(end[list(waits)].max()) if waits else 0 if k < STREAM_PORTS else NEVER
+                for k, waits in enumerate(ports)
+            ]
+            number = self.lowering.functions[piece.function].number
+            found.append((number, np.array(times, np.int64)))
+        return found
+
+    def busy(self) -> tuple[int, int, int]:
+        """Time in which the device computes, communicates, and does both."""
+        start, end, row = self.single
+        compute = np.array([one.stream == COMPUTE for one in self.lowering.rows], bool)[row]
+        pairs = np.stack((start, end), axis=1)
+        functions = np.array([number for number, _ in self.calls], np.int64)
+        times = np.concatenate([np.zeros(0, np.int64), *(times for _, times in self.calls)])
+        return self.maps.busy(functions, times, pairs[compute].ravel(), pairs[~compute].ravel())
+
+    @functools.cached_property
+    def start(self) -> Ints:
+        """Starts of all ops, in order of issue."""
+        single, _, _ = self.single
+        return self._in_order(
+            single, [self.maps.expand(number, times[None])[0] for number, times in self.calls]
+        )
+
+    @functools.cached_property
+    def end(self) -> Ints:
+        """Ends of all ops, in order of issue."""
+        start, end, _ = self.single
+        called = [
+            self.lowering.durations(one.function) for one in self.entry.pieces if one.function >= 0
+        ]
+        return self.start + self._in_order(end - start, called)
+
+    def _in_order(self, single: Ints, called: Sequence[Ints]) -> Ints:
+        """Join what is known of ops and of calls."""
+        found = np.empty(len(self), np.int64)
+        first = np.cumsum(self._sizes) - self._sizes
+        is_op = np.array([one.function < 0 for one in self.entry.pieces], bool)
+        found[first[is_op]] = single
+        for place, values in zip(first[~is_op].tolist(), called, strict=True):
+            found[place : place + values.size] = values
+        return found
+
+    def __iter__(self) -> Iterator[Event]:
+        columns = (self.start.tolist(), self.end.tolist())
+        for (row, scope), start, end in zip(self._ops(), *columns, strict=True):
+            yield Event(
+                self.device, STREAMS[row.stream], short_name(row.op.op), seconds(start),
+                seconds(end - start), event_args(row, scope),
+            )  # fmt: skip
+
+    def sheets(self) -> Iterator[Sheet]:
+        """The ops but for transfers."""
+        ops, whole = list(self._ops()), np.zeros(1, np.int64)
+        own = [k for k, (row, _) in enumerate(ops) if row.op.kind != "transfer"]
+        kinds = op_kinds(ops[k] for k in own)
+        span = np.array([[0, self.end.max(initial=0)]], np.int64)
+        yield Sheet(kinds, self.start[None, own], self.end[None, own], whole, "", "", whole, span)
+
+    def wires(self) -> Iterator[Wires]:
+        """The transfers by peer, in the order of time."""
+        found: dict[str, list[tuple[int, int, OpRow, str, Hashable]]] = {}
+        often: dict[Hashable, int] = {}
+        times = zip(self.start.tolist(), self.end.tolist(), strict=True)
+        for (row, scope), (start, end) in zip(self._ops(), times, strict=True):
+            if row.op.kind != "transfer":
+                continue
+            sends = row.stream == SEND
+            ends = (row.op.mesh, row.op.peer_mesh)
+            key = (row.op.tag, *(ends if sends else ends[::-1]))
+            often[key] = often.get(key, -1) + 1
+            stream = "send" if sends else f"recv from mesh {row.op.peer_mesh}"
+            found.setdefault(stream, []).append((start, end, row, scope, (key, often[key])))
+        for stream, some in found.items():
+            some.sort(key=lambda one: one[0])
+            start, end, rows, scopes, flows = zip(*some, strict=True)
+            kinds = op_kinds(zip(rows, scopes, strict=True))
+            names = [row.op.name for row in rows]
+            yield Wires(stream, kinds, names, np.array(start), np.array(end), flows)
+
+    def tasks(self) -> list[Task]:
+        """The ops and what they wait for."""
+        found = Dependencies(self.lowering)
+        found.entry(self.entry)
+        return found.tasks
+
+    def _ops(self) -> Iterator[tuple[OpRow, str]]:
+        """All ops and the calls around them, ``main/layer_3``: names of bindings."""
+        scopes: list[str] = []
+        for frame in self.entry.frames:
+            scopes.append(
+                frame.name if frame.parent < 0 else f"{scopes[frame.parent]}/{frame.name}"
+            )
+        for piece in self.entry.pieces:
+            scope = scopes[piece.frame] if piece.frame >= 0 else ""
+            if piece.function < 0:
+                yield self.lowering.rows[piece.row], scope
+            else:
+                inner = f"{scope}/{piece.name}" if scope else piece.name
+                yield from self.lowering.scoped(piece.function, inner)
+
+    def counts(self) -> list[int]:
+        """How often each row is run."""
+        found = np.bincount(self.single[2], minlength=len(self.lowering.rows))
+        for piece in self.entry.pieces:
+            if piece.function >= 0:
+                found = found + self.lowering.counts(piece.function)
+        return list(found.tolist())
+
+    def function_times(self, tables: FunctionTables) -> tuple[FunctionTime, ...]:
+        """Functions in order of their first call, callees included."""
+        table: Table = {}
+        around: list[list[str]] = []
+        start, end, _ = self.single
+        spent_ps = iter((end - start).tolist())
+        for piece in self.entry.pieces:
+            while len(around) <= piece.frame:
+                around.append(self._enter(table, around))
+            names = around[piece.frame] if piece.frame >= 0 else []
+            if piece.function >= 0:
+                add_call(table, names, tables.of(piece.function))
+            else:
+                row = self.lowering.rows[piece.row]
+                add_op(table, names, row.stream, next(spent_ps), row.op.flops)
+        while len(around) < len(self.entry.frames):
+            around.append(self._enter(table, around))
+        return listed(table)
+
+    def _enter(self, table: Table, around: Sequence[list[str]]) -> list[str]:
+        """Count the call that is the next frame; returns the functions around what it holds."""
+        frame = self.entry.frames[len(around)]
+        outer = around[frame.parent] if frame.parent >= 0 else []
+        name = self.lowering.functions[frame.function].name
+        table[name] = table.get(name, Spent(len(outer), 0)).plus(Spent(0, 1))
+        return [*outer, name]
+
+
+def op_times(rows: Sequence[OpRow], counts: Sequence[int]) -> tuple[OpTime, ...]:
+    """Compute ops by name, the longest first, from how often each row is run."""
+    sums: dict[str, list[int]] = {}
+    bounds: dict[str, dict[str, int]] = {}
+    for row, count in zip(rows, counts, strict=True):
+        if row.stream != COMPUTE or row.op.kind == "wait" or not count:
+            continue
+        name, op, spent = short_name(row.op.op), row.op, count * row.duration_ps
+        entry = sums.setdefault(name, [0, 0, 0, 0])
+        for i, value in enumerate((1, 0, op.flops, op.bytes_read + op.bytes_written)):
+            entry[i] += value * count
+        entry[1] += spent
+        by_bound = bounds.setdefault(name, {})
+        by_bound[row.bound_by] = by_bound.get(row.bound_by, 0) + spent
+    ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
+    return tuple(
+        OpTime(
+            name, count, seconds(spent), flops, moved,
+            max(bounds[name], key=lambda bound: (bounds[name][bound], bound)),
+        )
+        for name, (count, spent, flops, moved) in ordered
+    )  # fmt: skip
+
+
+def op_kinds(ops: Iterable[tuple[OpRow, str]]) -> list[Kind]:
+    """What traces say of ops and the calls around them."""
+    return [
+        Kind(short_name(row.op.op), STREAMS[row.stream], event_args(row, scope))
+        for row, scope in ops
+    ]
+
+
+def total_flops(rows: Sequence[OpRow], counts: Sequence[int]) -> int:
+    """Arithmetic operations of rows that are run so often."""
+    return sum(count * row.op.flops for row, count in zip(rows, counts, strict=True))
+
+
+def event_args(row: OpRow, scope: str) -> dict[str, Any]:
+    """What events and traces say of an op: see :class:`.lanes.Event`."""
+    op = row.op
+    args: dict[str, Any] = {
+        "op": op.op,
+        "binding": op.name,
+        "scope": scope,
+        "bound_by": row.bound_by,
+    }
+    if op.kind == "wait":
+        return args
+    if op.kind == "compute":
+        args |= {"flops": op.flops, "bytes": op.bytes_read + op.bytes_written}
+        if not op.modelled:
+            args["unmodelled"] = op.reason
+        return args
+    args |= {"payload_bytes": op.payload_bytes, "wire_bytes": row.wire_bytes}
+    if op.kind == "collective":
+        args["group_size"] = op.group_size
+    return args

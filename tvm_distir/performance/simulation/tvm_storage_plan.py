@@ -1,0 +1,39 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A result with the memory of TVM's storage plan."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+from tvm_distir.performance.memory.account import MemoryAccount
+from tvm_distir.performance.memory.planned import place_number, planned_account
+from tvm_distir.performance.program.program import Program
+
+from .device_results import Held, Lane
+from .result import Result
+
+
+def with_plan(result: Result, program: Program) -> Result:
+    """Say of the devices of a result what TVM takes on them.
+
+    Raises
+    ------
+    SimulationError
+        DIST0716 for a program without its storage plan.
+    """
+    known: dict[int, MemoryAccount] = {}
+    lanes = []
+    for lane in result.lanes:
+        number = place_number(program, lane.devices[0])
+        if number not in known:
+            known[number] = planned_account(program, number)
+        lanes.append(replace(lane, held=functools.partial(_held, lane, known[number])))
+    return replace(result, lanes=tuple(lanes), devices=result.devices.on(lanes))
+
+
+def _held(lane: Lane, account: MemoryAccount) -> Held:
+    """What a lane holds, instead of what a framework would."""
+    curve = ((0.0, account.peak_bytes),)
+    return lane.held()._replace(account=account, curve=curve)

@@ -1,0 +1,41 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Files of traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from tvm_distir.support import UsageError, write_whole
+
+
+def write_file(path: str | Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Write a trace into a new file and move it to its place.
+
+    Parameters
+    ----------
+    path : str or Path
+    content : bytes or callable
+        What writes it into the open file.
+
+    Raises
+    ------
+    UsageError
+        DIST0153 when the file cannot be written.
+    """
+    try:
+        write_whole(path, content)
+    except OSError as err:
+        raise UsageError(
+            "DIST0153",
+            f"the trace cannot be written: {err.strerror or err}",
+            place=str(path),
+            remedy="Name a file in a folder that exists and that you may write to.",
+        ) from err
+
+
+def trace_form(path: str | Path) -> str:
+    """Form of a trace by the ending of its path: ``pftrace`` or ``json``."""
+    return "pftrace" if Path(path).suffix in (".pftrace", ".perfetto-trace") else "json"

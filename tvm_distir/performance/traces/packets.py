@@ -1,0 +1,146 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Packets of Perfetto's traces as bytes; slices and counters many at once, in tables of bytes.
+
+A table has one packet pattern with fields of equal length (:func:`.protobuf.padded`), repeated,
+into which tracks, numbers and times are written column by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tvm_distir.performance.engine.functions import Ints
+
+from .protobuf import Bytes, block, integer, put_padded, tag, varint
+
+NS = 1000
+"""Picoseconds of a nanosecond."""
+
+SIZE_BYTES = 3
+"""``CounterDescriptor.Unit`` of memory."""
+
+_SEQUENCE = integer(10, 1)  # TracePacket.trusted_packet_sequence_id
+_BEGIN, _END, _COUNTER = 1, 2, 4  # TrackEvent.Type
+_CLEARED, _NEEDS = 1, 2  # TracePacket.SequenceFlags
+_NOTE = 1  # of the name "op" of annotations
+_PAD = b"\x80" * 7 + b"\x00"  # a varint of eight bytes, and one of four
+_SHORT = b"\x80" * 3 + b"\x00"
+
+
+def _packet(content: bytes) -> bytes:
+    return block(1, content)  # Trace.packet
+
+
+def start_packet() -> bytes:
+    """The first packet, which says that numbers begin anew."""
+    name = block(3, integer(1, _NOTE) + block(2, "op"))  # InternedData.debug_annotation_names
+    return _packet(_SEQUENCE + integer(13, _CLEARED) + block(12, name))
+
+
+def interned(names: Sequence[tuple[int, str]], notes: Sequence[tuple[int, str]]) -> bytes:
+    """What new numbers of names and of notes stand for."""
+    content = b"".join(
+        block(field, integer(1, number) + block(2, text))
+        for field, table in ((2, names), (29, notes))  # event_names, debug_annotation_string_values
+        for number, text in table
+    )
+    flags = integer(13, _NEEDS)
+    return _packet(_SEQUENCE + flags + block(12, content)) if content else b""
+
+
+def descriptor(
+    uuid: int, name: str, *, pid: int | None = None, parent: int = 0, rank: int = 0, unit: int = 0
+) -> bytes:
+    """A track: of a process, of a stream of one, or of a counter with a unit."""
+    content = integer(1, uuid)
+    if pid is not None:  # ordered as its tracks say
+        content += block(3, integer(1, pid) + block(6, name)) + integer(11, 3)
+    else:
+        content += block(2, name) + integer(5, parent) + integer(12, rank)
+    if unit:
+        content += block(8, integer(3, unit))
+    return _packet(_SEQUENCE + block(60, content))
+
+
+class _Pattern:
+    """Bytes of a packet of an event, and where the fields stand that differ.
+
+    Parameters
+    ----------
+    flags : bytes
+        Of the packet.
+    fields : sequence of (name, bytes, int)
+        Of the event; each ends with so many bytes that differ, none without a name.
+    """
+
+    def __init__(self, flags: bytes, fields: list[tuple[str, bytes, int]]) -> None:
+        body = b"".join(piece for _, piece, _ in fields)
+        inner = tag(8, 0) + _PAD + _SEQUENCE + flags + tag(11, 2) + varint(len(body))
+        front = tag(1, 2) + varint(len(inner) + len(body))
+        self.bytes = front + inner + body
+        self.places = {"time": len(front) + 1}
+        at = len(front) + len(inner)
+        for name, piece, size in fields:
+            at += len(piece)
+            self.places[name] = at - size
+
+
+_TRACK = ("track", tag(11, 0) + _SHORT, 4)
+
+
+def _slice(flow: int) -> tuple[_Pattern, _Pattern]:
+    """Begin and end of a slice; ``flow``: number of the field of its arrow, 0 without one."""
+    note = block(4, integer(1, _NOTE) + tag(17, 0) + _SHORT)
+    begin = [
+        ("", integer(9, _BEGIN), 0),
+        _TRACK,
+        ("name", tag(10, 0) + _SHORT, 4),
+        ("note", note, 4),
+    ]
+    arrow = [("flow", tag(flow, 1) + bytes(8), 8)] if flow else []
+    end = [("", integer(9, _END), 0), _TRACK]
+    return _Pattern(integer(13, _NEEDS), begin + arrow), _Pattern(b"", end)
+
+
+def pairs(
+    track: Ints, name: Ints, note: Ints, start_ns: Ints, end_ns: Ints,
+    flow: Ints | None = None, receives: bool = False,
+) -> Bytes:  # fmt: skip
+    """Slices, (runs, slices, bytes), each as its begin and its end.
+
+    Parameters
+    ----------
+    track, name, note : int64 arrays (slices,)
+    start_ns, end_ns : int64 arrays (runs, slices)
+    flow : int64 array (slices,), optional
+        Numbers of arrows, which begin here, or end here with ``receives``.
+    """
+    begin, end = _slice(0 if flow is None else 48 if receives else 47)
+    whole = np.frombuffer(begin.bytes + end.bytes, np.uint8)
+    one = np.tile(whole, (1, track.size, 1))
+    at = len(begin.bytes)
+    put_padded(one, begin.places["track"], track[None], 4)
+    put_padded(one, at + end.places["track"], track[None], 4)
+    put_padded(one, begin.places["name"], name[None], 4)
+    put_padded(one, begin.places["note"], note[None], 4)
+    if flow is not None:
+        place = begin.places["flow"]
+        one[0, :, place : place + 8] = flow.astype("<u8")[:, None].view(np.uint8)
+    rows = np.tile(one, (len(start_ns), 1, 1))
+    put_padded(rows, begin.places["time"], start_ns)
+    put_padded(rows, at + end.places["time"], end_ns)
+    return rows
+
+
+def counters(track: int, when_ns: Ints, values: Ints) -> Bytes:
+    """Values of a counter over time, (values, bytes)."""
+    value = ("value", tag(30, 0) + _PAD, 8)
+    pattern = _Pattern(b"", [("", integer(9, _COUNTER), 0), _TRACK, value])
+    rows = np.tile(np.frombuffer(pattern.bytes, np.uint8), (values.size, 1))
+    put_padded(rows, pattern.places["track"], np.full(values.size, track), 4)
+    put_padded(rows, pattern.places["time"], when_ns)
+    put_padded(rows, pattern.places["value"], values)
+    return rows

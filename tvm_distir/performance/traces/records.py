@@ -1,0 +1,135 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a device did, as arrays: what every form of trace is written from. Times in picoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tvm_distir.performance.engine.functions import Ints
+
+
+class Kind(NamedTuple):
+    """What all executions of an op have in common: name, stream, and what is known of it."""
+
+    name: str
+    stream: str
+    args: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Ops that are issued one after the other, as often as they are run.
+
+    Attributes
+    ----------
+    kinds : sequence of Kind (ops,)
+        Of streams that run one op after the other: compute and collectives.
+    start, end : int64 arrays (runs, ops)
+    order : int64 array (runs,)
+        Places among all runs of the device.
+    unit : str
+        What a run is called; empty where it is the whole step.
+    place : str
+        Where the unit belongs.
+    micros : int64 array (runs,)
+        Micro-batch of each run; -1 of none.
+    span : int64 array (runs, 2)
+        Start and end of the unit.
+    """
+
+    kinds: Sequence[Kind]
+    start: Ints
+    end: Ints
+    order: Ints
+    unit: str
+    place: str
+    micros: Ints
+    span: Ints
+
+
+@dataclass(frozen=True)
+class Wires:
+    """Messages of one end, in time one after the other.
+
+    Attributes
+    ----------
+    stream : str
+        ``send``, or ``recv`` with the peer that they come from.
+    kinds : sequence of Kind (messages,)
+    names : sequence of str (messages,)
+    start, end : int64 arrays (messages,)
+    flows : sequence of hashable (messages,)
+        What the two ends of a message have in common.
+    """
+
+    stream: str
+    kinds: Sequence[Kind]
+    names: Sequence[str]
+    start: Ints
+    end: Ints
+    flows: Sequence[Hashable]
+
+
+class Task(NamedTuple):
+    """Something that devices do.
+
+    Attributes
+    ----------
+    name, kind : str
+        ``compute``, ``send``, ``recv``, ``store``, ``fetch``, or the word of a collective.
+    data, after : tuple of int
+        Tasks that it needs, and tasks before it on its stream, by their places.
+    duration_ps, flops, bytes : int
+        ``bytes``: of the operand of a collective, moved by a kernel, or on the wire.
+    mesh : int
+    axes : tuple of int
+        Of a collective.
+    peer, tag : int
+        Of a message: the mesh at the other end, and what joins the ends.
+    """
+
+    name: str
+    kind: str
+    data: tuple[int, ...]
+    after: tuple[int, ...]
+    duration_ps: int
+    flops: int = 0
+    bytes: int = 0
+    mesh: int = 0
+    axes: tuple[int, ...] = ()
+    peer: int = 0
+    tag: int = 0
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Devices that did the same at the same times.
+
+    Attributes
+    ----------
+    mesh : str
+    devices : tuple of int
+    sheets : callable giving an iterator of Sheet
+    wires : callable giving an iterator of Wires
+    tasks : callable giving a list of Task
+        What they do without times.
+    memory : callable giving a sequence of (time_s, bytes)
+        Live memory from each time on.
+    """
+
+    mesh: str
+    devices: tuple[int, ...]
+    sheets: Callable[[], Iterator[Sheet]]
+    wires: Callable[[], Iterator[Wires]]
+    tasks: Callable[[], Sequence[Task]]
+    memory: Callable[[], Sequence[tuple[float, int]]]
+
+    @property
+    def title(self) -> str:
+        """What to call the devices."""
+        count = len(self.devices) - 1
+        others = f" and {count} alike" if count else ""
+        return f"{self.mesh}: device {self.devices[0]}{others}"

@@ -1,0 +1,240 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``calibrate``: a system's constants from measured steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import LINKS, MEANINGS, System
+from tvm_distir.support import SimulationError
+
+from .least_squares import Fit, fit
+from .row_files import read_rows
+from .rows import AnyRow, ProductRow
+from .step_times import with_constants
+from .steps import Model
+
+Floats = npt.NDArray[np.float64]
+
+FIXED = ("attention_efficiency", "hop_us", "step_overhead_us")
+"""Constants that steps of Megatron's GPT say nothing of, or cannot tell from others."""
+UNDETERMINED = 0.7
+"""Share of the prior's spread that is left of a constant which rows do not determine."""
+_CLOSE = 1e-3
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A system fitted to rows.
+
+    Attributes
+    ----------
+    system : System
+        What no row depends on is as it was, and ``burst_us`` is named only where rows determine it.
+    values : dict of str to float
+        The constants that were fitted.
+    errors_percent : dict of str to float
+        Mean absolute error: ``in sample``, ``out of fold``, and out of fold by group
+        (``tp 4``, ``pp 1``, ``nodes 8``).
+    at_bound, undetermined : tuple of str
+        Constants at the end of what is plausible, and those of which the rows say little.
+    refused : int
+        Rows that say less time than arithmetic at the peak takes, or traffic of a product at the
+        bandwidth: they are left out.
+    """
+
+    system: System
+    values: dict[str, float]
+    errors_percent: dict[str, float]
+    at_bound: tuple[str, ...]
+    undetermined: tuple[str, ...]
+    refused: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give all but the system."""
+        return {key: value for key, value in self.__dict__.items() if key != "system"}
+
+    def to_text(self) -> str:
+        """Give errors and constants as lines of text."""
+        lines = [f"{name:<14} {error:6.2f} %" for name, error in self.errors_percent.items()]
+        if self.refused:
+            lines.append(f"{'refused':<14} {self.refused:6} rows, faster than the device can be")
+        for name, value in self.values.items():
+            notes = [w for w, own in (("at its bound", self.at_bound),
+                     ("not determined by the rows", self.undetermined)) if name in own]  # fmt: skip
+            said = f"  ({', '.join(notes)})" if notes else ""
+            lines.append(f"{name:<26} {value:10.4g} {_unit(name)}{said}")
+        return "\n".join(lines) + "\n"
+
+
+def _unit(name: str) -> str:
+    return (MEANINGS.get(name) or LINKS[name]).unit
+
+
+def calibrate(
+    system: System | str | Path,
+    rows: Sequence[AnyRow] | str | Path,
+    *,
+    fit_also: Sequence[str] = (),
+    tolerance: float = 0.01,
+    folds: int = 5,
+    seed: int = 0,
+    source: str = "calibrated",
+) -> Calibration:
+    """Fit the constants of a system to measured steps of models, or to matrix products.
+
+    Each step is exported through the whole pipeline once and kept on disk. Its time is the sum of
+    what lies on its longest way, which is found again with the constants found.
+
+    Parameters
+    ----------
+    system : System, or str or Path
+        With constants, which are the centers of the priors.
+    rows : sequence of Row, StepRow or ProductRow, or str or Path
+        What was measured, or its CSV file.
+    fit_also : sequence of str
+        Numbers of links to fit, of :data:`tvm_distir.core.cost_model.constants.LINKS`, and constants that are left
+        alone otherwise (:data:`FIXED`).
+    tolerance : float
+        Relative error up to which errors count by their square; larger ones by themselves.
+    folds : int
+        Of the cross-validation; 0: none.
+    seed : int
+        Of the folds.
+    source : str
+        What is written as the source of the constants.
+
+    Returns
+    -------
+    Calibration
+
+    Raises
+    ------
+    SimulationError
+        DIST0730 for rows that cannot be read, or of which there are none, or none that the device
+        can reach, for a system without constants, and for a name in ``fit_also`` that is none.
+    """
+    known = system if isinstance(system, System) else System.load(system)
+    given = list(rows) if not isinstance(rows, str | Path) else read_rows(rows)
+    if not given or not known.constants:
+        what = "there are no rows" if not given else f"the system {known.name} has no constants"
+        raise SimulationError(
+            "DIST0730", what, place="calibrate", remedy='Give rows, and a system with "constants".'
+        )
+    unknown = [name for name in fit_also if name not in LINKS and name not in MEANINGS]
+    if unknown:
+        raise SimulationError(
+            "DIST0730", f"{unknown[0]!r} cannot be fitted", place="calibrate",
+            remedy=f"Known: {', '.join([*FIXED, *LINKS])}.",
+        )  # fmt: skip
+    work = _Work(known, given, tolerance, fit_also)
+    for _ in range(2):
+        found = work.fit(range(len(work.rows)))
+        times = work.model.walk(work.values(found.point))
+    errors = {"in sample": _percent(times, work.measured)}
+    if folds:
+        errors.update(_validated(work, found, folds, seed))
+    spread = np.sqrt(np.diag(np.linalg.inv(work.hessian(found)))) / work.spread
+    low, high = work.bounds
+    ends = (found.point < low + _CLOSE) | (found.point > high - _CLOSE)
+    values = work.values(found.point)
+    vague = tuple(n for n, left in zip(work.names, spread, strict=True) if left > UNDETERMINED)
+    seen = [n for n, own in zip(work.names, found.jacobian.T, strict=True) if own.any()]
+    if "burst_us" in vague and "burst_us" not in known.constants:
+        seen.remove("burst_us")
+    return Calibration(
+        with_constants(known, {name: values[name] for name in seen}, source),
+        values,
+        errors,
+        tuple(n for n, there in zip(work.names, ends, strict=True) if there),
+        vague,
+        len(given) - len(work.rows),
+    )
+
+
+class _Work:
+    """Rows, their programs and what is fitted."""
+
+    def __init__(
+        self, system: System, rows: Sequence[AnyRow], tolerance: float, also: Sequence[str] = ()
+    ) -> None:
+        self.model = Model(rows, system)
+        possible = self.model.possible()
+        if not possible:
+            raise SimulationError(
+                "DIST0730", f"all {len(rows)} rows are faster than the device can be",
+                place="calibrate",
+                remedy="Check the units of the times, and the peaks of the system.",
+            )  # fmt: skip
+        self.model.keep(possible)
+        self.rows, self.tolerance = [rows[number] for number in possible], tolerance
+        self.system = system
+        self.measured = np.array([row.time_s for row in self.rows])
+        products = any(isinstance(row, ProductRow) for row in rows)
+        self.names = [name for name in system.constants if name not in FIXED or name in also]
+        if products and "burst_us" not in self.names:
+            self.names.append("burst_us")
+        self.names += [name for name in also if name not in self.names]
+        means = [MEANINGS.get(name) or LINKS[name] for name in self.names]
+        center = [self._now(n) or m.begin for n, m in zip(self.names, means, strict=True)]
+        self.center = np.log(np.clip(center, [m.least for m in means], [m.most for m in means]))
+        self.spread = np.array([one.spread for one in means])
+        self.bounds = np.log([one.least for one in means]), np.log([one.most for one in means])
+
+    def _now(self, name: str) -> float:
+        """What a number is before the fit."""
+        if name in LINKS:
+            return float(getattr(self.system.intra_node, name.removeprefix("intra_node.")))
+        return self.system.constant(name)
+
+    def values(self, point: Floats) -> dict[str, float]:
+        """Constants by name."""
+        return dict(zip(self.names, np.exp(point).tolist(), strict=True))
+
+    def fit(self, rows: Sequence[int], begin: Floats | None = None) -> Fit:
+        """Fit to some of the rows."""
+        own = list(rows)
+        steps, measured = self.model.some(own), self.measured[own]
+
+        def residuals(point: Floats) -> Floats:
+            times = steps.times_s(with_constants(self.system, self.values(point)))
+            return np.asarray(np.log(times / measured) / self.tolerance, np.float64)
+
+        weights = np.array([self.rows[row].weight for row in own])
+        return fit(residuals, weights, self.center, self.spread, self.bounds, begin)
+
+    def hessian(self, found: Fit) -> Floats:
+        """Curvature of the loss, the prior's included."""
+        return found.jacobian.T @ found.jacobian + np.diag(self.spread**-2.0)
+
+
+def _validated(work: _Work, found: Fit, folds: int, seed: int) -> dict[str, float]:
+    """Errors of rows by constants fitted to the others."""
+    count = len(work.rows)
+    order = np.random.default_rng(seed).permutation(count)
+    times = np.zeros(count)
+    for fold in np.array_split(order, min(folds, count)):
+        kept = sorted(set(range(count)) - set(fold.tolist()))
+        other = work.fit(kept, found.point)
+        times[fold] = work.model.times_s(work.values(other.point))[fold]
+    groups: dict[str, list[int]] = {}
+    per_node = work.system.intra_node.devices_per_node
+    for number, row in enumerate(work.rows):
+        for key in row.groups(per_node):
+            groups.setdefault(key, []).append(number)
+    out = {"out of fold": _percent(times, work.measured)}
+    for key in sorted(groups, key=lambda key: (key.split()[0], int(key.split()[1]))):
+        own = groups[key]
+        out[key] = _percent(times[own], work.measured[own])
+    return out
+
+
+def _percent(times: Floats, measured: Floats) -> float:
+    return float(100 * np.abs(times / measured - 1).mean())

@@ -1,0 +1,169 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A step in stages as counts: bodies of functions, collectives and messages of each unit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tvm_distir.core import Spread, System
+from tvm_distir.performance import HOST, HOSTS, Edge, Function, Program, Staged, unit_phases
+
+
+class Kernel(NamedTuple):
+    """Kernels that take equally long on any system."""
+
+    kernel_class: str
+    dtype: str
+    flops: int
+    bytes: int
+
+
+class Collective(NamedTuple):
+    """A collective on groups that lie on the nodes in one way, ``sharing`` of them per node."""
+
+    kind: str
+    payload_bytes: int
+    spread: Spread
+    sharing: int
+    gradients: bool
+
+
+@dataclass(frozen=True)
+class Body:
+    """What a function launches itself: its kernels and how many, and launches by Python."""
+
+    kernels: tuple[tuple[Kernel, int], ...]
+    launches: int
+
+
+@dataclass
+class Parts:
+    """What some work consists of.
+
+    Attributes
+    ----------
+    bodies : Counter of Body
+    collectives : Counter of Collective
+    marks : Counter of str
+        Constants that count.
+    """
+
+    bodies: Counter[Body] = field(default_factory=Counter)
+    collectives: Counter[Collective] = field(default_factory=Counter)
+    marks: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Parts, count: int = 1) -> None:
+        """Add another's parts so many times."""
+        for own, theirs in (
+            (self.bodies, other.bodies),
+            (self.collectives, other.collectives),
+            (self.marks, other.marks),
+        ):
+            for key, number in theirs.items():
+                own[key] += number * count  # type: ignore[index]
+
+
+class StepParts:
+    """Parts of the units and messages of a step in stages.
+
+    Parameters
+    ----------
+    program : Program
+        Grouped into kernels.
+    staged : Staged
+        Its own.
+    system : System
+        Of whose nodes the sizes count.
+    """
+
+    def __init__(self, program: Program, staged: Staged, system: System) -> None:
+        self.program, self.staged, self.system = program, staged, system
+        self._functions: dict[tuple[str, int], Parts] = {}
+        self._edges: dict[Hashable, Parts] = {}
+        self._layouts: dict[tuple[int, tuple[int, ...]], tuple[Spread, int]] = {}
+        self._phases = [unit_phases(role, staged.schedule) for role in staged.roles]
+
+    def phases(self, stage: int, name: str) -> list[tuple[str, Parts]]:
+        """Phases of a unit on the rank of its stage, in turn, with their parts."""
+        number = self.staged.stages[stage].role
+        rank = self.staged.schedule.rank_of[stage]
+        role = self.staged.roles[number]
+        found = [(phase, role.phase(phase)) for phase in self._phases[number].get(name, ())]
+        return [
+            (phase, self._function(one.function, rank)) for phase, one in found if one is not None
+        ]
+
+    def known(self) -> list[Parts]:
+        """Parts of all phases and messages."""
+        for stage, own in enumerate(self.staged.stages):
+            for name in self._phases[own.role]:
+                self.phases(stage, name)
+        for edge in [*self.staged.edges, *(e for one in self.staged.sums for e in one.edges)]:
+            self.edge(edge)
+        return [*self._functions.values(), *self._edges.values()]
+
+    def edge(self, edge: Edge) -> Parts:
+        """Parts of a message."""
+        rank_of = self.staged.schedule.rank_of
+        here, there = rank_of[edge.source[0]], rank_of[edge.target[0]]
+        key = (here, there, edge.wire_bytes, edge.split, edge.bytes)
+        if key in self._edges:
+            return self._edges[key]
+        ids = [self.program.meshes[rank].device_ids for rank in (here, there)]
+        layout = self.system.layout(list(zip(*ids, strict=True)))
+        size = max(-(-n // edge.split) for n in edge.wire_bytes)
+        found = Parts()
+        for where in layout.kinds:
+            found.collectives[Collective("send", size, where, layout.sharing, False)] += 1
+        if edge.split > 1:
+            near = [ids[1][k : k + edge.split] for k in range(0, len(ids[1]), edge.split)]
+            layout = self.system.layout(near)
+            for where in layout.kinds:
+                gather = Collective("all_gather", edge.bytes[1], where, layout.sharing, False)
+                found.collectives[gather] += 1
+        self._edges[key] = found
+        return found
+
+    def _function(self, name: str, rank: int) -> Parts:
+        if (name, rank) in self._functions:
+            return self._functions[name, rank]
+        fn, found = self.program.functions[name], Parts()
+        for op in fn.ops:
+            if op.kind == "call":
+                found.add(self._function(op.callee, rank))
+            elif op.kind == "collective" and op.group_size > 1:
+                where, sharing = self._layout(rank, op.mesh_axes)
+                gradients = op.kernel_class == "gradients"
+                found.collectives[
+                    Collective(op.collective, op.payload_bytes, where, sharing, gradients)
+                ] += 1
+            elif op.kind == "compute" and op.kernel_class in HOSTS and op.kernel_class != HOST:
+                found.marks[HOSTS[op.kernel_class]] += op.flops
+        found.bodies[_body(fn)] += 1
+        self._functions[name, rank] = found
+        return found
+
+    def _layout(self, rank: int, axes: tuple[int, ...]) -> tuple[Spread, int]:
+        if (rank, axes) not in self._layouts:
+            layout = self.system.layout(self.program.meshes[rank].groups(axes))
+            worst = max(layout.kinds, key=lambda one: (one.nodes, one.ranks))
+            self._layouts[rank, axes] = (worst, layout.sharing)
+        return self._layouts[rank, axes]
+
+
+def _body(fn: Function) -> Body:
+    kernels: Counter[Kernel] = Counter()
+    launches = 0
+    for op in fn.ops:
+        if op.kind != "compute" or op.kernel_class == "view":
+            continue
+        if op.kernel_class == HOST:
+            launches += op.flops
+        elif op.kernel_class not in HOSTS:
+            moved = op.bytes_read + op.bytes_written
+            kernels[Kernel(op.kernel_class, op.dtype, op.flops, moved)] += 1
+    return Body(tuple(kernels.items()), launches)

@@ -1,0 +1,160 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The longest way through a step in stages: what its time is the sum of.
+
+Units, messages and sums over stages run as :func:`tvm_distir.performance.simulation.simulator.simulate` runs them with
+collectives that block; every event remembers which one it waited for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from tvm_distir.core import BACKWARD, FORWARD, RUN, SEND, Step, Unit, programs
+from tvm_distir.performance import Edge
+
+from .cost_terms import Parts, StepParts
+
+Price = Callable[[Parts], float]
+
+
+class _Event(NamedTuple):
+    end: float
+    before: int
+    what: int
+
+
+class _Walk:
+    """Runs a step, event by event."""
+
+    def __init__(self, parts: StepParts, price: Price) -> None:
+        self.parts, self.staged, self.price = parts, parts.staged, price
+        self.rank_of = self.staged.schedule.rank_of
+        self.events = [_Event(0.0, -1, -1)]
+        self.work: list[Parts] = []
+        self._number: dict[int, tuple[int, float]] = {}
+        count = self.staged.schedule.stages
+        self.computed, self.sent = [0] * count, [0] * count  # last event of the streams
+        self.made: dict[tuple[int, str], int] = {}  # last part or total of a stage
+        self.value: dict[tuple[int, int, str], int] = {}
+        self.arrived: dict[tuple[int, int, str], list[int]] = {}
+        self.ran: set[tuple[int, str]] = set()
+        self.edges: dict[tuple[int, str], list[Edge]] = {}
+        for edge in self.staged.edges:
+            self.edges.setdefault((edge.source[0], edge.direction), []).append(edge)
+
+    def run(self) -> tuple[float, Counter[int]]:
+        """Time of the step, and how often each work lies on the longest way."""
+        stages = range(len(self.rank_of))
+        for stage in stages:
+            self._unit(stage, "begin")
+        steps = programs(self.staged.schedule)
+        place, moved = [0] * len(steps), True
+        while moved:
+            moved = False
+            for rank, own in enumerate(steps):
+                while place[rank] < len(own) and self._step(own[place[rank]]):
+                    place[rank] += 1
+                    moved = True
+        for number in range(len(self.staged.sums)):
+            self._sum(number)
+        for stage in stages:
+            self._unit(stage, "end")
+        last = max(range(len(self.events)), key=lambda n: self.events[n].end)
+        time_s, found = self.events[last].end, Counter[int]()
+        while last > 0:
+            found[self.events[last].what] += 1
+            last = self.events[last].before
+        return time_s, found
+
+    def _event(self, parts: Parts, waits: list[int]) -> int:
+        known = self._number.get(id(parts))
+        if known is None:
+            known = self._number[id(parts)] = (len(self.work), self.price(parts))
+            self.work.append(parts)
+        before = max(waits, key=lambda n: self.events[n].end)
+        self.events.append(_Event(self.events[before].end + known[1], before, known[0]))
+        return len(self.events) - 1
+
+    def _step(self, step: Step) -> bool:
+        kind, stage, unit = step.kind, step.stage, step.unit
+        if kind == RUN:
+            self._run(stage, unit)
+            return True
+        direction = "forward" if unit.phase == FORWARD else "backward"
+        if kind == SEND:
+            for edge in self.edges.get((stage, direction), ()):
+                source = self.value.get((stage, unit.micro, unit.phase), 0)
+                there = (edge.target[0], unit.micro, direction)
+                self.arrived.setdefault(there, []).append(self._send(edge, source))
+            return True
+        return (stage, unit.micro, direction) in self.arrived
+
+    def _run(self, stage: int, unit: Unit) -> None:
+        name = unit.phase
+        if (stage, name) in self.ran and self.parts.phases(stage, f"{name}+"):
+            name = f"{name}+"
+        self.ran.add((stage, name))
+        direction = {FORWARD: "forward", BACKWARD: "backward"}.get(unit.phase, "")
+        waits = self.arrived.get((stage, unit.micro, direction), [])
+        self._unit(stage, name, waits, unit)
+        for edge in self.edges.get((stage, direction), ()):
+            if self.rank_of[edge.target[0]] == self.rank_of[stage]:
+                source = self.value[stage, unit.micro, unit.phase]
+                there = (edge.target[0], unit.micro, direction)
+                self.arrived.setdefault(there, []).append(source)
+
+    def _unit(
+        self, stage: int, name: str, waits: Sequence[int] = (), unit: Unit | None = None
+    ) -> None:
+        rank = self.rank_of[stage]
+        for phase, parts in self.parts.phases(stage, name):
+            self.computed[rank] = self._event(parts, [self.computed[rank], *waits])
+            if unit is not None and phase in ("forward", "backward"):
+                self.value[stage, unit.micro, unit.phase] = self.computed[rank]
+
+    def _send(self, edge: Edge, source: int) -> int:
+        here, there = (self.rank_of[end[0]] for end in (edge.source, edge.target))
+        if here == there:
+            return source
+        self.sent[here] = self._event(self.parts.edge(edge), [self.sent[here], source])
+        return self.sent[here]
+
+    def _sum(self, number: int) -> None:
+        one = self.staged.sums[number]
+        chain = {e.target[0]: e for e in one.edges if e.direction == "sum"}
+        total: dict[int, int] = {}
+        for stage in one.stages:
+            place, rank = self.staged.sums_of(stage).index(number), self.rank_of[stage]
+            self._unit(stage, f"part:{place}")
+            if stage in chain:
+                edge = chain[stage]
+                there = self._send(edge, total[edge.source[0]])
+                self._unit(stage, f"add:{place}", [there])
+            total[stage] = self.computed[rank]
+        for edge in one.edges:
+            if edge.direction == "total":
+                rank = self.rank_of[edge.target[0]]
+                there = self._send(edge, total[edge.source[0]])
+                self.computed[rank] = max(
+                    self.computed[rank], there, key=lambda n: self.events[n].end
+                )
+
+
+def longest(parts: StepParts, price: Price) -> tuple[float, Parts]:
+    """Time of a step, and the parts of what lies on its longest way.
+
+    Parameters
+    ----------
+    parts : StepParts
+    price : callable
+        Seconds of parts that run one behind the other.
+    """
+    walk = _Walk(parts, price)
+    time_s, found = walk.run()
+    whole = Parts()
+    for number, count in found.items():
+        whole.add(walk.work[number], count)
+    return time_s, whole

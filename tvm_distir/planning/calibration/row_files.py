@@ -1,0 +1,140 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Measured rows from CSV files: the columns say what was measured."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tvm_distir.core import CHECKPOINT, CORE, FULL, NONE, SELECTIVE
+from tvm_distir.support import SimulationError
+
+from .rows import BYTES, AnyRow, ProductRow, Row, StepRow
+
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "global_batch": ("global_batch",),
+    "micro_batch": ("micro_batch",),
+    "hidden": ("hidden_size", "hidden"),
+    "heads": ("attention_heads", "heads"),
+    "layers": ("num_layers", "layers"),
+    "seq": ("sequence_length", "seq"),
+    "tp": ("tensor_parallelism", "tp"),
+    "dp": ("data_parallelism", "dp"),
+    "pp": ("pipeline_parallelism", "pp"),
+}
+"""Columns, by any of their names."""
+_OTHERS: Mapping[str, tuple[tuple[str, ...], int]] = {
+    "vocab": (("vocab_size", "vocab"), 51200),
+    "chunks": (("virtual_stages", "vpp_chunks", "interleave_m"), 1),
+    "sequence_parallel": (("sequence_parallel",), 0),
+}
+_AXES = ("dp", "tp", "ep", "cp", "sp")
+"""Columns with axes of the mesh of any model's step."""
+_POLICIES: Mapping[str, str] = {NONE: NONE, SELECTIVE: CORE, FULL: CHECKPOINT}
+"""What Megatron-LM makes again, by its names for it, as policies here."""
+TIME = "iteration_time_ms"
+
+
+def read_rows(path: str | Path, measured: bool = True) -> Sequence[AnyRow]:
+    """Read rows from a CSV file.
+
+    Parameters
+    ----------
+    path : str or Path
+        Columns as in ``docs/simulator.md``; others are passed over. Steps of any model where there
+        is a column ``model``, products where there are ``m``, ``k`` and ``n``, else steps of GPTs.
+    measured : bool
+        Whether a column ``iteration_time_ms`` (of products ``time_us``) must be there.
+
+    Raises
+    ------
+    SimulationError
+        DIST0730 for a file that cannot be read, a missing column, or a value that is no number.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            columns, found = set(reader.fieldnames or ()), list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise _wrong(str(path), f"it cannot be read: {why}", "Check the path.") from error
+    make = _step if "model" in columns else _product if {"m", "k", "n"} <= columns else _gpt
+    return [make(row, f"{path}:{2 + n}", measured) for n, row in enumerate(found)]
+
+
+def _step(row: Mapping[str, str], place: str, measured: bool) -> StepRow:
+    sizes = [(axis, _integer(row, (axis,), "1", place)) for axis in _AXES]
+    return StepRow(
+        row["model"],
+        row.get("strategy") or "",
+        tuple((axis, size) for axis, size in sizes if size > 1),
+        row.get("loss") or "cross_entropy",
+        row.get("optimizer") or "sgd",
+        _time(row, TIME, place, measured) * 1e-3,
+    )
+
+
+def _product(row: Mapping[str, str], place: str, measured: bool) -> ProductRow:
+    m, k, n = (_integer(row, (name,), None, place) for name in "mkn")
+    dtype = row.get("dtype") or "float16"
+    out = row.get("out_dtype") or dtype
+    for name in (dtype, out):
+        if name not in BYTES:
+            raise _wrong(place, f"the type {name!r}", f"Known: {', '.join(BYTES)}.")
+    accumulate = _integer(row, ("accumulate",), "0", place, 0)
+    return ProductRow(
+        m, k, n, dtype, out, accumulate, _time(row, "time_us", place, measured) * 1e-6
+    )
+
+
+def _gpt(row: Mapping[str, str], place: str, measured: bool) -> Row:
+    values: dict[str, int] = {}
+    for key, names in _NAMES.items():
+        default = "1" if key == "dp" else None
+        values[key] = _integer(row, names, default, place)
+    for key, (names, value) in _OTHERS.items():
+        values[key] = _integer(row, names, str(value), place, min(value, 1))
+    count = values["dp"] * values["micro_batch"]
+    if values["global_batch"] % count:
+        raise _wrong(
+            place, f"global_batch {values['global_batch']} is no multiple of {count}",
+            "It counts the sequences of all replicas and micro-batches.",
+        )  # fmt: skip
+    recompute = row.get("recompute") or "full"
+    if recompute not in _POLICIES:
+        raise _wrong(place, f"recompute is {recompute!r}", "Give none, selective or full.")
+    policy = _POLICIES[recompute]
+    return Row(**values, recompute=policy, time_s=_time(row, TIME, place, measured) * 1e-3)
+
+
+def _time(row: Mapping[str, str], column: str, place: str, measured: bool) -> float:
+    if not measured:
+        return 0.0
+    text = row.get(column) or ""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0.0 < found < float("inf"):
+        unit = "milliseconds" if column == TIME else "microseconds"
+        raise _wrong(place, f"{column} is {text!r}", f"Give {unit}.")
+    return found
+
+
+def _integer(
+    row: Mapping[str, str], names: tuple[str, ...], default: str | None, place: str, least: int = 1
+) -> int:
+    text = next((row[name] for name in names if row.get(name)), default)
+    try:
+        value = int(float(text or ""))
+    except ValueError:
+        raise _wrong(place, f"{names[0]} is {text!r}", "Give a whole number.") from None
+    if value < least:
+        raise _wrong(place, f"{names[0]} is {value}", f"Give {least} or more.")
+    return value
+
+
+def _wrong(place: str, what: str, remedy: str) -> SimulationError:
+    return SimulationError("DIST0730", what, place=place, remedy=remedy)

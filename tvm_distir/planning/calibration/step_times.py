@@ -1,0 +1,127 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Times of many steps at once, from what lies on their longest ways."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import LINKS, Constant, System
+from tvm_distir.performance import HOST, HOSTS
+
+from .cost_terms import Body, Collective, Kernel, Parts
+
+Floats = npt.NDArray[np.float64]
+
+
+def with_constants(system: System, values: Mapping[str, float], source: str = "") -> System:
+    """A system with other values of some constants, and of numbers of :data:`LINKS`."""
+    found: dict[str, Constant] = dict(system.constants)
+    links: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in LINKS:
+            links[name.removeprefix("intra_node.")] = float(value)
+        else:
+            known = found[name].source if name in found else ""
+            found[name] = Constant(float(value), source or known)
+    near = dataclasses.replace(system.intra_node, **links) if links else system.intra_node
+    sources = {**system.sources, **{n: source for n in values if n in LINKS and source}}
+    return dataclasses.replace(system, constants=found, intra_node=near, sources=sources)
+
+
+class _Table(dict[Hashable, int]):
+    """Numbers of things, in the order in which they come."""
+
+    def number(self, key: Hashable) -> int:
+        return self.setdefault(key, len(self))
+
+
+class Steps:
+    """Steps as sums of bodies, collectives and what the host does.
+
+    Parameters
+    ----------
+    ways : sequence of Parts
+        One per step.
+    """
+
+    def __init__(self, ways: Sequence[Parts]) -> None:
+        self.count = len(ways)
+        kernels, bodies, collectives = _Table(), _Table(), _Table()
+        uses, moves, marks = [], [], []
+        for row, way in enumerate(ways):
+            uses += [(row, bodies.number(body), n) for body, n in way.bodies.items()]
+            moves += [(row, collectives.number(one), n) for one, n in way.collectives.items()]
+            marks += [(row, name, n) for name, n in way.marks.items()]
+        own = [
+            (number, kernels.number(kernel), n)
+            for body, number in list(bodies.items())
+            if isinstance(body, Body)
+            for kernel, n in body.kernels
+        ]
+        self._uses, self._moves, self._own = map(_columns, (uses, moves, own))
+        self._launches = np.array([b.launches for b in bodies if isinstance(b, Body)], float)
+        self._collectives = [c for c in collectives if isinstance(c, Collective)]
+        found = [k for k in kernels if isinstance(k, Kernel)]
+        kinds: dict[tuple[str, str], int] = {}
+        kind = np.array(
+            [kinds.setdefault((k.kernel_class, k.dtype), len(kinds)) for k in found], int
+        )
+        self._of_kind = [(name, np.flatnonzero(kind == n)) for name, n in kinds.items()]
+        self._flops = np.array([k.flops for k in found], float)
+        self._bytes = np.array([k.bytes for k in found], float)
+        self._marks = {
+            name: np.bincount(
+                [row for row, key, _ in marks if key == name],
+                [n for _, key, n in marks if key == name],
+                self.count,
+            )
+            for name in {key for _, key, _ in marks}
+        }
+
+    def times_s(self, system: System) -> Floats:
+        """Seconds of each step on a system, if its longest way is still the one given."""
+        kernel = np.zeros(self._flops.size)
+        for kind, own in self._of_kind:
+            rate = system.rate(*kind)
+            kernel[own] = rate.spent_s(self._flops[own], self._bytes[own]).whole
+        device = self._bodies(kernel)
+        host = self._launches * system.constant(HOSTS[HOST]) * 1e-6
+        row, body, count = self._uses
+        found = np.bincount(row, np.maximum(device, host)[body] * count, self.count)
+        row, one, count = self._moves
+        if row.size:
+            wire = np.array([collective_s(system, c) for c in self._collectives])
+            found = found + np.bincount(row, wire[one] * count, self.count)
+        for name, many in self._marks.items():
+            found = found + many * system.constant(name) * 1e-6
+        return np.asarray(found, np.float64)
+
+    def floors_s(self, system: System) -> Floats:
+        """Seconds that the arithmetic of each step takes at the peak of a device."""
+        kernel = np.zeros(self._flops.size)
+        for (kind, dtype), own in self._of_kind:
+            kernel[own] = self._flops[own] / system.peak_flops_per_s(dtype, kind)
+        row, body, count = self._uses
+        found = np.bincount(row, self._bodies(kernel)[body] * count, self.count)
+        return np.asarray(found, np.float64)
+
+    def _bodies(self, kernel_s: Floats) -> Floats:
+        """Seconds of the kernels of each body."""
+        body, one, count = self._own
+        found = np.bincount(body, kernel_s[one] * count, len(self._launches))
+        return np.asarray(found, np.float64)
+
+
+def collective_s(system: System, one: Collective) -> float:
+    """Seconds of a collective."""
+    return system.spread_time_s(one.kind, one.payload_bytes, one.spread, one.sharing, one.gradients)
+
+
+def _columns(rows: list[tuple[int, int, int]]) -> tuple[npt.NDArray[np.int64], ...]:
+    return tuple(np.array(rows, np.int64).reshape(-1, 3).T)

@@ -1,0 +1,9 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .auto_sharding import Labelling as Labelling
+from .auto_sharding import label as label
+from .candidates import Constraints as Constraints
+from .driver import search as search
+from .folder import Folder as Folder
+from .result import SearchResult as SearchResult

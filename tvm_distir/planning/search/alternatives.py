@@ -1,0 +1,127 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Why weights lie as they do: what the second best form of each would cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvm_distir.core import (
+    INFINITE,
+    PICOSECONDS,
+    WIDTH,
+    Graph,
+    Labeller,
+    Net,
+    Problem,
+    Starts,
+    data_positions,
+    minimise,
+    param_names,
+    placement_text,
+    training_notes,
+)
+
+
+class Second(NamedTuple):
+    """What it would cost to place a weight otherwise, all else as good as can be (min-marginal).
+
+    Attributes
+    ----------
+    entry : str
+        The public function.
+    weight : str
+        Its name, numbers as ``*``: of weights alike the first one is placed otherwise.
+    alike : int
+        How many are alike.
+    form, other : str
+        Its placement, and the best other one.
+    dearer_s : float
+        The difference of the prices of the whole step. Below 0 where the other placement is
+        cheaper: memory is what speaks against it, which is not counted here.
+    """
+
+    entry: str
+    weight: str
+    alike: int
+    form: str
+    other: str
+    dearer_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields by name."""
+        return self._asdict()
+
+
+def second_choices(labeller: Labeller, gap: float = 0.0) -> tuple[Second, ...]:
+    """The second best forms of all weights, the ones that matter most first.
+
+    Parameters
+    ----------
+    labeller : Labeller
+        That has run.
+    gap : float
+        Of the labels with another form, as of :func:`label`.
+    """
+    found = [
+        second
+        for name, (net, values) in labeller.found.items()
+        for second in _of_entry(labeller, name, net, list(values), gap)
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.dearer_s, one.entry, one.weight)))
+
+
+def _of_entry(
+    labeller: Labeller, entry: str, net: Net, values: list[int], gap: float
+) -> Iterator[Second]:
+    g, tables = labeller.module.graphs[labeller.module.entries[entry]], labeller.tables
+    price, _ = tables.evaluate(Problem(net.domains, net.factors), values)
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for k, name in _weights(g):
+        states, variable = net.ends[k]
+        if variable >= 0:
+            form, v = states.gives(0)[values[variable]], g.nodes[k].results[0]
+            alike.setdefault((re.sub(r"\d+", "*", name), g.values[v].shape, form), []).append(k)
+    starts = Starts()
+    for (pattern, _, form), nodes in alike.items():
+        states, variable = net.ends[nodes[0]]
+        forms = states.gives(0)
+        if all(x == form for x in forms):
+            continue
+        barred = np.array([INFINITE if x == form else 0 for x in forms], np.int64)
+        number, constant = tables.intern(barred)
+        factors = dict(net.factors)
+        if (variable,) in factors:
+            number, constant = tables.add(factors[variable,], number)
+        factors[variable,] = number
+        problem = Problem(net.domains, factors)
+        other = minimise(
+            tables, problem, WIDTH, entry, starts, gap=gap, constant=net.constant + constant
+        )
+        total, forbidden = tables.evaluate(problem, other.values)
+        if forbidden or not other.feasible:
+            continue
+        yield Second(
+            entry,
+            pattern,
+            len(nodes),
+            placement_text(form),
+            placement_text(forms[other.values[variable]]),
+            (total + constant - price) / PICOSECONDS,
+        )
+
+
+def _weights(g: Graph) -> Iterator[tuple[int, str]]:
+    """Nodes and names of the parameters that are neither data nor states of an optimizer."""
+    states = {str(x) for one in training_notes(g.fn, "states").values() for x in one}
+    data = set(data_positions(g.fn, g.name))
+    names = param_names(g.fn)
+    if len(names) != len(g.params):  # tuples among them have no names of their own
+        return
+    for i, (k, name) in enumerate(zip(g.params, names, strict=True)):
+        if i not in data and name not in states and g.values[g.nodes[k].results[0]].shape:
+            yield k, name

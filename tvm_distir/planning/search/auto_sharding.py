@@ -1,0 +1,207 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Every value's form and every call's cut along all axes at once, with a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import ir
+
+from tvm_distir.core import (
+    DEFAULT_MESH,
+    PICOSECONDS,
+    AnnotateSharding,
+    Decision,
+    Labeller,
+    MeshSpec,
+    PlacedModule,
+    Plan,
+    System,
+    collector_paused,
+    lift_branches,
+    meshes,
+    on_stages,
+    plan_of,
+)
+from tvm_distir.core.propagation.serialization import labels_of
+from tvm_distir.performance import Program, export
+from tvm_distir.support import PlanError
+from tvm_distir.transforms import pipeline
+
+MeshLike = MeshSpec | Mapping[str, int] | Sequence[MeshSpec]
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """A labelled module.
+
+    Attributes
+    ----------
+    annotated : IRModule
+        At level 2, with the mesh.
+    meshes : tuple of MeshSpec
+        Several where stages have meshes of their own.
+    system : System
+    price_ps : int
+        Of one run: work, and all communication that counts, one after the other.
+    bound_ps : int
+        No labelling of the module on this mesh is cheaper.
+    decision : Decision
+    peak_bytes : int
+        Most that a device keeps: parameters, and the values alive at the worst moment, new forms
+        of parameters in the place of the old ones. Of a stage also sums over micro-batches, and
+        the stashes of those in flight.
+    entries_ps : mapping of str to int
+        The price, function by public function.
+    module : PlacedModule
+        Of ``annotated``.
+    fixed : Plan
+        The rules that hold.
+    """
+
+    annotated: ir.IRModule
+    meshes: tuple[MeshSpec, ...]
+    system: System
+    price_ps: int
+    bound_ps: int
+    decision: Decision
+    peak_bytes: int
+    entries_ps: Mapping[str, int]
+    module: PlacedModule
+    fixed: Plan
+
+    @property
+    def price_s(self) -> float:
+        """The price in seconds."""
+        return self.price_ps / PICOSECONDS
+
+    @property
+    def gap(self) -> float:
+        """How far the price may be above the least, as a share of it; 0 when that is proved."""
+        return (self.price_ps - self.bound_ps) / self.price_ps if self.price_ps else 0.0
+
+    @property
+    def status(self) -> str:
+        """``exact`` where the price is the least, else ``gap``."""
+        return "exact" if self.price_ps <= self.bound_ps else "gap"
+
+    def distribute(self) -> ir.IRModule:
+        """The module on the devices: level 5, as ``td.distribute`` gives it."""
+        plan = Plan(self.meshes)
+        return pipeline(plan, system=self.system, decision=self.decision)(self.annotated)
+
+    def program(self) -> Program:
+        """What simulation reads."""
+        return export(self.distribute())
+
+    def plan(self) -> Plan:
+        """The decision as data: labels, which say all of it, and rules, which say what rules can.
+
+        Rules cannot say that calls of one function are done in different ways, or that a value
+        waits unfinished; where labels are removed, that is left to propagation.
+        """
+        rules = (*self.fixed.rules, *plan_of(self.decision, self.meshes).rules)
+        labels = labels_of(self.decision, self.module, len(self.fixed.rules))
+        return Plan(self.meshes, rules, labels=labels)
+
+
+def label(
+    mod: ir.IRModule,
+    mesh: MeshLike,
+    system: System | str,
+    *,
+    fixed: Plan | None = None,
+    gap: float = 0.0,
+    memory_bytes: int | None = None,
+    hidden: float = 0.0,
+) -> Labelling:
+    """Label a module: the cheapest forms of all values, along all axes of a mesh at once.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Level 1 or 2, inference or a training step.
+    mesh : MeshSpec, mapping of str to int, or sequence of MeshSpec
+        Its axes; or the meshes of which the schedule of a step in stages (``meshes``) names one
+        for each rank: each stage is labelled on its own.
+    system : System or str
+        Whose times are the prices.
+    fixed : Plan, optional
+        Rules that hold; the rest is free.
+    gap : float
+        Stop once the price is proved to be at most this share above the least.
+    memory_bytes : int, optional
+        What a device may keep at most, as :attr:`Labelling.peak_bytes` counts it.
+    hidden : float
+        A share below 1, which is taken off the price of sending what can be sent beside the work:
+        weights, and what only their new values come of. Price and bound are then of what is left.
+
+    Raises
+    ------
+    UsageError
+        DIST0151 where ``hidden`` is no share below 1.
+    InfeasibleError
+        DIST0801 where nothing fits into the memory.
+    InfeasibleError
+        DIST0802 where the rules allow nothing.
+    PlanError
+        DIST0237 where the rules or the module have another mesh, or a function several.
+    """
+    with collector_paused():
+        return labeller_of(mod, mesh, system, fixed).run(gap, memory_bytes, hidden)
+
+
+def labeller_of(
+    mod: ir.IRModule,
+    mesh: MeshLike,
+    system: System | str,
+    fixed: Plan | None = None,
+) -> PlanLabeller:
+    """What labels a module; arguments as for :func:`label`."""
+    known = System.known(system)
+    assert known is not None
+    plan = on_stages(mod, fixed or Plan(_specs(mesh)))
+    with collector_paused():
+        annotated = lift_branches(AnnotateSharding(plan)(mod))
+        if len(meshes(annotated)) != len(plan.meshes):
+            raise PlanError(
+                "DIST0237",
+                f"{len(meshes(annotated))} meshes, and labels are asked for on {len(plan.meshes)}",
+                place="label",
+                remedy="Cut the model into stages, and label each.",
+            )
+    return PlanLabeller(annotated, known, plan)
+
+
+def _specs(mesh: MeshLike) -> tuple[MeshSpec, ...]:
+    """Meshes as they may be given."""
+    if isinstance(mesh, MeshSpec):
+        return (mesh,)
+    return (MeshSpec(DEFAULT_MESH, dict(mesh)),) if isinstance(mesh, Mapping) else tuple(mesh)
+
+
+class PlanLabeller:
+    """Labels one annotated module, and says what was found as a plan.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 2, no branch left.
+    system : System
+    fixed : Plan
+        Whose rules are annotated, with the meshes.
+    """
+
+    def __init__(self, mod: ir.IRModule, system: System, fixed: Plan) -> None:
+        self.mod, self.system, self.fixed = mod, system, fixed
+        self.labeller = Labeller(mod, system)
+
+    def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> Labelling:
+        """Label every public function; arguments as for :func:`label`."""
+        found = self.labeller.run(gap, memory_bytes, hidden)
+        return Labelling(
+            self.mod, self.fixed.meshes, self.system, found.price_ps, found.bound_ps,
+            found.decision, found.peak_bytes, found.entries_ps, self.labeller.module, self.fixed,
+        )  # fmt: skip

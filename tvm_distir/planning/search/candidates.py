@@ -1,0 +1,307 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a search enumerates: meshes, stages, micro-batches, and what rules of them out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from tvm_distir.core import DEFAULT_MESH, MeshSpec, Plan, PlanRule, Schedule, System
+from tvm_distir.support import UsageError, nearest, shortened
+
+STAGES = "pp"
+"""Name of the axis whose devices work on stages of their own."""
+
+BATCH = "dp"
+"""Name of the axis along which a micro-batch is taken to be cut."""
+
+
+Axes = tuple[tuple[str, int], ...]
+"""Of a mesh, sizes above 1 only; one axis at least."""
+
+EQUAL, ANY = "equal", "any"
+"""Whether all stages have meshes alike, or may have different ones."""
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What a search may choose.
+
+    Attributes
+    ----------
+    axes : tuple of str
+        Names of the mesh axes, major first; ``pp`` is that of pipeline stages. The others are
+        names only: along any of them anything may be cut.
+    most, fixed : mapping of str to int
+        Largest sizes, and sizes, of axes by name.
+    inside_node : tuple of str
+        Axes whose groups do not leave a node.
+    keep : Plan, optional
+        Rules that hold; their placements go by the names of axes, others are open.
+    micro_batches : tuple of int
+        Samples of a micro-batch on each part of ``dp``, where there are stages.
+    chunks : tuple of int
+        Stages per rank (1: schedule ``1f1b``, more: ``interleaved``).
+    recompute : tuple of str
+        Policies of recomputation, tried in turn until one fits.
+    stage_devices : str
+        ``equal``, or ``any``: also pipelines whose stages have different meshes, which no plan
+        to keep can be given for.
+    """
+
+    axes: tuple[str, ...] = ("dp", "tp")
+    most: Mapping[str, int] = field(default_factory=dict)
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    inside_node: tuple[str, ...] = ()
+    keep: Plan | None = None
+    micro_batches: tuple[int, ...] = (1, 2, 4)
+    chunks: tuple[int, ...] = (1,)
+    recompute: tuple[str, ...] = ("none",)
+    stage_devices: str = EQUAL
+
+    def __post_init__(self) -> None:
+        if self.stage_devices not in (EQUAL, ANY):
+            raise UsageError(
+                "DIST0152",
+                f'"{shortened(self.stage_devices)}" is neither {EQUAL} nor {ANY}',
+                place="stage_devices",
+                remedy=nearest(self.stage_devices, (EQUAL, ANY)),
+            )
+        if self.stage_devices == ANY and self.keep is not None:
+            raise UsageError(
+                "DIST0151",
+                "a plan to keep names placements on one mesh, and stages may have several",
+                place="stage_devices",
+                remedy=f'Leave out the plan, or say "{EQUAL}".',
+            )
+        kept = [name for mesh in (self.keep.meshes if self.keep else ()) for name in mesh.axes]
+        for option, names in (
+            ("most", self.most),
+            ("fixed", self.fixed),
+            ("inside_node", self.inside_node),
+            ("keep", kept),
+        ):
+            for name in names:
+                if name not in self.axes:
+                    raise UsageError(
+                        "DIST0152",
+                        f'there is no axis "{name}" among {", ".join(self.axes)}',
+                        place=option,
+                        remedy=nearest(name, self.axes),
+                    )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One choice of everything that is not a placement.
+
+    Attributes
+    ----------
+    axes : tuple of (str, int)
+        Of the mesh of one stage; of the first, where they differ.
+    stages, micro_batches, chunks : int
+    recompute : str
+    ranks : tuple of tuple
+        Per rank the axes of its mesh, where they differ.
+    cuts : tuple of str
+        Names of the values that end a stage; empty: by cost.
+    """
+
+    axes: Axes
+    stages: int = 1
+    micro_batches: int = 1
+    chunks: int = 1
+    recompute: str = "none"
+    ranks: tuple[Axes, ...] = ()
+    cuts: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The choice in words, of which no other has the same."""
+        return ",".join(self.words)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The choice, number by number."""
+        said = [f"{STAGES}={self.stages}"] if self.stages > 1 else []
+        if self.ranks:
+            said += ["|".join("*".join(f"{name}={n}" for name, n in axes) for axes in self.ranks)]
+        else:
+            said += [f"{name}={size}" for name, size in self.axes]
+        said += [f"cuts={'/'.join(self.cuts)}"] if self.cuts else []
+        if self.schedule is not None:
+            said += [f"micro_batches={self.micro_batches}"]
+        if self.chunks > 1:
+            said += [f"chunks={self.chunks}"]
+        return (*said, *([f"recompute={self.recompute}"] if self.recompute != "none" else []))
+
+    @property
+    def devices(self) -> int:
+        """Of one stage; of the first, where they differ."""
+        return math.prod(size for _, size in self.axes)
+
+    @property
+    def mesh(self) -> MeshSpec:
+        """Mesh of one stage; of the first, where they differ."""
+        return MeshSpec(DEFAULT_MESH, dict(self.axes))
+
+    @property
+    def meshes(self) -> tuple[MeshSpec, ...]:
+        """Each kind of mesh once, where the first rank that has it lies.
+
+        Large ones come first, so that each begins at a multiple of its size.
+        """
+        if not self.ranks:
+            return (self.mesh,)
+        found, start = [], 0
+        for number, axes in enumerate(self._kinds):
+            found.append(MeshSpec(f"mesh{number}", dict(axes), start=start))
+            start += math.prod(size for _, size in axes) * self.ranks.count(axes)
+        return tuple(found)
+
+    @property
+    def _kinds(self) -> list[Axes]:
+        return sorted(set(self.ranks), key=lambda axes: (-math.prod(n for _, n in axes), axes))
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """Stages and micro-batches; None for a step at once."""
+        if self.stages == 1 and self.micro_batches == 1:
+            return None
+        kind = "interleaved" if self.chunks > 1 else "1f1b"
+        names = tuple([f"mesh{self._kinds.index(axes)}" for axes in self.ranks])
+        return Schedule(kind, self.stages, self.micro_batches, self.chunks, self.cuts, meshes=names)
+
+    def completed(self, plan: Plan) -> Plan:
+        """A plan of placements with what else the candidate chooses."""
+        recompute = {} if self.recompute == "none" else {"*": self.recompute}
+        return replace(plan, recompute=recompute, schedule=self.schedule)
+
+
+class Enumeration:
+    """All candidates within constraints.
+
+    Parameters
+    ----------
+    constraints : Constraints
+    devices : int
+    system : System
+    batch : int, optional
+        Samples of a step; None where they cannot be divided into micro-batches.
+    stages : bool
+        Whether the model can be cut into stages: it is a training step to be made.
+
+    Attributes
+    ----------
+    excluded : Counter of str
+        How many meshes were left out, by what: ``constraint``, ``divisibility``.
+    """
+
+    def __init__(
+        self,
+        constraints: Constraints,
+        devices: int,
+        system: System,
+        batch: int | None,
+        *,
+        stages: bool,
+    ) -> None:
+        self.constraints, self.devices, self.system = constraints, devices, system
+        self.batch, self.stages = batch, stages
+        self.excluded: Counter[str] = Counter()
+
+    @property
+    def in_stages(self) -> bool:
+        """Whether the space has stages."""
+        return self.stages and STAGES in self.constraints.axes
+
+    def __iter__(self) -> Iterator[Candidate]:
+        """Each candidate once, with the first policy of recomputation."""
+        names = [n for n in self.constraints.axes if n != STAGES or self.stages]
+        seen: set[Candidate] = set()  # without the names of axes, which mean nothing
+        for sizes in factorisations(self.devices, len(names)):
+            chosen = dict(zip(names, sizes, strict=True))
+            if not self.allows(chosen):
+                self.excluded["constraint"] += 1
+                continue
+            for found in self._in_micro_batches(chosen):
+                nameless = replace(found, axes=tuple(("", size) for _, size in found.axes))
+                if nameless not in seen:
+                    seen.add(nameless)
+                    yield found
+
+    def meshes(self) -> Iterator[dict[str, int]]:
+        """Each mesh of all devices with the names of its axes, which a strategy goes by."""
+        names = [n for n in self.constraints.axes if n != STAGES]
+        for sizes in factorisations(self.devices, len(names)):
+            chosen = dict(zip(names, sizes, strict=True))
+            if self.allows(chosen):
+                yield {name: size for name, size in chosen.items() if size > 1} or {BATCH: 1}
+
+    def allows(self, chosen: Mapping[str, int]) -> bool:
+        """Whether constraints allow sizes of axes, by name; others have one device."""
+        rules, node = self.constraints, self.system.intra_node.devices_per_node
+        if any(chosen.get(name, 1) > size for name, size in rules.most.items()):
+            return False
+        if any(chosen.get(name, 1) != size for name, size in rules.fixed.items()):
+            return False
+        inner = 1
+        for name, size in reversed(list(chosen.items())):
+            crosses = size > 1 and (inner * size > node or node % (inner * size))
+            if name in rules.inside_node and crosses:
+                return False
+            inner *= size
+        return True
+
+    def _in_micro_batches(self, chosen: Mapping[str, int]) -> Iterator[Candidate]:
+        rules = self.constraints
+        axes = tuple((name, n) for name, n in chosen.items() if n > 1 and name != STAGES)
+        axes = axes or ((BATCH, 1),)
+        stages = chosen.get(STAGES, 1)
+        if stages == 1:
+            yield Candidate(axes, recompute=rules.recompute[0])
+            return
+        parts = chosen.get(BATCH, 1)
+        for size in rules.micro_batches:
+            if self.batch is None or self.batch % (parts * size):
+                self.excluded["divisibility"] += 1
+                continue
+            count = self.batch // (parts * size)
+            for chunks in rules.chunks:
+                if chunks > 1 and count % stages:
+                    self.excluded["divisibility"] += 1
+                    continue
+                yield Candidate(axes, stages, count, chunks, rules.recompute[0])
+
+
+def factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as an ordered product of so many factors."""
+    if count == 1:
+        yield (number,)
+        return
+    for size in range(1, number + 1):
+        if number % size == 0:
+            for rest in factorisations(number // size, count - 1):
+                yield (size, *rest)
+
+
+def kept_rules(keep: Plan | None, mesh: MeshSpec) -> Plan:
+    """The rules that are to hold, for a mesh whose axes may be others: these are open.
+
+    Along an axis of one device, which a mesh leaves out, nothing needs to hold.
+    """
+    if keep is None:
+        return Plan((mesh,))
+    rules: list[PlanRule] = []
+    for rule in keep.rules:
+        names = keep.mesh(rule.mesh).axis_names
+        said = dict(zip(names, rule.placement, strict=True))
+        moving = tuple(
+            mesh.axis_names.index(names[a]) for a in rule.moving if names[a] in mesh.axes
+        )
+        placement = tuple(said.get(name) for name in mesh.axis_names)
+        rules.append(replace(rule, placement=placement, mesh=mesh.name, moving=moving))
+    return Plan((mesh,), tuple(rules))

@@ -1,0 +1,242 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``search``: candidates by their bounds, each labelled, its plan simulated, the best kept."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import Plan, System, collector_paused
+from tvm_distir.support import InfeasibleError
+
+from .candidates import Candidate, Constraints, Enumeration
+from .folder import Folder
+from .modules import Make, Source
+from .queue import Queue, Waiting
+from .result import LEFT, MEMORY, SOLVED, Found, Row, SearchResult
+from .trials import Compare, Trials
+
+OnProgress = Callable[[Mapping[str, int], "Found | None"], None]
+
+MARGIN = 0.05
+"""How far what is likely may be from what is so, as a share of it."""
+
+
+def search(
+    model: ir.IRModule | Make,
+    devices: int,
+    system: System | str,
+    *,
+    batch: int | None = None,
+    train: Mapping[str, Any] | None = None,
+    memory_bytes: int | None = None,
+    gap: float = 0.01,
+    constraints: Constraints | None = None,
+    top: int = 5,
+    margin: float = MARGIN,
+    time_limit_s: float | None = None,
+    compare: Compare | None = None,
+    why: bool = False,
+    folder: Folder | None = None,
+    on_progress: OnProgress | None = None,
+) -> SearchResult:
+    """Find the fastest plans of a model on a cluster.
+
+    Meshes, stages and micro-batches are enumerated in the order of a bound, the kernels of the
+    step cut by all devices, with the idle ends of the pipeline (:mod:`.arithmetic`). On each,
+    :func:`label` decides all placements; the plan is distributed, exported and simulated, and it is
+    that time by which plans are ranked. The enumeration ends when no bound left is below the
+    worst of the ``top`` best. Where there are stages, candidates come in the order of what tables
+    of their layers say (:mod:`.outlook`), and those are left out of which they say that they do
+    not fit, or that they are not as good, by ``margin`` and more.
+
+    Parameters
+    ----------
+    model : IRModule, or callable
+        A forward model, or a training step made already; or what makes the model of a batch,
+        given its samples: only so there are micro-batches.
+    devices : int
+    system : System or str
+    batch : int, optional
+        Samples of a whole step, for a callable.
+    train : mapping, optional
+        Keywords of ``td.train_step`` (``loss``, ``optimizer`` and so on), to search for a step of
+        training the model.
+    memory_bytes : int, optional
+        What a device may keep; the memory of the system's devices by default.
+    gap : float
+        How far labels may be above the least price, as a share of it.
+    constraints : Constraints, optional
+    top : int
+        How many plans to give.
+    margin : float
+        Of estimates, as a share.
+    time_limit_s : float, optional
+        Wall-clock seconds after which no further candidate is begun.
+    compare : (str, callable or Plan), optional
+        What to compare with, and its name: what makes plans is simulated on every mesh of the
+        space without stages, and the best of these is ``baseline``; a plan is, as it is. It is
+        given too where it fits and is as good as those found.
+    why : bool
+        Also find what other placements of the best plan's weights would cost, ``why``.
+    folder : Folder, optional
+        Keeps rows and plans as they are found, and has those of a search before.
+    on_progress : callable, optional
+        Told how many candidates have come to which end, and the best plan so far.
+
+    Raises
+    ------
+    InfeasibleError
+        DIST0802 where the constraints leave nothing; DIST0801 where no candidate fits.
+    UsageError
+        DIST0151 where the plan to compare with is for another number of devices.
+    """
+    known = System.known(system)
+    assert known is not None
+    source = Source(model, batch, train, known)
+    limit = known.memory_capacity_bytes if memory_bytes is None else memory_bytes
+    rules = constraints or Constraints()
+    enumeration = Enumeration(rules, devices, known, source.batch, stages=train is not None)
+    in_stages = enumeration.in_stages
+    trials = Trials(source, known, limit, gap, rules, margin, in_stages=in_stages)
+    found = _Search(trials, enumeration, top, folder)
+    with collector_paused():
+        baseline = None
+        if compare is not None and isinstance(compare[1], Plan):
+            baseline = trials.given(compare[0], compare[1], devices)
+        found.begin_with(trials.known(enumeration.meshes()))
+        result = found.run(time_limit_s, on_progress or (lambda *_: None))
+        if compare is not None and not result.interrupted:
+            name, what = compare
+            if not isinstance(what, Plan):
+                baseline = trials.compared(name, what, enumeration.meshes())
+            result = _with_baseline(result, baseline, top)
+        best = next((one.row for one in result.plans if one.row is not result.baseline), None)
+        if why and best is not None and not result.interrupted:
+            result = replace(result, why=trials.why(best.candidate))
+        return result
+
+
+def _with_baseline(result: SearchResult, other: Found | None, top: int) -> SearchResult:
+    """Add what plans are compared with; where it is among the best, it is given with them."""
+    if other is None:
+        return result
+    plans = [*result.plans, *([other] if other.row.state == SOLVED else [])]
+    plans = sorted(plans, key=lambda one: one.time_s)[:top]
+    return replace(result, baseline=other.row, plans=tuple(plans))
+
+
+class _Search:
+    """One search."""
+
+    def __init__(
+        self,
+        trials: Trials,
+        enumeration: Enumeration,
+        top: int,
+        folder: Folder | None,
+    ) -> None:
+        self.trials, self.enumeration = trials, enumeration
+        self.top, self.folder = top, folder
+        self.queue = Queue(trials)
+        self.rows: list[Row] = []
+        self.plans: list[Found] = []
+        self.interrupted = False
+
+    def begin_with(self, known: Iterable[Found]) -> None:
+        """Take plans that candidates must be better than."""
+        for one in known:
+            self._keep(one)
+
+    def run(self, time_limit_s: float | None, on_progress: OnProgress) -> SearchResult:
+        began = time.monotonic()
+        self.queue.fill(self.enumeration)
+        complete = True
+        while self.queue:
+            one = self.queue.pop()
+            row = self.queue.cut(one, self._worst_s)
+            if row is None and time_limit_s is not None and time.monotonic() - began > time_limit_s:
+                complete = False
+                row = Row(one.candidate, LEFT, one.least_s)
+            if row is not None:
+                self.rows.append(row)
+                continue
+            try:
+                row = self._known(one.candidate) or self._tried(one)
+            except KeyboardInterrupt:
+                complete, time_limit_s, self.interrupted = False, -1.0, True
+                self.rows.append(Row(one.candidate, LEFT, one.least_s))
+                continue
+            self.rows.append(row)
+            self.queue.saw(one, row)
+            if row.state == MEMORY:
+                self.queue.with_more_recomputed(row.candidate, row.least_s)
+            on_progress(self._result(complete).space, self.plans[0] if self.plans else None)
+        found = self._result(complete)
+        if not found.plans and complete:
+            self._refuse()
+        return found
+
+    @property
+    def _worst_s(self) -> float:
+        """What a plan must be better than."""
+        return self.plans[self.top - 1].time_s if len(self.plans) >= self.top else math.inf
+
+    def _known(self, candidate: Candidate) -> Row | None:
+        """What a search before found of a candidate."""
+        if self.folder is None:
+            return None
+        kept = self.folder.known(candidate)
+        if kept is None:
+            return None
+        row, plan = kept
+        if plan is not None:
+            self._keep(Found(row, plan))
+        return row
+
+    def _tried(self, one: Waiting) -> Row:
+        """Label a candidate and simulate its plan."""
+        row, plan, result = self.trials.of(one.candidate, one.least_s, one.likely_s)
+        if plan is not None:
+            self._keep(Found(row, plan, result))
+        if self.folder is not None:
+            self.folder.add(row, plan)
+        return row
+
+    def _keep(self, found: Found) -> None:
+        if found.row.state != SOLVED:
+            return
+        self.plans.append(found)
+        self.plans.sort(key=lambda one: (one.time_s, one.row.candidate.key))
+
+    def _result(self, complete: bool) -> SearchResult:
+        rows = sorted(
+            self.rows,
+            key=lambda row: (row.state != SOLVED, row.time_s or row.least_s, row.candidate.key),
+        )
+        plans = tuple(self.plans[: self.top])
+        excluded = dict(self.enumeration.excluded)
+        return SearchResult(plans, tuple(rows), excluded, None, complete, self.interrupted)
+
+    def _refuse(self) -> None:
+        """Say why nothing was found.
+
+        Raises
+        ------
+        InfeasibleError
+            DIST0801.
+        """
+        least = min(self.rows, key=lambda row: row.needs_bytes or row.peak_bytes or 1 << 62)
+        raise InfeasibleError(
+            "DIST0801",
+            f"none of {len(self.rows)} candidates gives a plan that fits; the one that needs "
+            f"least: {least.candidate.key}: {least.why}",
+            place="search",
+            remedy="Use more devices, a smaller batch, or --recompute none,selective,full.",
+        )

@@ -1,0 +1,172 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What candidates are likely to take and to keep, before they are labelled: by tables of layers.
+
+A step of which every layer is a stage of its own has few kinds of stage, whatever its depth: one
+labelling of it, on a mesh without the axis of the batch, gives the time and the stash of every
+layer. Candidates that differ only in stages, in micro-batches and in parts of the batch share it.
+These are estimates, no bounds: they order candidates, and leave out what is far off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tvm_distir.core import PICOSECONDS, MeshPrices, System
+
+from .candidates import BATCH, Candidate
+from .layers import Layers
+from .stage_partition import cut
+
+ZERO = (1, 2, 3)
+"""What lies cut along the axis of the batch: the states of the optimizer; the sums of gradients
+too; the weights too (ZeRO, Rajbhandari et al. 2020, section 5)."""
+
+
+SURE = 2
+"""So many candidates of a schedule tell how far estimates are off: before, the margin is twice as
+wide, and that they were longer than was likely counts for nothing."""
+
+
+class Outlook(NamedTuple):
+    """What a candidate is likely to take.
+
+    Attributes
+    ----------
+    time_s : float
+        Of a step.
+    peak_bytes : int
+        That the device that keeps most keeps, leaving out what one micro-batch needs besides.
+    zero : int
+        Which of :data:`ZERO` that is with.
+    """
+
+    time_s: float
+    peak_bytes: int
+    zero: int = 1
+
+    def corrected(self, seen: Sequence[tuple[Outlook, Outlook]]) -> Outlook:
+        """By how much others turned out to be longer and larger than was likely, at least.
+
+        That all were longer counts only where they are :data:`SURE` enough.
+        """
+        longer = min((so.time_s / x.time_s for x, so in seen), default=1.0)
+        if len(seen) < SURE:
+            longer = min(1.0, longer)
+        larger = min((so.peak_bytes / x.peak_bytes for x, so in seen), default=1.0)
+        return self._replace(
+            time_s=longer * self.time_s,
+            peak_bytes=int(max(1.0, larger) * self.peak_bytes),
+        )
+
+
+class Outlooks:
+    """The outlook of candidates by tables of their layers.
+
+    Parameters
+    ----------
+    system : System
+    limit : int
+        Bytes that a device may keep.
+    """
+
+    def __init__(self, system: System, limit: int) -> None:
+        self.system, self.limit = system, limit
+        self._prices: dict[tuple[tuple[str, int], ...], MeshPrices] = {}
+
+    def of(self, one: Candidate, table: Layers) -> Outlook:
+        """The fastest way to do a candidate that fits; where none does, that which keeps least."""
+        found = [self._cut(one, table, zero) for zero in self.ways(one)]
+        fitting = [x for x in found if x.peak_bytes <= self.limit]
+        if fitting:
+            return min(fitting, key=lambda x: x.time_s)
+        return min(found, key=lambda x: x.peak_bytes)
+
+    def ways(self, one: Candidate) -> tuple[int, ...]:
+        """Which of :data:`ZERO` differ for a candidate."""
+        if dict(one.axes).get(BATCH, 1) == 1:
+            return ZERO[:1]
+        return ZERO if one.schedule is not None else (1, 3)
+
+    def _cut(self, one: Candidate, table: Layers, zero: int) -> Outlook:
+        count = one.stages * one.chunks
+        needs = [self.needs(one, table, zero, rank) for rank in range(one.stages)]
+        groups = cut(table.times_ps, count, needs, self.limit) if one.chunks == 1 else None
+        return self.estimate(one, table, zero, needs, groups or cut(table.times_ps, count) or [])
+
+    def needs(self, one: Candidate, table: Layers, zero: int, rank: int) -> list[int]:
+        """Bytes of each layer on a rank."""
+        parts = dict(one.axes).get(BATCH, 1)
+        flying, chunks = in_flight(one, rank), one.chunks
+        return [
+            stash * flying // chunks
+            + weights // (parts if zero > 2 else 1)
+            + sums // (parts if zero > 1 else 1)
+            + states // parts
+            for _, stash, weights, sums, states in zip(*table)
+        ]
+
+    def estimate(
+        self,
+        one: Candidate,
+        table: Layers,
+        zero: int,
+        needs: Sequence[Sequence[int]],
+        groups: Sequence[range],
+    ) -> Outlook:
+        """What a candidate takes and keeps, with its layers in these stages.
+
+        ``needs`` has the bytes of each layer, rank by rank.
+        """
+        times = [sum(table.times_ps[i] for i in group) for group in groups]
+        if one.chunks == 1:
+            step_ps = (one.micro_batches - 1) * max(times) + sum(times)
+        else:
+            step_ps = (one.micro_batches * one.chunks + one.stages - 1) * max(times)
+        peak = max(
+            sum(row[i] for group in groups[rank :: one.stages] for i in group)
+            for rank, row in enumerate(needs)
+        )
+        step_ps = self._with_gradients(one, step_ps, sum(table.weights_bytes) // one.stages, zero)
+        return Outlook(step_ps / PICOSECONDS, peak, zero)
+
+    def _with_gradients(self, one: Candidate, step_ps: int, weights: int, zero: int) -> int:
+        """Add what is sent of a rank's weights and of their gradients along the axis of the batch.
+
+        Where sums lie cut, every micro-batch reduces its gradients beside the work, as far as there
+        is some; where weights do, it also gathers them before both its parts.
+        """
+        mesh = dict(one.axes)
+        parts = mesh.get(BATCH, 1)
+        if parts == 1:
+            return step_ps
+        price, axis = self._prices_of(one).collective_ps, list(mesh).index(BATCH)
+        if zero == 1:
+            return step_ps + price("all_reduce", weights, axis)
+        gather = price("all_gather", weights, axis)
+        sent = price("reduce_scatter", weights // parts, axis)
+        if zero == 2:
+            return max(step_ps, one.micro_batches * sent) + gather
+        return max(step_ps, one.micro_batches * (2 * gather + sent))
+
+    def reduced_ps(self, one: Candidate, weights: int) -> int:
+        """Time of summing gradients along the axis of the batch."""
+        mesh = dict(one.axes)
+        if mesh.get(BATCH, 1) == 1:
+            return 0
+        return self._prices_of(one).collective_ps("all_reduce", weights, list(mesh).index(BATCH))
+
+    def _prices_of(self, one: Candidate) -> MeshPrices:
+        if one.axes not in self._prices:
+            self._prices[one.axes] = MeshPrices(self.system, one.mesh.device_mesh())
+        return self._prices[one.axes]
+
+
+def in_flight(one: Candidate, rank: int) -> int:
+    """Units forward of which a rank keeps stashes (Narayanan et al. 2021, section 2.2)."""
+    behind = one.stages - rank
+    if one.chunks == 1:
+        return min(one.micro_batches, behind)
+    most = 2 * (behind - 1) + (one.chunks - 1) * one.stages + 1
+    return min(one.micro_batches * one.chunks, most)

@@ -1,0 +1,177 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a search: rows and plans as they are found, for a later search to go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tvm_distir.core import Plan
+from tvm_distir.support import OutputRecord, UsageError, write_whole
+
+from .candidates import Candidate
+from .result import SOLVED, Row, SearchResult
+
+SETTINGS = "search.json"
+ROWS = "rows.jsonl"
+_WRITTEN = (SETTINGS, "[0-9]*.plan.json")
+"""Files that the end of a search replaces."""
+
+
+class Folder:
+    """Rows and plans on disk.
+
+    Parameters
+    ----------
+    path : Path
+        It is made with the first row or the table: a search that fails before leaves nothing.
+    settings : mapping
+        All that prices depend on; a search goes on only with equal ones.
+    resume : bool
+        Whether to go on with what stands there.
+    force : bool
+        Whether to replace files that are not of a search, and a search that is not gone on with.
+
+    Raises
+    ------
+    OutputError
+        DIST0160 where the folder has a table or plans that no search wrote.
+    UsageError
+        DIST0151 where the folder has a search with other settings, or one that ended although
+        ``resume`` is not asked for (one that failed without a plan is no hindrance); DIST0153
+        where it cannot be written.
+    """
+
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], *, resume: bool, force: bool = False
+    ) -> None:
+        self.path, self.settings = path, dict(settings)
+        self._known: dict[str, dict[str, Any]] = {}
+        self._begun = False
+        if not force:
+            OutputRecord(path).check(_WRITTEN, "-o")
+        rows = path / ROWS
+        if rows.exists() and not (force and not resume):
+            self._read(rows, resume)
+        elif resume:
+            raise self._other(f"holds no search: {ROWS} is missing", "Leave out --resume.")
+
+    def _other(self, what: str, remedy: str) -> UsageError:
+        return UsageError("DIST0151", f"{self.path} {what}", place="-o", remedy=remedy)
+
+    def _read(self, rows: Path, resume: bool) -> None:
+        """Take the rows of a search before.
+
+        One that failed left no table: it is gone on with, and begun anew under other settings if
+        it found no plan.
+        """
+        try:
+            lines = rows.read_text(encoding="utf-8").splitlines()
+            head = json.loads(lines[0])["settings"]
+            found = {row["key"]: row for row in map(json.loads, lines[1:])}
+            failed = not (self.path / SETTINGS).exists()
+            futile = failed and not any(row["state"] == SOLVED for row in found.values())
+        except (OSError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise self._other(
+                f"has a {ROWS} that cannot be read ({error})", "Name another folder."
+            ) from error
+        if head != self.settings:
+            if futile:
+                return
+            differ = sorted(
+                k for k in {*head, *self.settings} if head.get(k) != self.settings.get(k)
+            )
+            raise self._other(
+                f"holds a search with other settings ({', '.join(differ)})",
+                "Give the same ones, name another folder, or begin anew with --force.",
+            )
+        if not (resume or failed):
+            raise self._other(
+                "holds a search already",
+                "Say --resume, name another folder, or begin anew with --force.",
+            )
+        self._known, self._begun = found, True
+
+    def _begin(self) -> None:
+        """Make the folder, and the file of rows."""
+        if not self._begun:
+            self._begun = True
+            try:
+                self.path.mkdir(exist_ok=True)
+            except OSError as error:
+                raise _unwritable(self.path, error) from error
+            self._write(self.path / ROWS, json.dumps({"settings": self.settings}) + "\n")
+
+    def known(self, candidate: Candidate) -> tuple[Row, Plan | None] | None:
+        """The row of a candidate, and its plan."""
+        data = self._known.get(candidate.key)
+        if data is None:
+            return None
+        fields = (
+            "state",
+            "least_s",
+            "price_s",
+            "gap",
+            "time_s",
+            "peak_bytes",
+            "why",
+            "likely_s",
+            "needs_bytes",
+            "hidden",
+            "compute_s",
+            "exposed_comm_s",
+        )
+        row = Row(candidate, **{key: data[key] for key in fields if key in data})
+        plan = self._plan(candidate)
+        return row, Plan.load(plan) if plan.exists() else None
+
+    def add(self, row: Row, plan: Plan | None) -> None:
+        """Write the plan of a candidate, then its row."""
+        self._begin()
+        if plan is not None:
+            plan.save(self._plan(row.candidate))
+        with open(self.path / ROWS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row.to_dict()) + "\n")
+
+    def finish(self, result: SearchResult) -> list[Path]:
+        """Write the table, and the best plans by their place in it."""
+        self._begin()
+        record = OutputRecord(self.path)
+        old = record.matching(_WRITTEN)
+        written = [self.path / SETTINGS]
+        text = json.dumps({"settings": self.settings, **result.to_dict()}, indent=1) + "\n"
+        self._write(written[0], text)
+        for number, found in enumerate(result.plans, 1):
+            written.append(self.path / f"{number}.plan.json")
+            found.plan.save(written[-1])
+        names = [path.name for path in written]
+        gone = [name for name in old if name not in names]
+        for name in gone:
+            (self.path / name).unlink()
+        record.forget(gone)
+        record.add(names)
+        return written
+
+    def _plan(self, candidate: Candidate) -> Path:
+        digest = hashlib.sha256(candidate.key.encode()).hexdigest()[:12]
+        return self.path / f"candidate-{digest}.plan.json"
+
+    def _write(self, path: Path, text: str) -> None:
+        """Write a file whole or not at all."""
+        try:
+            write_whole(path, text)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        "DIST0153",
+        f"{path} cannot be written: {error.strerror or error}",
+        place="-o",
+        remedy="Name an existing folder that you may write to.",
+    )

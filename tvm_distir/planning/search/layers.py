@@ -1,0 +1,175 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of layers: what each takes and keeps, read off labels of a step with a stage per layer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tvm import ir
+
+from tvm_distir.core import (
+    BACKWARD_PHASE,
+    FORWARD_PHASE,
+    WEIGHT_PHASE,
+    Instance,
+    MeshSpec,
+    Pipeline,
+    Schedule,
+    System,
+    all_bindings,
+    param_names,
+    phase_of,
+    shard_bytes,
+    training_notes,
+)
+from tvm_distir.support import DistIRError, InternalError
+
+from .auto_sharding import Labelling, label
+from .candidates import BATCH, Candidate
+from .modules import Source
+
+ROUGH = 0.02
+"""Gap of the labels of a table."""
+
+SUM_ITEM_BYTES = 4
+"""Of the sums of gradients over micro-batches, which are float32."""
+
+
+class Layers(NamedTuple):
+    """A table: per layer, of one micro-batch on the devices of one part of the batch.
+
+    Attributes
+    ----------
+    times_ps : tuple of int
+        Forward, backward, and its part of what is done once.
+    stashes_bytes : tuple of int
+        What its forward part keeps for its backward part, on a device.
+    weights_bytes, sums_bytes, states_bytes : tuple of int
+        Its weights, the sums of their gradients, and states of the optimizer, on a device.
+    """
+
+    times_ps: tuple[int, ...]
+    stashes_bytes: tuple[int, ...]
+    weights_bytes: tuple[int, ...]
+    sums_bytes: tuple[int, ...]
+    states_bytes: tuple[int, ...]
+
+
+class Tables:
+    """Gives the table of candidates; each is made once.
+
+    Parameters
+    ----------
+    source : Source
+    system : System
+    """
+
+    def __init__(self, source: Source, system: System) -> None:
+        self.source, self.system = source, system
+        self._known: dict[tuple[object, ...], Layers | None] = {}
+        self._functions: dict[tuple[object, ...], list[str]] = {}
+        self.ends = _ends(source.forward(1))
+        """Names of the values of ``main`` that the layers give."""
+
+    @property
+    def depth(self) -> int:
+        """How many layers there are."""
+        return len(self.ends)
+
+    def of(self, one: Candidate, *, at_layers: bool = False) -> Layers | None:
+        """The table of a candidate; None where its layers cannot be told apart.
+
+        Parameters
+        ----------
+        one : Candidate
+        at_layers : bool
+            Whether a row is what ends with a layer, as cuts by name are; else what makes as many
+            stages even.
+        """
+        batch, mesh = self.source.batch, dict(one.axes)
+        parts = mesh.pop(BATCH, 1) * one.micro_batches
+        if self.depth < 2 or batch is None or self.source.train is None:
+            return None
+        rows, most = max(1, batch // parts), -(-batch // parts)
+        axes = tuple(mesh.items()) or ((BATCH, 1),)
+        cuts = tuple(self.ends[:-1]) if at_layers else ()
+        key = (axes, rows, one.recompute, cuts)
+        if key not in self._known:
+            self._known[key] = self._made(dict(axes), batch // rows, one.recompute, cuts)
+        table = self._known[key]
+        if table is None or rows == most:
+            return table
+        times, stashes = [tuple([x * most // rows for x in column]) for column in table[:2]]
+        return table._replace(times_ps=times, stashes_bytes=stashes)
+
+    def _made(
+        self, mesh: dict[str, int], micro_batches: int, recompute: str, cuts: tuple[str, ...]
+    ) -> Layers | None:
+        schedule = Schedule("1f1b", self.depth, micro_batches, cuts=cuts)
+        try:
+            step = self.source.module(schedule, recompute)
+            labelled = label(step, MeshSpec("mesh0", mesh), self.system, gap=ROUGH)
+        except InternalError:
+            raise
+        except DistIRError:  # what cannot be cut so, or refuses these devices, has no table
+            return None
+        key = (micro_batches, recompute, cuts)
+        if key not in self._functions:
+            pipeline = Pipeline.of(step)
+            assert pipeline is not None
+            self._functions[key] = [stage.function for stage in pipeline.stages]
+        kinds = {name: _kept(labelled, name) for name in labelled.entries_ps}
+        rows = [
+            (labelled.entries_ps[name] // micro_batches, *kinds[name])
+            for name in self._functions[key]
+        ]
+        return Layers(*zip(*rows, strict=True))
+
+
+def _kept(labelled: Labelling, entry: str) -> tuple[int, int, int, int]:
+    """Bytes of a stage on a device: its stash, its weights, their sums, their states."""
+    inst = labelled.decision.entries[entry]
+    g = inst.graph
+    notes = training_notes(g.fn, "states")
+    states = {str(name) for names in notes.values() for name in names}
+    weights = set(training_notes(g.fn, "updated")) - states
+    held, sums, kept = 0, 0, 0
+    for k, name in zip(g.params, param_names(g.fn), strict=True):
+        v = g.nodes[k].results[0]
+        if name in weights:
+            size = _local_bytes(labelled, inst, v)
+            held += size
+            sums += size // g.values[v].item_bytes * SUM_ITEM_BYTES
+        elif name in states:
+            kept += _local_bytes(labelled, inst, v)
+    return stash_bytes(labelled, entry), held, sums, kept
+
+
+def _local_bytes(labelled: Labelling, inst: Instance, v: int) -> int:
+    """What a device has of a value as it is given."""
+    form = labelled.decision.value_form(inst, v)
+    return shard_bytes(inst.graph.values[v].size_bytes, labelled.meshes[0].shape, form)
+
+
+def stash_bytes(labelled: Labelling, entry: str) -> int:
+    """What a device keeps of one micro-batch between its forward and its backward part."""
+    inst = labelled.decision.entries[entry]
+    g, found = inst.graph, 0
+    for k in g.calls:
+        if phase_of(inst.kids[k].graph.fn) != FORWARD_PHASE:
+            continue
+        for v in g.nodes[k].results:
+            readers = {phase_of(inst.kids[r].graph.fn) for r, _ in g.uses[v] if r in inst.kids}
+            if readers & {BACKWARD_PHASE, WEIGHT_PHASE}:
+                found += _local_bytes(labelled, inst, v)
+    return found
+
+
+def _ends(model: ir.IRModule) -> list[str]:
+    """Names of what the function gives that is called most, call by call."""
+    calls: dict[str, list[str]] = {}
+    for b in all_bindings(model["main"].body):
+        if isinstance(getattr(b, "value", None), ir.Call) and isinstance(b.value.op, ir.GlobalVar):
+            calls.setdefault(str(b.value.op.name_hint), []).append(str(b.var.name))
+    return max(calls.values(), key=len, default=[])

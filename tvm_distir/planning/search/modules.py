@@ -1,0 +1,92 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Where a search gets its modules: a model at any batch, and the training step made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import Schedule, System, data_positions
+from tvm_distir.support import UsageError
+from tvm_distir.transforms import train_step
+
+Make = Callable[[int], ir.IRModule]
+
+
+class Source:
+    """Modules for candidates; each is made once.
+
+    Parameters
+    ----------
+    model : IRModule, or callable
+        A forward model; or what makes it, given the samples of a batch.
+    batch : int, optional
+        Samples of a whole step; None: those of the module that is given.
+    train : mapping, optional
+        Keywords of ``td.train_step``; None: the model is run forward.
+    system : System
+        By which recomputation is chosen.
+    """
+
+    def __init__(
+        self,
+        model: ir.IRModule | Make,
+        batch: int | None,
+        train: Mapping[str, Any] | None,
+        system: System,
+    ) -> None:
+        self.train, self.system = train, system
+        self._make = None if isinstance(model, ir.IRModule) else model
+        self._known: dict[Any, ir.IRModule] = {}
+        self.batch: int | None = None
+        if isinstance(model, ir.IRModule):
+            self._known[None] = model
+            if batch is not None:
+                raise UsageError(
+                    "DIST0151",
+                    "a batch is given, and a module, whose batch stands in it",
+                    place="search",
+                    remedy="Give what makes the module of a batch, or no batch.",
+                )
+        elif batch is None:
+            raise UsageError(
+                "DIST0151",
+                "no batch is given for what makes the module of a batch",
+                place="search",
+                remedy="Give the samples of a whole step.",
+            )
+        else:
+            self.batch = batch
+
+    def forward(self, micro_batches: int) -> ir.IRModule:
+        """The model with the samples of one micro-batch."""
+        key = None if self.batch is None else self.batch // micro_batches
+        if key not in self._known:
+            assert self._make is not None and key is not None
+            self._known[key] = self._make(key)
+        return self._known[key]
+
+    def module(self, schedule: Schedule | None, recompute: str | Mapping[str, str]) -> ir.IRModule:
+        """What is to be distributed; ``recompute`` as for ``td.train_step``."""
+        model = self.forward(1 if schedule is None else schedule.micro_batches)
+        if self.train is None:
+            return model
+        key = (schedule, recompute if isinstance(recompute, str) else tuple(recompute.items()))
+        if key not in self._known:
+            self._known[key] = train_step(
+                model, schedule=schedule, recompute=recompute, system=self.system, **self.train
+            )
+        return self._known[key]
+
+    @property
+    def samples(self) -> int:
+        """Samples of a whole step, as the first data input has them; 1 where it has none."""
+        if self.batch is not None:
+            return self.batch
+        main = self._known[None]["main"]
+        positions = data_positions(main)
+        shape = main.params[positions[0]].ty.shape if positions else None
+        return int(shape[0]) if shape is not None and len(shape) else 1

@@ -1,0 +1,151 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The candidates that wait: which comes next, and which need not be done."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+from typing import NamedTuple
+
+from tvm_distir.core import Clock, work_of_step
+from tvm_distir.support import InfeasibleError
+
+from .candidates import ANY, Candidate, Enumeration
+from .estimates import SURE, Outlook, Outlooks
+from .infeasible import contradiction
+from .layers import Tables
+from .result import BOUND, ESTIMATE, Row
+from .trials import Trials
+from .uneven_stages import Uneven
+
+
+class Waiting(NamedTuple):
+    """A candidate: by what it is likely to take, or by its bound, it is ordered."""
+
+    order_s: float
+    key: str
+    least_s: float
+    candidate: Candidate
+    outlook: Outlook | None
+
+    @property
+    def likely_s(self) -> float | None:
+        """What it is likely to take, where that is known."""
+        return None if self.outlook is None else self.outlook.time_s
+
+
+class Queue:
+    """Candidates in the order of what they are likely to take, or of their bounds.
+
+    Where a space has stages, tables of layers tell what is likely; else bounds are all there is.
+
+    Parameters
+    ----------
+    trials : Trials
+        That the candidates are for.
+    """
+
+    def __init__(self, trials: Trials) -> None:
+        self.trials = trials
+        self._tables: Tables | None = None
+        self._outlooks = Outlooks(trials.system, trials.limit)
+        self._waiting: list[Waiting] = []
+        self._seen: list[tuple[Candidate, Outlook, Outlook]] = []  # what was likely, what was so
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def fill(self, enumeration: Enumeration) -> None:
+        """Take all candidates.
+
+        Raises
+        ------
+        InfeasibleError
+            DIST0802 where there are none.
+        """
+        candidates, trials = list(enumeration), self.trials
+        uneven = enumeration.constraints.stage_devices == ANY and enumeration.stages
+        work, clock = work_of_step(trials.source.module(None, "none")), Clock(trials.system)
+        if uneven or any(one.schedule is not None for one in candidates):
+            self._tables = Tables(trials.source, trials.system)
+        for one in candidates:
+            sizes = one.stages, one.micro_batches, one.chunks
+            self._push(one, work.least_s(clock, enumeration.devices, *sizes))
+        if uneven and self._tables is not None:
+            for one, outlook in Uneven(enumeration, self._tables, self._outlooks).candidates():
+                # of the devices' time together, each kernel takes what it takes on one of them
+                alone_s = work.least_s(clock, 1, 1, one.micro_batches)
+                self._wait(one, alone_s / enumeration.devices, outlook)
+        if not self._waiting:
+            said = " and ".join(contradiction(enumeration))
+            raise InfeasibleError(
+                "DIST0802",
+                f"no mesh of {enumeration.devices} devices is left: {said} exclude all",
+                place="search",
+                remedy="Leave out one of these.",
+            )
+
+    def pop(self) -> Waiting:
+        """Take the next one."""
+        return heapq.heappop(self._waiting)
+
+    def saw(self, one: Waiting, row: Row) -> None:
+        """Note what became of a candidate: others of its kind are judged by it."""
+        if one.outlook is not None and row.time_s is not None and row.peak_bytes is not None:
+            so = Outlook(row.time_s, row.peak_bytes)
+            self._seen.append((one.candidate, one.outlook, so))
+
+    def with_more_recomputed(self, candidate: Candidate, least_s: float) -> None:
+        """Take a candidate that does not fit with the next policy of recomputation."""
+        policies = self.trials.constraints.recompute
+        number = policies.index(candidate.recompute) + 1
+        if self.trials.source.train is not None and number < len(policies):
+            self._push(replace(candidate, recompute=policies[number]), least_s)
+
+    def cut(self, one: Waiting, worst_s: float) -> Row | None:
+        """Why a candidate need not be done; None where it must.
+
+        Parameters
+        ----------
+        one : Waiting
+        worst_s : float
+            What a plan must be better than.
+        """
+        if one.least_s >= worst_s:
+            return Row(one.candidate, BOUND, one.least_s, likely_s=one.likely_s)
+        if one.outlook is None:
+            return None
+        kind = _kind(one.candidate)
+        seen = [(x, y) for other, x, y in self._seen if _kind(other) == kind]
+        expected = one.outlook.corrected(seen)
+        margin = self.trials.margin * (1 if len(seen) >= SURE else 2)
+        if seen and expected.time_s >= (1 + margin) * worst_s:
+            return Row(one.candidate, ESTIMATE, one.least_s, likely_s=one.likely_s)
+        if expected.peak_bytes <= self.trials.limit:
+            return None
+        self.with_more_recomputed(one.candidate, one.least_s)
+        kept = f"its layers keep about {expected.peak_bytes / 2**30:.2f} GiB"
+        return Row(
+            one.candidate,
+            ESTIMATE,
+            one.least_s,
+            why=kept,
+            likely_s=one.likely_s,
+            needs_bytes=expected.peak_bytes,
+        )
+
+    def _push(self, candidate: Candidate, least_s: float) -> None:
+        known = self._tables is not None and not candidate.ranks
+        table = self._tables.of(candidate) if known and self._tables else None
+        outlook = None if table is None else self._outlooks.of(candidate, table)
+        self._wait(candidate, least_s, outlook)
+
+    def _wait(self, candidate: Candidate, least_s: float, outlook: Outlook | None) -> None:
+        order_s = least_s if outlook is None else outlook.time_s
+        heapq.heappush(self._waiting, Waiting(order_s, candidate.key, least_s, candidate, outlook))
+
+
+def _kind(candidate: Candidate) -> str:
+    """Candidates of one kind are likely to be off by about as much."""
+    return "" if candidate.schedule is None else candidate.schedule.kind

@@ -1,0 +1,198 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a search found: plans by their simulated times, and what became of everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tvm_distir.core import Plan
+from tvm_distir.performance import Result
+
+from .alternatives import Second
+from .candidates import Candidate
+
+SOLVED, MEMORY, BOUND, REFUSED, LEFT = "solved", "memory", "bound", "refused", "left"
+"""What becomes of a candidate: a plan; nothing fits; it cannot be better; the model cannot be cut
+so; the time was up."""
+
+ESTIMATE = "estimate"
+"""Also: by what its layers take and keep it is far from good, or far from fitting."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one candidate.
+
+    Attributes
+    ----------
+    candidate : Candidate
+    state : str
+    least_s : float
+        No plan of the candidate takes less.
+    price_s : float, optional
+        Of the labels found, all communication that counts one after the other with the work.
+    gap : float, optional
+        How far the price may be above the least, as a share of it.
+    time_s : float, optional
+        Of the plan, as simulated.
+    peak_bytes : int, optional
+        As for ``time_s``.
+    why : str
+        Why there is no plan.
+    likely_s : float, optional
+        What was expected of its layers, before it was labelled.
+    needs_bytes : int, optional
+        What a device must keep at least where it does not fit, as is proved of its labels; or
+        likely, by its layers.
+    hidden : float
+        Share of what can be sent beside the work that its labels take to be hidden.
+    compute_s, exposed_comm_s : float, optional
+        Of ``time_s``, on the device with most of both: work, and communication beside no work.
+        What is left of the step it waits.
+    """
+
+    candidate: Candidate
+    state: str
+    least_s: float
+    price_s: float | None = None
+    gap: float | None = None
+    time_s: float | None = None
+    peak_bytes: int | None = None
+    why: str = ""
+    likely_s: float | None = None
+    needs_bytes: int | None = None
+    hidden: float = 0.0
+    compute_s: float | None = None
+    exposed_comm_s: float | None = None
+
+    @property
+    def shares(self) -> tuple[float | None, float | None]:
+        """Of the step, that of computing and that of communication beside no work."""
+        whole = self.time_s or 1.0
+        compute, comm = self.compute_s, self.exposed_comm_s
+        return (
+            None if compute is None else compute / whole,
+            None if comm is None else comm / whole,
+        )
+
+    def simulated(self, result: Result, limit_bytes: int) -> Row:
+        """The row with what simulation says, solved where it fits into the bytes of a device."""
+        busiest = max(result.devices.distinct, key=lambda d: d.compute_s + d.exposed_comm_s)
+        return replace(
+            self,
+            state=SOLVED if result.peak_memory_bytes <= limit_bytes else MEMORY,
+            time_s=result.time_s,
+            peak_bytes=result.peak_memory_bytes,
+            compute_s=busiest.compute_s,
+            exposed_comm_s=busiest.exposed_comm_s,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields by name, the candidate by its parts."""
+        one = self.candidate
+        return {
+            "key": one.key,
+            "mesh": dict(one.axes),
+            **({"meshes": [dict(axes) for axes in one.ranks]} if one.ranks else {}),
+            **({"cuts": list(one.cuts)} if one.cuts else {}),
+            "stages": one.stages,
+            "micro_batches": one.micro_batches,
+            "chunks": one.chunks,
+            "recompute": one.recompute,
+            **{k: v for k, v in self.__dict__.items() if k != "candidate" and v not in (None, "")},
+        }
+
+
+@dataclass(frozen=True)
+class Found:
+    """One plan.
+
+    Attributes
+    ----------
+    row : Row
+    plan : Plan
+        Complete: ``analyze --plan``, ``verify --plan`` and ``deploy --plan`` take it.
+    simulated : Result, optional
+        None where it was taken from a search before.
+    """
+
+    row: Row
+    plan: Plan
+    simulated: Result | None = None
+
+    @property
+    def time_s(self) -> float:
+        """As simulated."""
+        assert self.row.time_s is not None
+        return self.row.time_s
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Outcome of a search.
+
+    Attributes
+    ----------
+    plans : tuple of Found
+        The fastest first.
+    rows : tuple of Row
+        Everything that was enumerated.
+    excluded : mapping of str to int
+        Meshes that were not enumerated, by what excluded them.
+    baseline : Row, optional
+        What the plans are compared with.
+    complete : bool
+        Whether the search came to its end.
+    interrupted : bool
+        Whether it was stopped by Ctrl-C.
+    why : tuple of Second
+        Of the best plan, where it was asked for.
+    """
+
+    plans: tuple[Found, ...]
+    rows: tuple[Row, ...]
+    excluded: Mapping[str, int] = field(default_factory=dict)
+    baseline: Row | None = None
+    complete: bool = True
+    interrupted: bool = False
+    why: tuple[Second, ...] = ()
+
+    @property
+    def space(self) -> dict[str, int]:
+        """How many candidates came to which end."""
+        found = dict(self.excluded)
+        for row in self.rows:
+            found[row.state] = found.get(row.state, 0) + 1
+        return found
+
+    @property
+    def front(self) -> tuple[Row, ...]:
+        """Solved rows of which no other is faster and smaller, the fastest first."""
+        solved = [row for row in self.rows if row.state == SOLVED]
+        solved.sort(key=lambda row: (row.time_s, row.peak_bytes, row.candidate.key))
+        found: list[Row] = []
+        for row in solved:
+            if not found or row.peak_bytes < found[-1].peak_bytes:  # type: ignore[operator]
+                found.append(row)
+        return tuple(found)
+
+    @property
+    def least_s(self) -> float:
+        """No plan of the space takes less."""
+        return min((row.least_s for row in self.rows), default=0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the content of ``search.json``."""
+        return {
+            "schema_version": 1,
+            "plans": [found.row.to_dict() for found in self.plans],
+            "front": [row.candidate.key for row in self.front],
+            "space": self.space,
+            "complete": self.complete,
+            **({"why": [one.to_dict() for one in self.why]} if self.why else {}),
+            **({} if self.baseline is None else {"baseline": self.baseline.to_dict()}),
+            "rows": [row.to_dict() for row in self.rows],
+        }

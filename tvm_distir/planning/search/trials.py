@@ -1,0 +1,247 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates done: labelled, their plans distributed, exported and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from tvm import ir
+
+from tvm_distir.core import Plan, System, TooLargeError, relax_functions, training_notes
+from tvm_distir.performance import Result, export, simulate
+from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.planning.strategies.training import with_updates
+from tvm_distir.support import DistIRError, InternalError, UsageError
+from tvm_distir.transforms import distribute
+
+from .alternatives import Second, second_choices
+from .auto_sharding import labeller_of
+from .candidates import BATCH, Candidate, Constraints, kept_rules
+from .modules import Source
+from .result import MEMORY, REFUSED, SOLVED, Found, Row
+
+Make = Callable[[ir.IRModule, Mapping[str, int], System], Plan]
+"""Makes a plan of a module on a mesh."""
+
+Compare = tuple[str, Make | Plan]
+"""Name of what to compare with; what makes its plan of a module on a mesh, or the plan."""
+
+TOO_LARGE = ("DIST0801", "DIST0803")
+"""Errors of what does not fit into memory."""
+
+NOT_SO = ("DIST0236", "DIST0354", "DIST0802")
+"""Errors that say that the model cannot be cut so."""
+
+HIDDEN = (0.0, 0.75)
+"""Shares of what can be sent beside the work that labels take to be hidden, one after the other;
+where there are stages, the first alone."""
+
+KNOWN = ("zero:stage=3",)
+"""Strategies that send more than labels would and hide it, tried as they are."""
+
+
+class Trials:
+    """Labels candidates and simulates their plans.
+
+    Parameters
+    ----------
+    source : Source
+    system : System
+    limit : int
+        Bytes that a device may keep.
+    gap : float
+        As of :func:`label`.
+    constraints : Constraints
+    margin : float
+        Of estimates.
+    in_stages : bool
+        Whether candidates may have stages.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        system: System,
+        limit: int,
+        gap: float,
+        constraints: Constraints,
+        margin: float,
+        *,
+        in_stages: bool,
+    ) -> None:
+        self.source, self.system, self.limit, self.gap = source, system, limit, gap
+        self.constraints, self.margin, self.in_stages = constraints, margin, in_stages
+
+    def of(
+        self, candidate: Candidate, least_s: float, likely_s: float | None
+    ) -> tuple[Row, Plan | None, Result | None]:
+        """What becomes of a candidate.
+
+        Parameters
+        ----------
+        candidate : Candidate
+        least_s : float
+            Its bound.
+        likely_s : float, optional
+            What it is likely to take.
+        """
+        try:
+            return self._solved(candidate, least_s, likely_s)
+        except DistIRError as error:
+            if error.code not in (*TOO_LARGE, *NOT_SO):
+                raise
+            state = MEMORY if error.code in TOO_LARGE else REFUSED
+            needs = error.least_bytes if isinstance(error, TooLargeError) else None
+            row = Row(
+                candidate, state, least_s, why=str(error), likely_s=likely_s, needs_bytes=needs
+            )
+            return row, None, None
+
+    def _solved(
+        self, candidate: Candidate, least_s: float, likely_s: float | None
+    ) -> tuple[Row, Plan, Result]:
+        module = self.source.module(candidate.schedule, candidate.recompute)
+        row = Row(candidate, SOLVED, least_s, likely_s=likely_s)
+        tried = [self._simulated(module, *one) for one in self._labelled(module, row)]
+        return min(tried, key=lambda one: _order(one[0]))
+
+    def _labelled(self, module: ir.IRModule, row: Row) -> list[tuple[Row, Plan]]:
+        """Different plans of a candidate, from labels with different prices."""
+        candidate, found = row.candidate, list[tuple[Row, Plan]]()
+        fixed = self._fixed(candidate)
+        labeller = labeller_of(module, fixed.meshes, self.system, fixed)
+        for hidden in HIDDEN[:1] if self.in_stages else HIDDEN:
+            try:
+                labelled = labeller.run(self.gap, self.limit, hidden)
+            except TooLargeError:
+                if not found:
+                    raise
+                continue
+            plan = candidate.completed(labelled.plan())
+            if all(plan != other for _, other in found):
+                price_s = labelled.price_s if candidate.schedule is None else None
+                priced = replace(row, price_s=price_s, gap=labelled.gap, hidden=hidden)
+                found.append((priced, plan))
+        return found
+
+    def _simulated(self, module: ir.IRModule, row: Row, plan: Plan) -> tuple[Row, Plan, Result]:
+        """What simulation says of a plan."""
+        result = simulate(export(self._distributed(module, plan)), self.system)
+        row = row.simulated(result, self.limit)
+        if row.state == MEMORY:
+            gib = result.peak_memory_bytes / 2**30
+            row = replace(row, why=f"simulated, it keeps {gib:.2f} GiB")
+        return row, plan, result
+
+    def _fixed(self, candidate: Candidate) -> Plan:
+        """The rules that are to hold, with the meshes."""
+        if candidate.ranks:
+            return Plan(candidate.meshes)
+        return kept_rules(self.constraints.keep, candidate.mesh)
+
+    def _distributed(self, module: ir.IRModule, plan: Plan) -> ir.IRModule:
+        """A module as the command line distributes it by a plan that it is given."""
+        if self.source.train is not None:
+            plan = with_updates(module, plan)
+        return distribute(module, plan, system=self.system)
+
+    def why(self, candidate: Candidate) -> tuple[Second, ...]:
+        """What other placements of its weights would cost."""
+        module = self.source.module(candidate.schedule, candidate.recompute)
+        fixed = self._fixed(candidate)
+        labeller = labeller_of(module, fixed.meshes, self.system, fixed)
+        labeller.run(self.gap, self.limit)
+        return second_choices(labeller.labeller, self.gap)
+
+    def known(self, meshes: Iterable[Mapping[str, int]]) -> Iterator[Found]:
+        """Plans of strategies that hide well what they send, along the axis of data alone.
+
+        None where there are stages, whose tables have such plans, or where rules are to hold.
+        """
+        if self.in_stages or self.constraints.keep is not None:
+            return
+        module = self.source.module(None, self.constraints.recompute[0])
+        if not any(training_notes(fn, "updated") for _, fn in relax_functions(module)):
+            return
+        alone = [mesh for mesh in meshes if list(mesh) == [BATCH]]
+        for text in KNOWN:
+            try:
+                found = self.compared(text, partial(_strategy, text), alone)
+            except InternalError:
+                raise
+            except DistIRError:  # it is not for this model, or not for so many devices
+                continue
+            if found is not None:
+                yield found
+
+    def given(self, name: str, plan: Plan, devices: int) -> Found:
+        """A plan of the model on so many devices, as it is.
+
+        Raises
+        ------
+        UsageError
+            DIST0151 where it is for another number of devices.
+        """
+        schedule = plan.schedule
+        module = self.source.module(schedule, plan.recompute or "none")
+        program = export(self._distributed(module, plan))
+        result = simulate(program, self.system)
+        used = len({device for mesh in program.meshes for device in mesh.device_ids})
+        if used != devices:
+            raise UsageError(
+                "DIST0151",
+                f"the plan to compare with is for {used} devices, the search for {devices}",
+                place=name,
+                remedy="Compare with a plan for as many.",
+            )
+        axes = tuple(plan.meshes[0].axes.items())
+        word = plan.recompute.get("*", "given" if plan.recompute else "none")
+        candidate = Candidate(axes, recompute=word)
+        if schedule is not None:
+            candidate = replace(
+                candidate, stages=schedule.stages, micro_batches=schedule.micro_batches,
+                chunks=schedule.chunks, cuts=tuple(schedule.cuts),
+            )  # fmt: skip
+        row = Row(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
+        return Found(row, plan, result)
+
+    def compared(self, name: str, make: Make, meshes: Iterable[Mapping[str, int]]) -> Found | None:
+        """The fastest plan of another maker, without stages; None where none fits.
+
+        Meshes that it refuses are left out; where it refuses all of them, its error is raised.
+        """
+        policy = self.constraints.recompute[0]
+        module = self.source.module(None, policy)
+        best: Found | None = None
+        refusals, took = [], False
+        for mesh in meshes:
+            try:
+                plan = make(module, mesh, self.system)
+                result = simulate(export(distribute(module, plan, system=self.system)), self.system)
+            except InternalError:
+                raise
+            except DistIRError as error:
+                refusals.append(error)
+                continue
+            took = True
+            candidate = Candidate(tuple(mesh.items()), recompute=policy)
+            row = Row(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
+            if row.state == SOLVED and (best is None or result.time_s < best.time_s):
+                best = Found(row, candidate.completed(plan), result)
+        if refusals and not took:
+            raise refusals[0]
+        return best
+
+
+def _strategy(text: str, mod: ir.IRModule, mesh: Mapping[str, int], system: System) -> Plan:
+    """The plan of a strategy."""
+    return make_plan(mod, text, mesh, system)
+
+
+def _order(row: Row) -> tuple[bool, float]:
+    """What a row is judged by: whether it fits, and its time."""
+    assert row.time_s is not None
+    return row.state != SOLVED, row.time_s

@@ -1,0 +1,131 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Pipelines whose stages have different numbers of devices: layers and devices shared out at once.
+
+A stage has a power of two of a node's devices, or whole nodes, so that groups lie as they are
+priced (Zheng et al. 2022, Alpa, section 5.2). Per number of stages and samples of a micro-batch one
+candidate: that of which tables of layers say that its step takes least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tvm_distir.core import PICOSECONDS
+
+from .candidates import BATCH, STAGES, Axes, Candidate, Enumeration, factorisations
+from .estimates import ZERO, Outlook, Outlooks
+from .layers import Layers, Tables
+from .stage_partition import Share, shared_out
+
+
+class Uneven:
+    """Gives candidates whose stages have meshes of their own.
+
+    Parameters
+    ----------
+    enumeration : Enumeration
+    tables : Tables
+    outlooks : Outlooks
+    """
+
+    def __init__(self, enumeration: Enumeration, tables: Tables, outlooks: Outlooks) -> None:
+        self.enumeration, self.tables, self.outlooks = enumeration, tables, outlooks
+
+    def candidates(self) -> Iterator[tuple[Candidate, Outlook]]:
+        """Each with what it is likely to take; where nothing fits, with the next policy."""
+        found, rules = self.enumeration, self.enumeration.constraints
+        if not found.stages or STAGES not in rules.axes or found.batch is None:
+            return
+        most = min(found.devices, self.tables.depth, rules.most.get(STAGES, found.devices))
+        for stages in range(2, most + 1):
+            for samples in self._samples(found.batch):
+                shared = (
+                    self._shared(stages, samples, found.batch // samples, policy)
+                    for policy in rules.recompute
+                )
+                yield from [one for one in shared if one is not None][:1]
+
+    def _samples(self, batch: int) -> list[int]:
+        """Samples of a micro-batch, of all parts together."""
+        sizes = self._sizes()
+        rows = {n * size for n in self.enumeration.constraints.micro_batches for size in sizes}
+        return sorted(n for n in rows if batch % n == 0)
+
+    def _sizes(self) -> list[int]:
+        """Devices that a stage may have."""
+        devices = self.enumeration.devices
+        node = self.enumeration.system.intra_node.devices_per_node
+        powers = [1 << i for i in range(node.bit_length()) if 1 << i < min(node, devices)]
+        return powers + list(range(node, devices, node))
+
+    def _kinds(self, stages: int, samples: int) -> list[Axes]:
+        """Meshes that a stage may have."""
+        names = [n for n in self.enumeration.constraints.axes if n != STAGES]
+        kinds: dict[Axes, None] = {}
+        for size in self._sizes():
+            for sizes in factorisations(size, len(names)):
+                chosen = dict(zip(names, sizes, strict=True))
+                if (
+                    self.enumeration.allows({STAGES: stages, **chosen})
+                    and samples % chosen.get(BATCH, 1) == 0
+                ):
+                    axes = tuple((name, n) for name, n in chosen.items() if n > 1)
+                    kinds[axes or ((BATCH, 1),)] = None
+        return list(kinds)
+
+    def _shared(
+        self, stages: int, samples: int, micro_batches: int, policy: str
+    ) -> tuple[Candidate, Outlook] | None:
+        """The candidate of a number of stages; None where none fits, or stages are equal."""
+        kinds, alone, tables = [], list[Candidate](), list[Layers]()
+        for axes in self._kinds(stages, samples):
+            one = Candidate(axes, stages, micro_batches, recompute=policy)
+            table = self.tables.of(one, at_layers=True)
+            if table is not None:
+                kinds.append(axes)
+                alone.append(one)
+                tables.append(table)
+        if not kinds:
+            return None
+        times = [self._times(one, x) for one, x in zip(alone, tables, strict=True)]
+        sizes = [one.devices for one in alone]
+        for zero in ZERO:
+            needs = [
+                [self.outlooks.needs(one, x, zero, rank) for one, x in zip(alone, tables)]
+                for rank in range(stages)
+            ]
+            found = shared_out(
+                times, sizes, needs, self.enumeration.devices, micro_batches, self.outlooks.limit
+            )
+            if found is None:
+                continue
+            step_ps, shares = found
+            peak = max(
+                sum(needs[rank][kind][i] for i in layers)
+                for rank, (layers, kind) in enumerate(shares)
+            )
+            outlook = Outlook(step_ps / PICOSECONDS, peak, zero)
+            ranks = tuple([kinds[share.kind] for share in shares])
+            if len(set(ranks)) == 1:
+                return None
+            return self._candidate(ranks, shares, micro_batches, policy), outlook
+        return None
+
+    def _times(self, one: Candidate, table: Layers) -> list[int]:
+        """Time of each layer for a micro-batch, its part of summing gradients along the batch too.
+
+        Reduced once a step.
+        """
+        return [
+            time + self.outlooks.reduced_ps(one, weights) // one.micro_batches
+            for time, weights in zip(table.times_ps, table.weights_bytes, strict=True)
+        ]
+
+    def _candidate(
+        self, ranks: tuple[Axes, ...], shares: list[Share], micro_batches: int, policy: str
+    ) -> Candidate:
+        cuts = tuple([self.tables.ends[share.layers.stop - 1] for share in shares[:-1]])
+        return Candidate(
+            ranks[0], len(ranks), micro_batches, recompute=policy, ranks=ranks, cuts=cuts
+        )

@@ -1,0 +1,190 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Branches of a graph that do not depend on each other: what meets, without its common past."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tvm_distir.core import Graph, PlacedModule
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Nodes that lead to one operand of a join and to none of the others.
+
+    Attributes
+    ----------
+    nodes : int
+        A bit per node of the graph.
+    last : int
+        The node that gives the operand.
+    flops : int
+    ends : bool
+        Whether it meets others in the results of the function only.
+    """
+
+    nodes: int
+    last: int
+    flops: int
+    ends: bool
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The branches of a function.
+
+    Attributes
+    ----------
+    groups : list of list of Branch
+        Branches of a group do not depend on each other; two or more, the heaviest first.
+    counted : int
+        A bit per node that the results need.
+    """
+
+    groups: list[list[Branch]]
+    counted: int
+
+
+def branches_of(module: PlacedModule, g: Graph, results: Sequence[int], percent: int) -> Branches:
+    """Find the branches of a function: of joins that share nodes those with most to do.
+
+    Parameters
+    ----------
+    module : PlacedModule
+    g : Graph
+        Of the function.
+    results : sequence of int
+        The results that count, by number; together they are a join as well.
+    percent : int
+        Of the work of all nodes that count: branches with less are none.
+    """
+    work = _work(module, g)
+    past = _past(g)
+    values = [g.result_values[i] for i in results]
+    wanted = sorted({g.producer[v][0] for v in values if v >= 0})
+    counted = 0
+    for k in wanted:
+        counted |= past[k]
+    least = max(sum(work[n] for n in _members(counted)) * percent // 100, 1)
+    found = []
+    for operands, ends in (*((row, False) for row in _joins(g, counted)), (wanted, True)):
+        made = []
+        for k in operands:
+            own = past[k]
+            for other in operands:
+                own &= own if other == k else ~past[other]
+            flops = sum(work[n] for n in _members(own))
+            if flops >= least:
+                made.append(Branch(own, k, flops, ends))
+        if len(made) > 1:
+            found.append(sorted(made, key=_heaviest))
+    found.sort(key=lambda row: (-row[1].flops, row[0].last))
+    groups: list[list[Branch]] = []
+    for row in found:
+        _take(groups, row, least)
+    return Branches([sorted(group, key=_heaviest) for group in groups], counted)
+
+
+def _take(groups: list[list[Branch]], row: list[Branch], least: int) -> None:
+    """Add the branches of a join to those found: a group of their own, or parts of one.
+
+    A branch that holds a join, and hardly anything else, falls apart into the branches of that;
+    so all towers of a chain of sums are one group.
+    """
+    nodes = _together(row)
+    for group in groups:
+        for i, branch in enumerate(group):
+            if nodes & ~branch.nodes == 0:
+                if branch.flops - sum(b.flops for b in row) < least:
+                    group[i : i + 1] = row
+                return
+        inside = [b for b in row if _together(group) & ~b.nodes == 0]
+        others = [b for b in row if b not in inside]
+        if inside and not any(_together(one) & _together(others) for one in groups):
+            group += others
+            return
+    if not any(_together(group) & nodes for group in groups):
+        groups.append(list(row))
+
+
+def _together(row: Sequence[Branch]) -> int:
+    nodes = 0
+    for branch in row:
+        nodes |= branch.nodes
+    return nodes
+
+
+def _heaviest(branch: Branch) -> tuple[int, int]:
+    return -branch.flops, branch.last
+
+
+def members(branch: Branch) -> list[int]:
+    """The nodes of a branch, in order."""
+    return list(_members(branch.nodes))
+
+
+def _members(bits: int) -> Iterator[int]:
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
+
+
+def _joins(g: Graph, counted: int) -> Iterator[list[int]]:
+    """Per op or call that counts, the nodes that give its operands, where there are several."""
+    for k, node in enumerate(g.nodes):
+        if node.kind in ("op", "call") and counted >> k & 1:
+            makers = {g.producer[v][0] for v in node.operands if v >= 0}
+            found = sorted(n for n in makers if g.nodes[n].kind in ("op", "call"))
+            if len(found) > 1:
+                yield found
+
+
+def _past(g: Graph) -> list[int]:
+    """Per node the ops and calls that it needs, itself included, as bits."""
+    past: list[int] = []
+    for k, node in enumerate(g.nodes):
+        own = 1 << k if node.kind in ("op", "call") else 0
+        for v in node.operands:
+            if v >= 0:
+                own |= past[g.producer[v][0]]
+        past.append(own)
+    return past
+
+
+def _work(module: PlacedModule, g: Graph) -> list[int]:
+    """FLOPs of each node, those of functions called included."""
+    total: dict[str, int] = {}
+
+    def of(graph: Graph) -> list[int]:
+        return [
+            n.rule.flops if n.rule is not None else total[n.callee] if n.kind == "call" else 0
+            for n in graph.nodes
+        ]
+
+    for key in module.order:
+        if key == g.key:
+            break
+        total[key] = sum(of(module.graphs[key]))
+    return of(g)
+
+
+def balanced(branches: Sequence[Branch], bins: int, last: bool) -> list[int]:
+    """Put branches into bins of about equal work: each, the heaviest first, where least is.
+
+    Bin 0 gets the one that begins first, or ``last``.
+    """
+    loads, found = [0] * bins, []
+    for branch in branches:
+        chosen = min(range(bins), key=lambda b: (loads[b], b))
+        found.append(chosen)
+        loads[chosen] += branch.flops
+    order = sorted(range(len(branches)), key=lambda i: members(branches[i])[0])
+    home = found[order[-1 if last else 0]]
+    swapped = {0: home, home: 0}
+    return [swapped.get(b, b) for b in found]
+
+
+__all__ = ["Branch", "Branches", "balanced", "branches_of", "members"]

@@ -1,0 +1,276 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Several strategies on one mesh: a plan each, merged axis by axis."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import (
+    DEFAULT_MESH,
+    MeshSpec,
+    OpenLabels,
+    Plan,
+    PlanRule,
+    System,
+    faults_of_plan,
+    labels_text,
+    policies_of,
+)
+from tvm_distir.support import PlanError
+
+from .conflicts import giving_way, placed, sharing_batches, target_of
+from .head_groups import mesh_of
+from .local_branches import LOCAL_LAYERS, on_branches
+from .model_info import MeshLike, as_mesh_spec
+from .pipelining import AXIS, PIPELINE, on_stages, schedule_of
+from .registry import BEFORE, OTHERS, SYSTEM, StrategySpec, checked, find_strategy, parse
+from .training import new_names
+
+
+def make_plan(
+    mod: ir.IRModule, text: str, axes: Mapping[str, int], system: System | str | None = None
+) -> Plan:
+    """Plan of a strategy text on a mesh of named axes, as a command line gives them.
+
+    ``system``: whose times decide where a strategy asks for them.
+
+    Raises
+    ------
+    PlanError, MeshError
+        What :func:`parse` and :func:`compose` raise.
+    """
+    return compose(mod, MeshSpec(DEFAULT_MESH, axes), parse(text), system)
+
+
+def compose(
+    mod: ir.IRModule,
+    mesh: MeshLike,
+    specs: str | Sequence[StrategySpec | str],
+    system: System | str | None = None,
+) -> Plan:
+    """Merge the plans of several strategies on one mesh.
+
+    Each strategy fills its own axis and leaves the others open. Plans are merged by
+    :func:`merge`. An axis of a parameter that no strategy filled is closed as replicated: what
+    arrives from outside lies nowhere that was not asked for; so is one of what replaces a
+    parameter, where the plan is to be completed. Axes of intermediate values and
+    of call arguments stay open, for propagation to decide.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1.
+    mesh : MeshSpec or mapping of str to int
+    specs : str or sequence
+        A text as for :func:`parse`, or specs.
+    system : System or str, optional
+        Whose times decide where a strategy asks for them. None: bytes do.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    PlanError
+        DIST0230, DIST0231, DIST0235 as :func:`parse`; DIST0232 two strategies contradict each
+        other; what the strategies raise, of all strategies at once.
+    """
+    spec = as_mesh_spec(mesh)
+    wanted: list[StrategySpec] = []
+    for item in [specs] if isinstance(specs, str) else specs:
+        wanted.extend(parse(item) if isinstance(item, str) else [checked(item)])
+    if not wanted:
+        raise PlanError(
+            "DIST0235", "no strategy is given", place="strategy", remedy='Try "data_parallel".'
+        )
+    stages: Plan | None = None
+    asked = schedule_of(wanted, spec.axes)
+    if asked is not None:
+        axis = next(str(o.options.get("axis", AXIS)) for o in wanted if o.name == PIPELINE)
+        stages = on_stages(mod, spec, asked, axis)
+        wanted = [one for one in wanted if one.name != PIPELINE]
+        if not wanted:
+            return stages
+        (spec,) = stages.meshes
+    apart = next((one for one in wanted if one.name == LOCAL_LAYERS), None)
+    if apart is not None and (stages is not None or len(wanted) > 1):
+        return _apart(mod, spec, wanted, apart, stages, system)
+    spec = mesh_of(mod, spec, wanted)
+    merged = merge(_plans(mod, spec, wanted, System.known(system)))
+    updated = new_names(mod) if merged.complete else ()
+    rules = tuple(_closed(rule, updated) for rule in merged.rules)
+    schedule = None if stages is None else stages.schedule
+    return replace(merged, rules=rules, recompute=policies_of(mod), schedule=schedule)
+
+
+def _apart(
+    mod: ir.IRModule,
+    mesh: MeshSpec,
+    wanted: Sequence[StrategySpec],
+    apart: StrategySpec,
+    stages: Plan | None,
+    system: System | str | None,
+) -> Plan:
+    """Compose what puts branches on meshes of their own with what works on each of these."""
+    if stages is not None or sum(one.name == LOCAL_LAYERS for one in wanted) > 1:
+        other = LOCAL_LAYERS if stages is None else PIPELINE
+        raise PlanError(
+            "DIST0232",
+            f'"{LOCAL_LAYERS}" and "{other}" both make meshes of an axis',
+            place="strategy",
+            remedy="Give one of them.",
+        )
+    info = find_strategy(LOCAL_LAYERS)
+    branches = info.function(mod, mesh, **apart.options)
+    axis = str(apart.options.get("axis", info.options["axis"].default))
+    rest = {name: size for name, size in mesh.axes.items() if name != axis}
+    others = [one for one in wanted if one is not apart]
+    if not rest:
+        raise PlanError(
+            "DIST0232",
+            f'"{LOCAL_LAYERS}" leaves no mesh axis for "{others[0].name}"',
+            place="strategy",
+            remedy='Give the mesh another axis: "br=2,dp=2".',
+        )
+    return on_branches(mod, branches, compose(mod, MeshSpec(DEFAULT_MESH, rest), others, system))
+
+
+def _plans(
+    mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec], system: System | None
+) -> list[tuple[str, Plan]]:
+    """Make the plans, in order; strategies that look at the others' plans come last.
+
+    Where those that come after all others cut what another one leaves whole, they have their way.
+    """
+    plans: dict[int, tuple[str, Plan]] = {}
+    faults = faults_of_plan("strategy")
+    for looks in (None, BEFORE, OTHERS):
+        for i, one in enumerate(wanted):
+            info = find_strategy(one.name)
+            if info.looks_at != looks:
+                continue
+            if looks:
+                faults.raise_all()  # what it looks at is not all there
+            options = dict(one.options)
+            if looks and plans:
+                options[looks] = merge([plans[k] for k in sorted(plans)])
+            if system is not None and info.asks_system:
+                options[SYSTEM] = system
+            with faults.gathered():
+                made = info.function(mod, mesh, **options)
+                if looks == OTHERS:
+                    plans = {k: (n, giving_way(plan, made)) for k, (n, plan) in plans.items()}
+                plans[i] = one.name, made
+    faults.raise_all()
+    return sharing_batches([plans[i] for i in sorted(plans)])
+
+
+def _closed(rule: PlanRule, updated: Collection[str]) -> PlanRule:
+    """A rule without open axes, if it is of a parameter or of what replaces one."""
+    closes = rule.kind == "param" or (rule.kind == "value" and rule.name in updated)
+    return placed(rule, rule.closed_labels) if closes else rule
+
+
+def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
+    """Merge plans of the same meshes, axis by axis.
+
+    Rules with the same target (kind, name, function, index, argument, mesh) become one, at the
+    place of the first: on each axis the label that one of them fills; open where none does.
+    It is stationary along the axes on which a stationary rule cuts it, and may move along the
+    others; where none cuts, when one of them is. A plan's own repeated target counts as its
+    last rule.
+
+    Parameters
+    ----------
+    plans : sequence of (str, Plan)
+        Each with a name for messages.
+
+    Raises
+    ------
+    PlanError
+        DIST0232 when two plans fill one axis of a target with different labels (told once for
+        each two plans and axis, of all of these), or have different meshes.
+    """
+    name, first = plans[0]
+    rules: dict[tuple[Any, ...], PlanRule] = {}
+    owners: dict[tuple[Any, ...], list[str]] = {}
+    said: dict[tuple[Any, ...], list[PlanRule]] = {}
+    conflicts: dict[tuple[int, str, str], PlanError] = {}
+    for title, plan in plans:
+        if plan.meshes != first.meshes:
+            raise PlanError(
+                "DIST0232",
+                f'"{name}" and "{title}" make plans for different meshes',
+                place="strategy",
+                remedy="Give both the same mesh.",
+            )
+        for target, rule in {target_of(rule): rule for rule in plan.rules}.items():
+            axes = len(rule.placement)
+            old = rules.setdefault(target, rule)
+            filled = owners.setdefault(target, [""] * axes)
+            before: OpenLabels = old.placement if target in said else (None,) * axes
+            labels = list(before)
+            for axis, label in enumerate(rule.placement):
+                if label is None:
+                    continue
+                if labels[axis] not in (None, label):
+                    among = axis, filled[axis], title
+                    if among not in conflicts:
+                        conflicts[among] = _conflict(plan.mesh(rule.mesh), rule, old, *among)
+                    continue
+                labels[axis] = label
+                filled[axis] = filled[axis] or title
+            said.setdefault(target, []).append(rule)
+            stationary, moving = _stationary(said[target])
+            found = (tuple(labels), stationary, moving)
+            if found != (old.placement, old.stationary, old.moving):
+                rules[target] = replace(
+                    old, placement=found[0], stationary=stationary, moving=moving
+                )
+    faults = faults_of_plan("strategy")
+    for conflict in conflicts.values():
+        faults.add(conflict)
+    faults.raise_all()
+    ring = tuple(axis for _, plan in plans for axis in plan.ring)
+    regather = tuple(axis for _, plan in plans for axis in plan.regather)
+    complete = any(plan.complete for _, plan in plans)
+    return Plan(
+        first.meshes, tuple(rules.values()), ring=ring, regather=regather, complete=complete
+    )
+
+
+def _stationary(rules: Sequence[PlanRule]) -> tuple[bool, tuple[int, ...]]:
+    """Whether what the rules place is stationary, and along which axes it moves all the same."""
+    cuts = {
+        axis: rule.stationary and axis not in rule.moving
+        for rule in rules
+        for axis, label in enumerate(rule.placement)
+        if label is not None and label >= 0
+    }
+    if not cuts:
+        return any(rule.stationary for rule in rules), ()
+    if not any(cuts.values()):
+        return False, ()
+    return True, tuple(sorted(axis for axis, held in cuts.items() if not held))
+
+
+def _conflict(
+    mesh: MeshSpec, rule: PlanRule, old: PlanRule, axis: int, first: str, second: str
+) -> PlanError:
+    return PlanError(
+        "DIST0232",
+        f'on the mesh axis "{mesh.axis_names[axis]}" the strategy "{first}" wants '
+        f'"{labels_text((old.placement[axis],))}", "{second}" wants '
+        f'"{labels_text((rule.placement[axis],))}"',
+        place=rule.title,
+        remedy='Give each strategy an axis of its own, with "axis=".',
+    )
+
+
+__all__ = ["compose", "make_plan", "merge"]

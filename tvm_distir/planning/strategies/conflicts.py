@@ -1,0 +1,62 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Where one strategy leaves to another what it wants whole and the other wants cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm_distir.core import OpenLabels, Plan, PlanRule, R
+
+
+def sharing_batches(plans: Sequence[tuple[str, Plan]]) -> list[tuple[str, Plan]]:
+    """Let plans that divide the batch over the same axis have it for both.
+
+    ``data_parallel`` wants weights whole, ``expert_parallel``, which divides the batch too, wants
+    those of experts cut: these are what it is asked for.
+    """
+    divided = [_divided(plan) for _, plan in plans] if len(plans) > 1 else [set()]
+    out = []
+    for i, (name, plan) in enumerate(plans):
+        for k, (_, other) in enumerate(plans):
+            if i != k and divided[i] & divided[k]:
+                plan = giving_way(plan, other)
+        out.append((name, plan))
+    return out
+
+
+def _divided(plan: Plan) -> set[tuple[Any, ...]]:
+    """Data that a plan cuts, with the mesh axes."""
+    return {
+        (target_of(rule), axis, label)
+        for rule in plan.rules
+        if rule.kind == "param" and not rule.stationary
+        for axis, label in enumerate(rule.placement)
+        if label is not None and label >= 0
+    }
+
+
+def giving_way(plan: Plan, other: Plan) -> Plan:
+    """Leave open what a plan wants whole and another one wants cut."""
+    cuts = {target_of(rule): rule.placement for rule in other.rules}
+    rules = []
+    for rule in plan.rules:
+        wanted = cuts.get(target_of(rule), (None,) * len(rule.placement))
+        labels = tuple(
+            None if own == R and cut is not None and cut >= 0 else own
+            for own, cut in zip(rule.placement, wanted, strict=True)
+        )
+        rules.append(placed(rule, labels))
+    return replace(plan, rules=tuple(rules))
+
+
+def placed(rule: PlanRule, placement: OpenLabels) -> PlanRule:
+    """The rule with another placement, itself where it has that one."""
+    return rule if rule.placement == placement else replace(rule, placement=placement)
+
+
+def target_of(rule: PlanRule) -> tuple[Any, ...]:
+    """What a rule places: rules of different strategies with the same target become one."""
+    return rule.kind, rule.function, rule.name, rule.index, rule.arg, rule.mesh

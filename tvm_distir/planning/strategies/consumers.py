@@ -1,0 +1,291 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which ops consume a weight, and which of its dims they contract, keep or look up.
+
+Names say what a weight is for; only its consumers say how it lies: ``relax.nn`` keeps
+(out, in) and transposes, ONNX multiplies by (in, out).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    DROPOUT_KERNEL,
+    VARIABLES,
+    all_bindings,
+    forward_bindings,
+    static_shape,
+    tensor_type,
+)
+
+_SAME = ("relax.astype", "relax.dist.annotate_sharding", "relax.dist.redistribute")
+_DROPOUT = "relax.nn.dropout"
+_MOST_STEPS = 64
+View = tuple[str, Any, tuple[int, ...]]
+"""A weight as it is somewhere: the function, the variable, and which dim each of its dims is."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """One consumer of a weight.
+
+    Attributes
+    ----------
+    kind : str
+        ``matmul``, ``take``, or ``other``.
+    op : str
+        Name of the op.
+    contracted : int or None
+        Of a matmul: the dim of the weight that is summed over.
+    kept : int or None
+        Of a matmul: the dim that becomes the result's last; of a take: the dim looked up.
+    function : str
+        Where the consumer stands.
+    result : Var or None
+        What it is bound to.
+    value : Expr
+        The consumer itself.
+    operand : Var
+        The view of the weight that it takes.
+    dims : tuple of int
+        For each dim of the operand, which dim of the weight it is.
+    """
+
+    kind: str
+    op: str
+    contracted: int | None
+    kept: int | None
+    function: str
+    result: Any
+    value: Any
+    operand: Any
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A result added to a value of its own shape: ``total = before + result``.
+
+    Attributes
+    ----------
+    function : str
+    before : Expr
+    total : Var
+    """
+
+    function: str
+    before: Any
+    total: Any
+
+
+class Consumers:
+    """Follows values of a module to their consumers, into private functions.
+
+    Of a training step only the forward part counts.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1 or 2.
+    """
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        self.functions = {
+            str(gv.name_hint): fn
+            for gv, fn in mod.functions.items()
+            if isinstance(fn, relax.Function)
+        }
+        self._readers: dict[str, dict[Any, list[tuple[Any, Any, int]]]] = {}
+        self._uses: dict[View, list[Use]] = {}
+
+    @functools.cached_property
+    def callers(self) -> dict[str, list[str]]:
+        """Per function that is called, the functions that call it."""
+        found: dict[str, list[str]] = {}
+        for name, fn in self.functions.items():
+            calls = [b.value.op for b in all_bindings(fn.body) if isinstance(b.value, ir.Call)]
+            callees = [str(op.name_hint) for op in calls if isinstance(op, ir.GlobalVar)]
+            for callee in dict.fromkeys(callees):
+                found.setdefault(callee, []).append(name)
+        return found
+
+    def readers(self, function: str, var: Any) -> list[tuple[Any, Any, int]]:
+        """Return (bound variable, value, position) of the direct readers of a variable.
+
+        The position is that of the argument; -1 for what is no plain argument of a call.
+        """
+        if function not in self._readers:
+            self._readers[function] = _index(self.functions[function])
+        return self._readers[function].get(var, [])
+
+    def uses(self, function: str, parameter: Any) -> list[Use]:
+        """Return the consumers of a parameter, through casts, transposes and calls."""
+        ndim = len(static_shape(parameter.ty) or ())
+        first = self._handed_on((function, parameter, tuple(range(ndim))))
+        if first not in self._uses:
+            self._uses[first] = self._reached(first)
+        return list(self._uses[first])
+
+    def _handed_on(self, view: View) -> View:
+        """What a parameter is in the function that alone reads it: layers share theirs."""
+        where, var, dims = view
+        readers = self.readers(where, var)
+        if len(readers) == 1:
+            step = self._step(where, var, *readers[0], dims)
+            if not isinstance(step, Use) and step[0] != where:
+                return step
+        return view
+
+    def _reached(self, first: View) -> list[Use]:
+        """The consumers of a view of a weight."""
+        found: list[Use] = []
+        waiting, seen = [first], set[View]()
+        while waiting:
+            state = waiting.pop(0)
+            if state in seen:
+                continue
+            seen.add(state)
+            where, var, dims = state
+            for bound, value, position in self.readers(where, var):
+                step = self._step(where, var, bound, value, position, dims)
+                if isinstance(step, Use):
+                    if step not in found:
+                        found.append(step)
+                else:
+                    waiting.append(step)
+        return found
+
+    def _step(
+        self, where: str, var: Any, bound: Any, value: Any, position: int, dims: tuple[int, ...]
+    ) -> Use | View:
+        """Return where a view of the weight goes on, or what consumes it."""
+        if isinstance(value, relax.Var):
+            return where, bound, dims
+        other = Use("other", _op_name(value), None, None, where, bound, value, var, dims)
+        if position < 0 or not isinstance(value, ir.Call):
+            return other
+        if isinstance(value.op, ir.GlobalVar):
+            callee = str(value.op.name_hint)
+            if callee not in self.functions:
+                return other
+            return callee, self.functions[callee].params[position], dims
+        op = _op_name(value)
+        if op in _SAME:
+            return where, bound, dims
+        if op == "relax.permute_dims":
+            axes = value.attrs.axes
+            order = [int(a) % len(dims) for a in axes] if axes else range(len(dims))[::-1]
+            return where, bound, tuple(dims[a] for a in order)
+        if op == "relax.matmul" and len(dims) > 1:
+            contracted, kept = (dims[-1], dims[-2]) if position == 0 else (dims[-2], dims[-1])
+            return replace(other, kind="matmul", contracted=contracted, kept=kept)
+        if op == "relax.take" and position == 0 and dims:
+            axis = 0 if value.attrs.axis is None else int(value.attrs.axis) % len(dims)
+            return replace(other, kind="take", kept=dims[axis])
+        return other
+
+    def split_into(self, function: str, result: Any, width: int) -> int | None:
+        """Return into how many heads a projection's result is reshaped; None when not found.
+
+        The first reshape that makes two or more dims of the last one, of ``width``, says it. One
+        that keeps the width, and has no dim for heads beside batch and sequence, does not: it
+        gives back dims that were merged.
+        """
+        for where, var in self._elementwise(function, result):
+            for _, value, position in self.readers(where, var):
+                if position != 0 or _op_name(value) != "relax.reshape":
+                    continue
+                shape = static_shape(value.ty) or ()
+                if shape and shape[-1] == width and len(shape) < 4:
+                    continue
+                for k in reversed(range(len(shape) - 1)):
+                    if all(isinstance(n, int) for n in shape[k:]) and math.prod(shape[k:]) == width:
+                        return int(shape[k])
+        return None
+
+    def residual(self, function: str, result: Any) -> Residual | None:
+        """Return the first addition of a result to another value of the same shape."""
+        for where, var in self._elementwise(function, result):
+            shape = static_shape(var.ty) if tensor_type(var.ty) is not None else None
+            for bound, value, position in self.readers(where, var):
+                if _op_name(value) != "relax.add" or position < 0:
+                    continue
+                before = value.args[1 - position]
+                other = static_shape(before.ty)
+                if shape is not None and other is not None and _equal(shape, other):
+                    return Residual(where, before, bound)
+        return None
+
+    def _elementwise(self, function: str, start: Any) -> Iterator[tuple[str, Any]]:
+        """Yield a value and what becomes of it through casts, biases, reshapes, splits, drops."""
+        waiting = [(function, start)]
+        for _ in range(_MOST_STEPS):
+            if not waiting:
+                return
+            where, var = waiting.pop(0)
+            yield where, var
+            for bound, value, position in self.readers(where, var):
+                op = _op_name(value)
+                bias = op == "relax.add" and position >= 0 and _is_bias(value, position)
+                part = op in ("relax.reshape", "relax.split") and position == 0
+                item = isinstance(value, relax.TupleGetItem)
+                same = op in _SAME or (op == _DROPOUT and position == 0) or _drops(value, var)
+                if isinstance(value, relax.Var) or same or bias or part or item:
+                    waiting.append((where, bound))
+
+
+def _drops(value: Any, var: Any) -> bool:
+    """Whether it is a dropout of the value, as training steps draw it."""
+    if _op_name(value) not in ("relax.call_tir", "relax.call_tir_with_grad"):
+        return False
+    name = str(value.args[0].name_hint)
+    return name.startswith(DROPOUT_KERNEL) and value.args[1].fields[0].same_as(var)
+
+
+def _is_bias(call: ir.Call, position: int) -> bool:
+    ty = call.args[1 - position].ty
+    shape = static_shape(ty)
+    return shape is not None and sum(1 for n in shape if n != 1) <= 1
+
+
+def _equal(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+    return len(first) == len(second) and all(
+        a == b if isinstance(a, int) and isinstance(b, int) else a is b
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _op_name(value: Any) -> str:
+    if isinstance(value, ir.Call):
+        op = value.op
+        return str(op.name if isinstance(op, ir.Op) else getattr(op, "name_hint", "call"))
+    return type(value).__name__
+
+
+def _index(fn: relax.Function) -> dict[Any, list[tuple[Any, Any, int]]]:
+    readers: dict[Any, list[tuple[Any, Any, int]]] = {}
+    for binding in forward_bindings(fn):
+        value = binding.value
+        if type(value) in VARIABLES:
+            readers.setdefault(value, []).append((binding.var, value, -1))
+        elif isinstance(value, ir.Call):
+            for position, arg in enumerate(value.args[:]):
+                is_tuple = type(arg) is relax.Tuple
+                at = -1 if is_tuple else position
+                for leaf in arg.fields[:] if is_tuple else [arg]:
+                    if type(leaf) in VARIABLES:
+                        readers.setdefault(leaf, []).append((binding.var, value, at))
+        elif isinstance(value, relax.TupleGetItem):
+            readers.setdefault(value.tuple_value, []).append((binding.var, value, -1))
+        elif isinstance(value, relax.Tuple):
+            for leaf in value.fields:
+                if isinstance(leaf, relax.Var):
+                    readers.setdefault(leaf, []).append((binding.var, value, -1))
+    return readers

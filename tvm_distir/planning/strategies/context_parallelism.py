@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Context parallel: the sequence is cut over an axis through the whole model, attention included.
+
+Attention is where two dims of the sequence meet, queries and keys; it is found by the sharding
+rules, not by names. Around it each device works on its part of the sequence. Inside it, by
+all-to-all, on its part of the heads (Jacobs et al. 2023, "DeepSpeed Ulysses"), or on its part of
+the queries against all keys, which are gathered, or come by around a ring (Liu et al. 2023, "Ring
+Attention").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from tvm import ir
+
+from tvm_distir.core import ATTENTION, NONE, Plan, TiedDims, faults_of_plan, tied_dims
+from tvm_distir.support import Faults, PlanError
+
+from .model_info import MeshLike, as_mesh_spec
+from .registry import StrategySpec, plan_maker
+from .sequence_dims import SEQUENCE_DIM, Product, cut_inputs, products
+from .sequence_places import PlaceValues, place_list, place_rows
+
+
+@plan_maker
+def context_parallel(
+    mod: ir.IRModule,
+    mesh: MeshLike,
+    axis: str = "cp",
+    form: Literal["all_to_all", "ring", "gather"] = "all_to_all",
+    dim: int = SEQUENCE_DIM,
+) -> Plan:
+    """Plan that cuts the sequence of all activations over one mesh axis, in attention too.
+
+    The sequence is ``dim`` of the first data input that has such a dim, and of those of its size.
+    Weights are replicated and stationary.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Any model with a sequence, at level 1, or a training step.
+    mesh : MeshSpec or mapping of str to int
+    axis : str
+        The mesh axis; other axes stay open.
+    form : str
+        What a device does of attention: "all_to_all" a part of the heads for the whole sequence,
+        which four all-to-alls per layer bring and take; "ring" its queries against the keys and
+        values of one device after the other, which travel around;
+        "gather" its queries against all of them, which are gathered.
+    dim : int
+        The dim of the data inputs that is the sequence.
+
+    Returns
+    -------
+    Plan
+        A rule per parameter; rules for the activations that products and look-ups give, and for
+        the arguments of functions.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
+    PlanError
+        DIST0233 no data input has the dim; DIST0234 heads are not
+        divisible by the axis (all_to_all), or the sequence is shorter than the axis.
+    PropagationError
+        DIST0401 an op without a rule.
+    """
+    spec = as_mesh_spec(mesh)
+    seeds, rules = cut_inputs(mod, spec, axis, dim, "context_parallel")
+    values = PlaceValues(mod, spec, axis)
+    faults = faults_of_plan("main (context_parallel)")
+    for tied in tied_dims(mod, seeds, spec.axes[axis]):
+        values.arguments(tied)
+        if form == "all_to_all":
+            _place_heads(tied, values, spec.axes[axis], axis, faults)
+        else:
+            place_rows(tied, values, spec.axes[axis], ring=form == "ring")
+    faults.raise_all()
+    return Plan((spec,), (*rules, *values.rules), ring=(axis,) if form == "ring" else ())
+
+
+def recompute_of(specs: Sequence[StrategySpec]) -> str:
+    """What a training step for a list of strategies best makes again: attention on a ring."""
+    rings = [s for s in specs if s.name == "context_parallel" and s.options.get("form") == "ring"]
+    return ATTENTION if rings else NONE
+
+
+def _place_heads(
+    tied: TiedDims, values: PlaceValues, count: int, axis: str, faults: Faults
+) -> None:
+    """Cut what products give along the sequence, in attention along the heads."""
+    g = tied.graph
+    for product in products(tied):
+        node = g.nodes[product.node]
+        if not tied.dims(node.results[0]):
+            place_list(values, product, count)
+        elif product.meeting:
+            heads = product.shared_dims(count)
+            if heads is None:
+                faults.add(_no_heads(product, count, axis))
+                continue
+            values.put(tied, product.node, heads[-1])
+            for v, dim in zip(node.operands, heads[:-1], strict=False):
+                if len(tied.dims(v)) == 1:
+                    values.put(tied, g.producer[v][0], dim)
+        else:
+            for value in (*node.operands, *node.results):
+                values.rows(tied, value)
+
+
+def _no_heads(product: Product, count: int, axis: str) -> PlanError:
+    words = "x".join(map(str, product.shape))
+    return PlanError(
+        "DIST0234",
+        f"attention of the shape {words} has no heads that the mesh axis "
+        f'"{axis}" ({count}) divides',
+        place=f"{product.place} (context_parallel)",
+        remedy='Use fewer devices along it, or "context_parallel:form=gather".',
+    )
+
+
+__all__ = ["context_parallel", "recompute_of"]

@@ -1,0 +1,108 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Data parallel: each device of the axis works on its part of the batch."""
+
+from __future__ import annotations
+
+from tvm import ir
+
+from tvm_distir.core import MeshSpec, Plan, R, data_positions, faults_of_plan
+from tvm_distir.support import PlanError
+
+from .model_info import (
+    MeshLike,
+    Parameter,
+    as_mesh_spec,
+    check_divisible,
+    entries,
+    mesh_axis,
+    parameter_rule,
+    same_size,
+    tensor_parameters,
+)
+from .registry import plan_maker
+
+BATCH_DIM = 0
+
+
+@plan_maker
+def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp") -> Plan:
+    """Plan that shards the batch of every data input and replicates the weights.
+
+    The batch is dim 0 of the first data input that has dims. Data inputs whose dim 0 has the
+    same size are sharded on it; others, and scalars, are replicated. Weights are replicated
+    and stationary. Which parameters are data: see :func:`.facts.data_positions`.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Any model, at level 1.
+    mesh : MeshSpec or mapping of str to int
+    axis : str
+        The mesh axis; other axes stay open.
+
+    Returns
+    -------
+    Plan
+        One rule per parameter.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
+    PlanError
+        DIST0233 no data input with a batch; DIST0234 the batch is not divisible by the axis;
+        of all entries at once.
+    """
+    spec = as_mesh_spec(mesh)
+    number = mesh_axis(spec, axis, "data_parallel")
+    rules, faults = [], faults_of_plan('strategy "data_parallel"')
+    for name, fn, rule_name in entries(mod):
+        parameters = tensor_parameters(name, fn, rule_name)
+        data = data_positions(fn, name)
+        batched: list[int] = []
+        with faults.gathered():
+            given = [p for p in parameters if p.position in data]
+            batched = batched_inputs(given, spec, axis, name)
+        for parameter in parameters:
+            is_data = parameter.position in data
+            label = BATCH_DIM if parameter.position in batched else R
+            rules.append(parameter_rule(parameter, spec, number, label, stationary=not is_data))
+    faults.raise_all()
+    return Plan((spec,), tuple(rules))
+
+
+def batched_inputs(data: list[Parameter], mesh: MeshSpec, axis: str, name: str) -> list[int]:
+    """Return the positions of the data inputs whose dim 0 is the batch.
+
+    Parameters
+    ----------
+    data : list of Parameter
+        The data inputs of an entry; the batch is dim 0 of the first one that has dims.
+    mesh : MeshSpec
+    axis : str
+        The axis that is to divide the batch.
+    name : str
+        Of the entry, for messages.
+
+    Raises
+    ------
+    PlanError
+        DIST0233 no data input with a batch; DIST0234 the batch is not divisible by the axis.
+    """
+    batch = _batch_input(data, name)
+    size = batch.shape[BATCH_DIM] if batch.shape else None
+    check_divisible(size, mesh.axes[axis], "the batch", axis, batch.place)
+    return [p.position for p in data if p.shape and same_size(p.shape[BATCH_DIM], size)]
+
+
+def _batch_input(data: list[Parameter], name: str) -> Parameter:
+    for parameter in data:
+        if parameter.shape:
+            return parameter
+    raise PlanError(
+        "DIST0233",
+        "no data input has a batch: none is a tensor of known shape with at least one dim",
+        place=name,
+        remedy='Name the data inputs in the function attribute "dist.inputs".',
+    )

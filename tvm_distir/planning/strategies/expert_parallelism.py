@@ -1,0 +1,167 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Expert parallel: each device of the axis holds some of the experts of every layer.
+
+Experts are weights stacked along a dim that every consumer takes apart: the rules of the ops that
+multiply by them have a factor that walks this dim of the weight, of what is multiplied and of the
+product, beside the one that is summed over. No name of a parameter, an op or a model plays a part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import MeshSpec, Plan, R, data_positions, faults_of_plan, rule_of, value_types
+from tvm_distir.support import PlanError
+
+from .consumers import Consumers, Use
+from .data_parallelism import BATCH_DIM, batched_inputs
+from .model_info import (
+    MeshLike,
+    Parameter,
+    as_mesh_spec,
+    check_divisible,
+    entries,
+    mesh_axis,
+    names_of,
+    parameter_rule,
+    tensor_parameters,
+)
+from .registry import plan_maker
+
+
+@plan_maker
+def expert_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "ep", data: bool = True) -> Plan:
+    """Plan that shards the experts of a mixture, and the batch, over one mesh axis.
+
+    Stacked weights of experts are sharded on the dim that counts them; all other weights are
+    replicated; all are stationary. With ``data`` the batch is sharded too: outside the experts
+    the axis is one of data parallelism, and tokens go to their experts and come back by an
+    all-to-all each, which propagation finds. Without, every device has all tokens, and the
+    results of the experts are summed.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Any model with stacked experts, at level 1.
+    mesh : MeshSpec or mapping of str to int
+    axis : str
+        The mesh axis; other axes stay open.
+    data : bool
+        Whether the axis divides the batch as well.
+
+    Returns
+    -------
+    Plan
+        One rule per parameter.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
+    PlanError
+        DIST0233 no stacked experts, or no batch; DIST0234 experts or batch are not divisible
+        by the axis; of all weights and entries at once.
+    """
+    spec = as_mesh_spec(mesh)
+    number = mesh_axis(spec, axis, "expert_parallel")
+    consumers = Consumers(mod)
+    rules, found, faults = [], 0, faults_of_plan('strategy "expert_parallel"')
+    for name, fn, rule_name in entries(mod):
+        parameters = tensor_parameters(name, fn, rule_name)
+        inputs = data_positions(fn, name)
+        given = [p for p in parameters if p.position in inputs]
+        batched: list[int] = []
+        if data:
+            with faults.gathered():
+                batched = batched_inputs(given, spec, axis, name)
+        for parameter in parameters:
+            is_data = parameter.position in inputs
+            label = BATCH_DIM if parameter.position in batched else R
+            if not is_data:
+                dim = expert_dim(mod, consumers, parameter, fn.params[parameter.position])
+                if dim is not None:
+                    label, found = dim, found + 1
+                    with faults.gathered():
+                        _check_experts(parameter, dim, spec, axis)
+            rules.append(parameter_rule(parameter, spec, number, label, stationary=not is_data))
+    if not found:
+        faults.add(_no_experts(mod))
+    faults.raise_all()
+    return Plan((spec,), tuple(rules))
+
+
+def expert_dim(
+    mod: ir.IRModule, consumers: Consumers, parameter: Parameter, var: Any
+) -> int | None:
+    """Return the dim of a weight that counts experts; None when there is none."""
+    if parameter.ndim < 3:
+        return None
+    uses = consumers.uses(parameter.entry, var)
+    for dim in range(parameter.ndim):
+        if uses and all(_apart(mod, use, dim) for use in uses):
+            return dim
+    return None
+
+
+def _apart(mod: ir.IRModule, use: Use, dim: int) -> bool:
+    """Whether a consumer multiplies by each slice of the dim on its own."""
+    if not isinstance(use.value, ir.Call) or not isinstance(use.value.op, ir.Op):
+        return False
+    operands = _operands(use.value)
+    here = [i for i, operand in enumerate(operands) if operand.same_as(use.operand)]
+    if len(here) != 1 or dim not in use.dims:
+        return False
+    at, own = use.dims.index(dim), here[0]
+    factors = rule_of(use.value, mod).factors
+    for other in range(len(operands)):
+        if other == own:
+            continue
+        walks = any(
+            f.kind == "map"
+            and f.ins[own] == at
+            and f.ins[other] is not None
+            and all(out is not None for out in f.outs)
+            for f in factors
+        )
+        summed = any(
+            f.kind == "sum" and f.ins[own] is not None and f.ins[other] is not None for f in factors
+        )
+        if walks and summed:
+            return True
+    return False
+
+
+def _operands(call: ir.Call) -> list[Any]:
+    """Tensor operands of a call, tuples flattened, as its rule counts them."""
+    leaves = []
+    for arg in call.args:
+        leaves += list(arg.fields) if isinstance(arg, relax.Tuple) else [arg]
+    return [leaf for leaf in leaves if value_types(leaf.ty)]
+
+
+def _check_experts(parameter: Parameter, dim: int, mesh: MeshSpec, axis: str) -> None:
+    count = mesh.axes[axis]
+    size = parameter.shape[dim] if parameter.shape else None
+    check_divisible(size, count, "the number of experts", axis, parameter.place)
+
+
+def _no_experts(mod: ir.IRModule) -> PlanError:
+    name, fn, rule_name = entries(mod)[0]
+    inputs = data_positions(fn, name)
+    heavy = [
+        p for p in tensor_parameters(name, fn, rule_name) if p.position not in inputs and p.ndim > 2
+    ]
+    looked = f" (looked at {names_of(heavy)})" if heavy else ""
+    return PlanError(
+        "DIST0233",
+        f"no weight stacks experts along a dim that is multiplied apart{looked}",
+        place=f"{name} (expert_parallel)",
+        remedy="Keep the weights of experts in one tensor (experts, in, out), or use "
+        '"tensor_parallel".',
+    )
+
+
+__all__ = ["expert_dim", "expert_parallel"]

@@ -1,0 +1,92 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Fewer heads of keys and values than devices: each lies on a group of neighbouring devices.
+
+A mesh axis of 16 devices for 8 heads becomes two: one of 8 along which these heads are cut, and
+behind it one of 2, along which they are repeated and all else is cut further. Devices of a
+group are neighbours. One head of keys and values needs no second axis: it lies on all devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tvm import ir
+
+from tvm_distir.core import MeshSpec, data_positions
+
+from .consumers import Consumers
+from .model_info import entries, tensor_parameters
+from .registry import StrategySpec, find_strategy
+from .transformer_weights import KnownWeight, cut_dim, known_weight, role_of
+
+MEGATRON = "megatron"
+COPIES = "_copies"
+"""Ends the name of the axis along which heads of keys and values are repeated."""
+
+
+def mesh_of(mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec]) -> MeshSpec:
+    """The mesh as several strategies have it, which must all have the same."""
+    for one in wanted:
+        if one.name == MEGATRON:
+            axis = str(one.options.get("axis", find_strategy(MEGATRON).options["axis"].default))
+            if mesh.axes.get(axis, 1) > 1:
+                mesh = with_copies(mesh, axis, key_heads(mod, Consumers(mod)))
+    return mesh
+
+
+def heads_of(weight: KnownWeight, consumers: Consumers) -> Iterator[int]:
+    """Into how many heads the results of a projection are split, by its uses."""
+    shape = weight.parameter.shape
+    if weight.is_bias or shape is None:
+        return
+    width = shape[cut_dim(weight)]
+    for use in weight.uses:
+        heads = consumers.split_into(use.function, use.result, width)
+        if heads is not None:
+            yield heads
+
+
+def with_copies(mesh: MeshSpec, axis: str, heads: int | None) -> MeshSpec:
+    """The mesh with an axis of copies behind ``axis`` where that has more devices than heads.
+
+    Parameters
+    ----------
+    mesh : MeshSpec
+    axis : str
+        Where the mesh has none of this name, or it does not hold groups of equal size, the mesh
+        stays as it is.
+    heads : int or None
+        Of keys and values, as :func:`key_heads` finds them.
+    """
+    count = mesh.axes.get(axis, 1)
+    if heads is None or not 1 < heads < count or count % heads:
+        return mesh
+    sizes: dict[str, int] = {}
+    for name, size in mesh.axes.items():
+        sizes[name] = heads if name == axis else size
+        if name == axis:
+            sizes[axis + COPIES] = count // heads
+    return MeshSpec(mesh.name, sizes, start=mesh.start, device_ids=mesh.device_ids)
+
+
+def tensor_axes(mesh: MeshSpec, axis: str) -> tuple[int, ...]:
+    """Numbers of the axes that one axis of a strategy has become: its own, and that of copies."""
+    return tuple(mesh.axis_number(name) for name in (axis, axis + COPIES) if name in mesh.axes)
+
+
+def key_heads(mod: ir.IRModule, consumers: Consumers) -> int | None:
+    """Heads of keys and values, the fewest of all layers; None where none are found."""
+    return min(_key_heads(mod, consumers), default=None)
+
+
+def _key_heads(mod: ir.IRModule, consumers: Consumers) -> Iterator[int]:
+    for name, fn, rule_name in entries(mod):
+        data = data_positions(fn, name)
+        for parameter in tensor_parameters(name, fn, rule_name):
+            found = role_of(parameter.name)
+            if parameter.position in data or found is None or found[0] != "key_value":
+                continue
+            weight = known_weight(parameter, fn, consumers)
+            if weight is not None:
+                yield from heads_of(weight, consumers)

@@ -1,0 +1,287 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Local layers: branches of a model that do not depend on each other run on different devices."""
+
+from __future__ import annotations
+
+import glob
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    Axis,
+    Graph,
+    MeshSpec,
+    PlacedModule,
+    Plan,
+    PlanRule,
+    R,
+    data_positions,
+    handle,
+    loss_place,
+    mesh_devices,
+    tensor_type,
+)
+from tvm_distir.support import PlanError
+
+from .branches import Branch, Branches, balanced, branches_of, members
+from .model_info import (
+    MeshLike,
+    as_mesh_spec,
+    entries,
+    flat_positions,
+    mesh_axis,
+    tensor_parameters,
+)
+from .registry import plan_maker
+from .training import gradient_names
+
+LOCAL_LAYERS = "local_layers"
+"""Name of the strategy: it takes an axis away, and others work on the mesh of each branch."""
+
+LEAST_PERCENT = 5
+
+
+@plan_maker
+def local_layers(
+    mod: ir.IRModule, mesh: MeshLike, axis: str = "br", least: int = LEAST_PERCENT
+) -> Plan:
+    """Plan that puts branches of a model that do not depend on each other on different devices.
+
+    Each place along the axis becomes a mesh of its own, of the other axes. Where several branches
+    meet, in an op or in the results, each goes to where least is to do, with its weights, and
+    sends what it gives; all that is no branch is on the first mesh.
+    Towers with inputs of their own run apart from the start; an op that takes what the branches
+    share runs on the first mesh, a call of a function does not.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1, or a training step.
+    mesh : MeshSpec or mapping of str to int
+    axis : str
+        The mesh axis; other strategies work along the others.
+    least : int
+        How many percent of the model's work, in FLOPs, a branch has at least.
+
+    Returns
+    -------
+    Plan
+        On several meshes; other strategies place the parameters along the axes of each.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
+    PlanError
+        DIST0233 when no two branches have that much work.
+    PropagationError
+        DIST0401 an op without a rule.
+    """
+    spec = as_mesh_spec(mesh)
+    number = mesh_axis(spec, axis, "local_layers")
+    places = _places(spec, number)
+    module = PlacedModule.of(mod, [Axis(0, number, spec.shape[number], axis)])
+    rules: list[PlanRule] = []
+    for name, fn, rule_name in entries(mod):
+        g = module.graphs[module.entries[name]]
+        loss = loss_place(fn)
+        results = range(len(g.rets)) if loss is None else [loss]
+        found = branches_of(module, g, results, least)
+        if not found.groups:
+            raise PlanError(
+                "DIST0233",
+                f"no two branches that do not depend on each other have {least} percent of the "
+                "work each",
+                place=f"{name} (local_layers)",
+                remedy='Use another strategy, or lower "local_layers:least=".',
+            )
+        rules += _Placing(g, found, places, rule_name).rules(name, fn)
+    return Plan(tuple(places), tuple(rules))
+
+
+def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
+    """Place what branches hold as other strategies do on one mesh of the same axes.
+
+    Gradients lie on the meshes of their weights.
+
+    Parameters
+    ----------
+    mod : IRModule
+    branches : Plan
+        Of :func:`local_layers`.
+    others : Plan
+        Of strategies for the axes of one of its meshes.
+
+    Raises
+    ------
+    PlanError
+        DIST0232 where these place what the first does not name: on which mesh that is follows by
+        propagation only.
+    """
+    wanted = {(rule.kind, rule.function, rule.name): rule for rule in others.rules}
+    rules = []
+    for rule in branches.rules:
+        like = wanted.pop((rule.kind, rule.function, rule.name), None)
+        if like is not None:
+            rule = replace(
+                rule, placement=like.placement, stationary=like.stationary, moving=like.moving
+            )
+        rules.append(rule)
+    homes = {rule.name: rule.mesh for rule in rules if rule.kind == "param"}
+    weights = {
+        glob.escape(gradient): homes.get(glob.escape(weight))
+        for _, fn, _ in entries(mod)
+        for weight, gradient in gradient_names(fn).items()
+    }
+    for rule in wanted.values():
+        home = weights.get(rule.name) if rule.kind == "value" else None
+        if home is not None:
+            rules.append(replace(rule, mesh=home))
+            continue
+        raise PlanError(
+            "DIST0232",
+            f'another strategy places {rule.title}, of which "{LOCAL_LAYERS}" does not say on '
+            "which mesh it is",
+            place="strategy",
+            remedy='Use strategies that place weights and data only, such as "data_parallel".',
+        )
+    return replace(branches, rules=tuple(rules), recompute=others.recompute)
+
+
+def _places(mesh: MeshSpec, number: int) -> list[MeshSpec]:
+    """A mesh per place along an axis, of the other axes."""
+    axes = [(name, size) for i, (name, size) in enumerate(mesh.axes.items()) if i != number]
+    own = dict(axes or [(mesh.axis_names[number], 1)])
+    ids = np.moveaxis(mesh_devices(mesh.device_mesh()), number, 0)
+    return [
+        MeshSpec(f"mesh{i}", own, device_ids=tuple(int(d) for d in part.ravel()))
+        for i, part in enumerate(ids)
+    ]
+
+
+class _Placing:
+    """Says where the nodes of one function run."""
+
+    def __init__(
+        self, g: Graph, branches: Branches, places: Sequence[MeshSpec], rule_name: str | None
+    ) -> None:
+        self._g, self._places, self._rule_name = g, places, rule_name
+        self._counted = branches.counted
+        self._where: dict[int, int] = {}
+        self._rules: list[PlanRule] = []
+        names = {key: str(var.name) for key, var in g.variables.items()}
+        often = Counter(names.values())
+        self._names = {k: names[key] for key, k in g.node_of.items() if often[names[key]] == 1}
+        for group in branches.groups:
+            forked = any(next(self._beginnings(branch), None) is not None for branch in group)
+            put = balanced(group, len(places), last=forked)
+            for branch, place in zip(group, put, strict=True):
+                if place:
+                    self._branch(branch, place, forked)
+
+    def rules(self, name: str, fn: relax.Function) -> list[PlanRule]:
+        """The rules of the function, those of its parameters first."""
+        data, flat = data_positions(fn, name), flat_positions(fn)
+        rules = []
+        for parameter in tensor_parameters(name, fn, self._rule_name):
+            value = self._g.param_value(flat[parameter.position])
+            places = {
+                self._where.get(k, 0) for k, _ in self._g.uses[value] if self._counted >> k & 1
+            }
+            mesh = self._places[places.pop() if len(places) == 1 else 0]
+            whole = (R,) * len(mesh.axes)
+            stationary = parameter.position not in data
+            title = glob.escape(parameter.name)
+            rules.append(PlanRule("param", title, whole, mesh.name, stationary, parameter.function))
+        return [*rules, *self._rules]
+
+    def _beginnings(self, branch: Branch) -> Iterator[int]:
+        """Yield the nodes of a branch that take what others give, and nothing of its own."""
+        own = set(members(branch))
+        for k in sorted(own):
+            made = self._made(k)
+            if made and not own.intersection(made):
+                yield k
+
+    def _made(self, node: int) -> list[int]:
+        """The ops and calls that give the operands of a node."""
+        g = self._g
+        made = [g.producer[v][0] for v in g.nodes[node].operands if v >= 0]
+        return [n for n in made if g.nodes[n].kind in ("op", "call")]
+
+    def _branch(self, branch: Branch, place: int, forked: bool) -> None:
+        """Put a branch on the mesh of a place: what comes in, and what goes back.
+
+        Transfers keep their place in the program. Towers send what they give when the first one
+        is through. Branches off a stem leave it before the last one begins, which stays there;
+        what they give meets its result on their mesh, so that it does not wait for them before.
+        """
+        g = self._g
+        own = set(members(branch))
+        self._where.update(dict.fromkeys(own, place))
+        for k in self._beginnings(branch):
+            if g.nodes[k].kind == "call":
+                self._arguments(k, place)
+            else:  # it runs where its operands are, and what it gives moves
+                self._where[k] = 0
+                if k != branch.last:
+                    self._pin(k, place)
+        readers = {n for v in g.nodes[branch.last].results for n, _ in g.uses[v]}
+        if branch.ends or not self._where[branch.last] or readers & own:
+            return
+        meet = sorted(n for n in readers if self._counted >> n & 1)
+        if forked and meet and all(self._meets(n) for n in meet):
+            for n in meet:
+                self._pin(n, 0)
+        else:
+            self._pin(branch.last, 0)
+
+    def _meets(self, node: int) -> bool:
+        """Whether a node is an op that takes only what others give: no weight follows it."""
+        g = self._g
+        operands = [v for v in g.nodes[node].operands if v >= 0]
+        return g.nodes[node].kind == "op" and len(self._made(node)) == len(operands)
+
+    def _pin(self, node: int, place: int) -> None:
+        """Put what a node gives on a mesh, where it is one tensor."""
+        mesh = self._places[place]
+        if node in self._names and len(self._g.nodes[node].results) == 1:
+            title, nowhere = glob.escape(self._names[node]), (None,) * len(mesh.axes)
+            rule = PlanRule("value", title, nowhere, mesh.name, function=self._rule_name)
+            self._rules.append(rule)
+
+    def _arguments(self, node: int, place: int) -> None:
+        """Put the tensors that a call takes from elsewhere on a mesh."""
+        g, mesh = self._g, self._places[place]
+        calls = [
+            binding
+            for binding in g.bindings
+            if isinstance(binding.value, ir.Call) and isinstance(binding.value.op, ir.GlobalVar)
+        ]
+        own = next(i for i, b in enumerate(calls) if g.node_of.get(handle(b.var)) == node)
+        call = calls[own].value
+        callee = str(call.op.name_hint)
+        number = sum(str(b.value.op.name_hint) == callee for b in calls[:own])
+        for i, arg in enumerate(call.args):
+            known = g.env.get(handle(arg), ())
+            made = g.nodes[g.producer[known[0]][0]].kind if len(known) == 1 else ""
+            if made in ("op", "call") and tensor_type(arg.ty) is not None:
+                self._rules.append(
+                    PlanRule(
+                        "call",
+                        callee,
+                        (None,) * len(mesh.axes),
+                        mesh.name,
+                        function=self._rule_name,
+                        index=number,
+                        arg=i,
+                    )
+                )
+
+
+__all__ = ["LOCAL_LAYERS", "local_layers", "on_branches"]

@@ -1,0 +1,238 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron's tensor parallelism of transformers, optionally with sequence parallelism.
+
+Shoeybi et al. 2019, "Megatron-LM", section 3: projections into a block are cut by columns, those
+out of it by rows, so that each block needs one all-reduce forward; the token table and the LM
+head are cut by the vocabulary. Korthikanti et al. 2022, "Reducing Activation Recomputation",
+section 4.2.2: between the blocks the residual stream is cut along the sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tvm import ir, relax
+
+from tvm_distir.core import MeshSpec, Pipeline, Plan, PlanRule, R, data_positions, faults_of_plan
+from tvm_distir.support import PlanError
+
+from .consumers import Consumers
+from .head_groups import heads_of, key_heads, tensor_axes, with_copies
+from .model_info import (
+    MeshLike,
+    Parameter,
+    as_mesh_spec,
+    check_divisible,
+    entries,
+    mesh_axis,
+    names_of,
+    parameter_rule,
+    some_axes,
+    tensor_parameters,
+)
+from .registry import plan_maker
+from .replicated_warning import Projection, warn_of_whole
+from .residual_stream import SEQ_DIM, sequence_rules
+from .training import boundary_positions
+from .transformer_weights import GATE_UP, QUERY, ROW, KnownWeight, cut_dim, known_weight
+
+COLUMN_ROLES = ("query", "key_value", "gate_up", "head")
+
+_WHY_WHOLE = {
+    "fused": "query, key and value in one, no part of it is whole heads",
+    "key_value": "one head, which all devices need",
+}
+
+
+@plan_maker
+def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool = False) -> Plan:
+    """Plan of Megatron's tensor parallelism for GPT- and Llama-like models.
+
+    Weights are known by name (:data:`.transformer_weights.ROLES`); which of their dims is cut
+    follows from the ops that consume them. Column parallel, with their biases: query, key, value,
+    gate, up, and the head. Row parallel: the projections out of attention and feed-forward; their
+    biases are replicated. The token table is cut by the vocabulary, evenly or not. A projection to
+    query, key and value at once is replicated: contiguous shards of it are no heads. All other
+    parameters are replicated too. Weights are stationary. Where the axis has more devices than
+    keys have heads, each of these lies on a group of devices (:mod:`.head_groups`): the plan's
+    mesh has a second axis then, ``tp_copies``, along which all else is cut as well.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1.
+    mesh : MeshSpec or mapping of str to int
+    axis : str
+        The mesh axis; other axes stay open.
+    sequence : bool
+        Cut the residual stream along the sequence, dim 1 of (batch, seq, hidden), between the
+        blocks, inside private functions too: each all-reduce becomes a reduce-scatter and an
+        all-gather. What is gathered in a training step each device keeps its part of, and the
+        backward part gathers again.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
+    PlanError
+        DIST0233 the model has no such weights, or uses them in an unknown way; DIST0234 heads
+        or widths are not divisible by the axis, or the sequence is shorter than it.
+    """
+    spec = as_mesh_spec(mesh)
+    mesh_axis(spec, axis, "megatron")
+    consumers = Consumers(mod)
+    heads = key_heads(mod, consumers)
+    spec = with_copies(spec, axis, heads)
+    one_head = heads == 1
+    axes = tensor_axes(spec, axis)
+    names = [spec.axis_names[number] for number in axes]
+    rules: list[PlanRule] = []
+    incomplete: list[PlanError] = []
+    read: list[list[Projection]] = []
+    faults = faults_of_plan('strategy "megatron"')
+    for name, fn, rule_name in entries(mod):
+        data, arriving = data_positions(fn, name), boundary_positions(fn)
+        parameters = tensor_parameters(name, fn, rule_name)
+        weights = [
+            known_weight(parameter, fn, consumers)
+            for parameter in parameters
+            if parameter.position not in data
+        ]
+        known = {w.parameter.position: w for w in weights if w is not None}
+        try:
+            _check_complete(list(known.values()), [p for p in parameters if p.position not in data])
+        except PlanError as error:
+            incomplete.append(error)
+        labels: dict[int, int] = {}
+        for parameter in parameters:
+            weight, label = known.get(parameter.position), R
+            if sequence and parameter.position in arriving and parameter.ndim == 3:
+                label = SEQ_DIM
+            if weight is not None and not (one_head and weight.role == "key_value"):
+                with faults.gathered():
+                    label = _label(weight, spec, axis, consumers)
+            repeated = weight is not None and weight.role == "key_value"
+            labels[parameter.position] = label
+            cut = {n: R if repeated and n != axes[0] else label for n in axes}
+            rule = parameter_rule(parameter, spec, axes[0], label, parameter.position not in data)
+            rules.append(replace(rule, placement=some_axes(spec, cut)))
+        weights_read = [p for p in parameters if p.position not in data]
+        read.append(list(_projections(weights_read, known, labels, fn, consumers)))
+        if sequence:
+            rows = [w for w in known.values() if w.role == "row" and not w.is_bias]
+            with faults.gathered():
+                rules.extend(sequence_rules(rows, consumers, rule_name, spec, names))
+    faults.raise_all()
+    if incomplete and (Pipeline.of(mod) is None or len(incomplete) == len(entries(mod))):
+        raise incomplete[0]  # a stage may have none of these weights, not all of them
+    for projections in read:
+        warn_of_whole(projections, "megatron", axis)
+    regather = tuple(names) if sequence else ()
+    return Plan((spec,), tuple(dict.fromkeys(rules)), regather=regather)
+
+
+def _check_complete(known: Sequence[KnownWeight], all_weights: Sequence[Parameter]) -> None:
+    """Refuse a model without both kinds of projections (DIST0233)."""
+    roles = {w.role for w in known if not w.is_bias}
+    into = {"query", "gate_up"} & roles
+    if into and "row" in roles:
+        return
+    entry = all_weights[0].entry if all_weights else "main"
+    missing = ("column" if not into else "row") + "-parallel weights"
+    looked = [f"*{word}.weight" for word in ((*QUERY, *GATE_UP) if not into else ROW)]
+    raise PlanError(
+        "DIST0233",
+        f"no {missing}: looked for {', '.join(looked)} among {names_of(all_weights) or 'none'}",
+        place=f"{entry} (megatron)",
+        remedy="Name the weights so, or write the plan by hand.",
+    )
+
+
+def _projections(
+    parameters: Sequence[Parameter],
+    known: Mapping[int, KnownWeight],
+    labels: Mapping[int, int],
+    fn: relax.Function,
+    consumers: Consumers,
+) -> Iterator[Projection]:
+    """The weights of matrix products, and why they are not cut where they are not."""
+    for parameter in parameters:
+        weight = known.get(parameter.position)
+        if parameter.ndim < 2 or (weight is not None and weight.is_bias):
+            continue
+        uses = (
+            weight.uses
+            if weight
+            else consumers.uses(parameter.entry, fn.params[parameter.position])
+        )
+        if not any(use.kind == "matmul" for use in uses):
+            continue
+        why = ""
+        if labels[parameter.position] == R:
+            why = _WHY_WHOLE.get(weight.role if weight is not None else "", "no known name")
+        yield Projection(parameter, why)
+
+
+def _label(weight: KnownWeight, mesh: MeshSpec, axis: str, consumers: Consumers) -> int:
+    """Return the label of a known weight along the axis, its sizes checked."""
+    parameter, role = weight.parameter, weight.role
+    numbers = tensor_axes(mesh, axis)
+    count = mesh.axes[axis] if role == "key_value" else math.prod(mesh.shape[n] for n in numbers)
+    if weight.is_bias:
+        if role not in COLUMN_ROLES or parameter.ndim < 1:
+            return R
+        if role != "head":
+            _check_width(weight, parameter.ndim - 1, count, axis)
+        return parameter.ndim - 1
+    if role == "fused":
+        _check_fused(weight, count, axis, consumers)
+        return R
+    dim = cut_dim(weight)
+    if role in ("embedding", "head"):
+        return dim
+    _check_heads(weight, count, axis, consumers)
+    _check_width(weight, dim, count, axis)
+    return dim
+
+
+def _check_width(weight: KnownWeight, dim: int, count: int, axis: str) -> None:
+    shape = weight.parameter.shape
+    if shape is not None:
+        place = f"{weight.parameter.place} (megatron)"
+        check_divisible(shape[dim], count, f"dim {dim} of size", axis, place)
+
+
+def _check_heads(weight: KnownWeight, count: int, axis: str, consumers: Consumers) -> None:
+    if weight.role not in ("query", "key_value"):
+        return
+    what = "the number of heads" if weight.role == "query" else "the number of key/value heads"
+    for heads in heads_of(weight, consumers):
+        _refuse_heads(weight, heads, count, axis, what)
+
+
+def _check_fused(weight: KnownWeight, count: int, axis: str, consumers: Consumers) -> None:
+    shape = weight.parameter.shape
+    for use in weight.uses:
+        if use.kind == "matmul" and use.kept is not None and shape is not None:
+            heads = consumers.split_into(use.function, use.result, int(shape[use.kept]) // 3)
+            if heads is not None:
+                _refuse_heads(weight, heads, count, axis, "the number of heads")
+
+
+def _refuse_heads(weight: KnownWeight, heads: int, count: int, axis: str, what: str) -> None:
+    fitting = [n for n in range(1, heads + 1) if heads % n == 0]
+    check_divisible(
+        heads,
+        count,
+        what,
+        axis,
+        f"{weight.parameter.place} (megatron)",
+        f'Give "{axis}" a size that divides {heads}: {", ".join(map(str, fitting))}.',
+    )

@@ -1,0 +1,138 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``recompute="auto"`` held to its bound: the step is distributed and measured, and made again.
+
+What is made again is chosen before anything is placed, by how activations and weights are said to
+be cut; a strategy may leave some of them whole. What the simulator then finds too much is taken off
+the bound that the choice is made by. Where that does not help, activations count as whole; then the
+policies are tried that make much again everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tvm import ir
+
+from tvm_distir.core import FULL, SELECTIVE, Plan, System
+from tvm_distir.performance import export, simulate
+from tvm_distir.support import InfeasibleError
+from tvm_distir.transforms import AUTO, Auto, distribute, read_recompute
+
+TRIES = 4
+"""So often a bound is tried at most, before activations count as whole."""
+
+GIB = 2**30
+_CLOSE = 1 / 256
+"""Bounds that differ by less than this share of the first are not told apart."""
+
+_ANY = "dgx-a100"
+"""Memory does not depend on the system, whose op is a kernel each."""
+
+
+def fitted(
+    make: Callable[[str | Mapping[str, str]], ir.IRModule],
+    planned: Callable[[ir.IRModule], Plan],
+    recompute: str | Mapping[str, str],
+    system: System | str | None = None,
+    *,
+    bucket_bytes: int | None = None,
+    ahead_bytes: int | None = None,
+    placed: Callable[[ir.IRModule, Plan], ir.IRModule] | None = None,
+) -> tuple[ir.IRModule, Plan]:
+    """Make a training step, and its plan, whose measured peak stays within the bound of ``auto``.
+
+    Parameters
+    ----------
+    make : callable
+        From what is made again to the step.
+    planned : callable
+        From the step to its plan.
+    recompute : str or mapping of str to str
+        As :func:`tvm_distir.train_step` takes it; what is not ``auto`` is done as it is said.
+    system : System or str, optional
+        Whose memory is the bound where ``auto`` gives none, and by which is distributed.
+    bucket_bytes, ahead_bytes : int, optional
+        As :func:`tvm_distir.distribute` takes them.
+    placed : callable, optional
+        Distributes a step by its plan. None: :func:`tvm_distir.distribute` does.
+
+    Returns
+    -------
+    step : IRModule
+    plan : Plan
+
+    Raises
+    ------
+    InfeasibleError
+        DIST0803 where no choice stays within the bound, by the estimate or by the measure.
+    """
+    auto, known = read_recompute(recompute), System.known(system)
+    if not isinstance(auto, Auto) or not (auto.memory_gib or known):
+        step = make(recompute)
+        return step, planned(step)
+    bound = int(auto.memory_gib * GIB) or (known.memory_capacity_bytes if known else 0)
+    measured_on = known or System.load(_ANY)
+    peaks: list[int] = []
+    for said in _attempts(auto, bound, peaks):
+        try:
+            step = make(said)
+        except InfeasibleError:
+            if not peaks:
+                raise
+            continue
+        plan = planned(step)
+        if placed is not None:
+            local = placed(step, plan)
+        else:
+            local = distribute(
+                step, plan, system=known, bucket_bytes=bucket_bytes, ahead_bytes=ahead_bytes
+            )
+        peaks.append(simulate(export(local), measured_on).peak_memory_bytes)
+        if peaks[-1] <= bound:
+            return step, plan
+    least = min(peaks)
+    raise InfeasibleError(
+        "DIST0803",
+        f"the step holds {least / GIB:.3g} GiB on a device at least, measured in "
+        f"{len(peaks)} choices, and {bound / GIB:.3g} GiB are there",
+        place="train_step (recompute)",
+        remedy="Give more memory_gib, a strategy that leaves less whole, or smaller micro-batches.",
+    )
+
+
+def is_auto(recompute: str) -> bool:
+    """Whether what is made again is chosen by a memory, and so may be measured."""
+    return recompute.partition(":")[0].strip() == AUTO
+
+
+def evenly_cut(recompute: str, devices: int) -> str:
+    """``auto`` with activations cut evenly over devices, where it does not say how they are cut."""
+    _, colon, rest = recompute.partition(":")
+    if not is_auto(recompute) or "activations" in rest:
+        return recompute
+    return f"{AUTO}:activations={devices}" + (f",{rest}" if colon else "")
+
+
+def _attempts(auto: Auto, bound: int, peaks: Sequence[int]) -> Iterator[str]:
+    """What to make again, one after the other; ``peaks`` are those that were measured so far."""
+    allowed = full = bound
+    refused = 0
+    for _ in range(TRIES):
+        known = len(peaks)
+        yield replace(auto, memory_gib=allowed / GIB).text
+        if len(peaks) == known:
+            refused = allowed
+        else:
+            full, allowed = allowed, allowed - (peaks[-1] - bound)
+        if allowed <= refused:
+            allowed = (full + refused) // 2
+        if full - refused <= bound * _CLOSE:
+            break
+    if auto.activations > 1:
+        yield replace(auto, memory_gib=bound / GIB, activations=1).text
+    yield from (SELECTIVE, FULL)
+
+
+__all__ = ["evenly_cut", "fitted", "is_auto"]

@@ -1,0 +1,201 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What strategies need to know of a model: its entries, data inputs and batch."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tvm import ir, relax
+from tvm.relax.distributed import DeviceMesh
+
+from tvm_distir.core import (
+    DEFAULT_MESH,
+    MAIN,
+    MeshSpec,
+    PlanRule,
+    inner_made_private,
+    is_private,
+    mesh_devices,
+    mesh_shape,
+    param_names,
+    static_shape,
+    tensor_type,
+    value_types,
+)
+from tvm_distir.support import MeshError, PlanError
+
+from .training import state_names
+
+MeshLike: TypeAlias = "MeshSpec | Mapping[str, int] | DeviceMesh"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor parameter of an entry function.
+
+    Attributes
+    ----------
+    function : str or None
+        What a rule's ``function`` must say; None where it need not.
+    entry : str
+        Name of the function.
+    position : int
+    name : str
+        As the model's author wrote it.
+    shape : tuple
+        Ints, and expressions where symbolic; None when unknown.
+    ndim : int
+        -1 when unknown.
+    dtype : str
+    """
+
+    function: str | None
+    entry: str
+    position: int
+    name: str
+    shape: tuple[Any, ...] | None
+    ndim: int
+    dtype: str
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return f"{self.entry}/{self.name}"
+
+
+def as_mesh_spec(mesh: MeshLike) -> MeshSpec:
+    """Return the mesh as a spec; the axes of a TVM mesh are called "0", "1", ..."""
+    if isinstance(mesh, MeshSpec):
+        return mesh
+    if isinstance(mesh, DeviceMesh):
+        devices = mesh_devices(mesh).ravel().tolist()
+        axes = {str(i): n for i, n in enumerate(mesh_shape(mesh))}
+        if devices == list(range(devices[0], devices[0] + len(devices))):
+            return MeshSpec(DEFAULT_MESH, axes, start=devices[0])
+        return MeshSpec(DEFAULT_MESH, axes, device_ids=tuple(devices))
+    return MeshSpec(DEFAULT_MESH, mesh)
+
+
+def mesh_axis(mesh: MeshSpec, axis: str, strategy: str, option: str = "axis") -> int:
+    """Return the number of the axis that an option of a strategy names (MeshError DIST0206)."""
+    place = f'strategy "{strategy}"'
+    try:
+        return mesh.axis_number(axis, place)
+    except MeshError as error:
+        remedy = f"{error.remedy} Say which one with {strategy}:{option}=NAME."
+        raise MeshError(error.code, error.what, place=place, remedy=remedy) from None
+
+
+def entries(mod: ir.IRModule) -> list[tuple[str, relax.Function, str | None]]:
+    """Return the entry functions: name, function, and what rules must call it.
+
+    ``main`` where there is one, else all public functions.
+    """
+    mod = inner_made_private(mod)
+    public = {
+        str(gv.name_hint): fn
+        for gv, fn in mod.functions.items()
+        if isinstance(fn, relax.Function) and not is_private(fn)
+    }
+    if MAIN in public:
+        return [(MAIN, public[MAIN], None)]
+    if not public:
+        raise PlanError(
+            "DIST0225",
+            "the module has no public function",
+            place="module",
+            remedy='Give the entry a "global_symbol".',
+        )
+    only = len(public) == 1
+    return [(name, public[name], None if only else name) for name in sorted(public)]
+
+
+def tensor_parameters(name: str, fn: relax.Function, rule_name: str | None) -> list[Parameter]:
+    """Return the tensor parameters of an entry, in order; not an optimizer's states of weights."""
+    out = []
+    states = state_names(fn)
+    for position, (param, given) in enumerate(zip(fn.params[:], param_names(fn), strict=True)):
+        tensor = tensor_type(param.ty)
+        if tensor is not None and given not in states:
+            shape = static_shape(param.ty)
+            out.append(
+                Parameter(
+                    rule_name,
+                    name,
+                    position,
+                    given,
+                    shape,
+                    int(tensor.ndim) if shape is None else len(shape),
+                    str(tensor.dtype),
+                )
+            )
+    return out
+
+
+def flat_positions(fn: relax.Function) -> list[int]:
+    """Return the flat number of the first tensor of each parameter: tuples hold several."""
+    first = [0]
+    for param in fn.params:
+        first.append(first[-1] + len(value_types(param.ty)))
+    return first
+
+
+def parameter_rule(
+    parameter: Parameter, mesh: MeshSpec, axis: int, label: int, stationary: bool
+) -> PlanRule:
+    """Return the rule that places a parameter along one axis, the others left open."""
+    return PlanRule(
+        "param",
+        glob.escape(parameter.name),
+        one_axis(mesh, axis, label),
+        mesh=mesh.name,
+        stationary=stationary,
+        function=parameter.function,
+    )
+
+
+def one_axis(mesh: MeshSpec, axis: int, label: int) -> tuple[int | None, ...]:
+    """Return labels that fill one axis of a mesh."""
+    return some_axes(mesh, {axis: label})
+
+
+def some_axes(mesh: MeshSpec, labels: Mapping[int, int]) -> tuple[int | None, ...]:
+    """Return labels that fill some axes of a mesh, by their numbers."""
+    return tuple(labels.get(number) for number in range(len(mesh.axes)))
+
+
+def same_size(first: Any, second: Any) -> bool:
+    """Whether two dims, ints or expressions, are surely equal."""
+    if isinstance(first, int) or isinstance(second, int):
+        return isinstance(first, int) and isinstance(second, int) and first == second
+    import tvm_ffi
+
+    return bool(tvm_ffi.structural_equal(first, second))
+
+
+def check_divisible(
+    size: Any, count: int, what: str, axis: str, place: str, remedy: str | None = None
+) -> None:
+    """Refuse a known size that ``count`` does not divide (PlanError DIST0234)."""
+    if not isinstance(size, int) or size % count == 0:
+        return
+    quotient, rest = divmod(size, count)
+    up, down = (quotient + 1) * count, quotient * count
+    choices = f"{down} or {up}" if down else str(up)
+    raise PlanError(
+        "DIST0234",
+        f'{what} {size} is not divisible by the mesh axis "{axis}" ({count}): '
+        f"{size} = {quotient} x {count} + {rest}",
+        place=place,
+        remedy=remedy or f"Make it {choices}, or choose an axis size that divides {size}.",
+    )
+
+
+def names_of(parameters: Sequence[Parameter], most: int = 6) -> str:
+    """Return the first few names, for messages."""
+    shown = [p.name for p in parameters[:most]]
+    return ", ".join(shown) + (", ..." if len(parameters) > most else "")

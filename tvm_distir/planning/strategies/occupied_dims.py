@@ -1,0 +1,132 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Dims of weights that other strategies have cut already, and how tensor parallel avoids them.
+
+A dim may be shared by several mesh axes where it divides by all of them. Eight experts over eight
+devices are used up: another axis has to cut something else.
+"""
+
+from __future__ import annotations
+
+import glob
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from tvm_distir.core import Explorer, Plan, R, Trial
+from tvm_distir.core.propagation.search import Labels
+
+from .model_info import Parameter
+
+Weights: TypeAlias = Mapping[str, Mapping[int, Parameter]]
+"""Per entry function the weights, by their flat number among its parameters."""
+
+MOST_TRIALS = 100
+
+
+def taken_dims(
+    before: Plan | None, weights: Weights, without: str | None = None
+) -> dict[tuple[str, int, int], int]:
+    """Return into how many parts a plan cuts dims of weights.
+
+    Parameters
+    ----------
+    before : Plan or None
+    weights : mapping
+    without : str, optional
+        A mesh axis that does not count.
+
+    Returns
+    -------
+    dict of (str, int, int) to int
+        Entry, flat number and dim of what is cut, to the number of parts.
+    """
+    found: dict[tuple[str, int, int], int] = {}
+    rules = before.rules if before is not None else ()
+    placed = {(r.function, r.name): r for r in rules if r.kind == "param"}
+    for name, known in weights.items():
+        for i, parameter in known.items():
+            rule = placed.get((parameter.function, glob.escape(parameter.name)))
+            if rule is None or before is None:
+                continue
+            axes = before.mesh(rule.mesh).axes.items()
+            for label, (axis, count) in zip(rule.placement, axes, strict=True):
+                if label is not None and label >= 0 and axis != without:
+                    found[name, i, label] = found.get((name, i, label), 1) * count
+    return found
+
+
+def avoid(
+    explorer: Explorer,
+    trial: Trial,
+    weights: Weights,
+    taken: Mapping[tuple[str, int, int], int],
+    most_bytes: int,
+) -> Trial:
+    """Move weights off dims that are used up, to where the fewest bytes move.
+
+    Weights of one shape that lie on a dim used up move together. All combinations are tried,
+    as far as there are not too many; those that hold more than ``most_bytes`` come last. The
+    FLOPs of the ops on these weights are divided whichever of their dims is cut.
+
+    Parameters
+    ----------
+    explorer : Explorer
+    trial : Trial
+        The labels found without regard to others.
+    weights, taken : mapping
+        See :func:`taken_dims`.
+    most_bytes : int
+        Of the weights a device may hold.
+    """
+
+    def used_up(name: str, i: int, label: int) -> bool:
+        parts = taken.get((name, i, label), 1) * explorer.ranks
+        size = (weights[name][i].shape or ())[label] if label >= 0 else parts
+        return parts > explorer.ranks and not (isinstance(size, int) and size % parts == 0)
+
+    groups: dict[tuple[Any, ...], list[tuple[str, int]]] = {}
+    for name, found in trial.labels.items():
+        for i, label in found.items():
+            if used_up(name, i, label):
+                shape = weights[name][i].shape or ()
+                groups.setdefault((*shape, label), []).append((name, i))
+    if not groups:
+        return trial
+    explorer.store(trial.stored)
+
+    def choices(members: list[tuple[str, int]]) -> list[int]:
+        name, i = members[0]
+        dims = range(weights[name][i].ndim)
+        free = [d for d in dims if not any(used_up(n, k, d) for n, k in members)]
+        divided = [d for d in free if _divides(weights[name][i].shape, d, explorer.ranks)]
+        return [*divided, R]
+
+    def moved() -> Iterator[Trial]:
+        members = list(groups.values())
+        options, kept = [], 1
+        for group in members:
+            offered = choices(group)
+            offered = offered if kept * len(offered) <= MOST_TRIALS else [R]
+            kept *= len(offered)
+            options.append(offered)
+        for combination in itertools.product(*options):
+            labels: Labels = {name: dict(found) for name, found in trial.labels.items()}
+            for group, label in zip(members, combination, strict=True):
+                for name, i in group:
+                    labels[name][i] = label
+            yield explorer.settled(labels)
+
+    def order(one: Trial) -> tuple[int, int]:
+        found = one.footprint
+        return max(found.param_bytes - most_bytes, 0), explorer.sent(found)
+
+    return min(moved(), key=order)
+
+
+def _divides(shape: tuple[Any, ...] | None, dim: int, ranks: int) -> bool:
+    size = shape[dim] if shape else None
+    return isinstance(size, int) and size % ranks == 0
+
+
+__all__ = ["avoid", "taken_dims"]

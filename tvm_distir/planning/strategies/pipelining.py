@@ -1,0 +1,200 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Pipelines: parts of the cluster work on stages of a training step, micro-batch by micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from tvm import ir
+
+from tvm_distir.core import MeshSpec, Pipeline, Plan, Schedule, mesh_devices
+from tvm_distir.support import PlanError, shortened
+
+from .model_info import MeshLike, as_mesh_spec, mesh_axis
+from .registry import StrategySpec, checked, plan_maker
+
+PIPELINE = "pipeline"
+"""Name of the strategy: it takes an axis away, and all others work on the mesh of one stage."""
+
+AXIS = "pp"
+
+
+@plan_maker
+def pipeline(
+    mod: ir.IRModule,
+    mesh: MeshLike,
+    axis: str = AXIS,
+    stages: int = 0,
+    micro_batches: int = 1,
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    stash: bool = False,
+    offload: str = "none",
+) -> Plan:
+    """Plan whose stages lie one behind the other along a mesh axis.
+
+    The batch is cut into micro-batches; the stages hand activations on and gradients back, in the
+    order of the schedule. Each device holds the weights, gradients and optimizer states of the
+    stages of its rank alone: ``1 / (P v)`` of those of equal stages, v per rank. It sends and
+    receives the activations at each cut once per micro-batch and their gradients back. A weight
+    that several stages read is kept by each, and its gradients are summed between them.
+
+    Parameters
+    ----------
+    mod : IRModule
+        A training step made with the same schedule (``train_step(..., schedule=...)``).
+    mesh : MeshSpec or mapping of str to int
+        Of the whole cluster.
+    axis : str
+        The mesh axis of the pipeline's ranks; other strategies work along the others.
+    stages : int
+        Ranks of the pipeline; 0: as the axis has. 1 is allowed without the axis: micro-batches
+        alone.
+    micro_batches : int
+        Parts of the batch.
+    schedule : str
+        ``gpipe``, ``1f1b``, ``interleaved``, ``zero_bubble`` or ``zero_bubble_v``.
+    chunks : int
+        Stages per rank, for ``interleaved``.
+    stash : bool
+        Change weights after every micro-batch, and keep for its backward part those that its
+        forward part read (PipeDream).
+    offload : str
+        Stages whose stashes wait in the host's memory: ``none``, ``all``, or numbers, ``0/1``.
+
+    Returns
+    -------
+    Plan
+        The mesh of one stage, and the schedule with the devices of every rank.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
+    PlanError
+        DIST0233 the step has no stages, or others; DIST0236 the schedule is wrong.
+    """
+    spec = as_mesh_spec(mesh)
+    wanted = _schedule(spec.axes, axis, stages, micro_batches, schedule, chunks, stash, offload)
+    return on_stages(mod, spec, wanted, axis)
+
+
+def schedule_of(specs: Sequence[StrategySpec], axes: Mapping[str, int] | None) -> Schedule | None:
+    """Schedule that a list of strategies asks for; None where no pipeline is among them.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no axis for it.
+    PlanError
+        DIST0232 two pipelines; DIST0236 the schedule is wrong.
+    """
+    found = [spec for spec in specs if spec.name == PIPELINE]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise PlanError(
+            "DIST0232", "two pipelines", place="strategy", remedy="Give one, with chunks=."
+        )
+    return _schedule(axes or {}, **checked(found[0]).options)
+
+
+def _schedule(
+    axes: Mapping[str, int],
+    axis: str = AXIS,
+    stages: int = 0,
+    micro_batches: int = 1,
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    stash: bool = False,
+    offload: str = "none",
+) -> Schedule:
+    """Schedule of the options of :func:`pipeline`, with its errors."""
+    size = axes.get(axis)
+    if size is None and stages != 1:
+        mesh_axis(MeshSpec("mesh", axes or {"": 1}), axis, PIPELINE)
+    if stages not in (0, size or 1):
+        raise PlanError(
+            "DIST0236",
+            f'stages={stages}, and the mesh axis "{axis}" has {size} devices',
+            place=f'strategy "{PIPELINE}"',
+            remedy="Leave stages out, or change the mesh.",
+        )
+    made = Schedule(schedule, size or 1, micro_batches, chunks, stash=stash)
+    return replace(made, offload=_stages(offload, made.stage_count))
+
+
+def _stages(text: str, count: int) -> tuple[int, ...]:
+    """Stages of the option ``offload``."""
+    if text in ("none", "all"):
+        return tuple(range(count)) if text == "all" else ()
+    words = text.split("/")
+    if not all(word.isascii() and word.isdigit() and len(word) < 7 for word in words):
+        raise PlanError(
+            "DIST0236",
+            f'offload="{shortened(text)}" names no stages',
+            place=f'strategy "{PIPELINE}"',
+            remedy="Write none, all, or numbers of stages joined by a slash: 0/1.",
+        )
+    return tuple(map(int, words))
+
+
+def on_stages(mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule, axis: str) -> Plan:
+    """A plan without rules that has the mesh of a stage and the schedule."""
+    made = Pipeline.of(mod)
+    if made is None:
+        raise PlanError(
+            "DIST0233",
+            "the module is no training step in stages",
+            place=f'strategy "{PIPELINE}"',
+            remedy="Make it with --train, or train_step(..., schedule=...).",
+        )
+    own = made.schedule
+    if (own.stages, own.micro_batches, own.chunks) != (
+        wanted.stages,
+        wanted.micro_batches,
+        wanted.chunks,
+    ):
+        raise PlanError(
+            "DIST0233",
+            f"the step has {own.stages} stages, {own.micro_batches} micro-batches and "
+            f"{own.chunks} chunks, the strategy asks for {wanted.stages}, "
+            f"{wanted.micro_batches} and {wanted.chunks}",
+            place=f'strategy "{PIPELINE}"',
+            remedy="Make the step with the schedule that the strategy asks for.",
+        )
+    if wanted.stash and not own.stash:
+        raise PlanError(
+            "DIST0233",
+            "the step sums gradients over all micro-batches, the strategy asks for stash",
+            place=f'strategy "{PIPELINE}"',
+            remedy="Make the step with a schedule that says stash.",
+        )
+    stage, devices = _stage_mesh(mesh, axis)
+    chosen = own if own.kind == "custom" else replace(wanted, cuts=own.cuts, stash=own.stash)
+    return Plan((stage,), schedule=replace(chosen, devices=devices))
+
+
+def _stage_mesh(mesh: MeshSpec, axis: str) -> tuple[MeshSpec, tuple[tuple[int, ...], ...]]:
+    """The mesh of the first rank, without the axis, and the devices of all ranks.
+
+    The devices are left out where ranks have one range of devices behind the other.
+    """
+    if axis not in mesh.axes:
+        return mesh, ()
+    number = mesh.axis_number(axis)
+    ids = np.moveaxis(mesh_devices(mesh.device_mesh()), number, 0)
+    axes: dict[str, Any] = {name: n for name, n in mesh.axes.items() if name != axis}
+    rows = [tuple(int(i) for i in row.ravel()) for row in ids]
+    one_behind_the_other = [i for row in rows for i in row]
+    first, count = one_behind_the_other[0], len(one_behind_the_other)
+    in_order = one_behind_the_other == list(range(first, first + count))
+    start = {"start": first} if in_order else {"device_ids": rows[0]}
+    return MeshSpec(mesh.name, axes or {axis: 1}, **start), () if in_order else tuple(rows)
+
+
+__all__ = ["PIPELINE", "on_stages", "pipeline", "schedule_of"]

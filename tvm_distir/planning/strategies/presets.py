@@ -1,0 +1,132 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Strategies under the names that users of other libraries know; each is made of ours.
+
+FSDP and HSDP: Zhao et al. 2023, "PyTorch FSDP", sections 3.2.1 and 3.2.2. DeepSpeed's stages:
+Rajbhandari et al. 2020, "ZeRO". Sharded training of Lightning (FairScale) is stage 2.
+"""
+
+from __future__ import annotations
+
+from tvm import ir
+
+from tvm_distir.core import Plan
+
+from .composition import merge
+from .data_parallelism import data_parallel
+from .model_info import MeshLike, as_mesh_spec, mesh_axis
+from .registry import plan_maker
+from .zero_redundancy import stored_in_parts
+
+
+@plan_maker
+def fsdp(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", *, others: Plan | None = None) -> Plan:
+    """Plan of fully sharded data parallel: "zero:stage=3", weights stored in parts too.
+
+    Parameters
+    ----------
+    mod, mesh, others
+        As :func:`.zero_redundancy.zero` has them; so are the errors.
+    axis : str
+        The mesh axis over which the batch is divided and everything stored in parts.
+    """
+    return stored_in_parts(mod, mesh, axis, 3, others, "fsdp")
+
+
+@plan_maker
+def hsdp(
+    mod: ir.IRModule,
+    mesh: MeshLike,
+    axis: str = "dp",
+    replicas: str = "pod",
+    *,
+    others: Plan | None = None,
+) -> Plan:
+    """Plan of hybrid sharding: "fsdp" within each of several replicas.
+
+    Parameters
+    ----------
+    mod, mesh, others
+        As :func:`.zero_redundancy.zero` has them; so are the errors.
+    axis : str
+        The mesh axis over which weights, gradients and states are stored in parts.
+    replicas : str
+        The mesh axis along which all of that is repeated. Either axis divides the batch.
+    """
+    mesh_axis(as_mesh_spec(mesh), replicas, "hsdp", "replicas")
+    parts = stored_in_parts(mod, mesh, axis, 3, others, "hsdp")
+    return merge([("replicas", data_parallel(mod, mesh, axis=replicas)), ("parts", parts)])
+
+
+@plan_maker
+def deepspeed_zero1(
+    mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", *, others: Plan | None = None
+) -> Plan:
+    """Plan of DeepSpeed's ZeRO stage 1: optimizer states stored in parts.
+
+    Parameters
+    ----------
+    mod, mesh, others
+        As :func:`.zero_redundancy.zero` has them; so are the errors.
+    axis : str
+        The mesh axis that divides the batch.
+    """
+    return stored_in_parts(mod, mesh, axis, 1, others, "deepspeed_zero1")
+
+
+@plan_maker
+def deepspeed_zero2(
+    mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", *, others: Plan | None = None
+) -> Plan:
+    """Plan of DeepSpeed's ZeRO stage 2: optimizer states and gradients stored in parts.
+
+    Parameters
+    ----------
+    mod, mesh, others
+        As :func:`.zero_redundancy.zero` has them; so are the errors.
+    axis : str
+        The mesh axis that divides the batch.
+    """
+    return stored_in_parts(mod, mesh, axis, 2, others, "deepspeed_zero2")
+
+
+@plan_maker
+def deepspeed_zero3(
+    mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", *, others: Plan | None = None
+) -> Plan:
+    """Plan of DeepSpeed's ZeRO stage 3: optimizer states, gradients and weights stored in parts.
+
+    Parameters
+    ----------
+    mod, mesh, others
+        As :func:`.zero_redundancy.zero` has them; so are the errors.
+    axis : str
+        The mesh axis that divides the batch.
+    """
+    return stored_in_parts(mod, mesh, axis, 3, others, "deepspeed_zero3")
+
+
+@plan_maker
+def lightning_sharded(
+    mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", *, others: Plan | None = None
+) -> Plan:
+    """Plan of Lightning's sharded training: "zero:stage=2", optimizer states and gradients.
+
+    Parameters
+    ----------
+    mod, mesh, others
+        As :func:`.zero_redundancy.zero` has them; so are the errors.
+    axis : str
+        The mesh axis that divides the batch.
+    """
+    return stored_in_parts(mod, mesh, axis, 2, others, "lightning_sharded")
+
+
+__all__ = [
+    "deepspeed_zero1",
+    "deepspeed_zero2",
+    "deepspeed_zero3",
+    "fsdp",
+    "hsdp",
+    "lightning_sharded",
+]

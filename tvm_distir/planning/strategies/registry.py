@@ -1,0 +1,242 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The strategies by name, and the text form in which a command line asks for them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec
+
+from tvm_distir.core import Plan
+from tvm_distir.support import (
+    Option,
+    PlanError,
+    Registry,
+    Unreadable,
+    Word,
+    as_term,
+    nearest,
+    options_of,
+    shortened,
+    summary,
+)
+
+from .training import with_updates
+
+Strategy = Callable[..., Plan]
+Arguments = ParamSpec("Arguments")
+
+BEFORE, OTHERS = "before", "others"
+"""Parameters of a strategy that take the plan of those made before it: of all strategies without
+such a parameter; and of all but those that have ``others`` too."""
+
+SYSTEM = "system"
+"""Parameter of a strategy that takes the system whose times decide, or None."""
+
+_HERE = __name__.rpartition(".")[0]
+_MARK = "__tvm_distir_strategy__"
+
+STRATEGIES = Registry(
+    "tvm_distir.strategies",
+    {
+        name: f"{_HERE}.{file}:{name}"
+        for name, file in {
+            "data_parallel": "data_parallelism",
+            "zero": "zero_redundancy",
+            "tensor_parallel": "tensor_parallelism",
+            "expert_parallel": "expert_parallelism",
+            "spatial_parallel": "spatial_parallelism",
+            "megatron": "megatron_lm",
+            "pipeline": "pipelining",
+            "context_parallel": "context_parallelism",
+            "sequence": "activation_sequence",
+            "local_layers": "local_branches",
+            "complete": "completion",
+            "fsdp": "presets",
+            "hsdp": "presets",
+            "deepspeed_zero1": "presets",
+            "deepspeed_zero2": "presets",
+            "deepspeed_zero3": "presets",
+            "lightning_sharded": "presets",
+        }.items()
+    },
+)
+"""Ours, each with its file. A file is not named as its function is: as an attribute of the package
+it would take the function's place."""
+
+
+@dataclass(frozen=True)
+class StrategySpec:
+    """One strategy with its options.
+
+    Parameters
+    ----------
+    name : str
+        As :func:`strategy_names` lists it.
+    options : mapping of str to value
+        Keyword options of the strategy.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StrategyInfo:
+    """What is known of a strategy.
+
+    Attributes
+    ----------
+    function : callable
+        Takes the module, the mesh and the options, gives a plan.
+    options : mapping of str to Option
+        Its parameters after the mesh, but for :data:`BEFORE`, :data:`OTHERS` and :data:`SYSTEM`.
+    looks_at : str or None
+        Which of those two it has.
+    asks_system : bool
+        Whether it has the parameter :data:`SYSTEM`.
+    """
+
+    function: Strategy
+    options: Mapping[str, Option]
+    looks_at: str | None
+    asks_system: bool = False
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the function's docstring."""
+        return summary(self.function)
+
+
+def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]:
+    """Make a strategy of a function ``(mod, mesh, axis="..", **options) -> Plan``.
+
+    Its parameters after the mesh are its options: their annotations and defaults say of which type
+    they are. The plan may leave axes open (None) that other strategies fill. In a training step,
+    what it says of a weight goes for the new weight and the optimizer's states too.
+
+    Raises
+    ------
+    PlanError
+        DIST0231 when an option has no default, or a type that has no text.
+    """
+    parameters = inspect.signature(function).parameters
+    given = [*list(parameters)[:2], BEFORE, OTHERS, SYSTEM]
+    options = options_of(function, without=given)
+    for name, parameter in parameters.items():
+        if name not in given and (name not in options or parameter.default is parameter.empty):
+            raise PlanError(
+                "DIST0231",
+                f'the option "{name}" has no default, or one of a type that has no text',
+                place=f'strategy "{function.__name__}"',
+                remedy="Give it a default that is a text, a number or a bool.",
+            )
+
+    @functools.wraps(function)
+    def planned(*args: Arguments.args, **options: Arguments.kwargs) -> Plan:
+        mod = args[0] if args else options[given[0]]
+        return with_updates(mod, function(*args, **options))
+
+    looks_at = next((name for name in (BEFORE, OTHERS) if name in parameters), None)
+    setattr(planned, _MARK, StrategyInfo(planned, options, looks_at, SYSTEM in parameters))
+    return planned
+
+
+def strategy_names() -> tuple[str, ...]:
+    """Names of all strategies, those of other packages included."""
+    return STRATEGIES.names()
+
+
+def find_strategy(name: str) -> StrategyInfo:
+    """Return what a name stands for.
+
+    Raises
+    ------
+    PlanError
+        DIST0230 for an unknown name.
+    DependencyError
+        DIST0114 where another package offers it and it cannot be loaded, or is no strategy.
+    """
+    if name not in STRATEGIES:
+        raise PlanError(
+            "DIST0230",
+            f'no strategy "{name}"',
+            place="strategy",
+            remedy=nearest(name, strategy_names()),
+        )
+    found = getattr(STRATEGIES.load(name), _MARK, None)
+    if not isinstance(found, StrategyInfo):
+        fault = "it is no function made with tvm_distir.planning.strategies.registry.plan_maker"
+        raise STRATEGIES.offered()[name].fault(fault)
+    return found
+
+
+def parse(text: str) -> tuple[StrategySpec, ...]:
+    """Read ``"data_parallel+megatron:axis=tp,sequence=1"``.
+
+    Raises
+    ------
+    PlanError
+        DIST0230 unknown strategy, DIST0231 unknown option or wrong value, DIST0235 a text
+        that cannot be read.
+    """
+    specs = []
+    for part in text.split("+"):
+        name, colon, rest = part.strip().partition(":")
+        name = name.strip()
+        if not name or (colon and not rest.strip()):
+            raise PlanError(
+                "DIST0235",
+                f'"{text}" has an empty {"list of options" if name else "name"}',
+                place="strategy",
+                remedy='Write NAME, NAME:key=value,... or several joined by "+".',
+            )
+        options: dict[str, Any] = {}
+        for item in rest.split(",") if colon else []:
+            key, equals, value = item.partition("=")
+            key = key.strip()
+            if not equals or not key:
+                raise PlanError(
+                    "DIST0235",
+                    f'"{item.strip()}" is not key=value',
+                    place=f'strategy "{name}"',
+                    remedy="Join options by commas: axis=tp,sequence=1.",
+                )
+            if key in options:
+                raise PlanError(
+                    "DIST0235",
+                    f'the option "{key}" stands twice',
+                    place=f'strategy "{name}"',
+                    remedy="Remove one.",
+                )
+            options[key] = value.strip()
+        specs.append(checked(StrategySpec(name, options)))
+    return tuple(specs)
+
+
+def checked(spec: StrategySpec) -> StrategySpec:
+    """Return the spec with its options converted to their types (DIST0230, DIST0231)."""
+    known = find_strategy(spec.name).options
+    options = {}
+    for key, value in spec.options.items():
+        if key not in known:
+            raise PlanError(
+                "DIST0231",
+                f'the strategy has no option "{key}"',
+                place=f'strategy "{spec.name}"',
+                remedy=nearest(key, known),
+            )
+        term = Word(value) if isinstance(value, str) else as_term(value)
+        try:
+            options[key] = known[key].make(known[key].read(term))
+        except Unreadable as fault:
+            raise PlanError(
+                "DIST0231",
+                f"{key}={shortened(term)} is not {fault.expects}",
+                place=f'strategy "{spec.name}"',
+                remedy=fault.remedy or known[key].fault_remedy,
+            ) from None
+    return StrategySpec(spec.name, options)

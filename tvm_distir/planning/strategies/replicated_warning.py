@@ -1,0 +1,70 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan that knows weights by name leaves whole: said, not passed over."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .model_info import Parameter
+
+LEAST_SHARE = 0.05
+"""Projections that hold less than this of the elements of all are not worth a word."""
+SHOWN = 4
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
+"""Of a layer, in the name of its weight: tables and heads, which have none, are no layers."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A weight that a matmul reads.
+
+    Attributes
+    ----------
+    parameter : Parameter
+    why_whole : str
+        Why it is not cut; empty where it is.
+    """
+
+    parameter: Parameter
+    why_whole: str
+
+    @property
+    def elements(self) -> int:
+        """Number of elements, as far as sizes are known."""
+        return math.prod(n for n in self.parameter.shape or () if isinstance(n, int))
+
+
+def warn_of_whole(projections: Iterable[Projection], strategy: str, axis: str) -> None:
+    """Warn where projections of layers stay whole on every device, with their names.
+
+    Parameters
+    ----------
+    projections : iterable of Projection
+        Of one entry function.
+    strategy, axis : str
+        For the message.
+    """
+    known = [one for one in projections if _NUMBER.search(one.parameter.name)]
+    whole = [one for one in known if one.why_whole]
+    total = sum(one.elements for one in known)
+    share = sum(one.elements for one in whole) / total if total else 0.0
+    if share < LEAST_SHARE:
+        return
+    groups: dict[tuple[str, str], int] = {}
+    for one in whole:
+        pattern = _NUMBER.sub("*", one.parameter.name)
+        groups[pattern, one.why_whole] = groups.get((pattern, one.why_whole), 0) + 1
+    shown = [f"{name} ({count}: {why})" for (name, why), count in list(groups.items())[:SHOWN]]
+    more = f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else ""
+    warnings.warn(
+        f'{strategy} over "{axis}" cuts {len(known) - len(whole)} of {len(known)} weights of the '
+        "layers' matrix products; each device has the others whole, "
+        f"{share:.0%} of their elements, and does all of their work: {'; '.join(shown)}{more}. "
+        "tensor_parallel cuts weights of any name.",
+        stacklevel=3,
+    )

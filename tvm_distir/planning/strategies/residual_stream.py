@@ -1,0 +1,84 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Sequence parallelism: the residual stream between the blocks is cut along the sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core import MeshSpec, PlanRule, is_private, static_shape
+from tvm_distir.support import PlanError
+
+from .consumers import Consumers
+from .model_info import some_axes
+from .transformer_weights import KnownWeight
+
+SEQ_DIM = 1
+"""Of (batch, seq, hidden)."""
+
+
+def sequence_rules(
+    rows: Sequence[KnownWeight],
+    consumers: Consumers,
+    rule_name: str | None,
+    mesh: MeshSpec,
+    axes: Sequence[str],
+) -> list[PlanRule]:
+    """Return the rules that cut the residual stream along the sequence, each target once.
+
+    ``axes``: the mesh axes that cut it, all of them; a sequence that they do not divide is padded.
+    """
+    placement = some_axes(mesh, {mesh.axis_number(axis): SEQ_DIM for axis in axes})
+    count = math.prod(mesh.axes[axis] for axis in axes)
+    rules: dict[tuple[Any, ...], PlanRule] = {}
+    for weight in rows:
+        for use in weight.uses:
+            found = consumers.residual(use.function, use.result)
+            place = f"{weight.parameter.place} (megatron:sequence=1)"
+            if found is None:
+                raise PlanError(
+                    "DIST0233",
+                    "the projection's result is not added to a value of its shape: "
+                    "the residual stream is not found",
+                    place=place,
+                    remedy="Use megatron without sequence=1, or write the plan by hand.",
+                )
+            _check_sequence(found.total, count, axes[0], place)
+            fn = consumers.functions[found.function]
+            where = found.function if is_private(fn) else rule_name
+            if is_private(fn) and found.before in list(fn.params):
+                arg = list(fn.params).index(found.before)
+                for caller in consumers.callers.get(found.function, ()):
+                    inside = caller if is_private(consumers.functions[caller]) else rule_name
+                    rules[caller, found.function, arg] = PlanRule(
+                        "call", found.function, placement, mesh.name, function=inside, arg=arg
+                    )
+            for value in (found.before, found.total):
+                if isinstance(value, relax.Var) and value not in list(fn.params):
+                    name = str(value.name)
+                    rules[found.function, name] = PlanRule(
+                        "value", name, placement, mesh.name, function=where
+                    )
+    return list(rules.values())
+
+
+def _check_sequence(total: Any, count: int, axis: str, place: str) -> None:
+    shape = static_shape(total.ty)
+    if shape is None or len(shape) != 3:
+        raise PlanError(
+            "DIST0233",
+            f"the residual stream has the shape {shape}, not (batch, seq, hidden)",
+            place=place,
+            remedy="Use megatron without sequence=1.",
+        )
+    if shape[SEQ_DIM] < count:
+        raise PlanError(
+            "DIST0234",
+            f'the sequence {shape[SEQ_DIM]} is shorter than the mesh axis "{axis}" ({count})',
+            place=place,
+            remedy="Use fewer devices along it.",
+        )

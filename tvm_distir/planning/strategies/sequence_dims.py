@@ -1,0 +1,197 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Where the sequence stands in a model's values, and where queries meet keys.
+
+Sharding rules tie the dims that belong together (:func:`tvm_distir.core.propagation.tied_dims.tied_dims`). A
+value with one tied dim has rows that are positions of the sequence. Two tied dims mean pairs of
+positions: the scores of attention. An op that takes a tied dim whole is attention too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import MeshSpec, PlanRule, R, TiedDims, data_positions, faults_of_plan
+from tvm_distir.support import PlanError
+
+from .model_info import (
+    Parameter,
+    entries,
+    flat_positions,
+    mesh_axis,
+    names_of,
+    parameter_rule,
+    same_size,
+    tensor_parameters,
+)
+
+LOOK_UP = "relax.take"
+
+SEQUENCE_DIM = 1
+"""Of (batch, sequence), where nobody says otherwise."""
+
+
+def cut_inputs(
+    mod: ir.IRModule, mesh: MeshSpec, axis: str, dim: int, strategy: str
+) -> tuple[dict[str, dict[int, int]], list[PlanRule]]:
+    """Cut the data inputs of a module along the sequence; weights are whole and stationary.
+
+    Parameters
+    ----------
+    mod : IRModule
+    mesh, axis
+        What is to cut them.
+    dim : int
+        Which of their dims is the sequence.
+    strategy : str
+        Who asks, for messages.
+
+    Returns
+    -------
+    dict
+        Per entry, the flat numbers of the parameters that are cut, with the dim.
+    list of PlanRule
+        One per parameter.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
+    PlanError
+        DIST0233 no data input has the dim; DIST0234 it is shorter than the axis.
+    """
+    number = mesh_axis(mesh, axis, strategy)
+    seeds: dict[str, dict[int, int]] = {}
+    rules: list[PlanRule] = []
+    faults = faults_of_plan(f'strategy "{strategy}"')
+    for name, fn, rule_name in entries(mod):
+        data = data_positions(fn, name)
+        parameters = tensor_parameters(name, fn, rule_name)
+        given = [p for p in parameters if p.position in data]
+        cut: list[int] = []
+        with faults.gathered():
+            cut = _sequence_inputs(given, mesh, axis, dim, name, strategy)
+        flat = flat_positions(fn)
+        seeds[name] = {flat[position]: dim for position in cut}
+        for parameter in parameters:
+            label = dim if parameter.position in cut else R
+            held = parameter.position not in data
+            rules.append(parameter_rule(parameter, mesh, number, label, stationary=held))
+    faults.raise_all()
+    return seeds, rules
+
+
+def _sequence_inputs(
+    data: Sequence[Parameter], mesh: MeshSpec, axis: str, dim: int, name: str, strategy: str
+) -> list[int]:
+    """Positions of an entry's data inputs with the sequence: ``dim`` of the first that has it."""
+    place = f"{name} ({strategy})"
+    able = [p for p in data if p.shape is not None and 0 <= dim < len(p.shape)]
+    if not able:
+        raise PlanError(
+            "DIST0233",
+            f"no data input has a dim {dim}: {names_of(data) or 'there is none'}",
+            place=place,
+            remedy=f'Say which dim is the sequence with "{strategy}:dim=0".',
+        )
+    size = (able[0].shape or ())[dim]
+    if isinstance(size, int) and size < mesh.axes[axis]:
+        raise PlanError(
+            "DIST0234",
+            f'the sequence {size} is shorter than the mesh axis "{axis}" ({mesh.axes[axis]})',
+            place=able[0].place,
+            remedy="Use fewer devices along it.",
+        )
+    return [p.position for p in able if same_size((p.shape or ())[dim], size)]
+
+
+@dataclass(frozen=True)
+class Product:
+    """An op that multiplies or looks up activations, or takes their sequence whole.
+
+    Attributes
+    ----------
+    tied : TiedDims
+        The function it stands in.
+    node : int
+        In the graph.
+    meeting : bool
+        Whether positions meet in it: it reads or gives pairs of them, or takes the sequence whole.
+    """
+
+    tied: TiedDims
+    node: int
+    meeting: bool
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return self.tied.graph.place(self.node)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Of the result."""
+        g = self.tied.graph
+        return g.values[g.nodes[self.node].results[0]].shape
+
+    def shared_dims(self, count: int) -> tuple[int, ...] | None:
+        """Of the two operands and the result, the first dim that all share and that divides.
+
+        None of the sequence; the batch comes last. None where there is no such dim.
+        """
+        found = [
+            (out == 0, out, first, second)
+            for first, second, out in self._kept(2)
+            if isinstance(self.shape[out], int) and self.shape[out] % count == 0
+        ]
+        return None if not found else (*min(found)[2:], min(found)[1])
+
+    def kept_dim(self, count: int) -> int | None:
+        """The last dim of a result without sequence that its only operand has and can be cut.
+
+        None for numbers of tokens: to gather them costs next to nothing.
+        """
+        g = self.tied.graph
+        if "float" not in str(g.values[g.nodes[self.node].results[0]].ty.dtype):
+            return None
+        found = [
+            d for _, d in self._kept(1) if isinstance(self.shape[d], int) and self.shape[d] >= count
+        ]
+        return max(found, default=None)
+
+    def _kept(self, operands: int) -> list[tuple[int, ...]]:
+        """Dims that the first operands and the result share; none is one of the sequence."""
+        node = self.tied.graph.nodes[self.node]
+        seq = self.tied.dims(node.results[0])
+        return [
+            tuple(d for d in (*f.ins[:operands], f.outs[0]) if d is not None)
+            for f in (node.rule.factors if node.rule is not None else ())
+            if f.kind == "map" and f.outs[0] is not None and f.outs[0] not in seq
+            if all(d is not None for d in f.ins[:operands])
+        ]
+
+
+def products(tied: TiedDims) -> Iterator[Product]:
+    """Yield the products and look-ups of a function whose result has the sequence.
+
+    And ops that take it whole: with a result that has it, they are attention.
+    """
+    g = tied.graph
+    for k, node in enumerate(g.nodes):
+        rule = node.rule
+        if rule is None or len(node.results) != 1 or k not in tied.names:
+            continue
+        walked = {(i, d) for f in rule.factors for i, d in enumerate(f.ins)}
+        whole = any((i, d) not in walked for i, v in enumerate(node.operands) for d in tied.dims(v))
+        sums = rule.op == LOOK_UP or any(f.kind == "sum" for f in rule.factors)
+        product = sums and len(node.operands) > 1 and tied.dims(node.results[0])
+        if whole or product:
+            pairs = any(len(tied.dims(v)) > 1 for v in (*node.operands, *node.results))
+            yield Product(tied, k, pairs or whole)
+
+
+__all__ = ["Product", "cut_inputs", "products"]

@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of a plan that cut values along the sequence."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import MeshSpec, PlanRule, TiedDims, handle, tensor_type
+
+from .model_info import entries, one_axis
+from .sequence_dims import Product, products
+
+Left = Mapping[tuple[str, str], bool]
+EVERYTHING: Left = {}
+
+
+class PlaceValues:
+    """Makes the rules that cut values of a module along one mesh axis, each target once.
+
+    Parameters
+    ----------
+    mod : IRModule
+    mesh : MeshSpec
+    axis : str
+    left : mapping, optional
+        Per function and variable, whether it may be cut; those that it does not name may.
+    """
+
+    def __init__(
+        self, mod: ir.IRModule, mesh: MeshSpec, axis: str, left: Left = EVERYTHING
+    ) -> None:
+        self._left = left
+        self._names = {str(gv.name_hint) for gv in mod.functions}
+        self._public = {name: rule_name for name, _, rule_name in entries(mod)}
+        self._mesh, self._number = mesh, mesh.axis_number(axis)
+        self._found: dict[tuple[Any, ...], PlanRule] = {}
+
+    @property
+    def rules(self) -> tuple[PlanRule, ...]:
+        """The rules so far."""
+        return tuple(self._found.values())
+
+    def put(self, tied: TiedDims, node: int, dim: int, stationary: bool = False) -> None:
+        """Cut the result of a node along a dim; of one target the last cut counts.
+
+        Nothing where it does not follow from the inputs, or may not be cut, or its variable does
+        not stand in the module or shares its name.
+        """
+        g = tied.graph
+        if g.name not in self._names or node not in tied.names:
+            return
+        if not (tied.follows[g.nodes[node].results[0]] and self._free(g.name, tied.names[node])):
+            return
+        title = glob.escape(tied.names[node])
+        cut = one_axis(self._mesh, self._number, dim)
+        function = self._public.get(g.name, g.name)
+        rule = PlanRule("value", title, cut, self._mesh.name, stationary, function)
+        self._found[function, title] = rule
+
+    def rows(self, tied: TiedDims, value: int) -> None:
+        """Cut a value along its sequence, where it has one and an op gives it."""
+        dims, node = tied.dims(value), -1 if value < 0 else tied.graph.producer[value][0]
+        if len(dims) == 1 and node >= 0 and tied.graph.nodes[node].rule is not None:
+            self.put(tied, node, dims[0])
+
+    def _free(self, function: str, variable: str) -> bool:
+        return self._left.get((function, variable), True)
+
+    def arguments(self, tied: TiedDims) -> None:
+        """Cut the arguments of calls that are floats along their sequence."""
+        g = tied.graph
+        asked: dict[tuple[str, int], set[int]] = {}
+        for binding in g.bindings:
+            call = binding.value
+            if not (isinstance(call, ir.Call) and isinstance(call.op, ir.GlobalVar)):
+                continue
+            for i, arg in enumerate(call.args):
+                tensor = tensor_type(arg.ty)
+                known = g.env.get(handle(arg), ())
+                if tensor is None or len(known) != 1 or "float" not in str(tensor.dtype):
+                    continue
+                dims = tied.dims(known[0])
+                key = (str(call.op.name_hint), i)
+                named = isinstance(arg, ir.Var) and self._free(g.name, str(arg.name))
+                fits = len(dims) == 1 and tied.follows[known[0]] and named
+                asked.setdefault(key, set()).add(dims[0] if fits else -1)
+        for (callee, i), found in asked.items():
+            if (
+                g.name in self._names
+                and callee in self._names
+                and len(found) == 1
+                and -1 not in found
+            ):
+                function = self._public.get(g.name, g.name)
+                cut = one_axis(self._mesh, self._number, next(iter(found)))
+                rule = PlanRule("call", callee, cut, self._mesh.name, function=function, arg=i)
+                self._found[function, callee, i] = rule
+
+
+def place_rows(tied: TiedDims, values: PlaceValues, count: int, ring: bool = False) -> None:
+    """Cut what products of a function read and give along the sequence, queries in attention.
+
+    Parameters
+    ----------
+    tied : TiedDims
+    values : PlaceValues
+    count : int
+        Into how many parts.
+    ring : bool
+        Whether products of two sequences are cut along that of their first operand: in steps that
+        make the scores of attention again either could be.
+    """
+    g = tied.graph
+    for product in products(tied):
+        node = g.nodes[product.node]
+        dims, first = tied.dims(node.results[0]), node.operands[0]
+        if not dims:
+            place_list(values, product, count)
+            continue
+        for value in (*node.operands, *node.results):
+            values.rows(tied, value)
+        if ring and node.rule is not None and len(dims) == 2 and len(tied.dims(first)) == 1:
+            met = [f.outs[0] for f in node.rule.factors if f.ins[0] == tied.dims(first)[0]]
+            if met[:1] and met[0] in dims:  # queries and keys: the keys come by
+                values.put(tied, product.node, met[0])
+    for k, node in enumerate(g.nodes):
+        if node.rule is None or len(node.results) != 1 or not node.operands:
+            continue
+        read = node.operands[0]
+        for (
+            f
+        ) in node.rule.factors:  # a softmax over the keys, or where it is written out its maximum
+            keys, value = (f.outs[0], node.results[0]) if f.kind == "stat" else (f.ins[0], read)
+            dims = tied.dims(value)
+            if f.kind in ("stat", "max") and len(dims) == 2 and keys in dims:
+                queries = dims[0] if keys == dims[1] else dims[1]
+                at = k if f.kind == "stat" else g.producer[value][0] if value >= 0 else -1
+                if at >= 0:
+                    values.put(tied, at, queries, stationary=True)
+
+
+def place_list(values: PlaceValues, product: Product, count: int) -> None:
+    """Cut a list of tokens, in which the sequence is no dim any more, along another dim."""
+    kept = product.kept_dim(count)
+    if kept is not None:
+        values.put(product.tied, product.node, kept)
+
+
+__all__ = ["EVERYTHING", "Left", "PlaceValues", "place_list", "place_rows"]

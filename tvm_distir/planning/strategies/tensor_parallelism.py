@@ -1,0 +1,220 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor parallel for any model: weight placements from the sharding rules alone.
+
+Every weight may be sharded on any of its dims or replicated, and is used as it lies. The exact
+labelling of propagation picks, at given prices of a byte held and of an operation, what is
+cheapest together with the bytes sent (Lagrange multipliers of the two bounds). The strategy
+looks for the lowest prices that meet the bounds: what is left then moves the fewest bytes.
+No name of a parameter, an op or a model plays a part.
+"""
+
+from __future__ import annotations
+
+import glob
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+
+from tvm import ir
+
+from tvm_distir.core import (
+    Costs,
+    Explorer,
+    MeshSpec,
+    Pin,
+    Plan,
+    PlanRule,
+    R,
+    System,
+    Trial,
+    all_bindings,
+    axis_groups,
+    data_positions,
+    inner_made_private,
+    lift_branches,
+    main_dtype,
+    relax_functions,
+)
+from tvm_distir.core.propagation.search import Labels
+from tvm_distir.support import PlanError
+
+from .model_info import (
+    MeshLike,
+    Parameter,
+    as_mesh_spec,
+    entries,
+    flat_positions,
+    mesh_axis,
+    one_axis,
+    parameter_rule,
+    tensor_parameters,
+)
+from .occupied_dims import avoid, taken_dims
+from .registry import plan_maker
+from .weight_search import SHOWN, SLACK_PERCENT, Bounds, bounds_for, find, search
+
+
+@plan_maker
+def tensor_parallel(
+    mod: ir.IRModule,
+    mesh: MeshLike,
+    axis: str = "tp",
+    slack: int = SLACK_PERCENT,
+    *,
+    before: Plan | None = None,
+    system: System | None = None,
+) -> Plan:
+    """Plan that shards the weights of any model over one mesh axis.
+
+    Each device holds at most ``(1 + slack/100) / n`` of the bytes of the weights that have a dim
+    for n devices, and does at most that part of the FLOPs of the ops that the rules can shard;
+    within that few bytes move: the fewest of all placements that are cheapest at some prices of
+    a byte held and of a FLOP. Weights are stationary, but for some of those that no op takes cut:
+    where the bound asks for it they lie cut and are gathered where they are used. Data inputs
+    are whole along the axis, but what follows from them may be sharded: where that moves fewer
+    bytes, light weights are replicated and the ops on them divide the batch. A model that cannot
+    meet the bounds gets the nearest placement, and a warning that says why.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Any model, at level 1.
+    mesh : MeshSpec or mapping of str to int
+    axis : str
+        The mesh axis; other axes stay open.
+    slack : int
+        By how many percent a device may hold and do more than its part.
+    before : Plan, optional
+        What other strategies want on this mesh: dims of weights that they use up are avoided.
+    system : System, optional
+        Whose times decide between placements; None: bytes do.
+
+    Returns
+    -------
+    Plan
+        One rule per parameter; rules for values where the placement does not follow from these.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
+    PlanError
+        DIST0231 a negative slack; DIST0233 no weight can be sharded.
+    PropagationError
+        DIST0401 an op without a rule; DIST0410 the model is too entangled to be solved.
+    """
+    spec = as_mesh_spec(mesh)
+    number = mesh_axis(spec, axis, "tensor_parallel")
+    if slack < 0:
+        raise PlanError(
+            "DIST0231",
+            f"slack={slack} is negative",
+            place='strategy "tensor_parallel"',
+            remedy=f"Its default is {SLACK_PERCENT} (percent).",
+        )
+    ranks = spec.shape[number]
+    parameters = {
+        name: tensor_parameters(name, fn, rule_name) for name, fn, rule_name in entries(mod)
+    }
+    weights = _weights(mod, parameters)
+    labels: Labels = {name: dict.fromkeys(found, R) for name, found in weights.items()}
+    pins: tuple[Pin, ...] = ()
+    stored: Labels = {}
+    if ranks > 1:
+        explorer = Explorer(
+            lift_branches(inner_made_private(mod)),
+            axis,
+            ranks,
+            weights,
+            _costs(mod, spec, axis, system),
+        )
+        bounds = bounds_for(explorer, weights, ranks, slack)
+        trial = find(explorer, bounds, math.prod(spec.shape))
+        trial = avoid(explorer, trial, weights, taken_dims(before, weights), bounds.param_bytes)
+        pins = _standing(mod, trial.pins)
+        labels, stored = trial.labels, trial.stored
+        _report(trial, bounds, axis)
+    rules = []
+    for name, found in parameters.items():
+        flat = {p.position: i for i, p in weights[name].items()}
+        for parameter in found:
+            i = flat.get(parameter.position)
+            label = R if i is None else labels[name][i]
+            held = i is not None and i not in stored.get(name, ())
+            rules.append(parameter_rule(parameter, spec, number, label, stationary=held))
+    named = {name: rule_name for name, _, rule_name in entries(mod)}
+    for pin in pins:
+        placement = one_axis(spec, number, pin.label)
+        function = named.get(pin.function, pin.function)
+        title = glob.escape(pin.variable)
+        rules.append(PlanRule("value", title, placement, spec.name, function=function))
+    return Plan((spec,), tuple(rules))
+
+
+def _costs(mod: ir.IRModule, mesh: MeshSpec, axis: str, system: System | None) -> Costs:
+    """Weights along one axis of a mesh."""
+    if system is None:
+        return Costs()
+    groups = axis_groups(mesh.device_mesh(), (mesh.axis_number(axis),))
+    return Costs.for_axes(system, main_dtype(mod), [groups])
+
+
+def _standing(mod: ir.IRModule, pins: Sequence[Pin]) -> tuple[Pin, ...]:
+    """Return the values to be pinned that the module has too, not only its lifted branches."""
+    asked = {pin.function for pin in pins}
+    names = {
+        str(gv.name_hint): {str(b.var.name) for b in all_bindings(fn.body)}
+        for gv, fn in relax_functions(mod)
+        if str(gv.name_hint) in asked
+    }
+    return tuple(pin for pin in pins if pin.variable in names.get(pin.function, ()))
+
+
+def _weights(
+    mod: ir.IRModule, parameters: Mapping[str, Sequence[Parameter]]
+) -> dict[str, dict[int, Parameter]]:
+    """Return the weights of each entry by their number among its flat parameters."""
+    found: dict[str, dict[int, Parameter]] = {}
+    for name, known in parameters.items():
+        fn = mod[name]
+        data, first = set(data_positions(fn, name)), flat_positions(fn)
+        found[name] = {first[p.position]: p for p in known if p.position not in data}
+    return found
+
+
+def bounds_of(mod: ir.IRModule, ranks: int, axis: str = "tp", slack: int = SLACK_PERCENT) -> Bounds:
+    """Bounds that a plan of :func:`tensor_parallel` over ``ranks`` devices has to meet.
+
+    Raises
+    ------
+    PlanError
+        DIST0233 no weight can be sharded.
+    PropagationError
+        DIST0401 an op without a rule.
+    """
+    parameters = {
+        name: tensor_parameters(name, fn, rule_name) for name, fn, rule_name in entries(mod)
+    }
+    weights = _weights(mod, parameters)
+    explorer = Explorer(lift_branches(inner_made_private(mod)), axis, ranks, weights)
+    return bounds_for(explorer, weights, ranks, slack)
+
+
+def _report(trial: Trial, bounds: Bounds, axis: str) -> None:
+    """Warn of a bound that does not hold."""
+    found, missed = trial.footprint, []
+    if found.param_bytes > bounds.param_bytes:
+        missed.append(f"holds {found.param_bytes} bytes of weights, not {bounds.param_bytes}")
+    if found.flops > bounds.flops:
+        missed.append(f"does {found.flops} FLOPs, not {bounds.flops}")
+    if missed:
+        whole = [f"{place} ({why})" for place, why in list(bounds.whole.items())[:SHOWN]]
+        because = f" Weights that no op takes cut: {', '.join(whole)}." if whole else ""
+        warnings.warn(
+            f'tensor_parallel over "{axis}": each device {" and ".join(missed)}.{because}',
+            stacklevel=3,
+        )
+
+
+__all__ = ["Bounds", "bounds_of", "search", "tensor_parallel"]

@@ -1,0 +1,172 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What strategies know of a training step: its forward part, and what follows its weights.
+
+A strategy places the weights by the forward part alone. The new weights and the optimizer's
+states lie as their weights do.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    ACTIVATION,
+    GRADIENT,
+    ROLE_ATTR,
+    Pipeline,
+    Plan,
+    PlanRule,
+    match_name,
+    param_names,
+    plain_name,
+    policies_of,
+    relax_functions,
+    training_notes,
+)
+
+
+def state_names(fn: relax.Function) -> set[str]:
+    """Names of the parameters that are states of weights; none of other functions."""
+    return {name for names in states_of(fn).values() for name in names}
+
+
+def states_of(fn: relax.Function) -> dict[str, list[str]]:
+    """Names of the optimizer's states of each weight; none of other functions."""
+    return {w: [str(n) for n in names[:]] for w, names in training_notes(fn, "states").items()}
+
+
+def new_names(mod: ir.IRModule) -> set[str]:
+    """Names of the values of a training step that replace parameters."""
+    return {
+        str(value)
+        for _, fn in relax_functions(mod)
+        for value in training_notes(fn, "updated").values()
+    }
+
+
+def gradient_names(fn: relax.Function) -> dict[str, str]:
+    """Names of the values that are the gradients of weights; none of other functions."""
+    return {w: str(n) for w, n in training_notes(fn, "gradients").items()}
+
+
+def term_names(fn: relax.Function) -> dict[str, str]:
+    """Names of the values that are one micro-batch's gradients of weights, of steps in stages.
+
+    Those of weights that other stages have too are among them.
+    """
+    return {w: str(n) for w, n in training_notes(fn, "terms").items()}
+
+
+def boundary_positions(fn: relax.Function) -> list[int]:
+    """Parameters of a stage's function that come from other stages; none of other functions."""
+    attrs: Any = fn.attrs or {}
+    notes = list(map(str, attrs[ROLE_ATTR]["params"])) if ROLE_ATTR in attrs else []
+    return [i for i, n in enumerate(notes) if n.partition(":")[0] in (ACTIVATION, GRADIENT)]
+
+
+_escape = functools.lru_cache(maxsize=1 << 16)(glob.escape)
+
+
+class _Finder:
+    """Finds the last of some rules that means a parameter; exact names without a search."""
+
+    def __init__(self, rules: Sequence[PlanRule]) -> None:
+        self.exact = {rule.name: (i, rule) for i, rule in enumerate(rules)}
+        self.patterns = [(i, r) for i, r in enumerate(rules) if "*" in r.name or "?" in r.name]
+
+    @staticmethod
+    def of(rules: Sequence[PlanRule], function: str) -> _Finder:
+        """Among the rules for parameters of a function."""
+        return _Finder([r for r in rules if r.kind == "param" and r.function in (None, function)])
+
+    def __call__(self, parameter: str) -> PlanRule | None:
+        found = [r for r in self.patterns if match_name(r[1].name, parameter)]
+        return max([*found, *self._named(parameter)], key=lambda r: r[0], default=(0, None))[1]
+
+    def exactly(self, parameter: str) -> PlanRule | None:
+        """Return the last rule that gives the parameter's name."""
+        return max(self._named(parameter), key=lambda r: r[0], default=(0, None))[1]
+
+    def _named(self, parameter: str) -> list[tuple[int, PlanRule]]:
+        names = {parameter, plain_name(parameter), _escape(parameter)}
+        return [self.exact[name] for name in names if name in self.exact]
+
+
+def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
+    """Place new weights and optimizer states of a training step as a plan places the weights.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1; any module.
+    plan : Plan
+        Of several rules that mean a weight the last counts.
+
+    Returns
+    -------
+    Plan
+        With more rules: a ``param`` rule per state that the plan does not name itself, a
+        ``value`` rule per new weight and state, and per weight that the backward part reads anew:
+        as stationary as the weight. In a step of stages what goes to another stage lies as that
+        one takes it.
+    """
+    rules = list(plan.rules)
+    functions = {
+        str(gv.name_hint): fn for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)
+    }
+    for name, fn in functions.items():
+        updated, states = training_notes(fn, "updated"), training_notes(fn, "states")
+        again = training_notes(fn, "again")
+        find = _Finder.of(rules, name)
+        for parameter in param_names(fn) if updated else ():
+            rule = find(parameter)
+            if rule is None or parameter not in updated:
+                continue
+            if parameter in again:
+                rules.append(replace(rule, kind="value", name=str(again[parameter])))
+            values = [(str(updated[parameter]), rule)]
+            for state in map(str, states.get(parameter, ())[:]):
+                placed = find.exactly(state)
+                if placed is None:
+                    placed = replace(rule, name=_escape(state))
+                    rules.append(placed)
+                values.append((str(updated[state]), placed))
+            rules.extend(
+                PlanRule("value", value, like.placement, like.mesh, function=like.function)
+                for value, like in values
+            )
+    rules += _between_stages(mod, rules)
+    return replace(plan, rules=tuple(rules), recompute=policies_of(mod) or plan.recompute)
+
+
+def _between_stages(mod: ir.IRModule, rules: Sequence[PlanRule]) -> list[PlanRule]:
+    """Rules for what stages make for each other, where there are some for what they take."""
+    pipeline = Pipeline.of(mod)
+    if pipeline is None:
+        return []
+    stages, found = pipeline.stages, {}
+    meshes, ranks = pipeline.schedule.meshes, pipeline.schedule.rank_of
+    count = len(stages)
+    beside = [(i, j) for i in range(count) for j in (i - 1, i + 1) if 0 <= j < count]
+    for here, there in beside:
+        if meshes and meshes[ranks[here]] != meshes[ranks[there]]:
+            continue
+        maker, reader = mod[stages[here].function], mod[stages[there].function]
+        kind = ACTIVATION if here < there else GRADIENT
+        names = dict(zip(stages[there].params, param_names(reader), strict=True))
+        find = _Finder.of(rules, stages[there].function)
+        values = maker.attrs[ROLE_ATTR]["values"]
+        for what, value in zip(stages[here].results, values, strict=True):
+            rule = find(names[what]) if what.startswith(f"{kind}:") else None
+            if rule is not None:
+                key = (stages[here].function, str(value))
+                found[key] = PlanRule("value", key[1], rule.placement, rule.mesh, function=key[0])
+    known = {(r.function, r.name) for r in rules if r.kind == "value"}
+    return [rule for key, rule in found.items() if key not in known]

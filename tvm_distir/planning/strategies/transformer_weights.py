@@ -1,0 +1,105 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The weights of transformers: their roles by name, the dim to cut by what consumes them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+from tvm import relax
+
+from tvm_distir.core import plain_name
+from tvm_distir.support import PlanError
+
+from .consumers import Consumers, Use
+from .model_info import Parameter
+
+QUERY = ("q_proj", "query", "wq", "qkv_by_head", "SelfAttention_q", "EncDecAttention_q")
+KEY_VALUE = (
+    *("k_proj", "v_proj", "key", "value", "wk", "wv"),
+    *("SelfAttention_k", "SelfAttention_v", "EncDecAttention_k", "EncDecAttention_v"),
+)
+GATE_UP = (
+    *("gate_proj", "up_proj", "c_fc", "fc1", "dense_h_to_4h", "fc_in", "w1", "w3"),
+    *("intermediate_dense", "wi", "wi_0", "wi_1"),
+)
+ROW = (
+    *("o_proj", "out_proj", "down_proj", "c_proj", "fc2", "dense_4h_to_h", "fc_out", "wo", "w2"),
+    *("output_dense", "SelfAttention_o", "EncDecAttention_o"),
+)
+FUSED = ("c_attn", "qkv_proj", "query_key_value")
+EMBEDDING = ("wte", "embed_tokens", "tok_embeddings", "word_embeddings", "token_embedding")
+HEAD = ("lm_head", "output_projection", "embed_out", "proj_out", "predictions_decoder")
+ROLES: dict[str, tuple[str, ...]] = {
+    "query": QUERY,
+    "key_value": KEY_VALUE,
+    "gate_up": GATE_UP,
+    "row": ROW,
+    "fused": FUSED,
+    "embedding": EMBEDDING,
+    "head": HEAD,
+}
+"""Names, before ``.weight`` or ``.bias``, of the weights the strategy knows."""
+
+
+@dataclass(frozen=True)
+class KnownWeight:
+    """A weight the strategy knows: its role, and how its consumers use it."""
+
+    parameter: Parameter
+    role: str
+    is_bias: bool
+    uses: tuple[Use, ...]
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def role_of(name: str) -> tuple[str, bool] | None:
+    """Return the role of a parameter by its name, and whether it is a bias; None for others."""
+    found = re.fullmatch(r"(?:.*_)?(weight|bias)", plain_name(name))
+    if found is None:
+        return None
+    stem = plain_name(name)[: -len(found[1]) - 1]
+    for role, words in ROLES.items():
+        if any(stem == word or stem.endswith("_" + word) for word in words):
+            return role, found[1] == "bias"
+    return None
+
+
+def known_weight(
+    parameter: Parameter, fn: relax.Function, consumers: Consumers
+) -> KnownWeight | None:
+    """A weight whose name says its role; None for others."""
+    found = role_of(parameter.name)
+    if found is None:
+        return None
+    uses = consumers.uses(parameter.entry, fn.params[parameter.position])
+    return KnownWeight(parameter, found[0], found[1], tuple(uses))
+
+
+def cut_dim(weight: KnownWeight) -> int:
+    """Return the dim that all consumers agree to be the one to cut (DIST0233)."""
+    place = f"{weight.parameter.place} (megatron)"
+    dims: list[int] = []
+    for use in weight.uses:
+        dim = use.contracted if weight.role == "row" else use.kept
+        if use.kind == "other" or dim is None or (use.kind == "take" and weight.role == "row"):
+            raise PlanError(
+                "DIST0233",
+                f"the weight is consumed by {use.op}, bound to "
+                f"{use.function}/{getattr(use.result, 'name', '?')}, "
+                "not by a matmul or take: which dim to cut is not known",
+                place=place,
+                remedy="Write the rule for this weight by hand.",
+            )
+        dims.append(dim)
+    if len(set(dims)) != 1:
+        what = "the weight has no consumer" if not dims else f"its consumers cut dims {dims}"
+        raise PlanError(
+            "DIST0233",
+            f"{what}: which dim to cut is not clear",
+            place=place,
+            remedy="Write the rule for this weight by hand.",
+        )
+    return dims[0]

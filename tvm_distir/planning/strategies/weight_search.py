@@ -1,0 +1,255 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The search for placements of weights within bounds that move the fewest bytes.
+
+A byte held and a FLOP get a price; the exact labelling of propagation picks what is cheapest
+together with the bytes sent (Lagrange multipliers of the two bounds). The prices fall as long as
+the bounds hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from tvm_distir.core import Explorer, Footprint, Trial, collector_paused
+from tvm_distir.core.propagation.search import Labels
+from tvm_distir.support import PlanError
+
+from .model_info import Parameter
+
+SLACK_PERCENT = 10
+"""How much more than an equal share a device may hold and compute."""
+
+PRICES = (2.0, 8.0, 64.0, 512.0)
+"""Multiples of the first prices tried until the bounds hold, where these do not."""
+
+CUTS = 3
+"""Of the prices by four, from the first that holds; then one step back by two."""
+
+LOPSIDED = ((8.0, 1 / 64), (1 / 64, 8.0))
+"""Factors on the two prices: one bound may hold by itself."""
+
+LAUNCH = 1 << 20
+"""Price of a collective, tried last: fewer of them where the bytes are the same."""
+
+SHOWN = 4
+"""Weights that a message names."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a device may hold and compute at most.
+
+    Attributes
+    ----------
+    param_bytes, flops : int
+        Bounds: the parts that can be cut over the ranks, with slack, and the others.
+    whole : mapping of str to str
+        Weights that no op takes cut, and why. They count as cut all the same, where a dim has
+        enough entries: they can lie cut and be gathered where they are used.
+    whole_flops : mapping of str to int
+        FLOPs no rule can shard, by op.
+    """
+
+    param_bytes: int
+    flops: int
+    whole: Mapping[str, str]
+    whole_flops: Mapping[str, int]
+
+    def excess(self, found: Footprint) -> float:
+        """By how much a footprint is over the bounds, as a ratio; 0 within them."""
+        held = found.param_bytes / max(self.param_bytes, 1)
+        worked = found.flops / max(self.flops, 1)
+        return max(held - 1, 0) + max(worked - 1, 0)
+
+    def order(self, explorer: Explorer, trial: Trial) -> tuple[float, int]:
+        """What makes one trial better than another: the bounds, then what is sent."""
+        return self.excess(trial.footprint), explorer.sent(trial.footprint)
+
+
+def bounds_for(
+    explorer: Explorer, weights: Mapping[str, Mapping[int, Parameter]], ranks: int, slack: int
+) -> Bounds:
+    """Return the bounds (DIST0233 when no op takes any weight cut)."""
+    whole: dict[str, str] = {}
+    cut, fixed, used = 0, 0, False
+    for name, found in weights.items():
+        for i, parameter in found.items():
+            reasons = explorer.obstacles(name, i)
+            if reasons:
+                whole[parameter.place] = "; ".join(reasons)
+            used = used or not reasons
+            size = explorer.weight_bytes(name, i)
+            if explorer.storage_dim(name, i) is None:
+                fixed += size
+            else:
+                cut += size
+    if not used:
+        why = [f"{place}: {reason}" for place, reason in list(whole.items())[:SHOWN]]
+        raise PlanError(
+            "DIST0233",
+            "no weight can be sharded" + (f" ({'. '.join(why)})" if why else ": there is none"),
+            place='strategy "tensor_parallel"',
+            remedy='Shard the data instead: "data_parallel".',
+        )
+    whole_flops = explorer.whole_flops()
+    alone, rest = explorer.alone().flops, sum(whole_flops.values())
+
+    def share(amount: int) -> int:
+        return amount * (100 + slack) // (100 * ranks)
+
+    return Bounds(fixed + share(cut), rest + share(alone - rest), whole, whole_flops)
+
+
+def find(explorer: Explorer, bounds: Bounds, parts: int) -> Trial:
+    """Find the best placement: weights used as they lie, and where that holds too much, stored.
+
+    Parameters
+    ----------
+    explorer : Explorer
+    bounds : Bounds
+    parts : int
+        Devices of the mesh: what ops may divide the batch by.
+    """
+    with collector_paused():
+        best = _used_as_they_lie(explorer, bounds, parts)
+        over = best.footprint.param_bytes - bounds.param_bytes
+        if over <= 0:
+            return best
+        for stored in _storable(explorer, best.labels, over):
+            explorer.store(stored)
+            again = _used_as_they_lie(explorer, bounds, parts)
+            best = min(best, again, key=lambda trial: bounds.order(explorer, trial))
+        explorer.store(best.stored)
+        return best
+
+
+def _used_as_they_lie(explorer: Explorer, bounds: Bounds, parts: int) -> Trial:
+    plain, prices = search(explorer, bounds)
+    wide, _ = search(explorer, bounds, parts, prices)
+    return min(plain, wide, key=lambda trial: bounds.order(explorer, trial))
+
+
+def _storable(explorer: Explorer, labels: Labels, over: int) -> list[Labels]:
+    """Sets of weights that no op takes cut, with dims to store them by: just enough, and all.
+
+    Parameters
+    ----------
+    explorer : Explorer
+    labels : mapping
+        What has been found.
+    over : int
+        Bytes too many.
+    """
+    saved: dict[tuple[str, int, int], int] = {}
+    for name, found in labels.items():
+        for i in found:
+            dim = explorer.storage_dim(name, i)
+            if dim is not None and explorer.obstacles(name, i):
+                size = explorer.weight_bytes(name, i)
+                saved[name, i, dim] = size - explorer.weight_bytes(name, i, dim)
+    enough: list[tuple[str, int, int]] = []
+    left = sorted(saved, key=lambda one: (-saved[one], one))
+    while over > 0 and left:
+        fitting = [one for one in left if saved[one] >= over]
+        enough.append(fitting[-1] if fitting else left[0])
+        left.remove(enough[-1])
+        over -= saved[enough[-1]]
+    sets = [enough, sorted(saved)] if left else [enough]
+    return [
+        {name: {i: dim for n, i, dim in one if n == name} for name in labels} for one in sets if one
+    ]
+
+
+def search(
+    explorer: Explorer,
+    bounds: Bounds,
+    parts: int = 0,
+    start: tuple[float, float] = (1.0, 1.0),
+) -> tuple[Trial, tuple[float, float]]:
+    """Find the labels that meet the bounds and move the fewest bytes.
+
+    Both prices fall together until a bound breaks, then each alone. A duality gap may remain:
+    placements that are cheapest at no prices are not seen. Trials are compared by excess
+    over the bounds, then by bytes sent, pinned values, collectives, bytes held and FLOPs: both
+    with pins, and as propagation settles the placements of the weights without any.
+
+    Parameters
+    ----------
+    explorer : Explorer
+    bounds : Bounds
+    parts : int
+        Not 0: ops may divide what follows from the data inputs (the batch), where this number
+        divides it.
+    start : (float, float)
+        Prices to begin with. At 1, all weights cost what all results cost to send.
+
+    Returns
+    -------
+    Trial
+    (float, float)
+        The lowest prices, of bytes held and of FLOPs, that met the bounds.
+    """
+    alone = explorer.alone()
+    known: dict[object, float] = {}
+    ranked: list[tuple[tuple[float, ...], int, Trial]] = []
+
+    def note(trial: Trial) -> float:
+        f, excess = trial.footprint, bounds.excess(trial.footprint)
+        order = (excess, explorer.sent(f), len(trial.pins), f.collectives, f.param_bytes, f.flops)
+        ranked.append((order, len(ranked), trial))
+        return excess
+
+    def attempt(held: float, worked: float, launch: int = explorer.costs.launch) -> bool:
+        unit = explorer.costs.wire * alone.wire_bytes
+        costs = replace(
+            explorer.costs,
+            memory=1,
+            launch=launch,
+            hold=max(1, int(held * unit / max(alone.param_bytes, 1))),
+            flop=max(1, int(worked * unit / max(alone.flops, 1))),
+        )
+        tried = explorer.best(costs, parts)
+        labels = tuple((name, tuple(found.items())) for name, found in tried.labels.items())
+        if labels not in known:
+            known[labels] = note(explorer.settled(tried.labels))
+        if tried.pins and (labels, tried.pins) not in known:
+            known[labels, tried.pins] = note(tried)
+        return min(known[labels], known.get((labels, tried.pins), math.inf)) == 0
+
+    held, worked = start
+    first = attempt(held, worked)
+    if not first:
+        held = worked = min(start)
+    scale = (_lowest if first else _least)(lambda x: attempt(held * x, worked * x))
+    held, worked = held * scale, worked * scale
+    for factors in LOPSIDED:
+        attempt(held * factors[0], worked * factors[1])
+    held *= _lowest(lambda x: attempt(held * x, worked))
+    worked *= _lowest(lambda x: attempt(held, worked * x))
+    attempt(held, worked, max(LAUNCH, explorer.costs.launch))
+    return min(ranked, key=lambda item: item[:2])[2], (held, worked)
+
+
+def _least(holds: Callable[[float], bool]) -> float:
+    """Return the least multiple of prices that holds, of those tried above 1; or the largest."""
+    failed = 1.0
+    for multiple in PRICES:
+        if holds(multiple):
+            return _lowest(holds, multiple, failed)
+        failed = multiple
+    return failed
+
+
+def _lowest(holds: Callable[[float], bool], multiple: float = 1.0, failed: float = 0.0) -> float:
+    """Return the least multiple of prices that holds, of those tried: from one that does down.
+
+    All are above one that failed.
+    """
+    for _ in range(CUTS):
+        if multiple / 4 <= failed or not holds(multiple / 4):
+            return multiple / 2 if multiple / 2 > failed and holds(multiple / 2) else multiple
+        multiple /= 4
+    return multiple

@@ -1,0 +1,193 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""ZeRO: data parallel whose devices share out what they would otherwise all hold.
+
+Stages as in Rajbhandari et al. 2020: the optimizer's states, then the gradients, then the weights
+are stored in parts over the axis that divides the batch. A plan says where they lie; that a
+weight is gathered before its use and a gradient reduced in parts follows by propagation.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Mapping
+
+from tvm import ir, relax
+
+from tvm_distir.core import MeshSpec, Plan, PlanRule, R, data_positions, faults_of_plan
+from tvm_distir.support import PlanError
+
+from .data_parallelism import BATCH_DIM, batched_inputs
+from .model_info import (
+    MeshLike,
+    Parameter,
+    as_mesh_spec,
+    entries,
+    mesh_axis,
+    one_axis,
+    parameter_rule,
+    tensor_parameters,
+)
+from .occupied_dims import taken_dims
+from .registry import plan_maker
+from .training import gradient_names, states_of, term_names
+
+STAGES = (1, 2, 3)
+
+
+@plan_maker
+def zero(
+    mod: ir.IRModule,
+    mesh: MeshLike,
+    axis: str = "dp",
+    stage: int = 3,
+    *,
+    others: Plan | None = None,
+) -> Plan:
+    """Plan of data parallelism whose devices store parts of what training keeps.
+
+    The batch is sharded as :func:`~.data_parallel.data_parallel` does. Stage 1 stores the
+    optimizer's states in parts, stage 2 the gradients as well, stage 3 the weights as well. Parts
+    are cut along the first dim of a weight that divides evenly, one that no other strategy cuts
+    where there is one; a dim that does not divide is padded. What has no dim for all devices
+    stays whole. Weights stored in parts are not stationary: each is gathered where it is used,
+    once, or once for either part of a step that reads its weights anew
+    (:func:`~tvm_distir.transforms.training.train_step.train_step` with ``reread``).
+
+    Parameters
+    ----------
+    mod : IRModule
+        A training step, at level 1; stage 3 takes any model.
+    mesh : MeshSpec or mapping of str to int
+    axis : str
+        The mesh axis; other axes stay open. ``data_parallel`` may fill it as well.
+    stage : int
+        What is stored in parts: 1 the optimizer's states, 2 gradients too, 3 weights too.
+    others : Plan, optional
+        What the other strategies want on this mesh: their dims are avoided.
+
+    Returns
+    -------
+    Plan
+        One rule per parameter and optimizer state; rules for gradients from stage 2 on.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
+    PlanError
+        DIST0231 no such stage; DIST0233 nothing to store in parts, or no data input with a batch;
+        DIST0234 the batch is not divisible by the axis.
+    """
+    return stored_in_parts(mod, mesh, axis, stage, others, "zero")
+
+
+def stored_in_parts(
+    mod: ir.IRModule, mesh: MeshLike, axis: str, stage: int, others: Plan | None, strategy: str
+) -> Plan:
+    """Plan of :func:`zero`, what updates give not yet placed.
+
+    Parameters
+    ----------
+    mod, mesh, axis, stage, others
+        As :func:`zero` has them.
+    strategy : str
+        Who asks, for messages.
+    """
+    spec = as_mesh_spec(mesh)
+    number = mesh_axis(spec, axis, strategy)
+    if stage not in STAGES:
+        raise PlanError(
+            "DIST0231",
+            f"stage={stage} is none of 1, 2, 3",
+            place=f'strategy "{strategy}"',
+            remedy="1 stores optimizer states in parts, 2 gradients too, 3 weights too.",
+        )
+    rules: list[PlanRule] = []
+    parts, faults = 0, faults_of_plan(f'strategy "{strategy}"')
+    for name, fn, rule_name in entries(mod):
+        parameters = tensor_parameters(name, fn, rule_name)
+        inputs = data_positions(fn, name)
+        given = [p for p in parameters if p.position in inputs]
+        batched: list[int] = []
+        with faults.gathered():
+            batched = batched_inputs(given, spec, axis, name)
+        for parameter in given:
+            label = BATCH_DIM if parameter.position in batched else R
+            rules.append(parameter_rule(parameter, spec, number, label, stationary=False))
+        weights = {p.position: p for p in parameters if p.position not in inputs}
+        dims = _dims(name, weights, spec, axis, others)
+        stored = [*_stored(fn, weights, dims, spec, number, stage)]
+        parts += sum(r.placement[number] != R for r in stored)
+        rules += stored
+    if not parts:
+        faults.add(_nothing(entries(mod)[0][0], stage, strategy))
+    faults.raise_all()
+    return Plan((spec,), tuple(rules))
+
+
+def _stored(
+    fn: relax.Function,
+    weights: Mapping[int, Parameter],
+    dims: Mapping[int, int],
+    mesh: MeshSpec,
+    number: int,
+    stage: int,
+) -> Iterator[PlanRule]:
+    """Yield the rules of weights, gradients and states of one function."""
+    gradients, terms, states = gradient_names(fn), term_names(fn), states_of(fn)
+    for position, weight in weights.items():
+        dim = dims[position]
+        label = dim if stage == 3 else R
+        yield parameter_rule(weight, mesh, number, label, stationary=label == R)
+        if dim == R:
+            continue
+        cut = one_axis(mesh, number, dim)
+        for state in states.get(weight.name, ()):
+            title = glob.escape(state)
+            yield PlanRule("param", title, cut, mesh.name, function=weight.function)
+        for named in (terms, gradients) if stage > 1 else ():
+            if weight.name in named:
+                title = glob.escape(named[weight.name])
+                yield PlanRule("value", title, cut, mesh.name, function=weight.function)
+
+
+def _dims(
+    name: str,
+    weights: Mapping[int, Parameter],
+    mesh: MeshSpec,
+    axis: str,
+    others: Plan | None,
+) -> dict[int, int]:
+    """Return the dim along which each weight is cut, R where there is none."""
+    taken = taken_dims(others, {name: weights}, without=axis)
+    ranks = mesh.axes[axis]
+
+    def rank(position: int, dim: int) -> tuple[bool, bool, int] | None:
+        """How good a dim is (lower is better), None where it cannot be cut."""
+        size = (weights[position].shape or ())[dim]
+        cut = taken.get((name, position, dim), 1)
+        if not isinstance(size, int):
+            return None
+        even = size % (ranks * cut) == 0
+        if not even and (cut > 1 or size <= ranks):
+            return None
+        return not even, cut > 1, dim
+
+    found = {}
+    for position, weight in weights.items():
+        ranked = [rank(position, dim) for dim in range(len(weight.shape or ()))]
+        found[position] = min((one for one in ranked if one), default=(True, True, R))[2]
+    return found
+
+
+def _nothing(name: str, stage: int, strategy: str) -> PlanError:
+    if stage == 3:
+        what, remedy = "no weight has a dim for all devices of the axis", "Use fewer devices."
+    else:
+        what = f"there are no optimizer states{' and no gradients' if stage == 2 else ''}"
+        remedy = 'Give a step of training (--train --optimizer adam), or use "zero:stage=3".'
+    return PlanError("DIST0233", what, place=f"{name} ({strategy})", remedy=remedy)
+
+
+__all__ = ["stored_in_parts", "zero"]

@@ -1,0 +1,56 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Programs kept on disk, until a source changes that they depend on."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from tvm_distir.performance import Program
+from tvm_distir.support import CACHE, CacheFile
+
+_DOWNSTREAM = (
+    "interface",
+    "performance/fusion",
+    "performance/memory",
+    "performance/simulation",
+    "performance/traces",
+    "planning/calibration",
+)
+"""Folders that do not change what is exported."""
+
+
+def kept_program(what: object, make: Callable[[], Program], folder: Path | None = None) -> Program:
+    """The program that ``make`` gives; from disk where it was made before.
+
+    Parameters
+    ----------
+    what : object
+        All that it depends on but for the sources of the package; its ``repr`` says it.
+    make : callable
+    folder : Path, optional
+        None: :data:`CACHE`.
+    """
+    key = hashlib.sha256(repr((_sources(), what)).encode())
+    path = (folder or CACHE) / "programs" / f"{key.hexdigest()[:32]}.json.gz"
+    file = CacheFile(path)
+    program = file.read(lambda data: Program.from_json(gzip.decompress(data).decode()))
+    if program is None:
+        program = make()
+        file.write(gzip.compress(program.to_json().encode(), 4))
+    return program
+
+
+@cache
+def _sources() -> str:
+    """Digest of the sources that decide what is exported."""
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if not name.startswith(_DOWNSTREAM):
+            digest.update(name.encode() + path.read_bytes())
+    return digest.hexdigest()

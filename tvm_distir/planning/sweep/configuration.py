@@ -1,0 +1,162 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A configuration of a step: sizes of the model, and how it is spread over devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_distir.support import SimulationError
+
+INTEGERS: Mapping[str, int] = {
+    "tp": 1,
+    "pp": 1,
+    "dp": 1,
+    "micro_batch": 1,
+    "micro_batches": 1,
+    "chunks": 1,
+    "zero": 0,
+    "sequence_parallel": 0,
+}
+"""Columns of whole numbers, and what holds where they are not given."""
+WORDS: Mapping[str, str] = {"schedule": "1f1b", "recompute": "none"}
+"""Columns of words, and what holds where they are not given."""
+GLOBAL_BATCH = "global_batch"
+"""Instead of, or beside ``micro_batches``."""
+ALIASES: Mapping[str, str] = {
+    "tensor_parallelism": "tp",
+    "pipeline_parallelism": "pp",
+    "data_parallelism": "dp",
+    "virtual_stages": "chunks",
+    "zero_stage": "zero",
+    "hidden_size": "hidden",
+    "attention_heads": "heads",
+    "num_layers": "layers",
+    "sequence_length": "seq",
+    "vocab_size": "vocab",
+}
+"""Other names of columns, those of published tables."""
+DIM = "dim:"
+"""Columns of sizes of symbolic dims of imported models begin so."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What one row asks for.
+
+    Attributes
+    ----------
+    sizes : tuple of (str, str)
+        Keys of a model of the zoo, or symbolic dims of an imported one, with their values.
+    tp, pp, dp : int
+        Devices along the axes of the mesh: of tensors, of stages, of the batch.
+    micro_batch : int
+        Samples of a micro-batch on each part of ``dp``.
+    micro_batches : int
+        Of a step.
+    schedule : str
+        Kind of schedule.
+    chunks : int
+        Stages per rank.
+    recompute : str
+        What the backward part makes again.
+    zero : int
+        Stage of ZeRO; 0: none.
+    sequence_parallel : int
+        0 or 1.
+    """
+
+    sizes: tuple[tuple[str, str], ...] = ()
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    micro_batch: int = 1
+    micro_batches: int = 1
+    schedule: str = WORDS["schedule"]
+    chunks: int = 1
+    recompute: str = WORDS["recompute"]
+    zero: int = 0
+    sequence_parallel: int = 0
+
+    @property
+    def devices(self) -> int:
+        """Devices that run the step."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step."""
+        return self.micro_batch * self.micro_batches * self.dp
+
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline."""
+        return self.pp * self.chunks
+
+    def mesh(self, training: bool) -> dict[str, int]:
+        """Mesh axes, stages first; those of one device are left out, but for the first."""
+        axes = {"pp": self.pp, "dp": self.dp, "tp": self.tp}
+        if not training:
+            del axes["pp"]
+        first = next(iter(axes))
+        found = {axis: size for axis, size in axes.items() if size > 1 or axis == "pp"}
+        return found or {first: 1}
+
+    def strategy(self, tensor: str, training: bool) -> str:
+        """Strategies of the row, as ``--strategy`` takes them.
+
+        Parameters
+        ----------
+        tensor : str
+            That of ``tp``.
+        training : bool
+            Whether the step is one of training, in micro-batches.
+        """
+        found = []
+        if training:
+            options = [f"micro_batches={self.micro_batches}"]
+            options += [f"schedule={self.schedule}"] * (self.schedule != WORDS["schedule"])
+            options += [f"chunks={self.chunks}"] * (self.chunks > 1)
+            found.append(f"pipeline:{','.join(options)}")
+        if self.zero:
+            found.append(f"zero:stage={self.zero}")
+        elif self.dp > 1 or (not training and self.tp == 1):
+            found.append("data_parallel")
+        if self.tp > 1:
+            mark = ("," if ":" in tensor else ":") + "sequence=1"
+            found.append(tensor + mark * bool(self.sequence_parallel))
+        return "+".join(found)
+
+    def check(self, training: bool) -> None:
+        """Refuse what no model can do.
+
+        Raises
+        ------
+        SimulationError
+            DIST0751.
+        """
+        if not training:
+            alone = {"pp": 1, "micro_batches": 1, "chunks": 1, "zero": 0, "recompute": "none"}
+            for name, only in alone.items():
+                if getattr(self, name) != only:
+                    raise refused(
+                        f"{name}={getattr(self, name)} is of a training step", "Add --train."
+                    )
+        if self.zero and self.dp == 1:
+            raise refused(f"zero={self.zero} without dp", "Give dp more than 1, or zero=0.")
+        if self.sequence_parallel and self.tp == 1:
+            raise refused("sequence_parallel=1 without tp", "Give tp more than 1.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Columns of the configuration."""
+        found: dict[str, Any] = dict(self.sizes)
+        for name in (*INTEGERS, *WORDS):
+            found[name] = getattr(self, name)
+        return {**found, GLOBAL_BATCH: self.global_batch, "devices": self.devices}
+
+
+def refused(what: str, remedy: str, place: str = "configuration") -> SimulationError:
+    """Error about a configuration that is none."""
+    return SimulationError("DIST0751", what, place=place, remedy=remedy)

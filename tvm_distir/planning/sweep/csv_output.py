@@ -1,0 +1,117 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The file of a sweep: rows as they are found, for a later sweep to go on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tvm_distir.support import UsageError, write_whole
+
+SETTINGS = ".sweep.json"
+"""How the file beside the rows ends that says what they depend on."""
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+class Sheet:
+    """Rows on disk.
+
+    Parameters
+    ----------
+    path : Path
+    settings : mapping
+        All that predictions depend on beside their rows; a sweep goes on only with equal ones.
+    header : sequence of str
+        Names of all columns.
+    keys : int
+        So many of them are the configuration.
+    resume : bool
+        Whether to go on with what stands there.
+
+    Raises
+    ------
+    UsageError
+        DIST0151 where the file has rows of other settings or columns, or some although ``resume``
+        is not asked for; DIST0153 where it cannot be written.
+    """
+
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], header: Sequence[str], keys: int, *,
+        resume: bool,
+    ) -> None:  # fmt: skip
+        self.path, self.header, self.keys = path, list(header), keys
+        self.settings = {**settings, "columns": self.header}
+        self.beside = path.with_name(path.name + SETTINGS)
+        self.known: dict[tuple[str, ...], list[str]] = {}
+        if resume:
+            self._read()
+        elif self.beside.exists():
+            raise self._other("holds a sweep already", "Say --resume, or name another file.")
+        else:
+            self._write(self.beside, json.dumps(self.settings, indent=1) + "\n")
+            self._write(self.path, csv_text([self.header]))
+
+    def _other(self, what: str, remedy: str) -> UsageError:
+        return UsageError("DIST0151", f"{self.path} {what}", place="-o", remedy=remedy)
+
+    def _read(self) -> None:
+        try:
+            settings = json.loads(self.beside.read_text(encoding="utf-8"))
+            text = self.path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise self._other(
+                f"holds no sweep to go on with ({error})", "Leave out --resume."
+            ) from error
+        if settings != self.settings:
+            own = self.settings
+            differ = sorted(k for k in {*settings, *own} if settings.get(k) != own.get(k))
+            raise self._other(
+                f"holds a sweep with other settings ({', '.join(differ)})",
+                "Give the same ones, or name another file: predictions are not used again.",
+            )
+        whole = text[: text.rfind("\n") + 1]  # an interrupted write leaves part of a line
+        rows = list(csv.reader(io.StringIO(whole)))
+        if not rows or rows[0] != self.header:
+            raise self._other("has other columns", "Leave out --resume, or name another file.")
+        for row in rows[1:]:
+            if len(row) == len(self.header):
+                self.known[tuple(row[: self.keys])] = row[self.keys :]
+        if len(whole) != len(text):
+            self._write(self.path, whole)
+
+    def add(self, rows: Iterable[Sequence[object]]) -> None:
+        """Append rows."""
+        text = csv_text(rows)
+        try:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise self._fault(self.path, error) from error
+
+    def finish(self, rows: Iterable[Sequence[object]]) -> None:
+        """Write the rows anew, in their order."""
+        self._write(self.path, csv_text([self.header, *rows]))
+
+    def _fault(self, path: Path, error: OSError) -> UsageError:
+        return UsageError(
+            "DIST0153", f"{path} cannot be written: {error.strerror or error}", place="-o",
+            remedy="Name a path in an existing folder that you may write to.",
+        )  # fmt: skip
+
+    def _write(self, path: Path, text: str) -> None:
+        """Write a file whole or not at all."""
+        try:
+            write_whole(path, text)
+        except OSError as error:
+            raise self._fault(path, error) from error

@@ -1,0 +1,129 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the structures of a table: rows alike, by samples that go through the pipeline.
+
+What a plan leaves open is decided by what moves least, so it may change with sizes. Where samples
+differ in their ops, rows are parted by the size that tells them apart, and looked at again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.performance import Program, numbers_of
+from tvm_distir.support import SimulationError
+
+from .samples import best_split, spanning
+from .symbols import Symbols
+from .template import Structure
+
+Ints = npt.NDArray[np.int64]
+
+DEEPEST = 12
+"""So often rows are parted."""
+FEW = 3
+"""Samples of rows that differ in their micro-batches only."""
+WORTH = 3
+"""A structure is worth its samples for so many times as many rows."""
+REFUSED = "refused"
+
+
+@dataclass
+class Part:
+    """Rows of a table.
+
+    Attributes
+    ----------
+    rows : int64 array
+    structure : Structure, optional
+        Of all of them; None: each goes through the pipeline.
+    refused : bool
+        Whether all samples were impossible.
+    why : str
+        Why there is no structure; empty where there are too few rows.
+    """
+
+    rows: Ints
+    structure: Structure | None = None
+    refused: bool = False
+    why: str = ""
+
+
+class Learner:
+    """Finds structures.
+
+    Parameters
+    ----------
+    symbols : Symbols
+    sample : callable giving Program or None
+        Takes a row through the pipeline, and groups its ops; None where it is impossible.
+    """
+
+    def __init__(self, symbols: Symbols, sample: Callable[[int], Program | None]) -> None:
+        self.symbols, self._sample = symbols, sample
+        self._programs: dict[int, Program | None] = {}
+        self._kinds: dict[int, str] = {}
+        self._features = np.concatenate((symbols.values, symbols.hints)).astype(np.float64)
+
+    def parts(self, rows: Ints) -> Iterator[Part]:
+        """Parts of rows that have one key."""
+        yield from self._parts(rows, DEEPEST)
+
+    def _parts(self, rows: Ints, depth: int) -> Iterator[Part]:
+        position = {int(row): number for number, row in enumerate(rows)}
+        known = [position[row] for row in self._kinds if row in position]
+        places = spanning(self.symbols.values[:, rows], known)
+        if places is None or rows.size < WORTH * len(places):
+            for own in self._equal(rows):
+                yield self._single(own)
+            return
+        samples = [int(rows[place]) for place in places]
+        kinds = [self._kind(row) for row in samples]
+        if len(set(kinds)) == 1:
+            yield self._part(rows, samples, kinds[0])
+            return
+        below = best_split(self._features[:, rows], places, kinds) if depth else None
+        if below is None:
+            yield Part(rows, why="ops differ between rows that no size tells apart")
+            return
+        for part in (below, ~below):
+            yield from self._parts(rows[part], depth - 1)
+
+    def _equal(self, rows: Ints) -> list[Ints]:
+        """Rows of equal sizes, which differ in their micro-batches."""
+        sizes = self.symbols.values[:-1, rows]
+        _, number = np.unique(sizes, axis=1, return_inverse=True)
+        number = number.ravel() if sizes.size else np.zeros(rows.size, np.int64)
+        return [rows[number == one] for one in range(int(number.max(initial=0)) + 1)]
+
+    def _single(self, rows: Ints) -> Part:
+        """Rows of equal sizes: a few numbers of micro-batches tell of the others."""
+        micros, first = np.unique(self.symbols.values[-1, rows], return_index=True)
+        chosen = np.unique(np.linspace(0, micros.size - 1, FEW).astype(np.int64))
+        samples = [int(row) for row in rows[first[chosen]]]
+        if rows.size <= len(samples):
+            return Part(rows)
+        kinds = {self._kind(row) for row in samples}
+        if len(kinds) > 1:
+            return Part(rows, why="ops depend on the number of micro-batches")
+        return self._part(rows, samples, kinds.pop())
+
+    def _kind(self, row: int) -> str:
+        if row not in self._kinds:
+            program = self._programs[row] = self._sample(row)
+            self._kinds[row] = REFUSED if program is None else numbers_of(program).skeleton
+        return self._kinds[row]
+
+    def _part(self, rows: Ints, samples: Sequence[int], kind: str) -> Part:
+        if kind == REFUSED:
+            return Part(rows, refused=True)
+        programs = [one for one in map(self._programs.get, samples) if one is not None]
+        try:
+            sizes = self.symbols.values[:, samples].T.tolist()
+            return Part(rows, Structure.of(programs, sizes))
+        except SimulationError as error:
+            return Part(rows, why=str(error))

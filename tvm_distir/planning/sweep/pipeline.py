@@ -1,0 +1,240 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The program of a configuration, through the pipeline that any model goes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import Plan, System, all_bindings
+from tvm_distir.models import load_model, model_file, model_keys, zoo
+from tvm_distir.performance import Program, export
+from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.planning.strategies.memory_fit import evenly_cut, fitted
+from tvm_distir.support import UsageError, parse_int
+from tvm_distir.transforms import OutlineRepeatedLayers, distribute, train_step
+
+from .configuration import DIM, Configuration, refused
+
+TRANSFORMERS = ("gpt", "llama", "bert", "vit", "moe")
+"""Models of the zoo whose weights Megatron's strategy knows."""
+DECIDE = ("bytes", "times")
+"""What decides what strategies leave open."""
+CUTS = ("layers", "work")
+"""How models are cut into stages."""
+SHOWN = ("layers", "hidden", "heads", "seq", "vocab")
+"""Sizes of models of the zoo that results always have columns of."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What makes programs.
+
+    Parameters
+    ----------
+    model : str
+        MODEL string.
+    system : System
+        Whose times decide what strategies leave open.
+    train : mapping, optional
+        Keywords of ``train_step``; None: forward steps.
+    tensor : str
+        Strategy of ``tp``; empty: Megatron's for transformers of the zoo, else
+        ``tensor_parallel``.
+    cuts : str
+        ``layers``: stages have equally many layers; ``work``: equal work.
+    decide : str
+        What decides what strategies leave open: ``bytes``, or ``times`` of the system.
+    dims : mapping of str to int
+        Sizes of symbolic dims for all rows.
+    """
+
+    model: str
+    system: System
+    train: Mapping[str, Any] | None = None
+    tensor: str = ""
+    cuts: str = "layers"
+    decide: str = "bytes"
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def zoo(self) -> tuple[str, dict[str, str]] | None:
+        """Name and keys of a model of the zoo; None for an imported one."""
+        return model_keys(self.model)
+
+    @cached_property
+    def identity(self) -> tuple[object, ...]:
+        """All that programs depend on beside their rows."""
+        path = model_file(self.model)
+        content = hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+        train = None if self.train is None else sorted(self.train.items())
+        dims = sorted(self.dims.items())
+        own = (self.strategy, self.cuts, self.decide, repr(self.system))
+        return self.model, content, train, dims, *own
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the model that rows may give."""
+        if self.zoo is None:
+            return ()
+        config = zoo.config(*self.zoo)
+        return ("size", *(key for key in vars(config) if key != "batch"))
+
+    @cached_property
+    def counted(self) -> dict[str, int]:
+        """Sizes of the zoo's model that are not numbers of things built one by one, nor flags."""
+        if self.zoo is None:
+            return {}
+        config = zoo.config(*self.zoo)
+        return {
+            key: value
+            for key, value in vars(config).items()
+            if type(value) is int and key != "batch"
+            and key not in config.FLAGS and key not in config.LIMITS
+        }  # fmt: skip
+
+    def given(self, key: str, sizes: Collection[str]) -> bool:
+        """Whether MODEL or a column says a key of the zoo's model."""
+        return key in sizes or (self.zoo is not None and key in self.zoo[1])
+
+    @cached_property
+    def usual(self) -> dict[str, str]:
+        """Sizes of the zoo's model that results always show, where rows do not give them."""
+        if self.zoo is None:
+            return {}
+        config = zoo.config(*self.zoo)
+        return {key: str(getattr(config, key)) for key in SHOWN if key in self.keys}
+
+    @cached_property
+    def strategy(self) -> str:
+        """Strategy of ``tp``."""
+        known = self.zoo is not None and self.zoo[0] in TRANSFORMERS
+        return self.tensor or ("megatron" if known else "tensor_parallel")
+
+    def config(self, row: Configuration) -> Any:
+        """Configuration of the zoo's model of a row."""
+        assert self.zoo is not None
+        name, keys = self.zoo
+        own = {**keys, **dict(row.sizes)}
+        if {"seq", "positions"} <= set(self.keys) and "positions" not in own:
+            seq = own.pop("seq", None)
+            usual = zoo.config(name, own)
+            if seq is not None:
+                own["seq"] = seq
+            if parse_int(str(seq), 1) is not None and int(str(seq)) > usual.positions:
+                own["positions"] = str(seq)
+        return zoo.config(name, {**own, "batch": str(row.micro_batch * row.dp)})
+
+    def forward(self, row: Configuration) -> ir.IRModule:
+        """The model of a row with the samples of a micro-batch."""
+        if self.zoo is not None:
+            return zoo.build(self.zoo[0], vars(self.config(row)))
+        dims = {name.removeprefix(DIM): int(value) for name, value in row.sizes}
+        batch = row.micro_batch * row.dp
+        model = load_model(self.model, batch=batch, dims={**self.dims, **dims})
+        if model.kind == "torch":
+            return OutlineRepeatedLayers()(model.mod)
+        return model.mod
+
+    def step(self, row: Configuration, recompute: str | Mapping[str, str]) -> ir.IRModule:
+        """What is distributed, of a training step with what is made again in it."""
+        model = self.forward(row)
+        if self.train is None:
+            return model
+        schedule: dict[str, Any] = {
+            "kind": row.schedule, "stages": row.pp, "micro_batches": row.micro_batches,
+        }  # fmt: skip
+        if row.chunks > 1:
+            schedule["chunks"] = row.chunks
+        parts = row.stages * (2 if row.schedule == "zero_bubble_v" and row.chunks == 1 else 1)
+        if parts > 1 and self.cuts == "layers":
+            ends = layer_ends(model)
+            if ends:
+                schedule["cuts"] = even_cuts(ends, parts)
+        return train_step(
+            model, schedule=schedule, recompute=recompute, system=self.system, **self.train
+        )
+
+    def program(self, row: Configuration) -> Program:
+        """The program of a row.
+
+        Raises
+        ------
+        DistIRError
+            What makes the row impossible: DIST0751, and what the pipeline raises.
+        """
+        training = self.train is not None
+        row.check(training)
+        text = row.strategy(self.strategy, training)
+        system = self.system if self.decide == "times" else None
+        found: list[ir.IRModule] = []
+
+        def planned(step: ir.IRModule) -> Plan:
+            return make_plan(step, text, row.mesh(training), self.system)
+
+        def placed(step: ir.IRModule, plan: Plan) -> ir.IRModule:
+            found.append(distribute(step, plan, system=system, bucket_bytes=0, ahead_bytes=0))
+            return found[-1]
+
+        again = evenly_cut(row.recompute, row.tp * row.dp)
+        step, plan = fitted(
+            lambda said: self.step(row, said), planned, again, self.system, placed=placed
+        )
+        return export(found[-1] if found else placed(step, plan))
+
+
+def layer_ends(model: ir.IRModule) -> list[str]:
+    """Names of the values of ``main`` that the calls of its repeated layer give, in order."""
+    calls: dict[str, list[str]] = {}
+    for binding in all_bindings(model["main"].body):
+        value: Any = getattr(binding, "value", None)
+        if type(value) is ir.Call and type(value.op) is ir.GlobalVar:
+            calls.setdefault(value.op.name_hint, []).append(str(binding.var.name))
+    found = max(calls.values(), key=len, default=[])
+    return found if len(found) > 1 else []
+
+
+def even_cuts(ends: list[str], parts: int) -> list[str]:
+    """Last values of equally long parts of the layers but the last.
+
+    Raises
+    ------
+    SimulationError
+        DIST0751 where the parts would differ.
+    """
+    each, rest = divmod(len(ends), parts)
+    if rest:
+        raise refused(
+            f"{len(ends)} layers are not divisible by {parts} stages",
+            "Choose pp x chunks that divide layers, or --cuts work.",
+        )
+    return [ends[(k + 1) * each - 1] for k in range(parts - 1)]
+
+
+def check_model_given(model: str) -> None:
+    """Refuse a module, or a model whose batch stands in it (UsageError DIST0151)."""
+    if not isinstance(model, str):
+        raise UsageError(
+            "DIST0151", f"a model is named, because rows change it; this is a "
+            f"{type(model).__name__}", place="sweep",
+            remedy='Name a file or "zoo:NAME?key=value". Of one module call '
+            "td.simulate(td.distribute(mod, plan), system), or td.search(mod, system).",
+        )  # fmt: skip
+    if model.partition("::")[0].endswith(".py"):
+        raise UsageError(
+            "DIST0151", "the batch of a TVMScript module is written in it", place="sweep",
+            remedy="Sweep an ONNX file, an archive of torch.export, or a model of the zoo.",
+        )  # fmt: skip
+    found = model_keys(model)
+    if found is not None and "batch" in found[1]:
+        raise UsageError(
+            "DIST0151", "the batch follows from each row", place=model,
+            remedy="Leave batch= out; give the columns micro_batch and dp.",
+        )  # fmt: skip

@@ -1,0 +1,67 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a sweep gives, and how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .csv_output import csv_text
+from .templates import Difference
+
+
+@dataclass
+class Progress:
+    """How far a sweep is.
+
+    Attributes
+    ----------
+    rows, done, impossible : int
+        All rows; those that are finished; those of them without a prediction.
+    structures, checked : int
+        Structures found; predictions by them that were checked.
+    notes : list of str
+        Why rows have no structure.
+    """
+
+    rows: int
+    done: int = 0
+    impossible: int = 0
+    structures: int = 0
+    checked: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class SweepResult:
+    """Predictions of the rows of a table.
+
+    Attributes
+    ----------
+    header : tuple of str
+        Names of columns: the configuration, what else stood in the rows, and
+        :data:`.outcome.COLUMNS`.
+    rows : list of tuple
+        Finished rows, in the order of the table; cells that do not apply are empty texts.
+    complete : bool
+        Whether all rows are there.
+    interrupted : bool
+        Whether Ctrl-C ended it.
+    checked : tuple of Difference
+        Predictions by structures that were taken through the whole pipeline too.
+    """
+
+    header: tuple[str, ...]
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    complete: bool = True
+    interrupted: bool = False
+    checked: tuple[Difference, ...] = ()
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Rows by the names of their columns."""
+        return [dict(zip(self.header, row, strict=True)) for row in self.rows]
+
+    def to_csv(self) -> str:
+        """Header and rows as CSV."""
+        return csv_text([self.header, *self.rows])

@@ -1,0 +1,123 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What of a row is a number that formulas may hold, and what decides which ops there are."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.performance import ALIGNED, Profile
+
+from .configuration import DIM
+from .pipeline import Pipeline
+from .table import Table
+
+Ints = npt.NDArray[np.int64]
+
+MICRO_BATCHES = "micro_batches"
+_STRUCTURAL = ("tp", "pp", "dp", "micro_batch", "chunks", "zero", "sequence_parallel")
+"""What they are decides what moves least, so which collectives there are."""
+_HEADS, _CLASSES = "heads", "vocab"
+
+
+@dataclass
+class Symbols:
+    """Rows of a table as numbers.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of the symbols: sizes of the model, parts of sizes along axes that do not divide them,
+        rounded up, and micro-batches.
+    values : int64 array (symbols, rows)
+        All positive.
+    hints : int64 array (hints, rows)
+        What else may decide which ops there are: what is not divisible.
+    keys : list
+        By row what certainly does.
+    uneven : dict of str to (int64 array, int64 array)
+        Sizes and parts of what some rows do not divide, by the name of the hint.
+    """
+
+    names: tuple[str, ...]
+    values: Ints
+    hints: Ints
+    keys: list[Hashable]
+    uneven: dict[str, tuple[Ints, Ints]]
+
+    @staticmethod
+    def of(pipeline: Pipeline, table: Table) -> Symbols:
+        """Read a table."""
+        sizes, words = _sizes(pipeline, table)
+        own = table.numbers
+        symbols = {name: column for name, column in sizes.items() if len(np.unique(column)) > 1}
+        hints: dict[str, Ints] = {}
+        uneven: dict[str, tuple[Ints, Ints]] = {}
+        for axis, parts in (("tp", own["tp"]), ("dp", np.where(own["zero"] > 0, own["dp"], 1))):
+            for name, column in sizes.items():
+                rest = column % parts != 0
+                if rest.any():
+                    symbols[f"{name}/{axis}"] = -(-column // parts)
+                    hints[f"{name}%{axis}"] = rest.astype(np.int64)
+                    uneven[f"{name}%{axis}"] = column, parts
+        for rule in Profile.known(pipeline.system.kernels).rules:
+            if rule.batch_multiple > 1 and _HEADS in sizes:
+                count = own["micro_batch"] * sizes[_HEADS] // own["tp"]
+                hints[f"multiple of {rule.batch_multiple}"] = count % rule.batch_multiple
+        if _CLASSES in sizes:
+            hints["aligned"] = np.asarray(-(-sizes[_CLASSES] // own["tp"]) % ALIGNED == 0, np.int64)
+        symbols[MICRO_BATCHES] = own[MICRO_BATCHES]
+        columns = [*(own[name].tolist() for name in _STRUCTURAL)]
+        columns += [table.words[name] for name in table.words]
+        columns += [words[name] for name in words]
+        keys: list[Hashable] = list(zip(*columns, strict=True))
+        return Symbols(
+            tuple(symbols),
+            np.array(list(symbols.values()), np.int64).reshape(len(symbols), table.size),
+            np.array(list(hints.values()), np.int64).reshape(len(hints), table.size),
+            keys,
+            uneven,
+        )
+
+    def culprits(self, row: int) -> Hashable:
+        """Sizes of a row that its axes do not divide."""
+        return tuple(
+            (name, int(column[row]), int(parts[row]))
+            for name, (column, parts) in self.uneven.items()
+            if column[row] % parts[row]
+        )
+
+
+def _sizes(pipeline: Pipeline, table: Table) -> tuple[dict[str, Ints], dict[str, Sequence[str]]]:
+    """Columns of sizes that are numbers, and the other columns of the model's keys."""
+    sizes: dict[str, Ints] = {}
+    words: dict[str, Sequence[str]] = {}
+    counted = pipeline.counted
+    for name, column in table.sizes.items():
+        numbers = _whole(column) if name in counted or name.startswith(DIM) else None
+        if numbers is None:
+            words[name] = column
+        else:
+            sizes[name] = numbers
+    if "size" not in words:
+        for name, value in counted.items():
+            if value > 0 and name not in sizes and name not in words:
+                sizes[name] = np.full(table.size, value, np.int64)
+        if {"seq", "positions"} <= set(sizes) and not pipeline.given("positions", table.sizes):
+            sizes["positions"] = np.maximum(sizes["positions"], sizes["seq"])
+    return sizes, words
+
+
+def _whole(column: Sequence[str]) -> Ints | None:
+    """Positive whole numbers; None where a cell is none."""
+    known: dict[str, int] = {}
+    for text in column:
+        if text not in known:
+            if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 40):
+                return None
+            known[text] = int(text)
+    return np.array([known[text] for text in column], np.int64)

@@ -1,0 +1,238 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of configurations, from CSV files and grids: a column each, for they may be long."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.support import MAX_DEVICES, MAX_INT, SimulationError, parse_int, shortened
+
+from .configuration import ALIASES, DIM, GLOBAL_BATCH, INTEGERS, WORDS, Configuration
+
+Ints = npt.NDArray[np.int64]
+
+MOST_ROWS = 1 << 24
+"""Most rows of a grid."""
+
+
+@dataclass
+class Table:
+    """Configurations by columns, all of one length.
+
+    Attributes
+    ----------
+    size : int
+        Rows.
+    numbers : dict of str to int64 array (rows,)
+        Those of :data:`.configuration.INTEGERS`.
+    words : dict of str to list of str
+        Those of :data:`.configuration.WORDS`.
+    sizes : dict of str to list of str
+        Keys of the zoo's model, symbolic dims.
+    others : dict of str to list of str
+        What else stands in the rows: handed on as it is.
+    faults : dict of int to str
+        Rows that are no configurations, and why.
+    """
+
+    size: int
+    numbers: dict[str, Ints]
+    words: dict[str, list[str]]
+    sizes: dict[str, list[str]] = field(default_factory=dict)
+    others: dict[str, list[str]] = field(default_factory=dict)
+    faults: dict[int, str] = field(default_factory=dict)
+
+    def row(self, number: int) -> Configuration:
+        """The configuration of a row."""
+        values: dict[str, Any] = {name: int(c[number]) for name, c in self.numbers.items()}
+        values |= {name: column[number] for name, column in self.words.items()}
+        sizes = tuple((name, column[number]) for name, column in self.sizes.items())
+        return Configuration(sizes, **values)
+
+    @property
+    def global_batch(self) -> Ints:
+        """Samples of each step."""
+        own = self.numbers
+        return own["micro_batch"] * own["micro_batches"] * own["dp"]
+
+    @property
+    def devices(self) -> Ints:
+        """Devices of each step."""
+        return self.numbers["tp"] * self.numbers["pp"] * self.numbers["dp"]
+
+    def show(self, sizes: Mapping[str, str]) -> None:
+        """Give sizes of the model to all rows, where no column has them."""
+        if "size" not in self.sizes:
+            own = {name: [size] * self.size for name, size in sizes.items()}
+            self.sizes = {**own, **self.sizes}
+
+    def columns(self) -> dict[str, list[object]]:
+        """All columns by name, in the order of results."""
+        found: dict[str, list[object]] = {name: list(c) for name, c in self.sizes.items()}
+        found |= {name: self.numbers[name].tolist() for name in INTEGERS}
+        found |= {name: list(self.words[name]) for name in WORDS}
+        found[GLOBAL_BATCH] = self.global_batch.tolist()
+        found["devices"] = self.devices.tolist()
+        return found | {name: list(c) for name, c in self.others.items()}
+
+
+def read_table(path: str | Path, keys: Collection[str]) -> Table:
+    """Read configurations from a CSV file, one a row.
+
+    Parameters
+    ----------
+    path : str or Path
+        The first line names columns: those of :class:`.configuration.Configuration`, or their
+        :data:`.configuration.ALIASES`; ``global_batch``; keys of the model, ``dim:NAME`` for a
+        symbolic dim. Others are handed on.
+    keys : collection of str
+        Keys of the model.
+
+    Raises
+    ------
+    SimulationError
+        DIST0750 for a file that cannot be read, rows of other lengths, values that are none.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            lines = [(reader.line_num, row) for reader in [csv.reader(file)] for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise wrong(str(path), f"it cannot be read: {why}", "Give a CSV file in UTF-8.") from error
+    lines = [(number, row) for number, row in lines if row]
+    if len(lines) < 2:
+        raise wrong(str(path), "it has no rows", "Name columns in the first line; add rows.")
+    names = [ALIASES.get(cell.strip(), cell.strip()) for cell in lines[0][1]]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice or not all(names):
+        what = f"the column {twice[0]!r} stands twice" if twice else "a column has no name"
+        raise wrong(f"{path}:{lines[0][0]}", what, "Give each column a name of its own.")
+    for number, row in lines[1:]:
+        if len(row) != len(names):
+            what = f"it has {len(row)} values for {len(names)} columns"
+            raise wrong(f"{path}:{number}", what, "Give each column a value.")
+    columns = zip(*(row for _, row in lines[1:]), strict=True)
+    cells = {name: list(map(str.strip, c)) for name, c in zip(names, columns, strict=True)}
+    return _table(cells, keys, [f"{path}:{number}" for number, _ in lines[1:]])
+
+
+def grid_table(axes: Mapping[str, Sequence[str]], keys: Collection[str]) -> Table:
+    """All combinations of values, the last column changing first.
+
+    Parameters
+    ----------
+    axes : mapping of str to sequence of str
+        Values by column, see :func:`read_table`.
+    keys : collection of str
+        Keys of the model.
+
+    Raises
+    ------
+    SimulationError
+        DIST0750 for an unknown column, a value that is none, too many rows.
+    """
+    size = math.prod(len(values) for values in axes.values())
+    if not 0 < size <= MOST_ROWS:
+        raise wrong(
+            "--grid", f"the grid has {size:,} rows", f"Give 1 to {MOST_ROWS:,} combinations."
+        )
+    names = [ALIASES.get(name, name) for name in axes]
+    known = {*INTEGERS, *WORDS, GLOBAL_BATCH, *keys}
+    for name in names:
+        if name not in known and not name.startswith(DIM):
+            raise wrong(
+                "--grid", f'there is no column "{shortened(name)}"',
+                f"Columns are {', '.join(sorted(known))}.",
+            )  # fmt: skip
+        if names.count(name) > 1:
+            raise wrong("--grid", f'the column "{name}" stands twice', "Give each once.")
+    columns = zip(*itertools.product(*axes.values()), strict=True)
+    cells = {name: list(c) for name, c in zip(names, columns, strict=True)}
+    return _table(cells, keys, ["--grid"] * size)
+
+
+def _table(cells: dict[str, list[str]], keys: Collection[str], places: Sequence[str]) -> Table:
+    size = len(places)
+    numbers = {
+        name: _numbers(name, cells.pop(name), least, places)
+        if name in cells
+        else np.full(size, usual, np.int64)
+        for name, usual in INTEGERS.items()
+        for least in [int(usual > 0)]
+    }
+    words = {
+        name: [word or usual for word in cells.pop(name, [usual] * size)]
+        for name, usual in WORDS.items()
+    }
+    sizes = {name: cells.pop(name) for name in list(cells) if name in keys or name.startswith(DIM)}
+    table = Table(size, numbers, words, sizes)
+    samples = cells.pop(GLOBAL_BATCH, None)
+    _check_devices(table, places)
+    if samples is not None:
+        _divide(table, _numbers(GLOBAL_BATCH, samples, 1, places))
+    for column in sizes.values():
+        for row, value in enumerate(column):
+            if not value:
+                table.faults.setdefault(row, "a size of the model is missing")
+    table.others = cells
+    return table
+
+
+def _numbers(name: str, column: Sequence[str], least: int, places: Sequence[str]) -> Ints:
+    """A column of whole numbers; an empty cell is what holds where none is given."""
+    known: dict[str, int] = {"": INTEGERS.get(name, 0)}
+    for text, place in zip(column, places, strict=True):
+        if text in known:
+            continue
+        value = parse_int(text.removesuffix(".0"), least)
+        if value is None:
+            raise wrong(
+                place, f'{name} is "{shortened(text)}"',
+                f"Give a whole number from {least} to {MAX_INT}.",
+            )  # fmt: skip
+        known[text] = value
+    return np.array([known[text] for text in column], np.int64)
+
+
+def _check_devices(table: Table, places: Sequence[str]) -> None:
+    for name in ("tp", "pp", "dp"):
+        over = np.flatnonzero(table.numbers[name] > MAX_DEVICES)
+        if over.size:
+            raise wrong(
+                places[over[0]], f"{name} is {table.numbers[name][over[0]]}",
+                f"A mesh has at most {MAX_DEVICES:,} devices.",
+            )  # fmt: skip
+    for row in np.flatnonzero(table.devices > MAX_DEVICES).tolist():
+        table.faults[row] = f"{table.devices[row]:,} devices are too many"
+
+
+def _divide(table: Table, samples: Ints) -> None:
+    """Find the micro-batches of a step from its samples."""
+    own = table.numbers
+    each = own["micro_batch"] * own["dp"]
+    given = samples > 0
+    for row in np.flatnonzero(given & (samples % each > 0)).tolist():
+        table.faults[row] = (
+            f"global_batch={samples[row]} is no multiple of dp x micro_batch = {each[row]}"
+        )
+    found = np.where(given, np.maximum(samples // each, 1), own["micro_batches"])
+    differs = (own["micro_batches"] != 1) & (found != own["micro_batches"])
+    for row in np.flatnonzero(differs).tolist():
+        what = f"global_batch asks for {found[row]} micro-batches, micro_batches is"
+        table.faults.setdefault(row, f"{what} {own['micro_batches'][row]}")
+    own["micro_batches"] = found
+
+
+def wrong(place: str, what: str, remedy: str) -> SimulationError:
+    """Error about a table."""
+    return SimulationError("DIST0750", what, place=place, remedy=remedy)

@@ -1,0 +1,183 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of a table by their structures: found, predicted, and what is left over."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import PICOSECONDS
+from tvm_distir.performance import Profile, Program, grouped
+from tvm_distir.support import DistIRError, InternalError, SimulationError
+
+from .cache import kept_program
+from .outcome import BOUNDS, OK, STRUCTURE, Outcome, reason
+from .partition import Learner
+from .pipeline import Pipeline
+from .predictor import Predictor
+from .symbols import Symbols
+from .table import Table
+
+Ints = npt.NDArray[np.int64]
+
+BOUND = 0.02
+"""How far a prediction by a structure may be from that of the whole pipeline, as a share."""
+
+
+@dataclass
+class Found:
+    """Predicted rows."""
+
+    rows: Ints
+    time_ps: Ints
+    peak_bytes: Ints
+    bound: Ints
+
+    def cells(self, capacity_bytes: int) -> list[tuple[Any, ...]]:
+        """Values of :data:`.outcome.COLUMNS`."""
+        times = (self.time_ps / PICOSECONDS).tolist()
+        fits = (self.peak_bytes <= capacity_bytes).astype(np.int64).tolist()
+        bounds = [BOUNDS[place] for place in self.bound.tolist()]
+        ways, states = [STRUCTURE] * len(times), [OK] * len(times)
+        columns = (times, self.peak_bytes.tolist(), fits, bounds, ways, states)
+        return list(zip(*columns, strict=True))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row predicted by its structure, and through the whole pipeline.
+
+    Attributes
+    ----------
+    row : int
+    time_s, peak_bytes
+        By its structure.
+    whole : Outcome
+        Through the pipeline.
+    """
+
+    row: int
+    time_s: float
+    peak_bytes: int
+    whole: Outcome
+
+    @property
+    def equal(self) -> bool:
+        """Whether both are the same to the picosecond and the byte."""
+        found = self.whole
+        return (found.status, found.time_s, found.peak_bytes) == (OK, self.time_s, self.peak_bytes)
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Differences of time and memory, as shares of the pipeline's."""
+        found = self.whole
+        return self.time_s / found.time_s - 1, self.peak_bytes / found.peak_bytes - 1
+
+    @property
+    def within(self) -> bool:
+        """Whether they differ by no more than :data:`BOUND`."""
+        return self.whole.status == OK and max(map(abs, self.shares)) <= BOUND
+
+    def error(self) -> SimulationError:
+        """Error about too large a difference."""
+        found = self.whole
+        told = found.status if found.status != OK else f"{found.time_s} s, {found.peak_bytes} bytes"
+        return SimulationError(
+            "DIST0753",
+            f"its structure gives {self.time_s} s and {self.peak_bytes} bytes, the whole pipeline "
+            f"{told}",
+            place=f"row {self.row + 1}",
+            remedy="Report it; --row-by-row takes every row through the pipeline.",
+        )
+
+
+class Refusals:
+    """Why rows are impossible whose sizes axes do not divide: told once for equal sizes."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        self.symbols = symbols
+        self._known: dict[Hashable, str] = {}
+
+    def _key(self, row: int) -> Hashable:
+        culprits = self.symbols.culprits(row)
+        return (self.symbols.keys[row], culprits) if culprits else None
+
+    def known(self, row: int) -> str | None:
+        """Why a row is impossible, where one like it was."""
+        return self._known.get(self._key(row))
+
+    def learn(self, row: int, why: str) -> None:
+        """Note why a row is impossible."""
+        key = self._key(row)
+        if key is not None:
+            self._known[key] = why
+
+
+class StructureSweep:
+    """Predicts rows by structures.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        Of training steps.
+    table : Table
+    cache : Path, optional
+        Folder in which programs are kept; None: the usual one.
+
+    Attributes
+    ----------
+    structures : int
+        Found so far.
+    refused : Refusals
+    notes : list of str
+        Why rows have no structure.
+    """
+
+    def __init__(self, pipeline: Pipeline, table: Table, cache: Path | None) -> None:
+        self.pipeline, self.table, self.cache = pipeline, table, cache
+        self.symbols = Symbols.of(pipeline, table)
+        self.refused = Refusals(self.symbols)
+        self.profile = Profile.known(pipeline.system.kernels)
+        self.structures = 0
+        self.notes: list[str] = []
+
+    def run(self, rows: Ints) -> Iterator[Found]:
+        """Predict rows; what is left over has no structure, or is impossible."""
+        learner = Learner(self.symbols, self._sample)
+        by_key: dict[Hashable, list[int]] = {}
+        for row in rows.tolist():
+            by_key.setdefault(self.symbols.keys[row], []).append(row)
+        for own in by_key.values():
+            for part in learner.parts(np.array(own, np.int64)):
+                if part.why:
+                    self.notes.append(f"{part.rows.size} rows one by one: {part.why}")
+                if part.structure is None:
+                    continue
+                self.structures += 1
+                predictor = Predictor(
+                    self.table, self.symbols, part.structure, self.pipeline.system
+                )
+                for one in predictor.predict(part.rows):
+                    yield Found(*one)
+
+    def _sample(self, row: int) -> Program | None:
+        """The program of a row, grouped into kernels; None where it is impossible."""
+        configuration = self.table.row(row)
+        try:
+            program = kept_program(
+                (self.pipeline.identity, configuration),
+                lambda: self.pipeline.program(configuration),
+                self.cache,
+            )
+        except InternalError:
+            raise
+        except DistIRError as error:
+            self.refused.learn(row, reason(error))
+            return None
+        return grouped(program, self.profile)

@@ -1,0 +1,92 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of what is kept between runs, and its files: none of them can make a run fail.
+
+A file that cannot be read, or whose content is refused, counts as missing; one that cannot be
+written is not kept. Either is said once, in a warning that names the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import warnings
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from tvm_distir.support.errors.tree import DistIRError
+
+from .atomic import write_whole
+from .files import file_fault
+
+T = TypeVar("T")
+
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm-distir"
+"""Where programs and times are kept that take long to make."""
+
+_FAULTS = (OSError, EOFError, ValueError, TypeError, RecursionError, zlib.error, DistIRError)
+"""What reading a broken file may raise; ``decode`` raises ValueError for absurd content."""
+
+
+class CacheFile:
+    """A file of what takes long to make and can be made again.
+
+    Parameters
+    ----------
+    path : Path
+        Its folder is made when it is written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._warned = False
+
+    def read(self, decode: Callable[[bytes], T]) -> T | None:
+        """What ``decode`` makes of the content; None where there is no file that can be used."""
+        try:
+            if not os.path.lexists(self.path):
+                return None
+            return self._decoded(decode)
+        except _FAULTS as error:
+            self._warn("cannot be used, and what it held is made again", error)
+            return None
+
+    def write(self, content: bytes) -> None:
+        """Replace the content, whole or not at all."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path, content)
+        except OSError as error:
+            self._warn("cannot be written, and nothing is kept", error)
+
+    def update(self, decode: Callable[[bytes], T], merge: Callable[[T | None], bytes]) -> None:
+        """Replace the content by what ``merge`` makes of it; other processes wait meanwhile.
+
+        ``merge`` is given None where there is no file that can be used.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path.with_name(f".{self.path.name}.lock"), "ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                try:
+                    there = self._decoded(decode)
+                except _FAULTS:
+                    there = None
+                write_whole(self.path, merge(there))
+        except OSError as error:
+            self._warn("cannot be written, and nothing is kept", error)
+
+    def _decoded(self, decode: Callable[[bytes], T]) -> T:
+        fault = file_fault(self.path)
+        if fault is not None:
+            raise OSError(fault)
+        return decode(self.path.read_bytes())
+
+    def _warn(self, what: str, error: BaseException) -> None:
+        if not self._warned:
+            self._warned = True
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            warnings.warn(f"the cache file {self.path} {what}: {why}", stacklevel=4)

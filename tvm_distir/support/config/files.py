@@ -1,0 +1,89 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""JSON files to plain data."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from .json_value import Refuse
+
+_KINDS = (
+    (stat.S_ISDIR, "it is a folder"),
+    (stat.S_ISFIFO, "it is a pipe, which may never end: only files are read"),
+    (stat.S_ISCHR, "it is a device, which may never end: only files are read"),
+    (stat.S_ISBLK, "it is a device: only files are read"),
+    (stat.S_ISSOCK, "it is a socket: only files are read"),
+)
+
+
+def file_fault(path: str | Path) -> str | None:
+    """Why there is no file to read at a path, None where there is one; nothing is opened.
+
+    Examples
+    --------
+    >>> file_fault("/dev/zero")
+    'it is a device, which may never end: only files are read'
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        return getattr(error, "strerror", None) or str(error)
+    return next((what for is_kind, what in _KINDS if is_kind(mode)), None)
+
+
+def read_text(path: str | Path, refuse: Refuse, remedy: str = "Check the path.") -> str:
+    """Text of a file; ``refuse`` makes the error of one that cannot be read."""
+    fault = file_fault(path)
+    if fault is not None:
+        raise refuse(str(path), f"it cannot be read: {fault}", remedy)
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise refuse(str(path), f"it cannot be read: {reason}", remedy) from error
+
+
+def parse_json(
+    text: str, place: str, refuse: Refuse, remedy: str = "Repair the file.",
+    repeated: Refuse | None = None,
+) -> Any:  # fmt: skip
+    """Plain data of a JSON text.
+
+    Parameters
+    ----------
+    text : str
+    place : str
+    refuse : callable
+        Makes the error of a text that is no JSON.
+    remedy : str
+        For it.
+    repeated : callable, optional
+        Makes the error of a key that stands twice in one object, if not ``refuse``.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        out = dict(pairs)
+        if len(out) < len(pairs):
+            names = [key for key, _ in pairs]
+            twice = next(key for key in names if names.count(key) > 1)
+            raise (repeated or refuse)(place, f'the key "{twice}" stands twice', "Remove one.")
+        return out
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise refuse(f"{place}{line}", f"it is no JSON: {error}", remedy) from error
+
+
+def read_json(
+    path: str | Path, refuse: Refuse, remedy: str = "Repair the file.",
+    repeated: Refuse | None = None,
+) -> Any:  # fmt: skip
+    """Plain data of a JSON file; see :func:`read_text` and :func:`parse_json`."""
+    return parse_json(read_text(path, refuse), str(path), refuse, remedy, repeated)

@@ -1,0 +1,256 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Error classes whose code, what, place and remedy are data wherever an error goes.
+
+An error is told to people by its text, and to programs by its fields: pickled, copied, written
+down (:meth:`DistIRError.to_dict`) or thrown through TVM's FFI (:mod:`.crossing`) it is rebuilt from
+the fields. Nothing reads them back from a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, TypeVar
+
+_SHOWN = 20
+"""Of so many violations at most an error's text tells; its fields hold all."""
+
+Self = TypeVar("Self", bound="DistIRError")
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One fault of several that one error tells; fields as of :class:`DistIRError`."""
+
+    code: str
+    what: str
+    place: str = ""
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        head = f"{self.code} {self.place}" if self.place else self.code
+        return f"{head}: {self.what}{f' [{self.remedy}]' if self.remedy else ''}"
+
+
+class DistIRError(Exception):
+    """Base of all errors of the plugin.
+
+    Parameters
+    ----------
+    code : str
+        ``DISTnnnn`` of :data:`tvm_distir.support.errors.codes.CODES`.
+    what : str
+        What is wrong, as one sentence without the final stop being needed.
+    place : str
+        Where: ``function/binding (op)``, a file, a key of a plan.
+    remedy : str
+        What the user can do.
+    violations : sequence of Violation
+        The single faults, where ``what`` tells of several.
+
+    Attributes
+    ----------
+    violations : tuple of Violation
+        The single faults; the error itself as the only one where none were given.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        code: str,
+        what: str,
+        *,
+        place: str = "",
+        remedy: str = "",
+        violations: Iterable[Violation] = (),
+    ) -> None:
+        super().__init__(code, what)
+        self.code, self.place = code, place
+        self.what, self.remedy = what.strip(), remedy.strip()
+        self._listed = tuple(violations)
+        self._carrier: Any = None
+
+    def __str__(self) -> str:
+        own = Violation(self.code, self.what, self.place, self.remedy)
+        lines = [str(one) for one in (own, *self._listed[:_SHOWN])]
+        if len(self._listed) > _SHOWN:
+            lines.append(f"... and {len(self._listed) - _SHOWN} more")
+        return "\n  ".join(lines)
+
+    @property
+    def violations(self) -> tuple[Violation, ...]:
+        """The single faults, at least one."""
+        return self._listed or (Violation(self.code, self.what, self.place, self.remedy),)
+
+    def placed(self: Self, where: Callable[[str], str]) -> Self:
+        """The same error, with the places that ``where`` gives for its places."""
+        fields = self.to_dict()
+        for one in (fields, *fields["violations"]):
+            one["place"] = where(one["place"])
+        return _rebuilt(type(self), fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The class's name and the fields, of which JSON can be made."""
+        return {
+            "class": type(self)._registered().__name__,
+            "code": self.code,
+            "what": self.what,
+            "place": self.place,
+            "remedy": self.remedy,
+            "violations": [asdict(violation) for violation in self._listed],
+        }
+
+    @staticmethod
+    def from_dict(fields: Mapping[str, Any]) -> DistIRError:
+        """The error that :meth:`to_dict` wrote down; of the base class where its own is unknown."""
+        return _rebuilt(_BY_NAME.get(str(fields["class"]), DistIRError), fields)
+
+    def restore(self, fields: Mapping[str, Any]) -> None:
+        """Take over the fields that :meth:`to_dict` wrote down."""
+        text = {key: str(fields[key]) for key in ("code", "what", "place", "remedy")}
+        listed = fields.get("violations", ())
+        DistIRError.__init__(
+            self,
+            text.pop("code"),
+            text.pop("what"),
+            **text,
+            violations=[Violation(**{k: str(v) for k, v in one.items()}) for one in listed],
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        own = {k: v for k, v in vars(self).items() if k not in _FIELDS}
+        return _rebuilt, (type(self), self.to_dict()), own
+
+    @classmethod
+    def _registered(cls) -> type[DistIRError]:
+        """The class itself, or the nearest base that every process knows."""
+        return next(base for base in cls.__mro__ if base in _TREE)
+
+    # TVM's FFI asks an exception that leaves Python for its ``__tvm_ffi_error__``, and sets it on
+    # the one that it makes where the error comes back.
+
+    @property
+    def __tvm_ffi_error__(self) -> Any:
+        """The error as the FFI carries it, with the fields."""
+        from .ffi import pack
+
+        if self._carrier is not None:
+            return self._carrier
+        return pack(self, type(self)._registered(), DistIRError)
+
+    @__tvm_ffi_error__.setter
+    def __tvm_ffi_error__(self, carrier: Any) -> None:
+        from .ffi import unpack
+
+        unpack(self, carrier)
+        self._carrier = carrier
+
+
+_FIELDS = ("code", "what", "place", "remedy", "_listed", "_carrier")
+
+
+def _rebuilt(cls: type[Self], fields: Mapping[str, Any]) -> Self:
+    """An error of a class from its fields, whatever arguments the class itself takes."""
+    error = cls.__new__(cls)
+    error.restore(fields)
+    return error
+
+
+class DependencyError(DistIRError):
+    """A dependency or the native library is missing or wrong."""
+
+
+class UsageError(DistIRError):
+    """The command line or an option is wrong."""
+
+    exit_code = 2
+
+
+class OutputError(DistIRError):
+    """A file of the user would be replaced."""
+
+
+class MeshError(DistIRError):
+    """A mesh or a placement is wrong."""
+
+
+class PlanError(DistIRError):
+    """A plan or a strategy is wrong or does not fit the model."""
+
+
+class ModelError(DistIRError):
+    """A model cannot be read or imported."""
+
+
+class PropagationError(DistIRError):
+    """No rule, or no placement, for a call."""
+
+
+class LevelError(DistIRError):
+    """A module is not at the level a pass or checker needs."""
+
+
+class LoweringError(DistIRError):
+    """A distributed module cannot be lowered."""
+
+
+class EngineError(DistIRError):
+    """A lowered module cannot be run."""
+
+
+class MismatchError(DistIRError):
+    """The distributed program gives another result than the original."""
+
+    exit_code = 70
+
+
+class HardwareError(DistIRError):
+    """A system description is missing or wrong."""
+
+
+class SimulationError(DistIRError):
+    """A program cannot be simulated."""
+
+
+class InfeasibleError(DistIRError):
+    """What was asked for cannot be done, e.g. it does not fit in memory."""
+
+    exit_code = 3
+
+
+class InternalError(DistIRError):
+    """A bug of the plugin."""
+
+    exit_code = 70
+
+
+_TREE = (
+    DistIRError,
+    DependencyError,
+    UsageError,
+    OutputError,
+    MeshError,
+    PlanError,
+    ModelError,
+    PropagationError,
+    LevelError,
+    LoweringError,
+    EngineError,
+    MismatchError,
+    HardwareError,
+    SimulationError,
+    InfeasibleError,
+    InternalError,
+)
+
+
+_BY_NAME = {cls.__name__: cls for cls in _TREE}
+
+
+def register_with_ffi() -> None:
+    """Make the classes survive a trip through the FFI. Called when TVM is imported by us."""
+    from .ffi import register
+
+    register(_TREE)

@@ -1,0 +1,134 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Finds and loads the native library, on first use; there is no fallback."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tvm_distir.support.errors.tree import DependencyError
+
+ABI_VERSION = 14
+"""Version of the interface that the Python side is written for (``passes/ffi/abi.cc``)."""
+
+LIBRARY_VARIABLE = "TVM_DISTIR_LIBRARY"
+"""Environment variable that names a library to load instead of the installed one."""
+
+LIBRARY_NAME = "libtvm_distir.so"
+DISTRIBUTION = "tvm_distir"
+_REBUILD = "Install the package again (scripts/setup, or: pip install .), which builds it."
+
+
+def _candidates() -> Iterator[Path]:
+    """Where an installed library may lie, the likeliest place first."""
+    yield Path(__file__).resolve().parents[2] / "lib" / LIBRARY_NAME
+    try:
+        # An editable install imports the sources but puts the library into site-packages.
+        files = metadata.files(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return
+    for file in files or ():
+        if file.name == LIBRARY_NAME:
+            yield Path(str(file.locate()))
+
+
+def library_path() -> Path:
+    """Path of the library to load.
+
+    The environment variable :data:`LIBRARY_VARIABLE` decides when it is set; else the library is
+    looked for in ``lib`` beside the package, then among the files of the installed distribution.
+
+    Raises
+    ------
+    DependencyError
+        DIST0110 when there is none.
+    """
+    named = os.environ.get(LIBRARY_VARIABLE)
+    if named:
+        path = Path(named)
+        if not path.is_file():
+            raise DependencyError(
+                "DIST0110",
+                f"{LIBRARY_VARIABLE} names {named}, which is no file",
+                place="native library",
+                remedy=f"Build it (cmake -S . -B build && cmake --build build), or unset "
+                f"{LIBRARY_VARIABLE}.",
+            )
+        return path.resolve()
+    looked: list[str] = []
+    for path in _candidates():
+        if path.is_file():
+            return path
+        looked.append(str(path))
+    raise DependencyError(
+        "DIST0110",
+        f"there is no {LIBRARY_NAME} (looked for {', '.join(looked)})",
+        place="native library",
+        remedy=f"{_REBUILD} Or name a library in {LIBRARY_VARIABLE}.",
+    )
+
+
+def load_library() -> Any:
+    """Load the library once per path and check that its interface is the expected one.
+
+    It is looked for once for each value of :data:`LIBRARY_VARIABLE`.
+
+    Returns
+    -------
+    module : tvm_ffi.Module
+        ``module["schedule"]`` is the kernel of that name.
+
+    Raises
+    ------
+    DependencyError
+        DIST0110 when it is missing, broken, or of another version.
+    """
+    return _found(os.environ.get(LIBRARY_VARIABLE))
+
+
+@functools.cache
+def native_function(name: str) -> Any:
+    """A function of the library, looked for once: for those that are called all the time."""
+    return load_library()[name]
+
+
+@functools.cache
+def _found(named: str | None) -> Any:
+    """The library, while the environment variable has this value."""
+    return _load(library_path())
+
+
+@functools.cache
+def _load(path: Path) -> Any:
+    import tvm_ffi
+
+    place = f"native library {path}"
+    try:
+        module = tvm_ffi.load_module(str(path))
+    except Exception as err:  # the loader reports what dlopen says in several classes
+        raise DependencyError(
+            "DIST0110",
+            f"it cannot be loaded: {str(err).strip().splitlines()[-1]}",
+            place=place,
+            remedy=_REBUILD,
+        ) from err
+    try:
+        version = int(module["abi_version"]())
+    except AttributeError as err:
+        raise DependencyError(
+            "DIST0110", "it does not tell its version: it is another library", place=place,
+            remedy=_REBUILD,
+        ) from err  # fmt: skip
+    if version != ABI_VERSION:
+        raise DependencyError(
+            "DIST0110",
+            f"its interface has version {version}, this package needs {ABI_VERSION}",
+            place=place,
+            remedy=_REBUILD,
+        )
+    return module

@@ -1,0 +1,170 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+r"""The text in which names with options are written: ``bucket{bucket_bytes=1024},split``.
+
+::
+
+    calls  = call ("," call)*
+    call   = word [fields]
+    fields = "{" [word "=" value ("," word "=" value)*] "}"
+    value  = word | quoted | fields | "[" [value ("," value)*] "]"
+
+A word is anything without blanks, quotes and ``,={}[]``; a quoted text, in double quotes, may hold
+them too, with ``\"`` and ``\\`` for the two that end it. Blanks between are ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tvm_distir.support.errors.tree import UsageError
+
+_TOKEN = re.compile(
+    r'\s*(?:(?P<mark>[,={}\[\]])|"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<word>[^\s",={}\[\]]+))',
+    re.DOTALL,
+)
+_PLAIN = re.compile(r'[^\s",={}\[\]]+')
+
+
+@dataclass(frozen=True)
+class Word:
+    """A text; in quotes it is nothing but a text."""
+
+    text: str
+    quoted: bool = False
+
+    def __str__(self) -> str:
+        if not self.quoted and _PLAIN.fullmatch(self.text):
+            return self.text
+        escaped = self.text.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+
+
+@dataclass(frozen=True)
+class Items:
+    """Values in brackets."""
+
+    items: tuple[Term, ...]
+
+    def __str__(self) -> str:
+        return f"[{','.join(map(str, self.items))}]"
+
+
+@dataclass(frozen=True)
+class NamedFields:
+    """Named values in braces."""
+
+    pairs: tuple[tuple[str, Term], ...]
+
+    def __str__(self) -> str:
+        return "{" + ",".join(f"{name}={value}" for name, value in self.pairs) + "}"
+
+
+Term = Word | Items | NamedFields
+
+
+@dataclass(frozen=True)
+class Call:
+    """A name with its options."""
+
+    name: str
+    options: NamedFields = NamedFields(())
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.options if self.options.pairs else ''}"
+
+
+def read_calls(text: str, place: str) -> tuple[Call, ...]:
+    """Read names with options.
+
+    Parameters
+    ----------
+    text : str
+    place : str
+        Where the text stands, for messages.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 where the text breaks the grammar, quoting the rest from there; or gives an
+        option twice.
+    """
+    return _Reader(text, place).calls()
+
+
+class _Reader:
+    def __init__(self, text: str, place: str) -> None:
+        self.text, self.place = text, place
+        self.at = 0
+
+    def calls(self) -> tuple[Call, ...]:
+        found = [self.call()]
+        while self.take(","):
+            found.append(self.call())
+        if self.text[self.at :].strip():
+            self.fail('"," or the end')
+        return tuple(found)
+
+    def call(self) -> Call:
+        name = self.word("a name")
+        return Call(name, self.fields() if self.take("{") else NamedFields(()))
+
+    def fields(self) -> NamedFields:
+        pairs: dict[str, Term] = {}
+        while not self.take("}"):
+            if pairs:
+                self.need(",")
+            start = self.at
+            name = self.word("an option")
+            if name in pairs:
+                self.at = start
+                self.fail("an option once", f'the option "{name}" stands twice')
+            self.need("=")
+            pairs[name] = self.value()
+        return NamedFields(tuple(pairs.items()))
+
+    def value(self) -> Term:
+        if self.take("{"):
+            return self.fields()
+        if self.take("["):
+            items: list[Term] = []
+            while not self.take("]"):
+                if items:
+                    self.need(",")
+                items.append(self.value())
+            return Items(tuple(items))
+        match = _TOKEN.match(self.text, self.at)
+        if match is not None and match["quoted"] is not None:
+            self.at = match.end()
+            return Word(re.sub(r"\\(.)", r"\1", match["quoted"], flags=re.DOTALL), quoted=True)
+        return Word(self.word("a value"))
+
+    def word(self, wanted: str) -> str:
+        match = _TOKEN.match(self.text, self.at)
+        if match is None or match["word"] is None:
+            self.fail(wanted)
+        self.at = match.end()
+        return str(match["word"])
+
+    def take(self, mark: str) -> bool:
+        match = _TOKEN.match(self.text, self.at)
+        if match is None or match["mark"] != mark:
+            return False
+        self.at = match.end()
+        return True
+
+    def need(self, mark: str) -> None:
+        if not self.take(mark):
+            self.fail(f'"{mark}"')
+
+    def fail(self, wanted: str, what: str = "") -> NoReturn:
+        rest = self.text[self.at :].strip()
+        found = f'"{rest[:40]}"' if rest else "the end"
+        raise UsageError(
+            "DIST0152",
+            what or f"{wanted} is expected, not {found}",
+            place=self.place,
+            remedy="Write name{option=value,...}, several joined by commas.",
+        )

@@ -1,0 +1,134 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Things by name: those of this package, and those that other packages offer by entry points.
+
+Names are known without an import; what a name stands for is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from typing import Any
+
+from tvm_distir.support.errors.tree import DependencyError
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An entry point of an installed package.
+
+    Attributes
+    ----------
+    name : str
+    target : str
+        ``package.module:attribute``, or a module.
+    package : str
+        The distribution that offers it.
+    """
+
+    name: str
+    target: str
+    package: str
+
+    def load(self) -> Any:
+        """Import what is offered.
+
+        Raises
+        ------
+        DependencyError
+            DIST0114 where it cannot be imported.
+        """
+        try:
+            return _attribute(self.target)
+        except Exception as error:  # whatever the package's own code raises at import
+            raise self.fault(f"it cannot be loaded: {type(error).__name__}: {error}") from error
+
+    def fault(self, what: str) -> DependencyError:
+        """Make the error that says what is wrong with what is offered."""
+        return DependencyError(
+            "DIST0114",
+            what,
+            place=f"{self.package}, entry point {self.name} = {self.target}",
+            remedy="Repair that package, or uninstall it.",
+        )
+
+
+def all_offers(group: str) -> tuple[Offer, ...]:
+    """Entry points of a group, in order of their names; several packages may offer one name."""
+    return _offers(group, tuple(sys.path))
+
+
+def offers(group: str) -> tuple[Offer, ...]:
+    """Entry points of a group, each name once, in order.
+
+    Raises
+    ------
+    DependencyError
+        DIST0114 where two packages offer one name.
+    """
+    found: dict[str, Offer] = {}
+    for offer in all_offers(group):
+        other = found.setdefault(offer.name, offer)
+        if other.target != offer.target:
+            raise offer.fault(f"{other.package} offers this name in {group} too")
+    return tuple(found.values())
+
+
+@functools.lru_cache(maxsize=8)
+def _offers(group: str, path: tuple[str, ...]) -> tuple[Offer, ...]:
+    """Read the metadata of all installed packages: it lies on ``path``, which is searched once."""
+    found = []
+    for entry in metadata.entry_points(group=group):
+        package = str(entry.dist.name) if entry.dist is not None else "an installed package"
+        found.append(Offer(entry.name, entry.value, package))
+    return tuple(sorted(found, key=lambda offer: offer.name))
+
+
+def _attribute(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    found = import_module(module)
+    return functools.reduce(getattr, attribute.split("."), found) if attribute else found
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Names and what they stand for.
+
+    Attributes
+    ----------
+    group : str
+        Entry points of this group add names.
+    own : mapping of str to str
+        Names of this package: where each is, as ``package.module:attribute``. They win over those
+        that others offer.
+    """
+
+    group: str
+    own: Mapping[str, str]
+
+    def names(self) -> tuple[str, ...]:
+        """All names: our own in their order, then those that are offered."""
+        return (*self.own, *(offer.name for offer in self.offered().values()))
+
+    def offered(self) -> dict[str, Offer]:
+        """What other packages add, by name."""
+        return {offer.name: offer for offer in offers(self.group) if offer.name not in self.own}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own or name in self.offered()
+
+    def load(self, name: str) -> Any:
+        """Import what a known name stands for.
+
+        Raises
+        ------
+        KeyError
+            Where the name is not known: ask with ``in`` first.
+        DependencyError
+            DIST0114 where what another package offers cannot be imported.
+        """
+        return _attribute(self.own[name]) if name in self.own else self.offered()[name].load()

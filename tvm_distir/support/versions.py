@@ -1,0 +1,124 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Refuse versions of TVM and of its FFI that the plugin is not made for, before importing them.
+
+The ranges are those of ``pyproject.toml`` (a test compares them); the reasons stand there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import metadata
+
+from tvm_distir.support.errors.tree import DependencyError
+
+_VERSION = re.compile(
+    r"v?(?P<release>\d+(?:\.\d+)*)"
+    r"(?P<early>[-_.]?(?:a|b|c|rc|alpha|beta|pre|preview)[-_.]?\d*)?"
+    r"(?:[-_.]?post[-_.]?(?P<post>\d*))?"
+    r"(?P<dev>[-_.]?dev[-_.]?\d*)?"
+    r"(?:\+[a-z0-9]+(?:[-_.][a-z0-9]+)*)?",
+    re.IGNORECASE,
+)
+
+_Key = tuple[tuple[int, ...], int]
+"""Release without trailing zeros, and number of the post-release (-1 for none)."""
+
+
+@dataclass(frozen=True)
+class VersionRange:
+    """A range of versions of one distribution.
+
+    Parameters
+    ----------
+    distribution : str
+        Its name on the package index.
+    specifier : str
+        The range as pip reads it.
+    lowest : str
+        The first version in the range.
+    below : str
+        The first version past the range.
+    code : str
+        The code of the error for another version.
+    """
+
+    distribution: str
+    specifier: str
+    lowest: str
+    below: str
+    code: str
+
+    @property
+    def requirement(self) -> str:
+        """What to ask pip for."""
+        return f"{self.distribution}{self.specifier}"
+
+
+PINS = (
+    VersionRange("apache-tvm", "==0.27.*", "0.27", "0.28", "DIST0101"),
+    VersionRange("apache-tvm-ffi", ">=0.1.14.post0,<0.1.15", "0.1.14.post0", "0.1.15", "DIST0102"),
+)
+
+REMEDY = "pip install " + " ".join(f'"{pin.requirement}"' for pin in PINS)
+
+
+def _key(version: str) -> _Key | None:
+    """Return what a version is ordered by; None for a pre-release, or for no version at all."""
+    match = _VERSION.fullmatch(version.strip())
+    if match is None or match["early"] or match["dev"]:
+        return None
+    release = [int(part) for part in match["release"].split(".")]
+    while release and release[-1] == 0:
+        release.pop()
+    post = match["post"]
+    return tuple(release), -1 if post is None else int(post or 0)
+
+
+def accepts(pin: VersionRange, version: str) -> bool:
+    """Tell whether a version is in the range of a pin.
+
+    Pre-releases and development versions are in no range: their interface may be that of the
+    version before.
+
+    Examples
+    --------
+    >>> accepts(PINS[0], "0.27.0.post1"), accepts(PINS[0], "0.28.0")
+    (True, False)
+    """
+    found, lowest, below = _key(version), _key(pin.lowest), _key(pin.below)
+    if found is None or lowest is None or below is None:
+        return False
+    return lowest <= found < below
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_versions() -> None:
+    """Refuse to go on without the versions that the plugin is made for.
+
+    Raises
+    ------
+    DependencyError
+        DIST0101 for apache-tvm, DIST0102 for apache-tvm-ffi; the remedy is a pip command.
+    """
+    for pin in PINS:
+        version = _installed(pin.distribution)
+        if version is None:
+            raise DependencyError(
+                pin.code, f"{pin.distribution} is not installed", place="import", remedy=REMEDY
+            )
+        if not accepts(pin, version):
+            raise DependencyError(
+                pin.code,
+                f"{pin.distribution} {version} is installed, but tvm_distir needs "
+                f"{pin.requirement}",
+                place="import",
+                remedy=REMEDY,
+            )

@@ -1,0 +1,27 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The passes of the core, as part of the public names of :mod:`tvm_distir.transform`."""
+
+from __future__ import annotations
+
+from tvm_distir.core import (
+    AnnotateSharding,
+    LegalizeRedistribute,
+    LowerDistIR,
+    PassInfo,
+    PropagateSharding,
+    Rewrite,
+    UseStockCollectives,
+    module_pass,
+)
+
+__all__ = [
+    "AnnotateSharding",
+    "LegalizeRedistribute",
+    "LowerDistIR",
+    "PassInfo",
+    "PropagateSharding",
+    "Rewrite",
+    "UseStockCollectives",
+    "module_pass",
+]

@@ -1,0 +1,136 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``distribute``: the passes from an imported module to each device's program, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import ir
+
+from tvm_distir.core import (
+    Decision,
+    Plan,
+    PlanLike,
+    System,
+    as_plan,
+    relax_functions,
+    training_notes,
+)
+
+from .registry import passes_for
+from .spec import PassSpec
+
+BUCKET_BYTES = 25 * 2**20
+"""Buckets of gradients that a training step gets where nothing else is asked for."""
+
+Named = tuple[str, dict[str, Any]]
+"""A pass by name, with options."""
+
+
+def communication_passes(
+    mod: ir.IRModule,
+    system: System | str | None = None,
+    *,
+    bucket_bytes: int | None = None,
+    overlap: System | str | None = None,
+    ahead_bytes: int | None = None,
+) -> tuple[Named, ...]:
+    """Passes on collectives of level 5 that :func:`distribute` runs last.
+
+    Parameters
+    ----------
+    mod : IRModule
+        What is distributed. A training step has, where a system is given, its small reductions
+        joined and its collectives overlapped with other work without being asked.
+    system, bucket_bytes, overlap, ahead_bytes
+        See :func:`distribute`.
+    """
+    usual = system is not None and is_training_step(mod)
+    found: list[Named] = []
+    if bucket_bytes is None:
+        found += [("bucket", {"bucket_bytes": BUCKET_BYTES})] if usual else []
+    elif bucket_bytes:
+        found += [(name, {"bucket_bytes": bucket_bytes}) for name in ("bucket", "bucket-gathers")]
+    clock = system if overlap is None and usual else overlap
+    if clock is not None and ahead_bytes != 0:
+        given = {"system": clock, "ahead_bytes": ahead_bytes}
+        found += [("split", {}), ("schedule", given), ("prefetch", given)]
+    return tuple(found)
+
+
+def is_training_step(mod: ir.IRModule) -> bool:
+    """Whether a module is a step of training, at once or in stages."""
+    return any(training_notes(fn, "updated") for _, fn in relax_functions(mod))
+
+
+def pipeline(
+    plan: Plan,
+    *,
+    system: System | str | None = None,
+    later: Sequence[Named] = (),
+    decision: Decision | None = None,
+) -> tvm.transform.Sequential:
+    """The named pipeline: annotate, propagate, legalize, optimize, lower; ``RingAttention`` for a
+    plan with rings; and what is to come later, as :func:`communication_passes` says.
+
+    With a ``decision`` about a module at level 2 the passes begin with the one that writes it.
+    """
+    wanted: list[Named] = [(name, {**given, "system": system}) for name, given in passes_for(plan)]
+    if decision is not None:
+        wanted = [(name, given) for name, given in wanted if name != "annotate"]
+        wanted[0] = (wanted[0][0], {**wanted[0][1], "decision": decision})
+    passes = [PassSpec(name).make(**given) for name, given in (*wanted, *later)]
+    return tvm.transform.Sequential(passes, name="tvm_distir.distribute")
+
+
+def distribute(
+    mod: ir.IRModule,
+    plan: PlanLike = None,
+    *,
+    system: System | str | None = None,
+    bucket_bytes: int | None = None,
+    overlap: System | str | None = None,
+    ahead_bytes: int | None = None,
+) -> ir.IRModule:
+    """Distribute a module as a plan says and lower it to what each device runs.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Level 1 or 2; it is not changed.
+    plan : Plan, mapping, str or Path, optional
+        A plan, its JSON form, or the path of its file. None: the module's annotations.
+    system : System or str, optional
+        Whose times decide what the plan leaves open, and by which collectives values move. None:
+        bytes and operations count, by fixed weights.
+    bucket_bytes : int, optional
+        Join small reductions, and small gathers, to buckets of at most so many bytes. None: leave
+        them single, which takes no copies; but reductions of a training step for a system are
+        joined to buckets of 25 MiB. 0: leave them single.
+    overlap : System or str, optional
+        Split collectives into a start and a done and order other work between them, by the times
+        of this system. None: leave the order as it is, which takes least memory; but a training
+        step for a system has its own.
+    ahead_bytes : int, optional
+        Most bytes that work running ahead may take in a block beyond those of the order as it is.
+        None: a sixteenth of them. As many again may be gathered before the function is called
+        that needs it (:func:`PrefetchGathers`). 0: leave the order as it is.
+
+    Returns
+    -------
+    IRModule
+        Level 5: local tensors, collectives, one entry function with ``dist.io`` per mesh, or
+        where meshes share devices for all devices that belong to the same meshes.
+
+    Raises
+    ------
+    DistIRError
+        What the passes raise, naming the place.
+    """
+    later = communication_passes(
+        mod, system, bucket_bytes=bucket_bytes, overlap=overlap, ahead_bytes=ahead_bytes
+    )
+    return pipeline(as_plan(plan, mod), system=system, later=later)(mod)

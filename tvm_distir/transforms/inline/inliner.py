@@ -1,0 +1,226 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a function with calls of others opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax, tirx
+
+from tvm_distir.core import (
+    OPEN_AXES_ATTR,
+    STATIONARY_ATTR,
+    all_bindings,
+    plain_name,
+    with_annotated,
+)
+
+
+def _callee_of(binding: Any, callees: dict[str, Any]) -> str | None:
+    """Name of the function to inline that a binding calls."""
+    value = getattr(binding, "value", None)
+    if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
+        name = str(value.op.name_hint)
+        return name if name in callees else None
+    return None
+
+
+@relax.expr_functor.mutator
+class Inliner(relax.PyExprMutator):  # type: ignore[misc]
+    """Inlines into one function. The callees hold no calls to inline any more."""
+
+    def __init__(self, callees: dict[str, Any]) -> None:
+        super().__init__()
+        self.callees = callees
+        self.taken: set[str] = set()
+        self.numbers: dict[str, int] = {}
+        self.renaming = False
+        self.in_dataflow = False
+        self.dissolving = False
+        self.stationary: list[str] = []
+        self.open_axes: dict[str, list[int]] = {}
+
+    def run(self, fn: relax.Function) -> relax.Function:
+        """Return the function with its calls inlined; the given one is unchanged."""
+        if not any(_callee_of(binding, self.callees) for binding in all_bindings(fn.body)):
+            return fn
+        bound = [binding.var for binding in all_bindings(fn.body)]
+        self.taken = {plain_name(str(var.name)) for var in [*fn.params, *bound]}
+        self.builder_.begin_scope(fn.params)
+        body = self.visit_expr(fn.body)
+        self.builder_.end_scope()
+        return with_annotated(fn, body, self.stationary, self.open_axes)
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
+        """Visit a dataflow block; it becomes a plain one where control flow comes into it."""
+        names = [_callee_of(binding, self.callees) for binding in block.bindings]
+        plain = any(name and _has_branches(self.callees[name]) for name in names)
+        return self._visit_block(block, dataflow=not plain, dissolving=plain)
+
+    def visit_binding_block_(self, block: relax.BindingBlock) -> relax.BindingBlock:
+        """Visit a plain block."""
+        return self._visit_block(block, dataflow=False, dissolving=False)
+
+    def _visit_block(
+        self, block: relax.BindingBlock, dataflow: bool, dissolving: bool
+    ) -> relax.BindingBlock:
+        outer = self.in_dataflow, self.dissolving
+        self.in_dataflow, self.dissolving = dataflow, dissolving
+        if dataflow:
+            self.builder_._begin_dataflow_block()
+        else:
+            self.builder_._begin_binding_block()
+        for binding in block.bindings:
+            self.visit_binding(binding)
+        self.in_dataflow, self.dissolving = outer
+        return self.builder_._end_block()
+
+    def visit_var_def_(self, var: relax.Var) -> relax.Var:
+        """Rename a variable of a callee's branches."""
+        return self._defined(var, relax.Var) if self.renaming else var
+
+    def visit_dataflow_var_def_(self, var: relax.DataflowVar) -> relax.Var:
+        """Rename a variable of a callee's branches; give it the class its block needs."""
+        if not self.renaming and not self.dissolving:
+            return var
+        return self._defined(var, relax.Var if self.dissolving else relax.DataflowVar)
+
+    def _defined(self, var: relax.Var, kind: Any) -> relax.Var:
+        name = self._fresh(str(var.name)) if self.renaming else str(var.name)
+        new = kind(name, var.ty)
+        self.set_var_remap(var, new)
+        return new
+
+    def _fresh(self, name: str) -> str:
+        """Return the name, or the name with the first free number."""
+        plain = plain_name(name)
+        if plain not in self.taken:
+            self.taken.add(plain)
+            return name
+        number = self.numbers.get(plain, 0) + 1
+        while f"{plain}_{number}" in self.taken:
+            number += 1
+        self.numbers[plain] = number
+        self.taken.add(f"{plain}_{number}")
+        return f"{name}_{number}"
+
+    def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
+        """Take the field, where an argument is a tuple written out (TVMScript would too)."""
+        value = self.visit_expr(item.tuple_value)
+        if isinstance(value, relax.Tuple):
+            return value.fields[item.index]
+        return relax.TupleGetItem(value, item.index)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Put a callee's body in place of its call."""
+        name = _callee_of(binding, self.callees)
+        if name is None:
+            super().visit_var_binding_(binding)
+            return
+        args = [self.visit_expr(arg) for arg in binding.value.args]
+        target = self.visit_var_def(binding.var)
+        body = self._opened(self.callees[name], args)
+        attrs: Any = self.callees[name].attrs or {}
+        stationary = {str(n) for n in attrs.get(STATIONARY_ATTR, [])}
+        opened = {str(n): list(axes) for n, axes in attrs.get(OPEN_AXES_ATTR, {}).items()}
+        self.renaming = True
+        inner = [b for block in body.blocks for b in block.bindings]
+        last = inner[-1] if inner and _gives_result(inner[-1], body) else None
+        if last is not None and str(last.var.name) in {*stationary, *opened}:
+            last = None
+        for one in inner if last is None else inner[:-1]:
+            new = self._emit(one)
+            self._note(str(one.var.name), new, stationary, opened)
+        result = self.visit_expr(body.body if last is None else last.value)
+        result = self.builder_.normalize(result)
+        self.renaming = False
+        self._bind(binding.var, target, result)
+
+    def _bind(self, original: relax.Var, target: relax.Var, value: Any) -> None:
+        """Bind the call's variable, with the type of the value where that says more."""
+        if not tvm_ffi.structural_equal(target.ty, value.ty):
+            target = type(target)(str(target.name), value.ty)
+            self.set_var_remap(original, target)
+        self.builder_.emit_normalized(relax.VarBinding(target, value))
+
+    def _note(
+        self, name: str, var: relax.Var, stationary: set[str], opened: dict[str, list[int]]
+    ) -> None:
+        """Hand a callee's notes on an annotated variable over to this function."""
+        if name in stationary:
+            self.stationary.append(str(var.name))
+        if name in opened:
+            self.open_axes[str(var.name)] = opened[name]
+
+    def _emit(self, binding: Any) -> relax.Var:
+        """Copy a callee's binding under a free name."""
+        value = self.builder_.normalize(self.visit_expr(binding.value))
+        kind = relax.DataflowVar if self.in_dataflow else relax.Var
+        cast = isinstance(binding, relax.MatchCast)
+        new = kind(self._fresh(str(binding.var.name)), binding.ty if cast else value.ty)
+        self.set_var_remap(binding.var, new)
+        made = relax.MatchCast(new, value, new.ty) if cast else relax.VarBinding(new, value)
+        self.builder_.emit_normalized(made)
+        return new
+
+    def _opened(self, callee: relax.Function, args: Sequence[Any]) -> relax.SeqExpr:
+        """Return a fresh copy of a callee's body with arguments for its parameters."""
+        fresh = relax.utils.copy_with_new_vars(callee)
+        sizes: dict[Any, Any] = {}
+        for param, arg in zip(fresh.params, args, strict=True):
+            _match_sizes(param.ty, arg.ty, sizes)
+        if sizes:
+            fresh = fresh.bind_symbolic_vars(sizes)
+        bound = {}
+        for param, arg in zip(fresh.params, args, strict=True):
+            bound[param] = arg if _is_at_least(arg.ty, param.ty) else self._cast(param, arg)
+        return fresh.bind_params(bound).body
+
+    def _cast(self, param: relax.Var, arg: Any) -> relax.Var:
+        """Bind an argument whose type does not say what the parameter's does."""
+        kind = relax.DataflowVar if self.in_dataflow else relax.Var
+        new = kind(self._fresh(str(param.name)), param.ty)
+        self.builder_.emit_normalized(relax.MatchCast(new, arg, param.ty))
+        return new
+
+
+def _gives_result(binding: Any, body: relax.SeqExpr) -> bool:
+    """Whether a plain binding defines the variable that is the result."""
+    is_var = isinstance(body.body, relax.Var) and isinstance(binding, relax.VarBinding)
+    return is_var and bool(binding.var.same_as(body.body))
+
+
+def _has_branches(fn: relax.Function) -> bool:
+    return any(
+        isinstance(getattr(binding, "value", None), relax.If) for binding in all_bindings(fn.body)
+    )
+
+
+def _is_at_least(given: Any, wanted: Any) -> bool:
+    """Whether a type says all that another does."""
+    return bool(
+        relax.analysis.type_base_check(wanted, given) == relax.analysis.BaseCheckResult.PASS
+    )
+
+
+def _match_sizes(param: Any, arg: Any, sizes: dict[Any, Any]) -> None:
+    """Note what an argument's type says of the symbolic sizes in a parameter's."""
+    if isinstance(param, relax.TupleType) and isinstance(arg, relax.TupleType):
+        for one, other in zip(param.fields, arg.fields):
+            _match_sizes(one, other, sizes)
+        return
+    wanted, given = _dims(param), _dims(arg)
+    if len(wanted) == len(given):
+        for one, other in zip(wanted, given):
+            if isinstance(one, tirx.Var) and one not in sizes:
+                sizes[one] = other
+
+
+def _dims(ty: Any) -> list[Any]:
+    if isinstance(ty, relax.ShapeType):
+        return list(ty.values or [])
+    shape = getattr(ty, "shape", None)
+    return list(shape) if isinstance(shape, relax.ShapeExpr) else []

@@ -1,0 +1,244 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Small collectives of one kind in one, at level 5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    REDUCTIONS,
+    BlockWriter,
+    Rewrite,
+    call_axes,
+    is_pure,
+    known_shape,
+    local_bytes,
+    mesh_key,
+    module_pass,
+    variables,
+    with_body,
+)
+
+from .editing import Editor, FunctionStep, rewrite_of
+from .packing import one_for_all
+from .scan import Scan
+
+BUCKET_BYTES = 25 * 2**20
+"""As much as PyTorch's DistributedDataParallel puts into one bucket."""
+
+
+Key = tuple[Any, ...]
+
+
+@module_pass("local")
+def BucketReductions(bucket_bytes: int = BUCKET_BYTES) -> Rewrite:
+    """Reduce small tensors together.
+
+    ``all_reduce`` calls (and ``reduce_scatter`` calls, among themselves) along the same axes, of
+    one reduction and dtype, that do not depend on each other are flattened, concatenated, reduced
+    at once and split again: as many bytes, one latency instead of many. What reads one of them
+    may have to wait for the last, so bindings move; those that transfer or call functions end a
+    bucket instead. Each bucket takes a copy of its tensors before and after. The order of a sum
+    over devices stays; a library that reduces by position in a buffer may round otherwise.
+
+    Parameters
+    ----------
+    bucket_bytes : int
+        A bucket is not filled beyond; tensors that large (of a ``reduce_scatter``, before it)
+        stay alone.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return rewrite_of([_step(REDUCTIONS, bucket_bytes)], level=5)
+
+
+@module_pass("local")
+def BucketGathers(bucket_bytes: int = BUCKET_BYTES) -> Rewrite:
+    """Gather small tensors together.
+
+    ``all_gather`` calls along the same axes and of one dtype, by the rules of
+    :func:`BucketReductions`: shards of weights, above all, each of which would pay a latency of
+    its own. A bucket lies whole from its gather until its last reader: ``bucket_bytes`` bounds
+    what that takes. What is gathered twice, to be freed in between, is never in one bucket twice.
+
+    Parameters
+    ----------
+    bucket_bytes : int
+        A bucket is not filled beyond, counted after the gather; tensors that large stay alone.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return rewrite_of([_step(("all_gather",), bucket_bytes)], level=5)
+
+
+def _step(kinds: tuple[str, ...], bucket_bytes: int) -> FunctionStep:
+    return FunctionStep(_Buckets, kinds, joined=kinds, bucket_bytes=bucket_bytes)
+
+
+@dataclass
+class Bucket:
+    """Collectives that are joined: their variables, operands, and the bytes together."""
+
+    members: list[Any] = field(default_factory=list)
+    operands: set[Any] = field(default_factory=set)
+    size_bytes: int = 0
+
+
+class _Buckets(Editor):
+    """Rewrites block by block: bindings may change places."""
+
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        name: str,
+        fn: relax.Function,
+        scan: Scan,
+        joined: tuple[str, ...],
+        bucket_bytes: int,
+    ) -> None:
+        super().__init__(mod, name, fn, scan)
+        self.joined = joined
+        self.bucket_bytes = bucket_bytes
+
+    def run(self) -> relax.Function:
+        """Return the function, or itself where nothing can be joined."""
+        blocks, changed = [], False
+        for block, rows in zip(self.fn.body.blocks, self.scan.blocks, strict=True):
+            buckets = _fill(rows, self.joined, self.bucket_bytes)
+            if buckets:
+                changed = True
+                self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
+                _Emission(self.writer, buckets).run(rows)
+                block = self.writer.block()
+            blocks.append(block)
+        if not changed:
+            return self.fn
+        return with_body(self.fn, self.fn.params, blocks, self.fn.body.body, bool(self.fn.is_pure))
+
+
+def _key(var: Any, value: ir.Call, kind: str) -> Key:
+    return (
+        kind,
+        mesh_key(value.attrs["device_mesh"]),
+        call_axes(value),
+        str(value.attrs["op"]) if kind in REDUCTIONS else "",
+        str(var.ty.dtype),
+    )
+
+
+def _fill(rows: list[Any], joined: tuple[str, ...], most_bytes: int) -> dict[Any, Bucket]:
+    """Buckets of two or more, by the variables of their members.
+
+    A collective joins the open bucket of its kind unless it depends on a member of an open one:
+    then those are closed first. So no bucket ever waits for another that waits for it.
+    """
+    made: list[Bucket] = []
+    open_: dict[Key, int] = {}  # numbers in ``made``
+    closed: set[int] = set()
+    waits: dict[Any, frozenset[int]] = {}
+    bucket_of: dict[Any, Bucket] = {}
+
+    def close(numbers: Iterable[int]) -> None:
+        closed.update(numbers)
+        for key in [key for key, number in open_.items() if number in closed]:
+            del open_[key]
+
+    for _, var, value, kind in rows:
+        found = [waits[used] for used in variables(value) if used in waits]
+        deps: frozenset[int] = frozenset().union(*found) - closed
+        if deps and (kind is not None or _is_barrier(value)):
+            close(deps)
+            deps = frozenset()
+        size = _whole_bytes(var, value) if kind in joined else None
+        if kind is None or size is None or size >= most_bytes:
+            if deps:
+                waits[var] = deps
+            continue
+        key, operand = _key(var, value, kind), value.args[0]
+        if key in open_:
+            bucket = made[open_[key]]
+            again = kind == "all_gather" and operand in bucket.operands
+            if again or bucket.size_bytes + size > most_bytes:
+                close([open_[key]])
+        if key not in open_:
+            open_[key] = len(made)
+            made.append(Bucket())
+        bucket = bucket_of[var] = made[open_[key]]
+        bucket.members.append(var)
+        bucket.operands.add(operand)
+        bucket.size_bytes += size
+        waits[var] = frozenset([open_[key]])
+    return {var: bucket for var, bucket in bucket_of.items() if len(bucket.members) > 1}
+
+
+def _whole_bytes(var: Any, value: ir.Call) -> int | None:
+    """Bytes of the larger end of a collective; None where a size is not known."""
+    ends = var, value.args[0]
+    if any(known_shape(end.ty) is None for end in ends):
+        return None
+    return max(local_bytes(end.ty) for end in ends)
+
+
+def _is_barrier(value: Any) -> bool:
+    """Whether a binding is not moved: it has effects, calls a function, or is an ``If``."""
+    calls = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
+    return calls or isinstance(value, relax.If) or not is_pure(value)
+
+
+class _Emission:
+    """Writes the bindings of a block: each bucket at its last member, its readers after it."""
+
+    def __init__(self, writer: BlockWriter, buckets: Mapping[Any, Bucket]) -> None:
+        self.writer, self.buckets = writer, buckets
+        self.values: dict[Any, Any] = {}
+        self.held: dict[Any, set[int]] = {}
+        self.waiting: dict[int, list[int]] = {}
+        self.left: dict[int, set[int]] = {}
+
+    def run(self, rows: list[Any]) -> None:
+        """Write all bindings."""
+        number = {id(bucket): n for n, bucket in enumerate(self.buckets.values())}
+        for position, (binding, var, value, _) in enumerate(rows):
+            bucket = self.buckets.get(var)
+            if bucket is not None:
+                self.values[var] = value
+                self.held[var] = {number[id(bucket)]}
+                if bucket.members[-1].same_as(var):
+                    members = [(member, self.values[member]) for member in bucket.members]
+                    one_for_all(self.writer, members)
+                    self._let_go(number[id(bucket)], bucket, rows)
+                continue
+            deps: set[int] = set()
+            for used in variables(value):
+                deps |= self.held.get(used, set())
+            if not deps:
+                self.writer.bindings.append(binding)
+                continue
+            self.held[var] = deps
+            self.left[position] = set(deps)
+            for dep in deps:
+                self.waiting.setdefault(dep, []).append(position)
+
+    def _let_go(self, number: int, bucket: Bucket, rows: list[Any]) -> None:
+        for member in bucket.members:
+            del self.held[member]
+        for position in self.waiting.pop(number, []):
+            self.left[position].discard(number)
+            binding, var = rows[position][:2]
+            if self.left[position]:
+                self.held[var] = self.left[position]
+            else:
+                del self.held[var]
+                self.writer.bindings.append(binding)
+
+
+__all__ = ["BUCKET_BYTES", "BucketGathers", "BucketReductions"]

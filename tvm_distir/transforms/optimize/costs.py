@@ -1,0 +1,164 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Times of the bindings of a level-5 function on a system: those that the simulator gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    COLLECTIVES,
+    TRANSFERS,
+    Clock,
+    GroupLayout,
+    LikeKernels,
+    Reading,
+    System,
+    axis_groups,
+    branches_of,
+    call_axes,
+    collective_op,
+    decode_transfer,
+    element_type,
+    is_done,
+    mesh_devices,
+    mesh_key,
+    payload_bytes,
+    read_functions,
+    size_bytes,
+)
+
+
+class BindingCosts:
+    """Times of the bindings of a module's functions.
+
+    Parameters
+    ----------
+    mod : IRModule
+    system : System
+    """
+
+    def __init__(self, mod: ir.IRModule, system: System) -> None:
+        self.mod, self.clock = mod, Clock(system)
+        self._layouts: dict[Any, GroupLayout] = {}
+        self._functions: dict[str, int] = {}
+
+    def of(self, reading: Reading, devices: Collection[int] = ()) -> BodyCosts:
+        """Times of the bindings of a body; ``devices`` run it, where not all of its mesh do."""
+        return BodyCosts(self, reading, devices)
+
+    def branch(self, body: relax.SeqExpr) -> int:
+        """Sum of the times of the bindings of a branch."""
+        return self._sum(relax.Function([], body, body.body.ty))
+
+    def function(self, gv: ir.GlobalVar) -> int | None:
+        """Sum of the times of a function's bindings; None of a PrimFunc."""
+        name, fn = str(gv.name_hint), self.mod[gv]
+        if not isinstance(fn, relax.Function):
+            return None
+        if name not in self._functions:
+            self._functions[name] = 0  # of a recursive one, its own calls
+            self._functions[name] = self._sum(fn)
+        return self._functions[name]
+
+    def collective(self, kind: str, call: ir.Call, var: Any) -> int:
+        """Time of a collective, or of its start, on the wire."""
+        payload = payload_bytes(kind, call, var.ty)
+        return self.clock.collective_ps(kind, payload, self._groups(call), str(var.name))
+
+    def transfer(self, kind: str, call: ir.Call, var: Any, devices: Collection[int]) -> int:
+        """Time of a transfer between two meshes on the wire."""
+        here, there = (call.attrs[key] for key in ("device_mesh", "peer_mesh"))
+        key = (mesh_key(here), mesh_key(there))
+        if key not in self._layouts:
+            sides = ([int(d) for d in mesh_devices(mesh).ravel()] for mesh in (here, there))
+            self._layouts[key] = self.clock.transfer_layout(*sides)
+        elements = decode_transfer(call).crossing_elements(kind == "send", devices)
+        crossing = size_bytes((elements,), element_type(var.ty))
+        return self.clock.transfer_ps(kind, crossing, self._layouts[key], str(var.name))
+
+    def _groups(self, call: ir.Call) -> GroupLayout:
+        mesh, axes = call.attrs["device_mesh"], call_axes(call)
+        key = (mesh_key(mesh), axes)
+        if key not in self._layouts:
+            self._layouts[key] = self.clock.system.layout(axis_groups(mesh, axes))
+        return self._layouts[key]
+
+    def _sum(self, fn: relax.Function) -> int:
+        (reading,) = read_functions([fn])
+        costs = self.of(reading)
+        return sum(map(costs.picoseconds, range(len(reading.bindings))))
+
+
+class BodyCosts:
+    """Times of the bindings of one body, by their numbers; like ones are computed once.
+
+    Parameters
+    ----------
+    costs : BindingCosts
+    reading : Reading
+        Of a function of the module.
+    devices : collection of int
+        Run the body, where not all of its mesh do.
+    """
+
+    def __init__(self, costs: BindingCosts, reading: Reading, devices: Collection[int]) -> None:
+        self.costs, self.reading, self.devices = costs, reading, devices
+        self.kernels = LikeKernels(costs.mod, reading)
+        self._spent_ps: dict[tuple[int, bool], int] = {}
+        self._views: dict[tuple[int, bool], bool] = {}
+
+    def picoseconds(self, number: int) -> int:
+        """Time of a binding; of a collective (or its start) or a transfer, that on the wire.
+
+        Of an ``If``, that of the dearer branch. Of a call, the sum of the callee's bindings.
+        """
+        key = self.kernels.key(number)
+        if key not in self._spent_ps:
+            spent_ps = self._time(number)
+            if key[0] < 0:
+                return spent_ps
+            self._spent_ps[key] = spent_ps
+        return self._spent_ps[key]
+
+    def _time(self, number: int) -> int:
+        value, var = self.reading.values[number], self.reading.bound(number)
+        if isinstance(value, relax.If):
+            return max(self.costs.branch(seq) for seq in branches_of(value))
+        if not isinstance(value, ir.Call) or is_done(value):
+            return 0
+        if isinstance(value.op, ir.GlobalVar):
+            called_ps = self.costs.function(value.op)
+            if called_ps is not None:
+                return called_ps
+        kind = collective_op(value)
+        if kind in COLLECTIVES:
+            return self.costs.collective(kind, value, var)
+        if kind in TRANSFERS:
+            return self.costs.transfer(kind, value, var, self.devices)
+        kernel = self.kernels.of(number)
+        work = kernel.work
+        return self.costs.clock.kernel(
+            work.flops, kernel.moved_bytes, work.kernel_class, kernel.dtype, str(var.name)
+        ).duration_ps
+
+    def is_view(self, number: int) -> bool:
+        """Whether a call's result is its operand's memory."""
+        key = self.kernels.key(number)
+        view = self._views.get(key)
+        if view is None:
+            view = self._is_view(number)
+            if key[0] >= 0:
+                self._views[key] = view
+        return view
+
+    def _is_view(self, number: int) -> bool:
+        value = self.reading.values[number]
+        if not isinstance(value, ir.Call) or isinstance(value.op, ir.GlobalVar):
+            return False
+        if collective_op(value) in (*COLLECTIVES, *TRANSFERS):
+            return False
+        return is_done(value) or self.kernels.of(number).is_view

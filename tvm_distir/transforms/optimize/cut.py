@@ -1,0 +1,144 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Calls run on shards along mesh axes: how they can be cut, and the call that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core import (
+    Factor,
+    R,
+    as_dtensor,
+    blocks_fault,
+    call_form,
+    labels_of,
+    mesh_key,
+    mesh_shape,
+    rebuild,
+    rule_of,
+    shard_counts,
+    substitute,
+)
+from tvm_distir.core.ir import ops
+from tvm_distir.support import PropagationError
+
+from .editing import Editor, operands_of
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A way to run a call on shards along mesh axes.
+
+    Attributes
+    ----------
+    axes : tuple of int
+    factor : Factor
+        What the call follows along them.
+    operands : list of expression
+        Flattened.
+    """
+
+    axes: tuple[int, ...]
+    factor: Factor
+    operands: list[Any]
+
+    @property
+    def label(self) -> int:
+        """How the result lies along the axes: by a dim of it, or ``R`` of terms."""
+        dim = self.factor.outs[0]
+        return R if dim is None or self.factor.reduces else dim
+
+
+def cut_at(
+    edit: Editor, call: ir.Call, axes: Sequence[int], position: int | None, dim: int
+) -> Cut | None:
+    """How a call can be cut along mesh axes through a dim of an operand (None: of the result)."""
+    operands = operands_of(call)
+    if not all(isinstance(e, ir.GenericConst) or isinstance(e.ty, DTensorType) for e in operands):
+        return None
+    try:
+        rule = rule_of(call, edit.mod)
+    except PropagationError:
+        return None
+    for factor in rule.factors:
+        if (factor.outs[0] if position is None else factor.ins[position]) == dim:
+            break
+    else:
+        return None
+    return Cut(tuple(axes), factor, operands) if isinstance(factor.size, int) else None
+
+
+def fits(cut: Cut, ty: Any) -> bool:
+    """Whether the devices along the axes can share the factor, which gives a result of a type."""
+    sizes = mesh_shape(ty.device_mesh)
+    own = math.prod(sizes[axis] for axis in cut.axes)
+    tied = [(e.ty, d) for e, d in zip(cut.operands, cut.factor.ins) if d is not None]
+    most = own
+    for own_ty, dim in [*tied, *([(ty, cut.label)] if cut.label != R else [])]:
+        if not isinstance(own_ty, DTensorType):
+            continue
+        labels = [R if a in cut.axes else x for a, x in enumerate(labels_of(own_ty.placement))]
+        if blocks_fault(labels, cut.axes, dim):
+            return False
+        labels = [dim if a in cut.axes else x for a, x in enumerate(labels)]
+        most = max(most, shard_counts(labels, sizes, int(own_ty.tensor_ty.ndim))[dim])
+    alone = len(cut.axes) == 1 and most == own
+    uneven = cut.factor.uneven and (alone or not cut.factor.adjacent)
+    return uneven or int(cut.factor.size) % most == 0
+
+
+def on_shards(edit: Editor, var: Any, call: ir.Call, cut: Cut, given: dict[Any, Any]) -> Any:
+    """Write a call on shards; ``given`` are operands that are sliced. None where it cannot be."""
+    mesh, labels = var.ty.device_mesh, list(labels_of(var.ty.placement))
+    dims: dict[Any, int] = {}
+    for expr, dim in zip(cut.operands, cut.factor.ins):
+        if isinstance(expr, ir.GenericConst):
+            if dim is not None and isinstance(expr.ty, DTensorType):
+                return None  # placed whole
+            continue
+        whole = all(labels_of(expr.ty.placement)[a] == R for a in cut.axes)
+        if mesh_key(expr.ty.device_mesh) != mesh_key(mesh) or not whole:
+            return None
+        if edit.unfinished(expr) & set(cut.axes):
+            return None
+        if dim is not None and dims.setdefault(expr, dim) != dim:
+            return None  # one value, cut in two ways
+    if any(labels[a] != R for a in cut.axes):
+        return None
+    for axis in cut.axes:
+        labels[axis] = cut.label
+    ty = as_dtensor(var.ty, mesh, labels)
+
+    def write(env: dict[Any, Any]) -> ir.Call:
+        return rebuild(call, call.op, [substitute(a, env) for a in call.args], ty)
+
+    shards = {e: relax.Var("shard", _cut_type(e.ty, cut.axes, d)) for e, d in dims.items()}
+    if not _follows(edit, var, write(shards)):
+        return None
+    for expr, dim in dims.items():
+        if expr in given:
+            shards[expr] = given[expr]
+        else:
+            slice_ = ops.local_slice(expr, mesh, cut.axes, dim)
+            shards[expr] = edit.emit(slice_, f"{expr.name}_shard")
+    return write(shards)
+
+
+def _cut_type(ty: Any, axes: Sequence[int], dim: int) -> Any:
+    labels = [dim if a in axes else x for a, x in enumerate(labels_of(ty.placement))]
+    return as_dtensor(ty, ty.device_mesh, labels)
+
+
+def _follows(edit: Editor, var: Any, call: ir.Call) -> bool:
+    try:
+        call_form(call, [call.ty], edit.mod, edit.name, var)
+    except PropagationError:
+        return False
+    return True

@@ -1,0 +1,75 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Bindings that nobody reads, found by what a sweep has told of a function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import (
+    ITEM,
+    TUPLE,
+    Member,
+    Reading,
+    Readings,
+    handle,
+    is_pure,
+    make_binding,
+    with_body,
+)
+
+
+def without_dead(member: Member, readings: Readings) -> Member:
+    """A function without the bindings that nobody reads: they may read fields of results."""
+    fn, reading = member.fn, member.reading
+    taken = _fields_taken(reading)
+    live, pure = set(reading.result), dict[int, bool]()
+    kept, first = list[int](), reading.params
+    for number in range(len(reading.bindings) - 1, -1, -1):
+        if first + number not in live:
+            like = reading.like[number]
+            if like < 0 or like not in pure:
+                pure[like] = is_pure(reading.values[number])
+            if pure[like]:
+                continue
+        kept.append(number)
+        live.update((taken[number],) if number in taken else reading.used(number))
+    if len(kept) == len(reading.bindings):
+        return member
+    stays, blocks, number = set(kept), [], -1
+    for block in fn.body.blocks:
+        bindings = []
+        for _ in range(len(block.bindings)):
+            number += 1
+            if number in taken and number in stays:
+                var = reading.variables[reading.params + number]
+                bindings.append(make_binding(var, reading.variables[taken[number]]))
+            elif number in stays:
+                bindings.append(reading.bindings[number])
+        if bindings:
+            blocks.append(type(block)(bindings))
+    new = with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+    return Member(member.gv, new, readings.of([new])[0])
+
+
+def _fields_taken(reading: Reading) -> dict[int, int]:
+    """Bindings that take a field of a tuple that was just made: from which variable it was made.
+
+    Only of variables that no block hides.
+    """
+    numbers: dict[Any, int] = {}
+    found: dict[int, int] = {}
+    for number, (kind, like) in enumerate(zip(reading.kinds, reading.like)):
+        if kind != ITEM or like < 0:
+            continue
+        source = reading.used(number)[0] - reading.params
+        if source < 0 or reading.kinds[source] != TUPLE:
+            continue
+        item = reading.values[source].fields[int(reading.values[number].index)]
+        if type(item) is ir.Var:
+            if not numbers:
+                numbers = {handle(var): n for n, var in enumerate(reading.variables)}
+            found[number] = numbers[handle(item)]
+    return found

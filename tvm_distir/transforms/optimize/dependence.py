@@ -1,0 +1,184 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the bindings of a block wait for, and the memory that an order of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    COLLECTIVES,
+    DONE,
+    FUNCTION_CALL,
+    IF,
+    OP_CALL,
+    OTHER_CALL,
+    Reading,
+    flat_types,
+    is_pure,
+    local_bytes,
+    start_name,
+)
+
+from .costs import BodyCosts
+from .scan import Scan
+
+_STARTS = frozenset(start_name(kind) for kind in COLLECTIVES)
+
+
+@dataclass
+class BlockNode:
+    """A binding of a block.
+
+    Attributes
+    ----------
+    deps, readers : list of int
+        Bindings of the block that it waits for, and that wait for it; each once.
+    size_bytes : int
+        Memory that its result takes: none, when it is that of its operands.
+    memory_of : tuple of int
+        The bindings whose memory its result is.
+    reads : list of int
+        Bindings whose memory it needs.
+    leaves : bool
+        Whether its value is read outside of the block.
+    starts : bool
+        Whether it starts a collective.
+    done_of : int or None
+        The start whose collective it waits for.
+    fixed : bool
+        Whether it has effects, or must keep its place among those: such bindings keep their
+        order.
+    """
+
+    deps: list[int] = field(default_factory=list)
+    readers: list[int] = field(default_factory=list)
+    size_bytes: int = 0
+    memory_of: tuple[int, ...] = ()
+    reads: list[int] = field(default_factory=list)
+    leaves: bool = False
+    starts: bool = False
+    done_of: int | None = None
+    fixed: bool = False
+
+
+def block_nodes(
+    scan: Scan, costs: BodyCosts, meets_in_order: bool = False
+) -> list[list[BlockNode]]:
+    """Nodes of each block of a function.
+
+    Parameters
+    ----------
+    scan : Scan
+    costs : BodyCosts
+        Of the scan's reading.
+    meets_in_order : bool
+        Whether collectives, and calls of functions that may hold some, keep their order too.
+    """
+    reading, params = scan.reading, scan.reading.params
+    sizes = _Sizes(reading)
+    found: list[list[BlockNode]] = []
+    end = params
+    last_read = _last_read(scan)
+    for rows in scan.blocks:
+        first, end = end, end + len(rows)
+        nodes: list[BlockNode] = []
+        last_fixed: int | None = None
+        for i, (_, _, value, kind) in enumerate(rows):
+            number = first + i - params
+            reads = dict.fromkeys(scan.used[number])
+            used = dict.fromkeys(read - first for read in reads if read >= first)
+            node = BlockNode(deps=list(used), starts=kind in _STARTS)
+            node.leaves = last_read[first + i] >= end
+            if kind == DONE and used:
+                node.done_of = next(iter(used))
+            shares = _shares(value, reading.kinds[number], number, costs)
+            inside = [m for d in used for m in nodes[d].memory_of]
+            node.reads = list(dict.fromkeys(inside))
+            if node.done_of is not None:
+                node.reads += nodes[node.done_of].reads  # in flight until here
+            node.memory_of = tuple(node.reads[: len(inside)]) if shares else (i,)
+            node.size_bytes = 0 if shares else sizes.of(first + i)
+            if not is_pure(value) or (meets_in_order and _may_meet(value, kind)):
+                node.fixed = True
+                if last_fixed is not None and last_fixed not in used:
+                    node.deps.append(last_fixed)
+                last_fixed = i
+            nodes.append(node)
+            for dep in node.deps:
+                nodes[dep].readers.append(i)
+        found.append(nodes)
+    return found
+
+
+def _last_read(scan: Scan) -> list[int]:
+    """Per variable the number of the last variable bound to what reads it.
+
+    That of none, one more than there are, where the function's result does.
+    """
+    reading = scan.reading
+    last = [-1] * len(reading.variables)
+    for number, some in enumerate(scan.used, reading.params):
+        for used in some:
+            last[used] = number
+    for used in reading.result:
+        if used >= 0:
+            last[used] = len(last)
+    return last
+
+
+class _Sizes:
+    """Bytes of variables; those of a type are computed once."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self._known: dict[int, int] = {}
+
+    def of(self, number: int) -> int:
+        """Bytes of a variable on one device."""
+        kind = self.reading.types[number]
+        if kind not in self._known:
+            types = flat_types(self.reading.variables[number].ty)
+            self._known[kind] = sum(map(local_bytes, types))
+        return self._known[kind]
+
+
+def _may_meet(value: Any, kind: str | None) -> bool:
+    """Whether other devices may have to take part."""
+    if kind is not None:
+        return kind in _STARTS or kind in COLLECTIVES
+    calls = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
+    return calls or isinstance(value, relax.If)
+
+
+def _shares(value: Any, kind: int, number: int, costs: BodyCosts) -> bool:
+    """Whether a binding needs no memory of its own."""
+    if kind in (OP_CALL, FUNCTION_CALL, OTHER_CALL):
+        return costs.is_view(number)
+    return kind != IF and type(value) is not ir.GenericConst
+
+
+def peak_bytes(nodes: Sequence[BlockNode], order: Sequence[int]) -> int:
+    """Most bytes of results that are alive at once, when the bindings run in an order."""
+    last = [-1] * len(nodes)
+    for step, i in enumerate(order):
+        last[i] = max(last[i], step)
+        for owner in nodes[i].reads:
+            last[owner] = step
+    for node in nodes:
+        if node.leaves:
+            for owner in node.memory_of:
+                last[owner] = len(nodes)
+    ending: dict[int, int] = {}
+    for i, step in enumerate(last):
+        ending[step] = ending.get(step, 0) + nodes[i].size_bytes
+    live = most = 0
+    for step, i in enumerate(order):
+        live += nodes[i].size_bytes
+        most = max(most, live)
+        live -= ending.get(step, 0)
+    return most

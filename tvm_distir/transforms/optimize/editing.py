@@ -1,0 +1,290 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rewriting the bindings of one function in order: what the passes of this stage share."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core import (
+    PREFIX,
+    BlockWriter,
+    PartialState,
+    Readings,
+    Rewrite,
+    branch_results,
+    call_axes,
+    has_dtensor,
+    is_pure,
+    leaves_of,
+    let_out,
+    mesh_key,
+    pruned,
+    relax_functions,
+    sink_collectives,
+    substitute,
+    tensor_args,
+    variables,
+    with_body,
+    with_branches,
+)
+
+from .scan import Scan
+
+
+class FunctionStep:
+    """A rewrite of single functions: a subclass of :class:`Editor` with its arguments.
+
+    Parameters
+    ----------
+    editor : type of Editor
+    kinds : sequence of str
+        Collectives without which a function is left as it is; empty for any.
+    arguments
+        Handed to the editor by name.
+    """
+
+    def __init__(self, editor: type[Editor], kinds: Sequence[str] = (), **arguments: Any) -> None:
+        self.editor, self.kinds, self.arguments = editor, frozenset(kinds), arguments
+
+    def apply(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> relax.Function:
+        """Return the function rewritten, or itself where nothing changes.
+
+        Every branch of an ``If`` is a scope of its own, in which what stands before the ``If``
+        is known as parameters are: nothing moves into a branch, out of it, or over it to where
+        it would be read before it is there.
+        """
+        if scan.branches:
+            new = with_branches(fn, lambda scope: self.apply(mod, name, scope, Scan.of(scope)))
+            if new is not fn:
+                fn, scan = new, Scan.of(new)
+        if not scan.straight or not (scan.kinds & self.kinds if self.kinds else scan.kinds):
+            return fn
+        return self.editor(mod, name, fn, scan, **self.arguments).run()
+
+
+def rewrite_of(steps: Sequence[FunctionStep], level: int = 4) -> Rewrite:
+    """Make what a pass does of steps that rewrite every function by itself.
+
+    Parameters
+    ----------
+    steps : sequence of FunctionStep
+        Applied one after the other.
+    level : int
+        4 or 5: at 4, functions without DTensors are left as they are.
+    """
+    return lambda mod: stepped(mod, steps, level)
+
+
+def stepped(
+    mod: ir.IRModule,
+    steps: Sequence[FunctionStep],
+    level: int,
+    readings: Readings | None = None,
+) -> ir.IRModule:
+    """Apply steps to the functions of a module of a level.
+
+    At level 4 the branches of an ``If`` are functions (:mod:`tvm_distir.core.ir.branches`). What a
+    step has moved to the boundary of one goes inside, and the steps run again. ``readings``
+    then holds those of the functions.
+    """
+    readings = Readings() if readings is None else readings
+    while True:
+        new = _stepped(mod, steps, level, readings)
+        mod = sink_collectives(new) if level == 4 else new
+        if mod is new:
+            return mod
+
+
+def _stepped(
+    mod: ir.IRModule, steps: Sequence[FunctionStep], level: int, readings: Readings
+) -> ir.IRModule:
+    functions = dict(mod.functions.items())
+    changed = False
+    members = [(gv, fn) for gv, fn in relax_functions(mod) if level != 4 or has_dtensor(fn)]
+    for (gv, fn), reading in zip(members, readings.of([fn for _, fn in members]), strict=True):
+        scan = Scan(fn, reading)
+        for step in steps:
+            new = step.apply(mod, str(gv.name_hint), fn, scan)
+            if new is not fn:
+                changed, fn, scan = True, new, Scan(new, readings.of([new])[0])
+        functions[gv] = fn
+    if not changed:
+        return mod
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def axes_dim(call: ir.Call) -> tuple[tuple[int, ...], int]:
+    """Mesh axes and dim of an ``all_gather``, ``local_slice`` or ``reduce_scatter``."""
+    return call_axes(call), int(call.attrs["dim"])
+
+
+def signature(value: ir.Call) -> Any:
+    """What two equal collectives have in common: op, operand, attributes."""
+    attrs = [
+        (str(k), mesh_key(v) if str(k).endswith("mesh") else str(v)) for k, v in value.attrs.items()
+    ]
+    operand = value.args[0]
+    if isinstance(operand, ir.GenericConst):  # equal when they share their data
+        operand = (operand.value, str(operand.ty))
+    return (str(value.op.name), operand, tuple(sorted(attrs)))
+
+
+def is_plain_op(value: Any, var: Any) -> bool:
+    """Whether a value is a call of an op, not a collective, that gives one DTensor."""
+    return (
+        isinstance(var.ty, DTensorType)
+        and isinstance(value, ir.Call)
+        and isinstance(value.op, ir.Op)
+        and not str(value.op.name).startswith(PREFIX)
+        and len(value.args) > 0
+        and not isinstance(value.args[0], ir.GlobalVar)
+    )
+
+
+def operands_of(call: ir.Call) -> list[Any]:
+    """Tensor operands of a call, tuples opened."""
+    return [expr for arg in tensor_args(call) for expr, _, _ in leaves_of(arg)]
+
+
+class Editor:
+    """Rewrites a function: passes the bindings of interest through :meth:`visit`.
+
+    Of interest are the collectives, and what :attr:`watched` holds.
+
+    Attributes
+    ----------
+    known : dict
+        Values by variable; of those before the present binding what they are bound to now.
+    readers : Counter
+        How often each variable is read: by what is written already and by what is to come.
+    watched : set
+        Variables bound to other values of interest.
+    """
+
+    def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> None:
+        self.mod, self.name, self.fn, self.scan = mod, name, fn, scan
+        self.watched: set[Any] = set()
+        self.builder = relax.BlockBuilder()
+        self.writer = BlockWriter(self.builder, False)
+        self._env: dict[Any, Any] = {}
+        self._origin: dict[Any, Any] = {}
+        self._stale: set[Any] = set()
+        self._changed = False
+
+    @functools.cached_property
+    def known(self) -> dict[Any, Any]:
+        """See the class; most editors never ask."""
+        return dict(self.scan.values)
+
+    @functools.cached_property
+    def readers(self) -> Counter[Any]:
+        """See the class; most editors never ask."""
+        return Counter(self.scan.counts)
+
+    @functools.cached_property
+    def _partial(self) -> PartialState:
+        state = PartialState(self.mod, self.name, self.fn, legalized=True)
+        state.check(self.scan.reading)
+        return state
+
+    @functools.cached_property
+    def branch_results(self) -> Mapping[Any, Any]:
+        """What lifted branches of an ``If`` give, by variable."""
+        return branch_results(self.mod, self.fn)
+
+    def unfinished(self, expr: Any) -> frozenset[int]:
+        """Mesh axes along which an operand of a call of the function is a partial sum."""
+        known = self._origin.get(expr, expr) if isinstance(expr, ir.Var) else expr
+        return frozenset().union(*self._partial.of(known))
+
+    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+        """Return the value to bind ``var`` to, or a variable to replace it by.
+
+        ``kind`` names the ``R.dist`` op that is called, if it is one.
+        """
+        raise NotImplementedError
+
+    def watch_reader(self, var: Any) -> None:
+        """Visit the only reader of a variable too."""
+        self.watched.update(self.scan.readers.get(var, ()))
+
+    def emit(self, value: Any, name: str) -> Any:
+        """Bind a new value that is read once to a new variable."""
+        self._changed = True
+        var = self.writer.emit(value, name)
+        self.known[var] = self.writer.bindings[-1].value
+        self.readers[var] = 1
+        for used in variables(value):
+            self.readers[used] += 1
+        return var
+
+    def single(self, var: Any) -> Any:
+        """The value of a variable that is read once, else None."""
+        return self.known.get(var) if self.readers[var] == 1 else None
+
+    def normalize(self, value: Any) -> Any:
+        """Give a new value its type; its operands get a reader."""
+        for used in variables(value):
+            self.readers[used] += 1
+        return self.builder.normalize(value)
+
+    def run(self) -> relax.Function:
+        """Return the function without what nobody reads any more, or as it was."""
+        fn, blocks = self.fn, []
+        for block, rows in zip(fn.body.blocks, self.scan.blocks, strict=True):
+            self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
+            written, watched, stale = self.writer.bindings, self.watched, self._stale
+            for row in rows:
+                if row[3] is not None or row[1] in watched or row[1] in stale:
+                    self._binding(*row)
+                else:
+                    written.append(row[0])
+            blocks.append(self.writer)
+        if not self._changed:
+            return fn
+        result = substitute(fn.body.body, self._env)
+        written, result = let_out([writer.block() for writer in blocks], result)
+        written, _ = pruned(written, result)
+        return with_body(fn, fn.params, written, result, bool(fn.is_pure))
+
+    def _binding(self, binding: Any, var: Any, old: Any, kind: str | None) -> None:
+        if var in self._stale:
+            old = self.known[var] = substitute(old, self._env)
+            binding = relax.VarBinding(var, old)
+        if kind is None and var not in self.watched:
+            self.writer.bindings.append(binding)
+            return
+        new = self.visit(var, old, kind)
+        if new.same_as(old):
+            self.writer.bindings.append(binding)
+            return
+        self._changed = True
+        leaves = isinstance(new, relax.DataflowVar) and not isinstance(var, relax.DataflowVar)
+        if isinstance(new, ir.Var) and not leaves:
+            self._env[var] = new
+            self._origin.setdefault(new, self._origin.get(var, var))
+            self._stale.update(self.scan.readers.get(var, ()))
+            self.readers[new] += self.readers[var]
+        else:
+            self.writer.bind(var, new)
+            self.known[var] = new
+            if isinstance(new, ir.Var):
+                self.readers[new] += 1
+        self._release(old)
+
+    def _release(self, value: Any) -> None:
+        """Count off what a value read that is no longer bound, and what only that had read."""
+        waiting = [value]
+        while waiting:
+            for used in variables(waiting.pop()):
+                self.readers[used] -= 1
+                source = self.known.get(used)
+                if not self.readers[used] and source is not None and is_pure(source):
+                    waiting.append(source)

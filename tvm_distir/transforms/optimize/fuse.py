@@ -1,0 +1,148 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Two collectives in a row that are one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import Rewrite, call_axes, dist_op_name, module_pass
+from tvm_distir.core.ir import ops
+
+from .editing import Editor, FunctionStep, axes_dim, rewrite_of
+from .sends import dim_to_scatter
+
+
+@module_pass("legalized")
+def FuseCollectives() -> Rewrite:
+    """Make one collective of two in a row.
+
+    ======================================  ==========================  =====================
+    two                                     one                         wire bytes
+    ======================================  ==========================  =====================
+    ``all_reduce``, ``local_slice``         ``reduce_scatter``          half
+    ``all_reduce``, ``local_slice`` along   the slice first             1/n
+    other axes
+    ``all_gather``, ``local_slice`` of      ``all_to_all``              1/n
+    another dim
+    ``all_to_all``, ``all_gather`` of its   ``all_gather``              fewer by 1/(n + 1)
+    ``split_dim``
+    ``reduce_scatter``, ``all_gather``      ``all_reduce``              the same
+    ``all_reduce``, ``all_reduce`` along    ``all_reduce`` along all    fewer
+    other axes
+    ``all_reduce``, ``send``                ``reduce_scatter``, and     half; what is sent
+                                            each device sends its part  stays
+    ======================================  ==========================  =====================
+
+    Each only where nobody else reads what stands between them. The last but one changes the
+    order of a sum over two axes: of the whole group instead of one axis after the other. The
+    others change no number. The last is done where no device sends or receives more for it,
+    both meshes seen together.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return rewrite_of([FUSE])
+
+
+class _Fuse(Editor):
+    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+        """Join a collective with the one that made its operand."""
+        if kind == "send":
+            return self._sent(var, value)
+        if kind == "recv":
+            return self._received(value)
+        if kind not in ("local_slice", "all_gather", "all_reduce"):
+            return value
+        first = self.single(value.args[0])
+        make = _PAIRS.get((dist_op_name(first), kind))
+        joined = None if make is None else make(self, var, first, value)
+        return value if joined is None else self.normalize(joined)
+
+    def _sent(self, var: Any, value: ir.Call) -> Any:
+        """Reduce and send: each device sends the part that it reduces."""
+        first = self.single(value.args[0])
+        if first is None or dist_op_name(first) != "all_reduce":
+            return value
+        dim = dim_to_scatter(first, value)
+        if dim is None:
+            return value
+        mesh, op = first.attrs["device_mesh"], str(first.attrs["op"])
+        part = self.emit(
+            ops.reduce_scatter(first.args[0], mesh, call_axes(first), dim, op),
+            str(value.args[0].name),
+        )
+        attrs = {**dict(value.attrs.items()), "placement": str(part.ty.placement)}
+        return self.emit(ops.send(part, **attrs), str(var.name))
+
+    def _received(self, value: ir.Call) -> Any:
+        """Receive from where the sender is now."""
+        sent = self.known.get(value.args[0]) if len(value.args) else None
+        if sent is None or dist_op_name(sent) != "send":
+            return value
+        placement = str(sent.attrs["placement"])
+        if placement == str(value.attrs["peer_placement"]):
+            return value
+        attrs = {**dict(value.attrs.items()), "peer_placement": placement}
+        return self.normalize(ops.recv(value.args[0], **attrs))
+
+
+def _scattered(edit: _Fuse, var: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+    """Sum and keep a part: a ``reduce_scatter``, or of the part."""
+    (axes, dim), reduced = axes_dim(second), call_axes(first)
+    mesh, op = second.attrs["device_mesh"], str(first.attrs["op"])
+    if not set(axes) & set(reduced):
+        part = edit.emit(ops.local_slice(first.args[0], mesh, axes, dim), str(var.name))
+        return ops.all_reduce(part, mesh, reduced, op)
+    if not set(axes) <= set(reduced):
+        return None
+    new = ops.reduce_scatter(first.args[0], mesh, axes, dim, op)
+    rest = [a for a in reduced if a not in axes]
+    return ops.all_reduce(edit.emit(new, str(var.name)), mesh, rest, op) if rest else new
+
+
+def _exchanged(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+    """Gather one dim and keep a part of another: an ``all_to_all``."""
+    (axes, gathered), (again, dim) = axes_dim(first), axes_dim(second)
+    if axes != again or gathered == dim:
+        return None
+    return ops.all_to_all(first.args[0], second.attrs["device_mesh"], axes, gathered, dim)
+
+
+def _gathered(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+    """Move the cut to another dim and gather that: gather at once."""
+    if (call_axes(first), int(first.attrs["split_dim"])) != axes_dim(second):
+        return None
+    axes, gather_dim = call_axes(first), int(first.attrs["gather_dim"])
+    return ops.all_gather(first.args[0], second.attrs["device_mesh"], axes, gather_dim)
+
+
+def _reduced(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+    """Sum parts and gather them: an ``all_reduce``."""
+    if axes_dim(first) != axes_dim(second):
+        return None
+    op = str(first.attrs["op"])
+    return ops.all_reduce(first.args[0], second.attrs["device_mesh"], call_axes(first), op)
+
+
+def _reduced_at_once(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+    """Reduce along some axes, then along others: along all of them."""
+    op = str(second.attrs["op"])
+    if str(first.attrs["op"]) != op:
+        return None
+    axes = sorted({*call_axes(first), *call_axes(second)})
+    return ops.all_reduce(first.args[0], second.attrs["device_mesh"], axes, op)
+
+
+_PAIRS: dict[tuple[str | None, str], Any] = {
+    ("all_reduce", "local_slice"): _scattered,
+    ("all_gather", "local_slice"): _exchanged,
+    ("all_to_all", "all_gather"): _gathered,
+    ("reduce_scatter", "all_gather"): _reduced,
+    ("all_reduce", "all_reduce"): _reduced_at_once,
+}
+
+FUSE = FunctionStep(_Fuse, ("local_slice", "all_gather", "all_reduce"))

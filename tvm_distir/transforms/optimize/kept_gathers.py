@@ -1,0 +1,230 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the forward part of a training step gathers and its backward part reads, at level 4.
+
+Every tensor that a variable or a function's result holds is a *slot*. Slots between which a value
+is handed on as it is, through tuples, other names and calls of private functions, are one class,
+of one type. A class that begins at gathers of the forward part, and that only the backward part
+computes with, may as well hold what was gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    ALIAS,
+    FORWARD_PHASE,
+    FUNCTION_CALL,
+    ITEM,
+    PHASE_ATTR,
+    ROLE_ATTR,
+    TUPLE,
+    Member,
+    branch_of,
+    call_axes,
+    dist_op_name,
+    flat_types,
+    forward_bindings,
+    is_private,
+    joined_classes,
+    variables,
+)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A gathered value.
+
+    Attributes
+    ----------
+    source : Var
+        What it was before.
+    steps : tuple of Call
+        The gathers, in order.
+    """
+
+    source: Any
+    steps: tuple[Any, ...]
+
+    @property
+    def way(self) -> tuple[str, ...]:
+        """What those have in common that can be handed on to one place, as text."""
+        types = (self.source.ty, *(step.ty for step in self.steps))
+        done = ((*call_axes(step), step.attrs["dim"]) for step in self.steps)
+        return tuple(map(str, (*types, *done)))
+
+
+class KeptGathers:
+    """The classes of a module, and which of them may hold what was gathered.
+
+    Parameters
+    ----------
+    members : sequence of Member
+        The functions of the module.
+    axes : mapping of str to tuple of int
+        Per mesh, by its text, along which axes gathers count.
+
+    Attributes
+    ----------
+    own : dict of Var to Gathered
+        Variables bound to gathers of the forward part, and other names of these.
+    late : set of Var
+        What is bound in backward parts.
+    """
+
+    def __init__(self, members: Sequence[Member], axes: Mapping[str, tuple[int, ...]]) -> None:
+        self.axes = axes
+        self.own: dict[Any, Gathered] = {}
+        self.late: set[Any] = set()
+        self._slot: dict[Any, range] = {}
+        self._params: dict[str, list[Any]] = {}
+        self._results: dict[str, range] = {}
+        self._count = 0
+        self._joined: list[int] = []
+        self._barred: set[int] = set()
+        self._read_late: set[int] = set()
+        forward = forward_functions(members)
+        for member in members:
+            self._take_ends(member)
+        for member in members:
+            self._take(member, member.name in forward)
+        self._root = joined_classes(self._count, self._joined)
+        self._kept = self._chosen()
+
+    def of(self, var: Any) -> list[Gathered | None]:
+        """Of each tensor of a variable, how it is made of what is kept; None: it stays."""
+        return [self._kept.get(self._root[slot]) for slot in self._slot[var]]
+
+    def of_result(self, name: str) -> list[Gathered | None]:
+        """The same of the result of a function."""
+        return [self._kept.get(self._root[slot]) for slot in self._results[name]]
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def _new(self, ty: Any) -> range:
+        first, self._count = self._count, self._count + len(flat_types(ty))
+        return range(first, self._count)
+
+    def _take_ends(self, member: Member) -> None:
+        """Number parameters and results; what is handed in or out of the module stays."""
+        fn = member.fn
+        params = self._params[member.name] = list(fn.params)
+        self._slot.update((param, self._new(param.ty)) for param in params)
+        self._results[member.name] = self._new(fn.ret_ty)
+        if not is_private(fn) or branch_of(fn) is not None:
+            for slots in (*(self._slot[p] for p in params), self._results[member.name]):
+                self._barred.update(slots)
+
+    def _take(self, member: Member, forward: bool) -> None:
+        """Read what a function binds."""
+        reading = member.reading
+        early = {binding.var for binding in forward_part(member)} if forward else set()
+        for binding, kind in zip(reading.bindings, reading.kinds, strict=True):
+            var, value = binding.var, binding.value
+            self._slot[var] = self._new(var.ty)
+            if var not in early:
+                self.late.add(var)
+            if kind == ALIAS and value in self.own:
+                self.own[var] = self.own[value]
+            if kind in (ALIAS, ITEM, TUPLE):
+                self._join(self._slots(value), self._slot[var])
+            elif kind == FUNCTION_CALL and str(value.op.name_hint) in self._results:
+                self._call(value, self._slot[var])
+            else:
+                self._compute(var, value)
+        self._join(self._slots(member.fn.body.body), self._results[member.name])
+
+    def _call(self, call: ir.Call, slots: range) -> None:
+        name = str(call.op.name_hint)
+        for arg, param in zip(call.args, self._params[name], strict=True):
+            self._join(self._slots(arg), self._slot[param])
+        self._join(self._results[name], slots)
+
+    def _compute(self, var: Any, value: Any) -> None:
+        """Take in a value that is computed."""
+        late = var in self.late
+        for used in variables(value):
+            if late:
+                self._read_late.update(self._slot[used])
+            elif used not in self.own:
+                self._barred.update(self._slot[used])
+        found = None if late else self._gathered(value)
+        if found is None:
+            self._barred.update(self._slot[var])
+        else:
+            self.own[var] = found
+
+    def _gathered(self, value: Any) -> Gathered | None:
+        """Of a gather along the axes of a variable what that was, before earlier ones too."""
+        if dist_op_name(value) != "all_gather" or not isinstance(value.args[0], ir.Var):
+            return None
+        source = value.args[0]
+        if not set(call_axes(value)) <= set(self.axes[str(source.ty.device_mesh)]):
+            return None
+        before = self.own.get(source, Gathered(source, ()))
+        return Gathered(before.source, (*before.steps, value))
+
+    def _slots(self, expr: Any) -> Sequence[int]:
+        """Slots of what is handed on; -1 of what is no variable."""
+        if isinstance(expr, ir.Var):
+            return self._slot[expr]
+        if isinstance(expr, relax.Tuple):
+            return [slot for field in expr.fields for slot in self._slots(field)]
+        if isinstance(expr, relax.TupleGetItem):
+            sizes = [len(flat_types(ty)) for ty in expr.tuple_value.ty.fields]
+            first = sum(sizes[: expr.index])
+            return self._slots(expr.tuple_value)[first : first + sizes[expr.index]]
+        return [-1] * len(flat_types(expr.ty))
+
+    def _join(self, given: Sequence[int], taken: Sequence[int]) -> None:
+        for slot, other in zip(given, taken, strict=True):
+            if slot < 0:
+                self._barred.add(other)
+            else:
+                self._joined += (2, slot, other)
+
+    def _chosen(self) -> dict[int, Gathered]:
+        """Per class that is kept as it was, how the gathered value is made of it."""
+        root = self._root
+        barred = {root[slot] for slot in self._barred}
+        wanted = {root[slot] for slot in self._read_late} - barred
+        found: dict[int, Gathered] = {}
+        for var, gathered in self.own.items():
+            (slot,) = self._slot[var]
+            one = found.setdefault(root[slot], gathered)
+            if one.way != gathered.way:
+                wanted.discard(root[slot])
+        return {number: one for number, one in found.items() if number in wanted}
+
+
+def forward_part(member: Member) -> Sequence[Any]:
+    """Bindings of a function that may run in the forward part: of a whole step those it has."""
+    fn = member.fn
+    if is_private(fn) or (fn.attrs and ROLE_ATTR in fn.attrs):
+        return member.reading.bindings
+    return forward_bindings(fn)
+
+
+def forward_functions(members: Sequence[Member]) -> set[str]:
+    """Names of the functions that run in the forward part, though not there alone."""
+    found = set[str]()
+    by_name = {member.name: member for member in members}
+    waiting = [member for member in members if not is_private(member.fn)]
+    while waiting:
+        member = waiting.pop()
+        attrs = member.fn.attrs
+        phase = attrs[PHASE_ATTR] if attrs and PHASE_ATTR in attrs else FORWARD_PHASE
+        if member.name in found or phase != FORWARD_PHASE:
+            continue
+        found.add(member.name)
+        for binding in forward_part(member):
+            value = binding.value
+            if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
+                waiting += [by_name[n] for n in (str(value.op.name_hint),) if n in by_name]
+    return found

@@ -1,0 +1,246 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The gathers of a function's parameters, taken out into a function of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    COLLECTIVES,
+    IN_FLIGHT_ATTR,
+    PHASE_ATTR,
+    REDUCTIONS,
+    REPEAT_ATTR,
+    is_done,
+    local_bytes,
+    make_binding,
+    make_var,
+    pruned,
+    started_op,
+    substitute,
+    typed,
+    variables,
+    with_body,
+)
+
+from .costs import BindingCosts
+from .dependence import block_nodes, peak_bytes
+from .scan import Scan
+
+GATHERED = "gathered"
+"""The parameter by which a function gets what is gathered for it."""
+
+_LAYOUT = (
+    *("astype", "expand_dims", "flatten", "nn.pad", "permute_dims", "reshape", "squeeze"),
+    *("strided_slice", "dist.local_slice"),
+)
+_LAYOUT_OPS = frozenset(f"relax.{name}" for name in _LAYOUT)
+_MOVES = frozenset(COLLECTIVES) - frozenset(REDUCTIONS)
+
+
+def laid_out(value: Any, known: Collection[Any]) -> bool:
+    """Whether a value is another layout, part or type of what is known, on the same device."""
+    if type(value) in (ir.Var, relax.DataflowVar):
+        return value in known
+    if type(value) is not ir.Call or type(value.op) is not ir.Op:
+        return False
+    return str(value.op.name) in _LAYOUT_OPS and _all_known(value, known)
+
+
+def _all_known(value: Any, known: Collection[Any]) -> bool:
+    used = list(variables(value))
+    return bool(used) and all(var in known for var in used)
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """A function in two.
+
+    Attributes
+    ----------
+    gathers : Function
+        Starts what is gathered; its result is a tuple that is in flight.
+    rest : Function
+        All else; what is in flight is its last parameter.
+    given, kept : tuple of int
+        Parameters of the function that either takes, in order.
+    wire_ps : int
+        How long it travels.
+    """
+
+    gathers: relax.Function
+    rest: relax.Function
+    given: tuple[int, ...]
+    kept: tuple[int, ...]
+    wire_ps: int
+
+
+class Head:
+    """The collectives of a function that read parameters alone, or other layouts of them.
+
+    Parameters
+    ----------
+    fn : Function
+        Of level 5, its collectives split, with a body of one block.
+    early : collection of int
+        Parameters that are there long before it is called.
+    costs : BindingCosts
+
+    Attributes
+    ----------
+    starts : list of Var
+        In the order in which they are first needed.
+    """
+
+    def __init__(self, fn: relax.Function, early: Collection[int], costs: BindingCosts) -> None:
+        self.fn, self.scan = fn, Scan.of(fn)
+        self.bindings = self.scan.reading.bindings
+        self.costs = costs.of(self.scan.reading)
+        self._ps = [self.costs.picoseconds(number) for number in range(len(self.bindings))]
+        known = {fn.params[n] for n in early}
+        found: dict[Any, int] = {}
+        needed: dict[Any, int] = {}
+        dones: dict[Any, Any] = {}
+        for number, binding in enumerate(self.bindings):
+            value = binding.value
+            if started_op(value) in _MOVES and _all_known(value, known):
+                found[binding.var] = number
+            elif laid_out(value, known):
+                known.add(binding.var)
+            elif is_done(value) and value.args[0] in found:
+                dones[binding.var] = value.args[0]
+            else:
+                for var in variables(value):
+                    if var in dones:
+                        needed.setdefault(dones[var], number)
+        last = len(self.bindings)
+        self.starts = sorted(found, key=lambda var: (needed.get(var, last), found[var]))
+        self._number = found
+
+    def fitting(self, most_bytes: int) -> int:
+        """How many of the starts, the first needed first, to take out.
+
+        As few as make a call shortest, of many calls in a row, when those of the next call are
+        started at the beginning of this one. Their bytes stay within ``most_bytes``, those of the
+        next call and what a call takes more whose own are there from its beginning.
+        """
+        (nodes,) = block_nodes(self.scan, self.costs)
+        given_bytes = peak_bytes(nodes, range(len(nodes)))
+        best, shortest_ps, size_bytes = 0, self._spent_ps(()), 0
+        for count, var in enumerate(self.starts, 1):
+            first = self._needed(self.starts[:count])
+            order = [*first, *sorted(set(range(len(nodes))).difference(first))]
+            size_bytes += local_bytes(var.ty)
+            if size_bytes + peak_bytes(nodes, order) - given_bytes > most_bytes:
+                break
+            spent_ps = self._spent_ps(self.starts[:count])
+            if spent_ps < shortest_ps:
+                best, shortest_ps = count, spent_ps
+        return best
+
+    def _needed(self, out: Iterable[Any]) -> list[int]:
+        """Numbers of some starts and of all bindings that they read."""
+        wanted, numbers = set(out), list[int]()
+        for number in range(len(self.bindings) - 1, -1, -1):
+            binding = self.bindings[number]
+            if binding.var in wanted:
+                numbers.append(number)
+                wanted.update(variables(binding.value))
+        return numbers[::-1]
+
+    def _spent_ps(self, out: Collection[Any]) -> int:
+        """How long a call takes when these starts were begun before, and are for the next one."""
+        ends_ps = dict.fromkeys(out, 0)
+        now_ps, wire_ps = 0, self._wire_ps(out)
+        for binding, spent_ps in zip(self.bindings, self._ps, strict=True):
+            value = binding.value
+            if started_op(value) is not None:
+                if binding.var not in ends_ps:
+                    wire_ps = max(wire_ps, now_ps) + spent_ps
+                    ends_ps[binding.var] = wire_ps
+            elif is_done(value):
+                now_ps = max(now_ps, ends_ps.get(value.args[0], 0))
+            else:
+                now_ps += spent_ps
+        return max(now_ps, wire_ps)
+
+    def _wire_ps(self, out: Iterable[Any]) -> int:
+        return sum(self._ps[self._number[var]] for var in out)
+
+    def lifted(self, count: int) -> Lifted:
+        """Take the first starts out."""
+        out = self.starts[:count]
+        given, gathers = self._gathers(out)
+        kept, rest = self._rest(out)
+        return Lifted(gathers, rest, given, kept, self._wire_ps(out))
+
+    def _gathers(self, out: list[Any]) -> tuple[tuple[int, ...], relax.Function]:
+        numbers = self._needed(out)
+        read = {var for n in numbers for var in variables(self.bindings[n].value)}
+        given = tuple(n for n, param in enumerate(self.fn.params) if param in read)
+        params = [make_var(str(self.fn.params[n].name), self.fn.params[n].ty) for n in given]
+        env: dict[Any, Any] = dict(zip((self.fn.params[n] for n in given), params, strict=True))
+        bindings = []
+        for number in numbers:
+            var = self.bindings[number].var
+            env[var] = make_var(str(var.name), var.ty, var not in out)
+            bindings.append(make_binding(env[var], substitute(self.bindings[number].value, env)))
+        result = typed(relax.Tuple([env[var] for var in out]), _tuple_type(out))
+        new = with_body(self.fn, params, [relax.DataflowBlock(bindings)], result, True)
+        return given, _noted(new, (PHASE_ATTR, REPEAT_ATTR), {"results": range(len(out))})
+
+    def _rest(self, out: list[Any]) -> tuple[tuple[int, ...], relax.Function]:
+        gathered = make_var(GATHERED, _tuple_type(out))
+        field = {var: number for number, var in enumerate(out)}
+        bindings = []
+        for binding in self.bindings:
+            if binding.var in field:
+                item = relax.TupleGetItem(gathered, field[binding.var])
+                binding = make_binding(binding.var, typed(item, binding.var.ty))
+            bindings.append(binding)
+        result = self.fn.body.body
+        blocks, _ = pruned([type(self.fn.body.blocks[0])(self._late(bindings, gathered))], result)
+        read = {var for block in blocks for b in block.bindings for var in variables(b.value)}
+        read.update(variables(result))
+        kept = tuple(n for n, param in enumerate(self.fn.params) if param in read)
+        params = [*(self.fn.params[n] for n in kept), gathered]
+        new = with_body(self.fn, params, blocks, result, bool(self.fn.is_pure))
+        names = list(self.fn.attrs.keys()) if self.fn.attrs else []
+        return kept, _noted(new, names, {"params": [len(kept)]})
+
+    def _late(self, bindings: list[Any], gathered: Any) -> list[Any]:
+        """Put off what waits for the gathered, and layouts that cost nothing, to the first use."""
+        waits = {gathered}
+        for binding, spent_ps in zip(bindings, self._ps, strict=True):
+            value = binding.value
+            free = laid_out(value, waits) and not spent_ps
+            item = type(value) is relax.TupleGetItem and value.tuple_value in waits
+            if item or free or (is_done(value) and value.args[0] in waits):
+                waits.add(binding.var)
+        order: list[Any] = []
+        for binding in reversed(bindings):
+            place = 0
+            if binding.var in waits:
+                readers = (n for n, b in enumerate(order) if binding.var in variables(b.value))
+                place = next(readers, len(order))
+            order.insert(place, binding)
+        return order
+
+
+def _tuple_type(out: Iterable[Any]) -> Any:
+    return relax.TupleType([var.ty for var in out])
+
+
+def _noted(
+    fn: relax.Function, names: Collection[str], flying: Mapping[str, Iterable[int]]
+) -> relax.Function:
+    """Keep some attributes of a function, and say what is in flight."""
+    for name in list(fn.attrs.keys()) if fn.attrs else []:
+        if name not in names:
+            fn = fn.without_attr(name)
+    return fn.with_attr(IN_FLIGHT_ATTR, {what: list(places) for what, places in flying.items()})

@@ -1,0 +1,210 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions below linear ops: the sum of two reduced values is reduced once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    R,
+    Rewrite,
+    as_dtensor,
+    call_axes,
+    call_form,
+    carried,
+    dist_op_name,
+    labels_of,
+    local_bytes,
+    mesh_key,
+    module_pass,
+    rebuild,
+    rule_of,
+    substitute,
+    sums,
+)
+from tvm_distir.core.ir import ops
+from tvm_distir.support import MeshError, PropagationError
+
+from .editing import Editor, FunctionStep, is_plain_op, operands_of, rewrite_of
+from .scan import Scan
+
+
+@module_pass("legalized")
+def MergeReductions(*, scatters: bool = False) -> Rewrite:
+    """Reduce sums of partial values once.
+
+    ``add(all_reduce(a), all_reduce(b))`` becomes ``all_reduce(add(a, b))``, and so on through
+    every op that is linear in these operands: the three gradients of a layer's input through
+    query, key and value are one ``all_reduce`` instead of three. A reduction also moves below a
+    linear op whose result is smaller (a slice, a sum over another dim). What the reductions gave
+    must have no other reader.
+
+    The order in which terms are added changes: ``(a0 + a1) + (b0 + b1)`` is now
+    ``(a0 + b0) + (a1 + b1)``, and a factor may be multiplied before the sum. Sums that are exact
+    stay equal bit for bit.
+
+    Parameters
+    ----------
+    scatters : bool
+        Merge ``reduce_scatter`` too. The ops between then work on whole operands instead of
+        shards: fewer bytes on the wire, more arithmetic, and the whole partial values are
+        alive at once.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return rewrite_of([merge_step(scatters)])
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A value that is a reduction, or a chain of linear ops on one.
+
+    Attributes
+    ----------
+    root : Call
+        The reduction.
+    chain : tuple or None
+        Last op after it, as (variable, call, operand that is the chain, earlier chain).
+    """
+
+    root: ir.Call
+    chain: Any = None
+
+
+class _Merge(Editor):
+    def __init__(
+        self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan, reductions: Sequence[str]
+    ) -> None:
+        super().__init__(mod, name, fn, scan)
+        self.reductions = reductions
+        self.pending: dict[Any, Pending] = {}
+
+    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+        """Write an op on what its operands were before their reductions, if that saves bytes."""
+        if kind in self.reductions and str(value.attrs["op"]) == "sum":
+            self._hold(var, Pending(value))
+        if not is_plain_op(value, var):
+            return value
+        operands = operands_of(value)
+        found = {
+            arg: self.pending[arg]
+            for arg in operands
+            if isinstance(arg, ir.Var) and arg in self.pending
+        }
+        roots = [one.root for one in found.values()]
+        if not roots or any(_kind(root) != _kind(roots[0]) for root in roots[1:]):
+            return value
+        if not self._is_linear(value, [arg in found for arg in operands]):
+            return value
+        before, after = sum(local_bytes(root.ty) for root in roots), local_bytes(var.ty)
+        if len(found) == 1 and after == before:
+            # Nothing saved here; perhaps where a later op adds it to another.
+            (arg,) = found
+            self._hold(var, Pending(roots[0], (var, value, arg, found[arg].chain)))
+            return value
+        return value if after > before else self._merged(var, value, found)
+
+    def _merged(self, var: Any, value: ir.Call, found: dict[Any, Pending]) -> Any:
+        """Reduce the result of a call instead of its operands, if that is legal."""
+        root = next(iter(found.values())).root
+        mesh, axes = root.attrs["device_mesh"], call_axes(root)
+        links = [link for one in found.values() for link in _links(one)]
+        legal = _completes(var.ty, root) and self._carries(var, value, set(found), axes)
+        if not legal or not all(self._carries(v, c, {arg}, axes) for v, c, arg, _ in links):
+            return value
+        raw = {arg: self._raw(one, axes) for arg, one in found.items()}
+        terms = self.emit(_on_terms(value, raw, var, axes), f"{var.name}_terms")
+        if dist_op_name(root) == "all_reduce":
+            done = ops.all_reduce(terms, mesh, axes, "sum")
+        else:
+            done = ops.reduce_scatter(terms, mesh, axes, labels_of(var.ty.placement)[axes[0]])
+        done = self.normalize(done)
+        self._hold(var, Pending(done))
+        return done
+
+    def _hold(self, var: Any, one: Pending) -> None:
+        if self.readers[var] == 1:
+            self.pending[var] = one
+            self.watch_reader(var)
+
+    def _raw(self, one: Pending, axes: Sequence[int]) -> Any:
+        """The operand of a reduction, after the linear ops that followed it."""
+        value = one.root.args[0]
+        for var, call, arg, _ in _links(one):
+            value = self.emit(_on_terms(call, {arg: value}, var, axes), f"{var.name}_terms")
+        return value
+
+    def _is_linear(self, call: ir.Call, members: list[bool]) -> bool:
+        """Whether an op is linear in some of its operands."""
+        chosen = {i for i, member in enumerate(members) if member}
+        try:
+            return any(set(group) == chosen for group in rule_of(call, self.mod).linear)
+        except PropagationError:
+            return False
+
+    def _carries(self, var: Any, call: ir.Call, args: set[Any], axes: Sequence[int]) -> bool:
+        """Whether a call whose operands ``args`` are unfinished gives the unfinished result."""
+        operands = operands_of(call)
+        others = [e for e in operands if e not in args]
+        if any(self.unfinished(e) & set(axes) for e in others):
+            return False
+        swapped = {arg: relax.Var("terms", _whole(arg.ty, axes)) for arg in args}
+        new = _on_terms(call, swapped, var, axes)
+        have = [sums(axes) if e in args else () for e in operands]
+        try:
+            rule = rule_of(new, self.mod)
+            form = call_form(new, [_whole(var.ty, axes)], self.mod, self.name, var)
+        except (PropagationError, MeshError):
+            return False
+        handed, needed = carried(rule, have, (), form)
+        return handed == sums(axes) and not needed
+
+
+def _links(one: Pending) -> list[Any]:
+    """Ops after a reduction, first to last."""
+    found, chain = [], one.chain
+    while chain is not None:
+        found.append(chain)
+        chain = chain[-1]
+    return found[::-1]
+
+
+def _kind(root: ir.Call) -> tuple[Any, ...]:
+    return dist_op_name(root), mesh_key(root.attrs["device_mesh"]), call_axes(root)
+
+
+def _whole(ty: Any, axes: Sequence[int]) -> Any:
+    """A DTensor type, whole along mesh axes."""
+    labels = list(labels_of(ty.placement))
+    for axis in axes:
+        labels[axis] = R
+    return as_dtensor(ty, ty.device_mesh, labels)
+
+
+def _on_terms(call: ir.Call, raw: dict[Any, Any], var: Any, axes: Sequence[int]) -> ir.Call:
+    """Write a call on other operands; its result is whole along the axes."""
+    args = [substitute(arg, raw) for arg in call.args]
+    return rebuild(call, call.op, args, _whole(var.ty, axes))
+
+
+def _completes(ty: Any, root: ir.Call) -> bool:
+    """Whether a value of a type can be the result of the same kind of reduction."""
+    labels, axes = labels_of(ty.placement), call_axes(root)
+    if dist_op_name(root) == "all_reduce":
+        return all(labels[a] == R for a in axes)
+    dim = labels[axes[0]]
+    minor = [labels[a] for a in range(axes[0], len(labels)) if a not in axes]
+    return dim != R and all(labels[a] == dim for a in axes) and dim not in minor
+
+
+def merge_step(scatters: bool) -> FunctionStep:
+    """Make the step of :func:`MergeReductions`."""
+    kinds = ("all_reduce", "reduce_scatter") if scatters else ("all_reduce",)
+    return FunctionStep(_Merge, kinds, reductions=kinds)

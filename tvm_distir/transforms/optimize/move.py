@@ -1,0 +1,204 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gathers and slices moved over ops to where they are smaller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    Rewrite,
+    dist_op_name,
+    is_choice,
+    labels_of,
+    local_bytes,
+    module_pass,
+    rebuild,
+    rule_of,
+    substitute,
+)
+from tvm_distir.core.ir import ops
+
+from .cut import Cut, cut_at, fits, on_shards
+from .editing import Editor, FunctionStep, axes_dim, is_plain_op, operands_of, rewrite_of
+from .scan import Scan
+
+
+@module_pass("legalized")
+def MoveGathers(*, above: bool = False) -> Rewrite:
+    """Gather after an op instead of before where that is no more.
+
+    An ``all_gather`` that one op reads moves below it when the op maps the dim to one of its
+    result's and the result is no larger: below casts to narrower types, sums over other dims,
+    element-wise ops (the devices then share their work). Operands that are whole are sliced. An
+    op that reduces the gathered dim leaves a term on each device instead, and an
+    ``all_reduce``, where that moves fewer bytes; this changes the order of a sum. Everything
+    else changes no number.
+
+    Parameters
+    ----------
+    above : bool
+        Also gather before an element-wise op where its operands are smaller than its result: a
+        cast to a wider type, a broadcast. The devices then repeat that op's work, and hold its
+        whole operands for a while.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return rewrite_of([gathers_step(above)])
+
+
+@module_pass("legalized")
+def MoveSlices() -> Rewrite:
+    """Slice the operands of an op instead of its result.
+
+    A ``local_slice`` of what nobody else reads moves above the ops that map its dim: the devices
+    share their work, and the slice meets the ``all_reduce`` or ``all_gather`` it makes cheaper.
+    No number changes.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return rewrite_of([SLICES])
+
+
+class _Gathers(Editor):
+    def __init__(
+        self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan, above: bool
+    ) -> None:
+        super().__init__(mod, name, fn, scan)
+        self.above = above
+
+    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+        """Move the gathers of an op's operands below it, or that of its result above it."""
+        new = None
+        if kind is None:
+            new = self._below(var, value)
+        elif kind == "all_gather" and self.above:
+            new = self._above(value)
+        if kind == "all_gather" or dist_op_name(new) == "all_gather":
+            if len(set(self.scan.readers.get(var, ()))) == 1:
+                self.watch_reader(var)
+        return value if new is None else new
+
+    def _gather(self, expr: Any) -> Any:
+        value = self.known.get(expr) if isinstance(expr, ir.Var) else None
+        return value if dist_op_name(value) == "all_gather" else None
+
+    def _below(self, var: Any, value: Any) -> Any:
+        if not is_plain_op(value, var):
+            return None
+        gathers = {i: self._gather(e) for i, e in enumerate(operands_of(value))}
+        gathers = {i: g for i, g in gathers.items() if g is not None}
+        for position, gather in gathers.items():
+            axes, dim = axes_dim(gather)
+            cut = cut_at(self, value, axes, position, dim)
+            if cut is None or cut.factor.kind in ("halo", "stat") or not fits(cut, var.ty):
+                continue
+            if is_choice(value) and any(e in self.branch_results for e in cut.operands):
+                continue  # that branch gathers nothing: the device that takes it would have to
+            same = {
+                cut.operands[i]: g
+                for i, g in gathers.items()
+                if axes_dim(g) == (axes, cut.factor.ins[i])
+            }
+            saved = sum(local_bytes(g.ty) for e, g in same.items() if self._dies(cut, e))
+            size = local_bytes(var.ty)
+            if 2 * size >= saved if cut.factor.reduces else size > saved:
+                continue
+            shard = on_shards(self, var, value, cut, {e: g.args[0] for e, g in same.items()})
+            if shard is None:
+                continue
+            mesh, shard = var.ty.device_mesh, self.emit(shard, f"{var.name}_shard")
+            if cut.factor.reduces:
+                return self.normalize(ops.all_reduce(shard, mesh, axes, cut.factor.kind))
+            return self.normalize(ops.all_gather(shard, mesh, axes, cut.label))
+        return None
+
+    def _dies(self, cut: Cut, expr: Any) -> bool:
+        """Whether nobody but the call reads an operand."""
+        return self.readers[expr] == sum(bool(e.same_as(expr)) for e in cut.operands)
+
+    def _above(self, gather: ir.Call) -> Any:
+        """Write an op on gathered operands, when those are smaller than the gathered result."""
+        shard = gather.args[0]
+        value = self.single(shard)
+        if value is None or not is_plain_op(value, shard):
+            return None
+        axes, dim = axes_dim(gather)
+        cut = cut_at(self, value, axes, None, dim)
+        if cut is None or cut.factor.kind != "map" or self._heavy(value):
+            return None
+        tied = {
+            e: d
+            for e, d in zip(cut.operands, cut.factor.ins)
+            if d is not None and not isinstance(e, ir.GenericConst)
+        }
+        if any(labels_of(e.ty.placement)[a] != d for e, d in tied.items() for a in axes):
+            return None
+        mesh = gather.attrs["device_mesh"]
+        whole = {
+            e: self.builder.normalize(ops.all_gather(e, mesh, axes, d)) for e, d in tied.items()
+        }
+        if sum(local_bytes(g.ty) for g in whole.values()) >= local_bytes(gather.ty):
+            return None
+        env = {e: self.emit(g, f"{e.name}_whole") for e, g in whole.items()}
+        new = rebuild(value, value.op, [substitute(a, env) for a in value.args], gather.ty)
+        return self.normalize(new)
+
+    def _heavy(self, value: ir.Call) -> bool:
+        return rule_of(value, self.mod).work.kernel_class not in ("memory", "view")
+
+
+class _Slices(Editor):
+    def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> None:
+        super().__init__(mod, name, fn, scan)
+        self.wanted = self._wanted()
+        self.watched.update(self.wanted)
+        self.shards: dict[Any, Any] = {}
+
+    def _wanted(self) -> dict[Any, tuple[tuple[int, ...], int]]:
+        """Values that only a slice reads, it and the ops between: mesh axes and dim."""
+        found: dict[Any, tuple[tuple[int, ...], int]] = {}
+        rows = [row for rows in self.scan.blocks for row in rows]
+        for _, var, value, kind in reversed(rows):
+            if kind == "local_slice":
+                if self.readers[value.args[0]] == 1:
+                    found[value.args[0]] = axes_dim(value)
+            elif var in found:
+                cut = self._cut(var, value, *found[var])
+                if cut is None:
+                    del found[var]
+                    continue
+                for expr, dim in zip(cut.operands, cut.factor.ins):
+                    if dim is not None and isinstance(expr, ir.Var) and self.readers[expr] == 1:
+                        found[expr] = (cut.axes, dim)
+        return found
+
+    def _cut(self, var: Any, value: Any, axes: tuple[int, ...], dim: int) -> Cut | None:
+        cut = cut_at(self, value, axes, None, dim) if is_plain_op(value, var) else None
+        return cut if cut and cut.factor.kind == "map" and fits(cut, var.ty) else None
+
+    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+        """Write an op that only a slice reads on shards too; the whole then has no reader."""
+        if kind == "local_slice":
+            return self.shards.get(value.args[0], value)
+        cut = self._cut(var, value, *self.wanted[var]) if var in self.wanted else None
+        if cut is not None:
+            given = {e: self.shards[e] for e in cut.operands if e in self.shards}
+            shard = on_shards(self, var, value, cut, given)
+            if shard is not None:
+                self.shards[var] = self.emit(shard, f"{var.name}_shard")
+        return value
+
+
+SLICES = FunctionStep(_Slices, ("local_slice",))
+
+
+def gathers_step(above: bool) -> FunctionStep:
+    """Make the step of :func:`MoveGathers`."""
+    return FunctionStep(_Gathers, ("all_gather",), above=above)

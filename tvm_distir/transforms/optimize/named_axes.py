@@ -1,0 +1,38 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Mesh axes by name: what a pass gets of a plan, as a module has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import ir
+
+from tvm_distir.core import mesh_axes, meshes
+from tvm_distir.support import MeshError, nearest
+
+
+def numbers_of_axes(
+    mod: ir.IRModule, axes: Sequence[str], place: str
+) -> dict[str, tuple[int, ...]]:
+    """Per mesh, by its text, the numbers of the axes of these names.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 where no mesh has such an axis; ``place`` says who asks.
+    """
+    names = mesh_axes(mod)
+    known = {name for row in names for name in row}
+    for axis in axes:
+        if axis not in known:
+            raise MeshError(
+                "DIST0206",
+                f'no mesh has an axis "{axis}"',
+                place=place,
+                remedy=nearest(axis, known),
+            )
+    return {
+        str(mesh): tuple(i for i, name in enumerate(row) if name in axes)
+        for mesh, row in zip(meshes(mod), names, strict=True)
+    }

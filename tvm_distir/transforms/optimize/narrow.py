@@ -1,0 +1,164 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Private functions of fewer parameters and results, and the calls of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    PARAM_NAMES_ATTR,
+    PARTIAL_ATTR,
+    flat_types,
+    handle,
+    let_out,
+    make_binding,
+    pruned,
+    rebuild,
+    substitute,
+    typed,
+    variables,
+    with_body,
+)
+
+
+@dataclass(frozen=True)
+class KeptParts:
+    """Positions of the parameters of a function, and of the fields of its result, that stay."""
+
+    params: tuple[int, ...]
+    fields: tuple[int, ...]
+
+
+def narrowed(fn: relax.Function, read: set[int] | None) -> tuple[relax.Function, KeptParts]:
+    """Drop the parameters of a private function, and fields of its result, that nobody reads."""
+    result, fields = _narrow_result(fn, read)
+    blocks, result = let_out(fn.body.blocks[:], result)
+    blocks, _ = pruned(blocks, result)
+    used = set(map(handle, variables(result)))
+    for block in blocks:
+        for binding in block.bindings[:]:
+            used.update(map(handle, variables(binding.value)))
+    old = fn.params[:]
+    params = tuple(i for i, p in enumerate(old) if handle(p) in used)
+    attrs = _attributes(fn, params, fields)
+    new = with_body(fn, [old[i] for i in params], blocks, result, bool(fn.is_pure), attrs)
+    return new, KeptParts(params, fields)
+
+
+def _narrow_result(fn: relax.Function, read: set[int] | None) -> tuple[Any, tuple[int, ...]]:
+    result = fn.body.body
+    if not isinstance(fn.ret_ty, relax.TupleType):
+        return result, ()
+    count = len(fn.ret_ty.fields)
+    every = tuple(range(count))
+    whole = result_value(fn)
+    if read is None or len(read) == count or not isinstance(whole, relax.Tuple):
+        return result, every
+    fields = tuple(sorted(read)) or (0,)
+    if fields == every:
+        return result, every
+    items = [whole.fields[i] for i in fields]
+    return typed(relax.Tuple(items), relax.TupleType([x.ty for x in items])), fields
+
+
+def result_value(fn: relax.Function) -> Any:
+    """What a function returns, looked up where it is a variable."""
+    result = fn.body.body
+    if not isinstance(result, ir.Var):
+        return result
+    bound = (b for block in fn.body.blocks[:] for b in block.bindings[:])
+    return next((b.value for b in bound if b.var.same_as(result)), result)
+
+
+def _attributes(fn: relax.Function, params: Sequence[int], fields: Sequence[int]) -> Any:
+    """Attributes of a function of fewer parameters and results."""
+    attrs = dict(fn.attrs.items()) if fn.attrs else {}
+    if PARAM_NAMES_ATTR in attrs:
+        names = list(attrs[PARAM_NAMES_ATTR])
+        attrs[PARAM_NAMES_ATTR] = [names[i] for i in params]
+    if PARTIAL_ATTR in attrs:
+        leaves = [len(flat_types(p.ty)) for p in fn.params]
+        results = (
+            [len(flat_types(f)) for f in fn.ret_ty.fields]
+            if isinstance(fn.ret_ty, relax.TupleType)
+            else [1]
+        )
+        attrs[PARTIAL_ATTR] = {
+            side: _renumbered(attrs[PARTIAL_ATTR][side], sizes, chosen)
+            for side, sizes, chosen in (
+                ("params", leaves, params),
+                ("results", results, fields or [0]),
+            )
+            if side in attrs[PARTIAL_ATTR]
+        }
+    return ir.make_node("ir.DictAttrs", **attrs) if attrs else None
+
+
+def _renumbered(table: Any, sizes: Sequence[int], chosen: Sequence[int]) -> dict[str, Any]:
+    """Entries of flattened tensors, by their numbers among those that stay."""
+    new: dict[str, Any] = {}
+    at = 0
+    for i in chosen:
+        first = sum(sizes[:i])
+        for leaf in range(sizes[i]):
+            if str(first + leaf) in table:
+                new[str(at + leaf)] = table[str(first + leaf)]
+        at += sizes[i]
+    return new
+
+
+class ChangedCalls:
+    """Rewrites the calls of functions that have changed; drops what nobody reads."""
+
+    def __init__(
+        self,
+        fn: relax.Function,
+        name: str,
+        kept: Mapping[str, KeptParts],
+        renamed: Mapping[Any, Any],
+    ) -> None:
+        self.fn, self.name, self.kept = fn, name, kept
+        self.env: dict[Any, Any] = dict(renamed)
+        self.fields: dict[Any, tuple[int, ...]] = {}
+
+    def run(self) -> relax.Function:
+        """Return the function."""
+        fn, blocks = self.fn, []
+        for block in fn.body.blocks[:]:
+            dataflow = isinstance(block, relax.DataflowBlock)
+            bindings = [self._binding(b) for b in block.bindings[:]]
+            blocks.append((relax.DataflowBlock if dataflow else relax.BindingBlock)(bindings))
+        result = substitute(fn.body.body, self.env)
+        blocks, _ = pruned(blocks, result)
+        return with_body(fn, fn.params, blocks, result, bool(fn.is_pure))
+
+    def _binding(self, binding: Any) -> Any:
+        var, value = binding.var, binding.value
+        if type(value) is relax.TupleGetItem:
+            whole = value.tuple_value
+            fields = self.fields.get(whole)
+            if fields is not None:
+                item = relax.TupleGetItem(self.env[whole], fields.index(int(value.index)))
+                return make_binding(var, typed(item, var.ty))
+        elif type(value) is ir.Call:
+            op = value.op
+            if type(op) is ir.GlobalVar and op in self.env:
+                return self._call(var, value)
+        new = substitute(value, self.env)
+        return binding if new is value else make_binding(var, new)
+
+    def _call(self, var: Any, value: ir.Call) -> Any:
+        """A call of a function that has changed."""
+        kept, callee = self.kept[str(value.op.name_hint)], self.env[value.op]
+        old, ty = value.args[:], callee.ty.ret
+        call = rebuild(value, callee, [substitute(old[i], self.env) for i in kept.params], ty)
+        new = type(var)(var.name, ty)
+        if kept.fields:
+            self.fields[var] = kept.fields
+        self.env[var] = new
+        return make_binding(new, call)

@@ -1,0 +1,67 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The pass ``OptimizeCollectives``: those below that never cost anything, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import ir
+
+from tvm_distir.core import Readings, Rewrite, module_pass
+from tvm_distir.support import UsageError, nearest
+
+from .editing import FunctionStep, stepped
+from .fuse import FUSE
+from .merge import merge_step
+from .move import SLICES, gathers_step
+from .share import CANCEL, SHARE
+from .unused import removed
+
+STEPS: dict[str, FunctionStep] = {
+    "share": SHARE,
+    "merge": merge_step(scatters=False),
+    "slices": SLICES,
+    "gathers": gathers_step(above=False),
+    "cancel": CANCEL,
+    "fuse": FUSE,
+}
+"""Those of its passes that look at one function at a time, by name, in their order."""
+
+NAMES = (*STEPS, "unused")
+
+
+@module_pass("legalized")
+def OptimizeCollectives(*, without: Sequence[str] = ()) -> Rewrite:
+    """Remove, join and move collectives where that never costs anything.
+
+    The passes of :data:`NAMES`, each as its factory makes it without arguments: none of them
+    sends more bytes. See their factories for what they do, and which change the order of a sum.
+
+    Parameters
+    ----------
+    without : sequence of str
+        Passes to leave out.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for a name that is no pass.
+    """
+    for name in without:
+        if name not in NAMES:
+            raise UsageError(
+                "DIST0152", f'no pass "{name}"', place="without", remedy=nearest(name, NAMES)
+            )
+    steps = [step for name, step in STEPS.items() if name not in without]
+
+    def optimize_collectives(mod: ir.IRModule) -> ir.IRModule:
+        readings = Readings()
+        mod = stepped(mod, steps, 4, readings)
+        return mod if "unused" in without else removed(mod, readings)
+
+    return optimize_collectives

@@ -1,0 +1,266 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gathers of parameters begin before the function that needs them is called."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    IN_FLIGHT_ATTR,
+    IO_ATTR,
+    BlockWriter,
+    Rewrite,
+    System,
+    all_bindings,
+    flat_types,
+    is_private,
+    local_bytes,
+    make_call,
+    module_pass,
+    relax_functions,
+    retyped,
+    started_op,
+    variables,
+    with_body,
+)
+
+from .costs import BindingCosts, BodyCosts
+from .dependence import block_nodes, peak_bytes
+from .lifting import Head, Lifted, laid_out
+from .scan import Scan
+
+
+@module_pass("local")
+def PrefetchGathers(
+    system: System | str = "dgx-a100", *, ahead_bytes: int | None = None
+) -> Rewrite:
+    """Begin gathers of parameters before the function is called that needs them.
+
+    What a private function gathers of its parameters, where these are there early (weights), is
+    started by a function of its own, ``layer_gathers``, whose result is in flight (the attribute
+    ``dist.in_flight``) and which ``layer`` takes; it waits for each tensor at its first use. A
+    caller calls ``layer_gathers`` as long before ``layer`` as the gathers travel, at most one
+    such call ahead: so those of the next layer travel while this one computes. Only gathers are
+    taken out without which a call would take longer. Collectives have to be split; other ones
+    stay, and so do those of functions that are called in branches. Where entries share a mesh
+    nothing is done: all its devices must meet in one order.
+
+    Parameters
+    ----------
+    system : System or str
+        Whose times decide.
+    ahead_bytes : int, optional
+        Most bytes that gathers begun ahead may take more. None: a sixteenth of what the values
+        take that are bound where the function is called. Where all gathers of a function take
+        more, those that are needed first are taken.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    known = system if isinstance(system, System) else System.load(system)
+    return lambda mod: _Prefetch(mod, known, ahead_bytes).run()
+
+
+class _Prefetch:
+    """Looks at a module, takes gathers out, and has them called."""
+
+    def __init__(self, mod: ir.IRModule, system: System, ahead_bytes: int | None) -> None:
+        self.mod, self.ahead_bytes = mod, ahead_bytes
+        self.costs = BindingCosts(mod, system)
+        self.functions = dict(relax_functions(mod))
+        self.sites: dict[Any, list[tuple[Any, ir.Call]]] = defaultdict(list)
+        self.barred: set[Any] = set()
+        for gv, fn in self.functions.items():
+            plain = {b.var for block in fn.body.blocks for b in block.bindings[:]}
+            for binding in all_bindings(fn.body):
+                callee = _callee(getattr(binding, "value", None))
+                if callee is not None:
+                    self.sites[callee].append((gv, binding.value))
+                    if binding.var not in plain:
+                        self.barred.add(callee)
+        self._early: dict[Any, set[Any]] = {}
+        self._bounds: dict[Any, int] = {}
+
+    def run(self) -> ir.IRModule:
+        """Return the module, or itself where nothing is to be begun earlier."""
+        if any(_shares_mesh(fn) for fn in self.functions.values()):
+            return self.mod
+        parts: dict[Any, Lifted] = {}
+        for gv, fn in self.functions.items():
+            lifted = self._lifted(gv, fn)
+            if lifted is not None:
+                parts[gv] = lifted
+        if not parts:
+            return self.mod
+        made = dict(self.mod.functions.items())
+        taken = {str(gv.name_hint) for gv in made}
+        named: dict[Any, Begun] = {}
+        for gv, lifted in parts.items():
+            gathers = ir.GlobalVar(_free_name(f"{gv.name_hint}_gathers", taken))
+            rest = retyped(gv, _type(lifted.rest))
+            named[gv] = Begun(lifted, retyped(gathers, _type(lifted.gathers)), rest)
+        callers = {caller for gv in parts for caller, _ in self.sites[gv]}
+        functions: dict[Any, Any] = {}
+        for gv, fn in made.items():
+            own = named.get(gv)
+            body = fn if own is None else own.lifted.rest
+            if gv in callers:
+                body = _Caller(body, named, self.costs).run()
+            if own is not None:
+                functions[own.gathers] = own.lifted.gathers
+            functions[gv if own is None else own.rest] = body
+        return ir.IRModule(functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
+
+    def _lifted(self, gv: Any, fn: relax.Function) -> Lifted | None:
+        """What is taken out of a function, None where it is nothing."""
+        if not is_private(fn) or gv in self.barred or not self.sites[gv]:
+            return None
+        if len(fn.body.blocks) != 1 or (fn.attrs and IN_FLIGHT_ATTR in fn.attrs):
+            return None
+        if not any(started_op(b.value) for b in fn.body.blocks[0].bindings):
+            return None
+        head = Head(fn, self._early_params(gv), self.costs)
+        if not head.starts:
+            return None
+        most_bytes = min(self._most_bytes(c) for c in dict.fromkeys(c for c, _ in self.sites[gv]))
+        count = head.fitting(most_bytes)
+        return head.lifted(count) if count else None
+
+    def _most_bytes(self, caller: Any) -> int:
+        """Most bytes that may lie ready beyond those of the caller's values."""
+        if self.ahead_bytes is not None:
+            return self.ahead_bytes
+        if caller not in self._bounds:
+            fn = self.functions[caller]
+            scan = Scan.of(fn)
+            found = block_nodes(scan, self.costs.of(scan.reading))
+            most = max((peak_bytes(nodes, range(len(nodes))) for nodes in found), default=0)
+            given = sum(local_bytes(t) for param in fn.params for t in flat_types(param.ty))
+            self._bounds[caller] = (given + most) // 16
+        return self._bounds[caller]
+
+    def _early_params(self, gv: Any) -> set[int]:
+        """Parameters of a function that are there from the beginning of the step."""
+        fn = self.functions[gv]
+        early = set(range(len(fn.params)))
+        for caller, call in self.sites[gv] if is_private(fn) else ():
+            known = self._early_values(caller)
+            early = {n for n in early if call.args[n] in known}
+        return early
+
+    def _early_values(self, gv: Any) -> set[Any]:
+        if gv not in self._early:
+            fn, early = self.functions[gv], self._early_params(gv)
+            known = {fn.params[n] for n in early}
+            for binding in all_bindings(fn.body):
+                if laid_out(getattr(binding, "value", None), known):
+                    known.add(binding.var)
+            self._early[gv] = known
+        return self._early[gv]
+
+
+class Begun:
+    """A function in two, with their names in the new module."""
+
+    def __init__(self, lifted: Lifted, gathers: Any, rest: Any) -> None:
+        self.lifted, self.gathers, self.rest = lifted, gathers, rest
+
+
+class _Caller:
+    """Has gathers begun before the functions are called that wait for them."""
+
+    def __init__(self, fn: relax.Function, named: Mapping[Any, Begun], costs: BindingCosts) -> None:
+        self.fn, self.named, self.costs = fn, named, costs
+
+    def run(self) -> relax.Function:
+        """Return the function with its calls in two."""
+        costs = self.costs.of(Scan.of(self.fn).reading)
+        blocks, first = [], 0
+        for block in self.fn.body.blocks:
+            blocks.append(self._block(block, costs, first))
+            first += len(block.bindings)
+        return with_body(
+            self.fn, self.fn.params, blocks, self.fn.body.body, bool(self.fn.is_pure), self.fn.attrs
+        )
+
+    def _block(self, block: Any, costs: BodyCosts, first: int) -> Any:
+        bindings = block.bindings[:]
+        calls = [n for n, b in enumerate(bindings) if _callee(b.value) in self.named]
+        writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
+        begun: dict[int, list[int]] = defaultdict(list)
+
+        def spent_ps(number: int) -> int:
+            return costs.picoseconds(first + number)
+
+        for earlier, number in zip([-1, *calls], calls):
+            begun[self._place(bindings, spent_ps, earlier, number)].append(number)
+        flying: dict[int, Any] = {}
+        for number, binding in enumerate(bindings):
+            for later in begun[number]:
+                flying[later] = self._begin(writer, bindings[later])
+            if number in flying:
+                binding = self._waiting(binding, flying[number])
+            writer.bindings.append(binding)
+        return writer.block()
+
+    def _place(
+        self, bindings: list[Any], spent_ps: Callable[[int], int], earlier: int, number: int
+    ) -> int:
+        """Before which binding to begin: the last one from which on there is time enough.
+
+        Not before the call ``earlier``, so that at most one is ahead, nor before another
+        collective of the caller, which may be needed first.
+        """
+        value = bindings[number].value
+        lifted = self.named[value.op].lifted
+        needs = {var for n in lifted.given for var in variables(value.args[n])}
+        left_ps, place = lifted.wire_ps, number
+        while left_ps > 0 and place > max(earlier, 0):
+            binding = bindings[place - 1]
+            if binding.var in needs or started_op(binding.value) is not None:
+                break
+            place -= 1
+            left_ps -= spent_ps(place)
+        return place
+
+    def _begin(self, writer: BlockWriter, binding: Any) -> Any:
+        begun, old = self.named[binding.value.op], binding.value.args[:]
+        args = [old[n] for n in begun.lifted.given]
+        call = make_call(begun.gathers, args, None, [], begun.lifted.gathers.ret_ty)
+        return writer.add(call, f"{binding.var.name}_gathers")
+
+    def _waiting(self, binding: Any, flying: Any) -> Any:
+        call = binding.value
+        begun, old = self.named[call.op], call.args[:]
+        args = [*(old[n] for n in begun.lifted.kept), flying]
+        new = make_call(begun.rest, args, call.attrs, call.ty_args, call.ty, call.span)
+        return relax.VarBinding(binding.var, new)
+
+
+def _callee(value: Any) -> Any:
+    """The function that a value calls, None of others."""
+    calls = type(value) is ir.Call and type(value.op) is ir.GlobalVar
+    return value.op if calls else None
+
+
+def _shares_mesh(fn: relax.Function) -> bool:
+    return bool(fn.attrs and IO_ATTR in fn.attrs and "devices" in fn.attrs[IO_ATTR])
+
+
+def _type(fn: relax.Function) -> Any:
+    return relax.FuncType([param.ty for param in fn.params], fn.ret_ty, bool(fn.is_pure))
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    unique, number = name, 0
+    while unique in taken:
+        number += 1
+        unique = f"{name}{number}"
+    taken.add(unique)
+    return unique

@@ -1,0 +1,184 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a training step keeps for its backward part is kept in parts and gathered there again.
+
+Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2: of what is gathered in
+front of a product each device stores its own part, and the backward part has one more gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    BlockWriter,
+    Rewrite,
+    let_out,
+    make_var,
+    module_pass,
+    pruned,
+    read_module,
+    rebuild,
+    retyped,
+    substitute,
+    typed,
+    variables,
+    with_body,
+)
+
+from .kept_gathers import Gathered, KeptGathers
+from .named_axes import numbers_of_axes
+
+
+@module_pass("legalized")
+def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
+    """Keep what the backward part needs as it was before a gather, and gather it there again.
+
+    Before, in a step whose layer gathers a norm's result along ``tp`` for its products::
+
+        def layer_forward(x, w):
+            n = R.nn.rms_norm(x, ...)             # S[1]
+            g = R.dist.all_gather(n, mesh, 0, 1)  # R
+            y = R.matmul(g, w)
+            return (y, (g,))
+
+        def layer_backward(grad, saved):
+            g = saved[0]
+            w_grad = R.einsum((g, grad), ...)
+
+    After: the forward part returns ``(y, (n,))``, and the backward part begins with
+    ``g_again = R.dist.all_gather(g, ...)`` where ``g`` is first computed with. So of what is kept
+    each device has its part, and one gather more is sent for each value that was gathered. Values
+    are followed through calls, tuples and results of private functions; in a step without them,
+    what follows the loss gathers anew. What the forward part computes with outside of the function
+    that gathered it stays gathered. No number changes.
+
+    Parameters
+    ----------
+    axes : sequence of str
+        Names of the mesh axes; none: nothing changes.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+        It raises MeshError DIST0206 where no mesh has such an axis.
+    """
+
+    def gather_again(mod: ir.IRModule) -> ir.IRModule:
+        numbers = numbers_of_axes(mod, axes, "GatherAgain")
+        members = read_module(mod) if axes else []
+        found = KeptGathers(members, numbers)
+        if not found:
+            return mod
+        renamed: dict[Any, Any] = {}
+        for gv, fn, _ in members:
+            ends = [(p.ty, found.of(p)) for p in fn.params]
+            ends.append((fn.ret_ty, found.of_result(str(gv.name_hint))))
+            if any(one for _, kept in ends for one in kept):
+                *params, result = (_type(ty, iter(kept)) for ty, kept in ends)
+                renamed[gv] = retyped(gv, relax.FuncType(params, result, bool(fn.is_pure)))
+        functions = dict(mod.functions.items())
+        for gv, fn, _ in members:
+            del functions[gv]
+            functions[renamed.get(gv, gv)] = _Regathering(fn, found, renamed).run()
+        return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+    return gather_again
+
+
+def _type(ty: Any, leaves: Iterator[Gathered | None]) -> Any:
+    """The type of what is kept instead."""
+    if isinstance(ty, relax.TupleType):
+        return relax.TupleType([_type(field, leaves) for field in ty.fields])
+    kept = next(leaves)
+    return ty if kept is None else kept.source.ty
+
+
+class _Regathering:
+    """Writes a function that hands on what was gathered, and gathers where it computes.
+
+    ``kept`` is what stands for a variable where it is handed on.
+    """
+
+    def __init__(self, fn: relax.Function, found: KeptGathers, renamed: Mapping[Any, Any]) -> None:
+        self.fn, self.found, self.renamed = fn, found, renamed
+        self.kept: dict[Any, Any] = {}
+        self._again: dict[Any, Any] = {}
+        self._builder = relax.BlockBuilder()
+
+    def run(self) -> relax.Function:
+        """Return the function, itself where nothing changes."""
+        fn = self.fn
+        params = [self._held(p) for p in fn.params]
+        blocks = []
+        for block in fn.body.blocks:
+            writer = BlockWriter(self._builder, isinstance(block, relax.DataflowBlock))
+            for binding in block.bindings:
+                self._write(writer, binding)
+            blocks.append(writer.block())
+        if not self.kept:
+            return fn
+        blocks, result = let_out(blocks, substitute(fn.body.body, self.kept))
+        blocks, _ = pruned(blocks, result)
+        return with_body(fn, params, blocks, result, bool(fn.is_pure))
+
+    def _held(self, var: Any) -> Any:
+        """The variable, or one of what is kept that stands for it from now on."""
+        leaves = self.found.of(var)
+        if not any(leaves):
+            return var
+        dataflow = isinstance(var, relax.DataflowVar)
+        self.kept[var] = make_var(str(var.name), _type(var.ty, iter(leaves)), dataflow)
+        return self.kept[var]
+
+    def _write(self, writer: BlockWriter, binding: Any) -> None:
+        var, value = binding.var, binding.value
+        gathered = self.found.own.get(var)
+        if gathered is not None:
+            writer.bindings.append(binding)
+            if any(self.found.of(var)):
+                self.kept[var] = gathered.source
+        elif isinstance(value, ir.Var) and value in self.kept:
+            self.kept[var] = self.kept[value]
+        elif isinstance(value, relax.Tuple | relax.TupleGetItem) or _callee(value):
+            held = self._held(var)
+            new = self._handed_on(value, held.ty)
+            writer.bindings.append(binding) if new is value else writer.bind(held, new)
+        else:
+            env = {v: self._gathered(writer, v) for v in self._computed(var, value)}
+            writer.bindings.append(binding) if not env else writer.bind(var, substitute(value, env))
+
+    def _handed_on(self, value: Any, ty: Any) -> Any:
+        """A tuple, an item of one or a call of a function, of what is kept."""
+        if isinstance(value, relax.Tuple):
+            return substitute(value, self.kept)
+        if isinstance(value, relax.TupleGetItem):
+            whole = self.kept.get(value.tuple_value)
+            return value if whole is None else typed(relax.TupleGetItem(whole, value.index), ty)
+        callee = self.renamed.get(value.op)
+        if callee is None:
+            return value
+        return rebuild(value, callee, [substitute(arg, self.kept) for arg in value.args], ty)
+
+    def _computed(self, var: Any, value: Any) -> list[Any]:
+        """What a value is computed from that is gathered for it."""
+        late = var in self.found.late
+        return [v for v in variables(value) if v in self.kept and (late or v not in self.found.own)]
+
+    def _gathered(self, writer: BlockWriter, var: Any) -> Any:
+        """The variable gathered, once in a function."""
+        kept = self.kept[var]
+        if kept not in self._again:
+            (way,) = self.found.of(var)
+            value = kept
+            for step in way.steps if way else ():
+                value = writer.add(rebuild(step, step.op, [value], step.ty), f"{var.name}_again")
+            self._again[kept] = value
+        return self._again[kept]
+
+
+def _callee(value: Any) -> bool:
+    return isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)

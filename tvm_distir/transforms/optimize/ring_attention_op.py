@@ -1,0 +1,74 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``relax.nn.attention`` of keys gathered along a ring, written as the products that it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import call_axes, op_name, scalar
+from tvm_distir.core.ir import ops
+
+from .editing import Editor
+from .ring_sources import ATTENTION, Gathered, gathered
+from .scan import Scan
+
+
+class AttentionAsProducts(Editor):
+    """Writes out attention whose keys and values are gathered along a ring and read by it alone.
+
+    Operands ``(batch, positions, heads, width)``; heads come first in the products. Queries that
+    are whole under a causal mask are left: no device has a part of them to itself.
+    """
+
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        name: str,
+        fn: relax.Function,
+        scan: Scan,
+        axes: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        super().__init__(mod, name, fn, scan)
+        self._axes = axes
+        self._found = {v for v, value in scan.values.items() if op_name(value) in ATTENTION}
+        self.watched.update(self._found)
+
+    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+        """Replace an attention op."""
+        if var not in self._found or value.attrs.causal_mask is not None:
+            return value
+        keys, values = (gathered(x, self.scan.values, self._axes) for x in value.args[1:3])
+        if keys is None or values is None or (keys.dim, values.dim) != (1, 1):
+            return value
+        name, query = str(var.name), value.args[0]
+        given = value.attrs.scale
+        scale = 1 / math.sqrt(int(query.ty.shape[3])) if given is None else float(given)
+        turned = self.emit(relax.op.permute_dims(query, [0, 2, 1, 3]), f"{name}_queries")
+        scores = relax.op.matmul(turned, self._again(keys, [0, 2, 3, 1], f"{name}_keys"))
+        scores = self.emit(scores, f"{name}_scores")
+        factor = scalar(scale, str(query.ty.dtype))
+        scores = self.emit(relax.op.multiply(scores, factor), f"{name}_scores")
+        if len(value.args) > 3:
+            scores = self.emit(relax.op.add(scores, value.args[3]), f"{name}_scores")
+        weights = self.emit(relax.op.nn.softmax(scores, -1), f"{name}_weights")
+        mixed = relax.op.matmul(weights, self._again(values, [0, 2, 1, 3], f"{name}_values"))
+        mixed = self.emit(mixed, f"{name}_mixed")
+        return self.normalize(relax.op.permute_dims(mixed, [0, 2, 1, 3]))
+
+    def _again(self, gathered: Gathered, order: list[int], name: str) -> Any:
+        """Gather a block once more, with its dims in another order."""
+        call, dim = gathered.call, order.index(1)
+        block = self.emit(relax.op.permute_dims(gathered.block, order), name)
+        mesh, (axis,) = call.attrs["device_mesh"], call_axes(call)
+        whole = self.emit(ops.all_gather(block, mesh, axis, dim), name)
+        if int(whole.ty.shape[dim]) == gathered.whole:
+            return whole
+        return self.emit(relax.op.strided_slice(whole, [dim], [0], [gathered.whole]), name)
+
+
+__all__ = ["AttentionAsProducts"]

@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What walks over the keys of attention: bindings, and what they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm_distir.core import op_name, variables
+
+from .ring_softmax import Softmax
+from .ring_sources import Gathered
+
+LINEAR = ("astype", "multiply")
+"""Ops whose result is a multiple of the softmax that they read."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A binding of a region.
+
+    Attributes
+    ----------
+    var, value : Var, expression
+    kind : str
+        ``map`` works on each key, ``same`` hands on, ``pad`` adds rows for a scatter, ``sum``
+        sums over keys, ``scatter`` leaves a device its own, ``softmax``, ``stat`` is part of one.
+    walks : tuple of int or None
+        Per argument, the dim that runs over the keys.
+    dim : int or None
+        That of the result.
+    phase : int
+        In which it can be done.
+    online : Var or None
+        The softmax of the same phase that a sum is taken with, as long as it is not finished.
+    """
+
+    var: Any
+    value: Any
+    kind: str
+    walks: tuple[int | None, ...]
+    dim: int | None
+    phase: int
+    online: Any = None
+
+
+@dataclass
+class Region:
+    """What walks over the same keys.
+
+    Attributes
+    ----------
+    mesh, axis, count, rows, whole : DeviceMesh, int, int, int, int
+        Who holds the keys: rows on each of the devices along the axis, so many of them in all.
+    sources : dict of Var to Gathered
+    nodes : dict of Var to Node
+        In order.
+    softmaxes : dict of Var to Softmax
+    whole_softmaxes : set of Var
+        Those that are read beyond the region.
+    roots : dict of Var to (Var, list of Call)
+        Per source the block that travels, and the transpositions that make the source's of it.
+    """
+
+    mesh: Any
+    axis: int
+    count: int
+    rows: int
+    whole: int
+    sources: dict[Any, Gathered] = field(default_factory=dict)
+    nodes: dict[Any, Node] = field(default_factory=dict)
+    softmaxes: dict[Any, Softmax] = field(default_factory=dict)
+    whole_softmaxes: set[Any] = field(default_factory=set)
+    roots: dict[Any, tuple[Any, list[Any]]] = field(default_factory=dict)
+
+    @property
+    def padded(self) -> bool:
+        """Whether the last device's block has rows that are no keys."""
+        return self.rows * self.count > self.whole
+
+
+def weights_of(nodes: Mapping[Any, Node], var: Any) -> Any:
+    """The softmax that a value is a multiple of; None where it is of none."""
+    node = nodes.get(var)
+    if node is None or node.kind == "softmax":
+        return None if node is None else node.var
+    if not _linear(node):
+        return None
+    found = [weights_of(nodes, arg) for arg in variables(node.value)]
+    known = [weights for weights in found if weights is not None]
+    return known[0] if len(known) == 1 else None
+
+
+def handed_on(nodes: Mapping[Any, Node], var: Any) -> Any:
+    """The softmax that a value is, in another type at most; None where it is none."""
+    node = nodes.get(var)
+    while node is not None and node.kind != "softmax":
+        if node.kind != "same" and op_name(node.value) != "astype":
+            return None
+        node = nodes.get(next(variables(node.value)))
+    return None if node is None else node.var
+
+
+def path_between(nodes: Mapping[Any, Node], var: Any, weights: Any) -> list[Node]:
+    """The nodes from a softmax to a multiple of it, in order."""
+    path: list[Node] = []
+    while not var.same_as(weights):
+        node = nodes[var]
+        path.insert(0, node)
+        of_weights = (v for v in variables(node.value) if weights_of(nodes, v) is not None)
+        var = next(of_weights)
+    return path
+
+
+def path_to(region: Region, node: Node) -> list[Node]:
+    """The nodes between a softmax and a sum over unfinished weights, in order."""
+    return path_between(region.nodes, node.value.args[0], node.online)
+
+
+def _linear(node: Node) -> bool:
+    return node.kind == "same" or (node.kind == "map" and op_name(node.value) in LINEAR)
+
+
+__all__ = ["Node", "Region", "handed_on", "path_between", "path_to", "weights_of"]

@@ -1,0 +1,86 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A softmax over keys, as one op or written out with its maximum and sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_distir.core import op_name
+
+from .scan import Row
+
+SOFTMAX = "nn.softmax"
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """A softmax over the last dim.
+
+    Attributes
+    ----------
+    scores : Var
+        What it reads.
+    weights : Var
+        What it gives.
+    top, total : Var or None
+        Where they are values of their own: the maximum of the scores, (..., 1), and the sum of
+        their exponentials below it, (..., 1).
+    """
+
+    scores: Any
+    weights: Any
+    top: Any = None
+    total: Any = None
+
+
+def written_softmaxes(
+    rows: Iterable[Row], values: Mapping[Any, Any], readers: Mapping[Any, Sequence[Any]]
+) -> tuple[dict[Any, Softmax], set[Any]]:
+    """Find ``exp(x - max(x)) / sum(exp(x - max(x)))`` over the last dim.
+
+    Returns
+    -------
+    found : dict of Var to Softmax
+    parts : set of Var
+        Maximum, difference, exponential and sum of each.
+    """
+    found: dict[Any, Softmax] = {}
+    parts: set[Any] = set()
+    for _, var, value, _ in rows:
+        if op_name(value) != "divide":
+            continue
+        raised, total = value.args
+        moved = _operands(values, raised, "exp")
+        summed = _operands(values, total, "sum")
+        pair = _operands(values, moved[0], "subtract") if moved else None
+        if not pair or not summed or not summed[0].same_as(raised):
+            continue
+        scores, top = pair
+        highest = _operands(values, top, "max")
+        if not highest or not highest[0].same_as(scores):
+            continue
+        last = len(var.ty.shape) - 1
+        if not all(_over_last(values[v], last) for v in (top, total)):
+            continue
+        if len(readers[raised]) == 2 and len(readers[moved[0]]) == 1:
+            found[var] = Softmax(scores, var, top, total)
+            parts.update((top, moved[0], raised, total))
+    return found, parts
+
+
+def _operands(values: Mapping[Any, Any], var: Any, name: str) -> list[Any]:
+    """Arguments of the call of an op that a variable is bound to; none where it is not."""
+    value: Any = values.get(var)
+    return list(value.args) if op_name(value) == name else []
+
+
+def _over_last(call: Any, last: int) -> bool:
+    axes = call.attrs.axis
+    named = axes is not None and [int(a) % (last + 1) for a in axes] == [last]
+    return named and bool(call.attrs.keepdims)
+
+
+__all__ = ["SOFTMAX", "Softmax", "written_softmaxes"]

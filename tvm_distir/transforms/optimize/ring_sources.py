@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gathers along a ring: where keys and values of attention come from, at level 5."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import call_axes, dist_op_name, known_shape, op_name
+
+from .scan import Row
+
+ATTENTION = ("nn.attention", "nn.attention_bias")
+PRODUCTS = ("matmul", "einsum", *ATTENTION)
+REMEDY = 'Use "context_parallel:form=all_to_all" or "form=gather".'
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A tensor that is gathered along a mesh axis.
+
+    Attributes
+    ----------
+    call : Call
+        The ``all_gather``.
+    whole : int
+        Extent of the dim without padding.
+    """
+
+    call: ir.Call
+    whole: int
+
+    @property
+    def block(self) -> Any:
+        """What a device holds before."""
+        return self.call.args[0]
+
+    @property
+    def dim(self) -> int:
+        """Which is gathered."""
+        return int(self.call.attrs["dim"])
+
+    @property
+    def rows(self) -> int:
+        """Extent of the dim on a device."""
+        return int(self.block.ty.shape[self.dim])
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh of the gather."""
+        return self.call.attrs["device_mesh"]
+
+    @property
+    def axis(self) -> int:
+        """Its axis."""
+        return call_axes(self.call)[0]
+
+    @property
+    def count(self) -> int:
+        """Devices along it."""
+        return int(self.mesh.shape[self.axis])
+
+
+def gathered(
+    var: Any, values: Mapping[Any, Any], axes: Mapping[str, Collection[int]]
+) -> Gathered | None:
+    """The gather along a ring that a value is, padding cut off.
+
+    Parameters
+    ----------
+    var : expression
+    values : mapping of Var to expression
+        What variables are bound to.
+    axes : mapping of str to collection of int
+        The axes that are rings, by the mesh's text.
+    """
+    whole = known_shape(var.ty) if isinstance(var, ir.Var) else None
+    value: Any = values.get(var) if whole is not None else None
+    if whole is None or "float" not in str(var.ty.dtype):
+        return None
+    if op_name(value) == "strided_slice":
+        if not _from_zero(value):
+            return None
+        value = values.get(value.args[0])
+    if dist_op_name(value) != "all_gather" or len(call_axes(value)) != 1:
+        return None
+    if call_axes(value)[0] not in axes.get(str(value.attrs["device_mesh"]), ()):
+        return None
+    padded, dim = [int(n) for n in value.ty.shape], int(value.attrs["dim"])
+    if any(a != b for d, (a, b) in enumerate(zip(padded, whole, strict=True)) if d != dim):
+        return None
+    return Gathered(value, int(whole[dim]))
+
+
+def gathered_values(
+    rows: Iterable[Row],
+    values: Mapping[Any, Any],
+    readers: Mapping[Any, Sequence[Any]],
+    axes: Mapping[str, Collection[int]],
+) -> dict[Any, Gathered]:
+    """What is gathered in a block, by variable; what is cut off of others counts alone."""
+    found = {}
+    for _, var, _, _ in rows:
+        known = gathered(var, values, axes)
+        if known is not None:
+            found[var] = known
+    for var in list(found):
+        inner = [r for r in readers.get(var, ()) if r in found]
+        if inner and len(inner) == len(readers[var]):
+            del found[var]
+    return found
+
+
+def travelling(
+    sources: Mapping[Any, Gathered], values: Mapping[Any, Any]
+) -> dict[Any, tuple[Any, list[Any]]]:
+    """Per gathered value the block that travels, and the transpositions that make its own of that.
+
+    Two that are gathered of one block, one of them transposed, travel once.
+    """
+    bare = {var: _untransposed(one.block, values) for var, one in sources.items()}
+    count = Counter(root for root, _ in bare.values())
+    known = {var: found if count[found[0]] > 1 else None for var, found in bare.items()}
+    return {var: known[var] or (sources[var].block, []) for var in sources}
+
+
+def _untransposed(var: Any, values: Mapping[Any, Any]) -> tuple[Any, list[Any]]:
+    views: list[Any] = []
+    while op_name(values.get(var)) == "permute_dims":
+        views.insert(0, values[var])
+        var = values[var].args[0]
+    return var, views
+
+
+def _from_zero(call: ir.Call) -> bool:
+    """Whether a ``strided_slice`` takes first elements, each of them."""
+    begins, *strides = [[int(x) for x in call.args[i].fields] for i in range(2, len(call.args), 2)]
+    return not any(begins) and all(n == 1 for row in strides for n in row)
+
+
+__all__ = [
+    "ATTENTION",
+    "PRODUCTS",
+    "REMEDY",
+    "Gathered",
+    "gathered",
+    "gathered_values",
+    "travelling",
+]

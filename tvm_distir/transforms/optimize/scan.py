@@ -1,0 +1,112 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What passes want to know of a function before they rewrite it, found when asked for."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core import CAST, FUNCTION, IF, Reading, dist_ops, read_functions, variables
+
+Row = tuple[Any, Any, Any, "str | None"]
+"""A binding, its variable, its value, and the name of the ``R.dist`` op that this is, if it is."""
+
+
+class Scan:
+    """A function read once, for all passes that leave it as it is.
+
+    Parameters
+    ----------
+    fn : relax.Function
+    reading : Reading
+        Of the function.
+
+    Attributes
+    ----------
+    straight : bool
+        Whether it has no casts or functions inside.
+    branches : bool
+        Whether it has an ``If``.
+    """
+
+    def __init__(self, fn: relax.Function, reading: Reading) -> None:
+        self.fn, self.reading = fn, reading
+        self.straight = not {CAST, FUNCTION}.intersection(reading.kinds)
+        self.branches = IF in reading.kinds
+
+    @staticmethod
+    def of(fn: relax.Function) -> Scan:
+        """Read a function."""
+        return Scan(fn, read_functions([fn])[0])
+
+    @functools.cached_property
+    def _names(self) -> list[str | None]:
+        """Per binding the name of the ``R.dist`` op that it calls, if it does."""
+        return dist_ops(self.reading)
+
+    @functools.cached_property
+    def kinds(self) -> frozenset[str]:
+        """The ``R.dist`` ops it holds, those of branches not counted."""
+        return frozenset(name for name in self._names if name is not None)
+
+    @functools.cached_property
+    def blocks(self) -> list[list[Row]]:
+        """Its bindings, block by block."""
+        reading = self.reading
+        bound = reading.variables[reading.params :]
+        rows: list[Row] = list(zip(reading.bindings, bound, reading.values, self._names))
+        blocks, end = [], 0
+        for block in self.fn.body.blocks[:]:
+            first, end = end, end + len(block.bindings)
+            blocks.append(rows[first:end])
+        return blocks
+
+    @functools.cached_property
+    def used(self) -> list[list[int]]:
+        """Per binding the numbers of the variables that it reads, one per mention.
+
+        Of an ``If`` each once.
+        """
+        reading = self.reading
+        begin, reads = reading.begin, reading.reads
+        found = [
+            [used for used in reads[begin[n] : begin[n + 1]] if used >= 0]
+            for n in range(len(reading.bindings))
+        ]
+        if self.branches or not self.straight:
+            at = {var: number for number, var in enumerate(reading.variables)}
+            for number, kind in enumerate(reading.kinds):
+                if kind in (IF, FUNCTION):
+                    inside = variables(reading.values[number])
+                    found[number] = [at[var] for var in inside if var in at]
+        return found
+
+    @functools.cached_property
+    def readers(self) -> dict[Any, list[Any]]:
+        """Per variable the variables bound to what reads it, None for the function's result.
+
+        One entry per mention.
+        """
+        reading = self.reading
+        found: list[list[Any]] = [[] for _ in reading.variables]
+        for var, some in zip(reading.variables[reading.params :], self.used):
+            for used in some:
+                found[used].append(var)
+        for used in reading.result:
+            if used >= 0:
+                found[used].append(None)
+        return {var: some for var, some in zip(reading.variables, found) if some}
+
+    @functools.cached_property
+    def counts(self) -> dict[Any, int]:
+        """How often each variable is read."""
+        return {var: len(found) for var, found in self.readers.items()}
+
+    @functools.cached_property
+    def values(self) -> dict[Any, Any]:
+        """What each variable is bound to."""
+        reading = self.reading
+        return dict(zip(reading.variables[reading.params :], reading.values))

@@ -1,0 +1,123 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Equal collectives once, and none that the next one undoes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import IMPURE, Rewrite, call_axes, dist_op_name, module_pass
+from tvm_distir.core.ir import ops
+
+from .editing import Editor, FunctionStep, axes_dim, rewrite_of, signature
+from .scan import Scan
+
+#: Pairs of collectives along one axis and dim of which the second undoes the first.
+INVERSES = {"local_slice": "all_gather", "all_gather": "local_slice"}
+
+
+@module_pass("legalized")
+def ShareCollectives() -> Rewrite:
+    """Bind equal collectives once, anywhere in a function.
+
+    Two are equal when op, operand and attributes are. What is shared lives until its last
+    reader. No number changes.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return rewrite_of([SHARE])
+
+
+@module_pass("legalized")
+def CancelCollectives() -> Rewrite:
+    """Remove collectives that undo each other.
+
+    ``local_slice`` of ``all_gather`` and the reverse along one mesh axis and dim, also where
+    moves along other axes and dims stand between them that nobody else reads; an ``all_to_all``
+    back to where the value came from. No number changes.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return rewrite_of([CANCEL])
+
+
+class _Share(Editor):
+    def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> None:
+        super().__init__(mod, name, fn, scan)
+        self.seen: dict[Any, Any] = {}
+        self._lone: dict[
+            Any, tuple[Any, Any] | None
+        ] = {}  # by operand, while it has one collective
+
+    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+        """Replace a collective that was met before by the first of its kind."""
+        if kind in IMPURE or len(value.args) != 1:
+            return value
+        operand = value.args[0]
+        if isinstance(operand, ir.Var):
+            if operand not in self._lone:
+                self._lone[operand] = var, value
+                return value
+            lone, self._lone[operand] = self._lone[operand], None
+            if lone is not None:
+                self.seen[signature(lone[1])] = lone[0]
+        first = self.seen.setdefault(signature(value), var)
+        return value if first.same_as(var) else first
+
+
+class _Cancel(Editor):
+    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+        """Replace a collective that undoes an earlier one by the operand of that."""
+        if kind == "all_to_all":
+            source: Any = self.known.get(value.args[0])
+            if dist_op_name(source) == kind and _is_way_back(value, source):
+                return source.args[0]
+        if kind not in INVERSES:
+            return value
+        between, start = self._undone(value)
+        if start is None:
+            return value
+        for step in between[:-1]:
+            start = self.emit(_again(step, start), str(var.name))
+        return self.normalize(_again(between[-1], start)) if between else start
+
+    def _undone(self, value: ir.Call) -> tuple[list[ir.Call], Any]:
+        """Moves between a collective and the one it undoes, first to last, and what that moved."""
+        axes, dim = axes_dim(value)
+        wanted, at = INVERSES[str(dist_op_name(value))], value.args[0]
+        between: list[ir.Call] = []
+        while True:
+            source: Any = self.known.get(at)
+            if dist_op_name(source) == wanted and axes_dim(source) == (axes, dim):
+                return between[::-1], source.args[0]
+            # Moves along other axes and dims commute with it; read elsewhere they would stay.
+            if dist_op_name(source) not in INVERSES or self.readers[at] != 1:
+                return [], None
+            passed, other = axes_dim(source)
+            if set(passed) & set(axes) or other == dim:
+                return [], None
+            between.append(source)
+            at = source.args[0]
+
+
+def _again(call: ir.Call, x: Any) -> ir.Call:
+    """Write a gather or slice once more, of another operand."""
+    make = getattr(ops, str(dist_op_name(call)))
+    axes, dim = axes_dim(call)
+    return make(x, call.attrs["device_mesh"], axes, dim)
+
+
+def _is_way_back(second: ir.Call, first: ir.Call) -> bool:
+    there = (call_axes(first), int(first.attrs["gather_dim"]), int(first.attrs["split_dim"]))
+    back = (call_axes(second), int(second.attrs["split_dim"]), int(second.attrs["gather_dim"]))
+    return there == back
+
+
+SHARE = FunctionStep(_Share)
+CANCEL = FunctionStep(_Cancel, (*INVERSES, "all_to_all"))

@@ -1,0 +1,235 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of the collectives of a module, at levels 4 and 5: the measure of what passes save."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    COLLECTIVES,
+    IO_ATTR,
+    bindings_in,
+    branches_of,
+    call_axes,
+    choices,
+    collective_op,
+    is_private,
+    mesh_axes,
+    mesh_devices,
+    mesh_index,
+    mesh_shape,
+    payload_bytes,
+    relax_functions,
+    terms_of,
+    wire_bytes,
+)
+
+
+@dataclass(frozen=True, order=True)
+class TrafficKind:
+    """Collectives that are counted together: op, axes (names joined by ``,``) and group size."""
+
+    op: str
+    axes: str
+    group_size: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the collectives of one device move in a run, those of calls at every call.
+
+    Attributes
+    ----------
+    counts, result_bytes, wire_bytes : Counter
+        By :class:`TrafficKind`: how many, bytes of results, bytes that a device sends by the ring
+        formulae (:func:`tvm_distir.core.cost_model.network.wire_bytes`). Transfers between meshes count
+        at the ``send``, as the size of one device's tensor.
+    """
+
+    counts: Counter[TrafficKind] = field(default_factory=Counter)
+    result_bytes: Counter[TrafficKind] = field(default_factory=Counter)
+    wire_bytes: Counter[TrafficKind] = field(default_factory=Counter)
+
+    @property
+    def total_count(self) -> int:
+        """Collectives that each device takes part in."""
+        return sum(self.counts.values())
+
+    @property
+    def total_wire_bytes(self) -> int:
+        """Bytes that each device sends."""
+        return sum(self.wire_bytes.values())
+
+    def add(self, kind: TrafficKind, size_bytes: int) -> None:
+        """Count a collective with results of ``size_bytes``."""
+        self.counts[kind] += 1
+        self.result_bytes[kind] += size_bytes
+        self.wire_bytes[kind] += wire_bytes(kind.op, size_bytes, kind.group_size)
+
+    def include(self, other: Traffic) -> None:
+        """Count all of another."""
+        for mine, theirs in zip(
+            (self.counts, self.result_bytes, self.wire_bytes),
+            (other.counts, other.result_bytes, other.wire_bytes),
+        ):
+            for kind, number in theirs.items():
+                mine[kind] += number
+
+    def to_text(self) -> str:
+        """One line: counts by kind, and the bytes sent in all."""
+        words = [f"{number} {kind.op}({kind.axes})" for kind, number in sorted(self.counts.items())]
+        return f"{', '.join(words) or 'no collectives'}: {self.total_wire_bytes:,} bytes sent"
+
+
+def traffic(mod: ir.IRModule) -> Traffic:
+    """Count the collectives that a device executes when each public function runs once.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 4 or 5. Of an ``If`` the branch that sends more bytes counts; functions that
+        call each other in a circle count once, and so does what the entries of a shared mesh do
+        together.
+
+    Returns
+    -------
+    Traffic
+    """
+    functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
+    total = Traffic()
+    for devices, names in _roots(functions).items():
+        count = _Count(mod, devices)
+        for name in names:
+            total.include(count.function(name, functions[name]))
+    return total
+
+
+def _roots(functions: dict[str, relax.Function]) -> dict[tuple[int, ...], list[str]]:
+    """Public functions, those that share meshes with others by the devices that run them."""
+    found: dict[tuple[int, ...], list[str]] = {}
+    for name, fn in functions.items():
+        if not is_private(fn):
+            io: Any = fn.attrs.get(IO_ATTR, {}) if fn.attrs else {}
+            found.setdefault(tuple(int(d) for d in io.get("devices", ())), []).append(name)
+    return found
+
+
+class _Count:
+    """Counts what the functions of a module move, each function once.
+
+    Attributes
+    ----------
+    devices : tuple of int
+        Those that run the entry, where others share its meshes: what such a mesh does counts
+        for its first device. Empty: all counts.
+    """
+
+    def __init__(self, mod: ir.IRModule, devices: tuple[int, ...]) -> None:
+        self.mod, self.devices = mod, devices
+        self.known: dict[str, Traffic] = {}
+
+    def function(self, name: str, fn: relax.Function) -> Traffic:
+        """What a call of a function moves; nothing, while it is being counted."""
+        if name not in self.known:
+            self.known[name] = Traffic()
+            sides = [choice.calls for choice in choices(self.mod, fn)]
+            self.known[name] = self.body(fn.body, sides)
+        return self.known[name]
+
+    def body(self, seq: relax.SeqExpr, sides: Sequence[tuple[Any, Any]] = ()) -> Traffic:
+        """What a body moves; of an ``If``, and of calls that become one, the dearer branch."""
+        found = Traffic()
+        chosen = {call.var for calls in sides for call in calls}
+        for var, value in bindings_in(seq):
+            if isinstance(value, relax.If):
+                found.include(_dearer(*map(self.body, branches_of(value))))
+            elif var not in chosen:
+                found.include(self.value(var, value))
+        for calls in sides:
+            found.include(_dearer(*(self.value(call.var, call.value) for call in calls)))
+        return found
+
+    def value(self, var: Any, value: Any) -> Traffic:
+        """What a binding moves."""
+        found = Traffic()
+        if not isinstance(value, ir.Call):
+            return found
+        if isinstance(value.op, ir.GlobalVar):
+            fn = self.mod[value.op]
+            if isinstance(fn, relax.Function):
+                found.include(self.function(str(value.op.name_hint), fn))
+            return found
+        for kind in _kinds(self.mod, value):
+            first = int(mesh_devices(value.attrs["device_mesh"]).flat[0])
+            if not self.devices or first in self.devices:
+                found.add(kind, payload_bytes(kind.op, value, var.ty))
+        return found
+
+
+def _dearer(one: Traffic, other: Traffic) -> Traffic:
+    """The one that sends more bytes, or else has more collectives."""
+    sizes = [(t.total_wire_bytes, t.total_count) for t in (one, other)]
+    return one if sizes[0] >= sizes[1] else other
+
+
+def _kinds(mod: ir.IRModule, value: ir.Call) -> Iterator[TrafficKind]:
+    op = collective_op(value)
+    if op == "send":
+        here, there = (value.attrs[key] for key in ("device_mesh", "peer_mesh"))
+        pair = f"{mesh_index(mod, here)}->{mesh_index(mod, there)}"
+        yield TrafficKind(op, pair, math.prod(mesh_shape(there)))
+    elif op in COLLECTIVES:
+        mesh, axes = value.attrs["device_mesh"], call_axes(value)
+        size = math.prod(mesh_shape(mesh)[a] for a in axes)
+        if size > 1:
+            names = mesh_axes(mod)[mesh_index(mod, mesh)]
+            op = "exchange" if terms_of(value) is not None else op
+            yield TrafficKind(op, ",".join(names[a] for a in axes), size)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a pass did to the collectives."""
+
+    pass_name: str
+    before: Traffic
+    after: Traffic
+
+    def to_text(self) -> str:
+        """Two lines: before and after."""
+        return (
+            f"{self.pass_name}\n  before: {self.before.to_text()}\n  after:  {self.after.to_text()}"
+        )
+
+
+@tvm.instrument.pass_instrument
+class TrafficInstrument:
+    """A TVM pass instrument: the collectives before and after each pass of this package.
+
+    ``with tvm.transform.PassContext(instruments=[TrafficInstrument()])`` around the passes;
+    ``changes`` then holds a :class:`Change` per pass that began at level 4 or 5.
+    """
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self._before: list[Traffic | None] = []
+
+    def run_before_pass(self, mod: ir.IRModule, info: Any) -> None:
+        """Count what is there."""
+        ours = str(info.name).startswith("tvm_distir.")
+        self._before.append(traffic(mod) if ours else None)
+
+    def run_after_pass(self, mod: ir.IRModule, info: Any) -> None:
+        """Count what is left."""
+        before = self._before.pop()
+        after = traffic(mod) if before is not None else None
+        if before is not None and after is not None and (before.counts or after.counts):
+            self.changes.append(Change(str(info.name), before, after))

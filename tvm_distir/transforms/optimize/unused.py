@@ -1,0 +1,147 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What nobody reads: bindings, and parameters and results of private functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    FUNCTION_CALL,
+    ITEM,
+    WHOLE_ATTR,
+    Member,
+    Readings,
+    Rewrite,
+    branch_of,
+    is_private,
+    module_pass,
+    read_module,
+    retyped,
+)
+
+from .dead import without_dead
+from .narrow import ChangedCalls, KeptParts, narrowed, result_value
+
+
+@module_pass("legalized")
+def RemoveUnused() -> Rewrite:
+    """Remove what nobody reads, through private functions too.
+
+    Pure bindings, collectives among them, and the parameters and the fields of the result of
+    private functions that no function or caller reads; those of all branches of an ``If`` alike.
+    Functions that are to run whole (``dist.whole``) keep their results. No number changes.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return removed
+
+
+def removed(mod: ir.IRModule, readings: Readings | None = None) -> ir.IRModule:
+    """Apply :func:`RemoveUnused`; ``readings`` are those of its functions, as far as there are."""
+    readings = Readings() if readings is None else readings
+    while True:
+        members = [without_dead(m, readings) for m in read_module(mod, readings=readings)]
+        order = [(m.gv, m.fn) for m in members]
+        reads = _alike(order, _fields_read(members))
+        kept: dict[str, KeptParts] = {}
+        renamed: dict[Any, Any] = {}
+        bodies: dict[str, relax.Function] = {}
+        for member in members:
+            name, fn = member.name, member.fn
+            new = fn
+            if any(callee in renamed for callee in member.reading.callees):
+                new = ChangedCalls(fn, name, kept, renamed).run()
+            if name in reads:
+                whole = None if new is not fn else _all_kept(member, reads[name])
+                if whole is None:
+                    new, kept[name] = narrowed(new, reads[name])
+                else:
+                    kept[name] = whole
+            if _size(new) != _size(fn):
+                params = [p.ty for p in new.params]
+                renamed[member.gv] = retyped(
+                    member.gv, relax.FuncType(params, new.ret_ty, bool(new.is_pure))
+                )
+            bodies[name] = new
+        if all(mod[member.gv].same_as(bodies[member.name]) for member in members):
+            return mod
+        functions = {
+            renamed.get(gv, gv): bodies.get(str(gv.name_hint), fn)
+            for gv, fn in mod.functions.items()
+        }
+        mod = ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        if not renamed:
+            return mod
+
+
+def _all_kept(member: Member, read: set[int] | None) -> KeptParts | None:
+    """What stays of a function of which everything does, else None."""
+    fn, reading = member.fn, member.reading
+    fields = len(fn.ret_ty.fields) if isinstance(fn.ret_ty, relax.TupleType) else 0
+    if read is not None and fields and len(read) < fields:
+        return None
+    used = {*reading.reads, *reading.result}
+    if not used.issuperset(range(reading.params)):
+        return None
+    return KeptParts(tuple(range(reading.params)), tuple(range(fields)))
+
+
+def _size(fn: relax.Function) -> tuple[int, int]:
+    """Numbers of parameters and of fields of the result."""
+    fields = len(fn.ret_ty.fields) if isinstance(fn.ret_ty, relax.TupleType) else 1
+    return len(fn.params), fields
+
+
+def _fields_read(members: Sequence[Member]) -> dict[str, set[int] | None]:
+    """Fields of the results of private functions that callers read; None: all of them."""
+    found: dict[str, set[int] | None] = {
+        m.name: None if WHOLE_ATTR in (m.fn.attrs or {}) else set()
+        for m in members
+        if is_private(m.fn)
+    }
+    for member in members:
+        reading = member.reading
+        calls: dict[int, str] = {}
+        for number, kind in enumerate(reading.kinds):
+            used = reading.used(number)
+            if kind == ITEM and reading.like[number] >= 0 and used[0] in calls:
+                fields = found[calls[used[0]]]
+                if fields is not None:
+                    fields.add(int(reading.values[number].index))
+                continue
+            for n in used:
+                if n in calls:
+                    found[calls[n]] = None
+            if kind == FUNCTION_CALL:
+                callee = str(reading.values[number].op.name_hint)
+                if callee in found:
+                    calls[reading.params + number] = callee
+        for n in reading.result:
+            if n in calls:
+                found[calls[n]] = None
+    return found
+
+
+def _alike(
+    order: Sequence[tuple[Any, relax.Function]], reads: dict[str, set[int] | None]
+) -> dict[str, set[int] | None]:
+    """Let all branches of an ``If`` keep the same fields: those that anybody reads of any."""
+    groups: dict[str, list[tuple[str, relax.Function]]] = {}
+    for gv, fn in order:
+        found = branch_of(fn)
+        if found is not None:
+            groups.setdefault(found[0], []).append((str(gv.name_hint), fn))
+    for members in groups.values():
+        read: set[int] | None = set()
+        for name, fn in members:
+            fields = reads[name]
+            known = isinstance(result_value(fn), relax.Tuple)
+            read = read | fields if known and read is not None and fields is not None else None
+        reads.update({name: read for name, _ in members})
+    return reads

@@ -1,0 +1,271 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""OutlineRepeatedLayers: repeated stretches of a flat function become private functions.
+
+Before::
+
+    def main(x, h_0_w, h_1_w, h_2_w):
+        lv = R.matmul(x, h_0_w)
+        lv1 = R.nn.relu(lv)
+        lv2 = R.matmul(lv1, h_1_w)
+        lv3 = R.nn.relu(lv2)
+        lv4 = R.matmul(lv3, h_2_w)
+        gv = R.nn.relu(lv4)
+
+After, with ``min_bindings=2``::
+
+    def layer(x, w):            # private
+        lv = R.matmul(x, w)
+        lv1 = R.nn.relu(lv)
+        return lv1
+    def main(x, h_0_w, h_1_w, h_2_w):
+        lv1 = cls.layer(x, h_0_w)
+        lv3 = cls.layer(lv1, h_1_w)
+        gv = cls.layer(lv3, h_2_w)
+
+Valid at the levels 1, 2 and 5; DTensors are refused, as a function's boundary means more between.
+:func:`InlinePrivateFunctions` takes it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core import (
+    OPEN_AXES_ATTR,
+    STATIONARY_ATTR,
+    Rewrite,
+    all_bindings,
+    is_private,
+    module_pass,
+    param_names,
+)
+from tvm_distir.support import LevelError, PlanError, UsageError, nearest
+
+from .build import Outlined, build
+from .choose import Repeat, choose_repeats, saved
+from .names import Names
+from .sequence import Sequence as Bindings
+from .sequence import sequence_of
+from .shared import shared_in_front
+
+
+@module_pass(("global", "annotated", "local"))
+def OutlineRepeatedLayers(
+    min_repeats: int = 2, min_bindings: int = 4, functions: Sequence[str] | None = None
+) -> Rewrite:
+    """Find the repeated layers of flat functions and move each into a function.
+
+    Bindings that stand side by side and repeat with the same ops, attributes, types and wiring
+    become calls of one private function; what differs from layer to layer becomes its
+    parameters: weights, other values, constants that are not equal. Layers of several kinds
+    (of a forward and a backward graph, of stages) become several functions. Greedy: what
+    saves most bindings first, until nothing saves any.
+
+    Variables that are still bound in the function outlined from keep their names, as do all
+    attributes. Notes on annotated variables (``dist.stationary``, ``dist.open_axes``) go where
+    the annotations go. The order of effects stays. Functions are called ``layer``, or as the
+    model's parameter names call the layers; parameters by their names within a layer.
+
+    Left as they are: layers between which anything stands out of order, MatchCasts, branches,
+    and bodies with a symbolic size that the types of their operands do not define.
+
+    Parameters
+    ----------
+    min_repeats : int
+        How often a layer must stand in the function, at least 2.
+    min_bindings : int
+        How many bindings it must have.
+    functions : sequence of str, optional
+        Where to look. None: in all public functions.
+
+    Returns
+    -------
+    Pass
+        A module pass. It raises PlanError DIST0225 when ``functions`` names none of the
+        module, LevelError DIST0451 when one holds DTensors.
+
+    Raises
+    ------
+    UsageError
+        DIST0152: an option out of range.
+    """
+    for option, value, least in (
+        ("min_repeats", min_repeats, 2),
+        ("min_bindings", min_bindings, 1),
+    ):
+        if value < least:
+            raise UsageError(
+                "DIST0152",
+                f"{option} is {value}",
+                place="OutlineRepeatedLayers",
+                remedy=f"Give {least} or more.",
+            )
+
+    return lambda mod: outline_module(mod, min_repeats, min_bindings, functions)
+
+
+def outline_module(
+    mod: ir.IRModule,
+    min_repeats: int = 2,
+    min_bindings: int = 4,
+    functions: Sequence[str] | None = None,
+) -> ir.IRModule:
+    """Do what the pass does; the input is unchanged."""
+    chosen = _choose(mod, functions)
+    taken = Names(str(gv.name_hint) for gv in mod.functions)
+    made: dict[Any, Any] = {}
+    private: dict[Any, Any] = {}
+    for gv, fn in mod.functions.items():
+        made[gv] = fn
+        if str(gv.name_hint) in chosen:
+            made[gv], new = _outline(fn, min_repeats, min_bindings, taken)
+            private.update(new)
+    if not private:
+        return mod
+    return ir.IRModule({**made, **private}, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _choose(mod: ir.IRModule, names: Sequence[str] | None) -> set[str]:
+    """Names of the functions to look into."""
+    relax_functions = {
+        str(gv.name_hint): fn for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)
+    }
+    for name in names or ():
+        if name not in relax_functions:
+            raise PlanError(
+                "DIST0225",
+                f'the function "{name}" to outline from does not exist',
+                place="module",
+                remedy=nearest(name, relax_functions),
+            )
+    if names is None:
+        names = [name for name, fn in relax_functions.items() if not is_private(fn)]
+    for name in names:
+        fn = relax_functions[name]
+        for var in [*fn.params, *(binding.var for binding in all_bindings(fn.body))]:
+            if isinstance(var.ty, DTensorType):
+                raise LevelError(
+                    "DIST0451",
+                    "the function holds DTensors, whose placements a boundary would fix",
+                    place=f"{name}/{var.name}",
+                    remedy="Outline before propagation, or after lowering.",
+                )
+    return set(names)
+
+
+def _outline(
+    fn: relax.Function, min_repeats: int, min_bindings: int, taken: Names
+) -> tuple[Any, dict[Any, Any]]:
+    """Return a function with its repeats outlined, and the private functions by GlobalVar."""
+    if not isinstance(fn.body, relax.SeqExpr):
+        return fn, {}
+    fn, sequence, repeats = _repeats(fn, min_repeats, min_bindings)
+    names = dict(zip(fn.params, param_names(fn), strict=True))
+    notes = dict(fn.attrs or {})
+    starts: dict[int, tuple[Outlined, Any, int]] = {}
+    private: dict[Any, Any] = {}
+    for repeat in repeats:
+        outlined = build(sequence, repeat, names, notes, taken)
+        if outlined is None:
+            continue
+        gv = ir.GlobalVar(outlined.name)
+        relax.expr._update_type(gv, outlined.function.ty)
+        private[gv] = outlined.function
+        for number, start in enumerate(repeat.starts):
+            starts[start] = (outlined, gv, number)
+    if not private:
+        return fn, {}
+    return _Caller(fn, starts).run(), private
+
+
+def _repeats(
+    fn: relax.Function, min_repeats: int, min_bindings: int
+) -> tuple[relax.Function, Bindings, list[Repeat]]:
+    """A function, what the layers share in front of them where that saves more, and its repeats."""
+    sequence = sequence_of(fn)
+    found = choose_repeats(sequence, min_repeats, min_bindings)
+    ordered = shared_in_front(fn, sequence, found)
+    if ordered is not None:
+        other = sequence_of(ordered)
+        more = choose_repeats(other, min_repeats, min_bindings)
+        if saved(more) > saved(found):
+            return ordered, other, more
+    return fn, sequence, found
+
+
+class _Caller:
+    """Puts calls in the place of the stretches that were outlined."""
+
+    def __init__(self, fn: relax.Function, starts: dict[int, tuple[Outlined, Any, int]]) -> None:
+        self.fn, self.starts = fn, starts
+        bound = [str(binding.var.name) for binding in all_bindings(fn.body)]
+        self.names = Names([*bound, *(str(param.name) for param in fn.params)])
+        self.moved: set[str] = set()
+
+    def run(self) -> relax.Function:
+        """Return the function with the calls."""
+        blocks = []
+        at = 0
+        for block in self.fn.body.blocks:
+            bindings = self._bindings(
+                list(block.bindings), at, isinstance(block, relax.DataflowBlock)
+            )
+            at += len(block.bindings) + 1
+            blocks.append(type(block)(bindings))
+        body = relax.SeqExpr(blocks, self.fn.body.body)
+        relax.expr._update_type(body, self.fn.body.ty)
+        attrs = self._attrs(dict(self.fn.attrs or {}))
+        attributes = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
+        return relax.Function(self.fn.params, body, self.fn.ret_ty, self.fn.is_pure, attributes)
+
+    def _bindings(self, old: list[Any], first: int, dataflow: bool) -> list[Any]:
+        made: list[Any] = []
+        i = 0
+        while i < len(old):
+            found = self.starts.get(first + i)
+            if found is None:
+                made.append(old[i])
+                i += 1
+                continue
+            outlined, gv, number = found
+            stretch = [binding.var for binding in old[i : i + outlined.repeat.length]]
+            self.moved |= {str(var.name) for var in stretch}
+            made += self._call(outlined, gv, number, stretch, dataflow)
+            i += outlined.repeat.length
+        return made
+
+    def _call(
+        self, outlined: Outlined, gv: Any, number: int, stretch: list[Any], dataflow: bool
+    ) -> list[Any]:
+        """Bindings of a call and, where it gives several, of its results."""
+        call = ir.Call(gv, outlined.arguments[number])
+        outputs = [stretch[offset] for offset in outlined.repeat.outputs]
+        if len(outputs) == 1:
+            relax.expr._update_type(call, outputs[0].ty)
+            return [relax.VarBinding(outputs[0], call)]
+        ty = relax.TupleType([var.ty for var in outputs])
+        relax.expr._update_type(call, ty)
+        kind = relax.DataflowVar if dataflow else relax.Var
+        whole = kind(self.names.fresh(f"{outlined.name}_results"), ty)
+        made = [relax.VarBinding(whole, call)]
+        for i, var in enumerate(outputs):
+            made.append(relax.VarBinding(var, relax.TupleGetItem(whole, i)))
+        return made
+
+    def _attrs(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Drop the notes on variables whose annotation moved."""
+        if STATIONARY_ATTR in attrs:
+            kept = [str(n) for n in attrs.pop(STATIONARY_ATTR) if str(n) not in self.moved]
+            if kept:
+                attrs[STATIONARY_ATTR] = kept
+        if OPEN_AXES_ATTR in attrs:
+            axes = attrs.pop(OPEN_AXES_ATTR).items()
+            open_axes = {str(n): list(a) for n, a in axes if str(n) not in self.moved}
+            if open_axes:
+                attrs[OPEN_AXES_ATTR] = open_axes
+        return attrs

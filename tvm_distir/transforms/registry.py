@@ -1,0 +1,98 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The passes by name: ours, and those that other packages offer.
+
+A name stands for a factory that :func:`~.declaration.module_pass` made, and all else is said there.
+Names are known without TVM.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tvm_distir.support import Registry, UsageError, nearest
+
+if TYPE_CHECKING:
+    from tvm_distir.core import PassInfo, Plan
+
+PASSES = Registry(
+    "tvm_distir.passes",
+    {
+        name: f"tvm_distir.{target}"
+        for name, target in {
+            "train": "transforms.training.passes:TrainStep",
+            "outline": "transforms.outline.outliner:OutlineRepeatedLayers",
+            "inline": "transforms.inline.passes:InlinePrivateFunctions",
+            "annotate": "core.passes.annotate.passes:AnnotateSharding",
+            "propagate": "core.passes.propagate.passes:PropagateSharding",
+            "legalize": "core.passes.legalize.passes:LegalizeRedistribute",
+            "optimize": "transforms.optimize.passes:OptimizeCollectives",
+            "share": "transforms.optimize.share:ShareCollectives",
+            "merge": "transforms.optimize.merge:MergeReductions",
+            "slices": "transforms.optimize.move:MoveSlices",
+            "gathers": "transforms.optimize.move:MoveGathers",
+            "cancel": "transforms.optimize.share:CancelCollectives",
+            "fuse": "transforms.optimize.fuse:FuseCollectives",
+            "unused": "transforms.optimize.unused:RemoveUnused",
+            "regather": "transforms.optimize.regather:GatherAgain",
+            "lower": "core.passes.lower.passes:LowerDistIR",
+            "ring": "transforms.optimize.ring:RingAttention",
+            "bucket": "transforms.optimize.bucket:BucketReductions",
+            "bucket-gathers": "transforms.optimize.bucket:BucketGathers",
+            "split": "transforms.optimize.split:SplitCollectives",
+            "schedule": "transforms.optimize.schedule:ScheduleCollectives",
+            "prefetch": "transforms.optimize.prefetch:PrefetchGathers",
+            "in-turn": "transforms.training.pipeline.expand_passes:RunInTurn",
+            "expand": "transforms.training.pipeline.expand_passes:ExpandSchedule",
+            "stock": "core.passes.legalize.stock:UseStockCollectives",
+        }.items()
+    },
+)
+"""In the order in which a module meets them."""
+
+PIPELINE = ("annotate", "propagate", "legalize", "optimize", "lower")
+"""The passes of ``distribute``, from level 1 to level 5."""
+
+
+def passes_for(plan: Plan) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """The passes that carry a plan out, with the options that it gives them."""
+    asked: list[tuple[str, dict[str, Any]]] = [(name, {"plan": plan}) for name in PIPELINE]
+    if plan.complete:
+        asked[PIPELINE.index("propagate")][1]["complete"] = True
+    if plan.regather:
+        asked.insert(-1, ("regather", {"axes": plan.regather}))
+    return (*asked, *([("ring", {"axes": plan.ring})] if plan.ring else []))
+
+
+def pass_names() -> tuple[str, ...]:
+    """Names of all passes; nothing is imported for it."""
+    return PASSES.names()
+
+
+def find_pass(name: str) -> PassInfo:
+    """Return what a name stands for.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for an unknown name.
+    DependencyError
+        DIST0114 where another package offers it and it cannot be loaded, or is no pass.
+    """
+    from tvm_distir.core import info_of
+
+    check_name(name)
+    factory = PASSES.load(name)
+    found = info_of(factory)
+    if found is None:
+        fault = "it is no factory made with tvm_distir.core.passes.declaration.module_pass"
+        raise PASSES.offered()[name].fault(fault)
+    return found
+
+
+def check_name(name: str, place: str = "passes") -> None:
+    """Refuse a name that no pass has (UsageError DIST0152)."""
+    if name not in PASSES:
+        raise UsageError(
+            "DIST0152", f'no pass "{name}"', place=place, remedy=nearest(name, pass_names())
+        )

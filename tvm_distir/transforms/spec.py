@@ -1,0 +1,148 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Passes with their options as text: ``bucket{bucket_bytes=1048576},schedule{system=dgx-h100}``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tvm_distir.support import (
+    Call,
+    NamedFields,
+    Unreadable,
+    UsageError,
+    as_term,
+    nearest,
+    read_calls,
+    shortened,
+)
+
+from .registry import check_name, find_pass
+
+if TYPE_CHECKING:
+    from tvm_distir.core import PassInfo
+
+
+@dataclass(frozen=True)
+class PassSpec:
+    """A pass and the options that are not left at their defaults.
+
+    Attributes
+    ----------
+    name : str
+    options : mapping of str to plain value
+        Texts, numbers, bools, None, tuples and mappings of them; a system or plan by its name or
+        path. Read by the types of the factory's parameters.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The text that reads back as this."""
+        pairs = tuple((key, as_term(value)) for key, value in self.options.items())
+        return str(Call(self.name, NamedFields(pairs)))
+
+    @property
+    def info(self) -> PassInfo:
+        """What is known of the pass."""
+        return find_pass(self.name)
+
+    def make(self, **given: Any) -> Any:
+        """Make the ``tvm.transform.Pass``.
+
+        Parameters
+        ----------
+        given
+            What options have that the spec does not name, where the pass has them.
+
+        Raises
+        ------
+        UsageError
+            DIST0151 where an option is missing that has no default.
+        DistIRError
+            What the factory raises, and the loading of a system or plan.
+        """
+        return self.info.make(self.name, self.options, given)
+
+
+def parse_passes(text: str, place: str = "passes") -> tuple[PassSpec, ...]:
+    """Read passes with their options.
+
+    Parameters
+    ----------
+    text : str
+        ``name{option=value,...},...``; see :mod:`tvm_distir.support.plugins.notation`.
+    place : str
+        Where the text stands, for messages.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 where the text cannot be read, a pass or an option is unknown (naming the
+        nearest), or a value is none of its type (naming that).
+    DependencyError
+        DIST0114 where a pass of another package cannot be loaded.
+
+    Examples
+    --------
+    >>> [str(spec) for spec in parse_passes("lower, bucket{ bucket_bytes=1024 }")]
+    ['lower', 'bucket{bucket_bytes=1024}']
+    """
+    calls = read_calls(text, place)
+    for call in calls:
+        check_name(call.name, place)
+    return tuple(_checked(call, place) for call in calls)
+
+
+def _checked(call: Call, place: str) -> PassSpec:
+    known = find_pass(call.name).options if call.options.pairs else {}
+    options = {}
+    for key, term in call.options.pairs:
+        if key not in known:
+            raise UsageError(
+                "DIST0152",
+                f'the pass "{call.name}" has no option "{key}"',
+                place=place,
+                remedy=nearest(key, known),
+            )
+        try:
+            options[key] = known[key].read(term)
+        except Unreadable as fault:
+            raise UsageError(
+                "DIST0152",
+                f'{key}={shortened(term)} of the pass "{call.name}" is not {fault.expects}',
+                place=place,
+                remedy=fault.remedy or known[key].fault_remedy,
+            ) from None
+    return PassSpec(call.name, options)
+
+
+def levels_after(specs: Sequence[PassSpec], place: str = "passes") -> list[str | None]:
+    """Level of a module after each of some passes in a row, as far as the passes say it.
+
+    Raises
+    ------
+    UsageError
+        DIST0151 where a pass cannot take what those before it give.
+    """
+    from tvm_distir.core import LEVELS
+
+    possible = set(LEVELS.values())
+    found: list[str | None] = []
+    for spec in specs:
+        info = spec.info
+        taken = possible & set(info.takes)
+        if not taken:
+            raise UsageError(
+                "DIST0151",
+                f'"{spec.name}" takes modules that are {" or ".join(info.takes)}; after the passes '
+                f"before it they are {' or '.join(sorted(possible))}",
+                place=place,
+                remedy="Run the passes in order: annotate, propagate, legalize, lower.",
+            )
+        possible = taken if info.gives is None else {info.gives}
+        found.append(next(iter(possible)) if len(possible) == 1 else None)
+    return found

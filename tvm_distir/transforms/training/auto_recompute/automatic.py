@@ -1,0 +1,109 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``recompute="auto"``: the least time of making values again, within a memory bound.
+
+The step is written once without recomputation. A chain of the calls of ``main``
+(:mod:`.call_chain`) tells what lives there beside what the calls keep, and what each may keep; a
+dynamic program over the calls chooses (:mod:`.recompute.chain`). Sizes are those of the whole
+tensors, divided by what :class:`.recompute.Auto` says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm_distir.core import Recomputation, Runs
+from tvm_distir.support import InfeasibleError, ModelError
+from tvm_distir.transforms.training.recompute.choice import Auto
+from tvm_distir.transforms.training.step.recipe import Recipe
+from tvm_distir.transforms.training.step.writing import StepWriter
+
+from .buffers import leaves
+from .call_chain import Chain, Measured
+from .chain import Link, least_bytes, least_time
+
+GIB = 2**30
+
+
+def chain_of(writer: StepWriter, main: Any, auto: Auto) -> tuple[Chain, list[Link], list[int]]:
+    """The calls of ``main`` as a chain, its links and its gaps.
+
+    Parameters
+    ----------
+    writer : StepWriter
+        Has run, without recomputation.
+    main : Function
+        What it wrote.
+    auto : Auto
+    """
+    measured = Measured(writer.pairs, auto)
+    writer.pairs.functions.of["main"] = main
+    data, rest = len(writer.inputs), main.params[len(writer.inputs) :]
+    weights = {str(param.name) for param in rest}
+    calls = [call for call in writer.tape.calls.values() if call.back is not None]
+    for call in calls:
+        measured.flag(call.pair, call.args, weights)
+    body = measured.live.read("main", (False,) * data + (True,) * len(rest))
+    trees = {str(var.name): tree for var, tree in body.trees.items()}
+    for name in writer.gradients.values():
+        for buffer in leaves(trees[name]):
+            buffer.weight = True
+    chain = Chain(measured, body, calls, weights)
+    links = chain.links()
+    base = measured.sizes(body.params) + measured.constant_bytes
+    gaps = [0, *(gap + base for gap in chain.gaps()[1:])]
+    return chain, [link.beside(base) for link in links], gaps
+
+
+def decided(trial: StepWriter, auto: Auto) -> Recomputation:
+    """Choose what the calls of a step make again.
+
+    Parameters
+    ----------
+    trial : StepWriter
+        Of the same step without recomputation; it is run.
+    auto : Auto
+
+    Raises
+    ------
+    ModelError
+        DIST0351 where the memory is not known.
+    InfeasibleError
+        DIST0803 where nothing stays within it.
+    """
+    bound = bound_of(trial.recipe, auto)
+    chain, links, gaps = chain_of(trial, trial.run(), auto)
+    chosen = least_time(links, gaps, bound)
+    if chosen is None:
+        raise too_little("the step", least_bytes(links, gaps), bound)
+    policies: dict[str, list[str]] = {}
+    for place, option in zip(chain.places, chosen, strict=True):
+        policies.setdefault(place.call.pair.name, []).append(option.policy)
+    return Recomputation(tuple((name, Runs.of(found)) for name, found in policies.items()))
+
+
+def bound_of(recipe: Recipe, auto: Auto) -> int:
+    """Bytes of a device (ModelError DIST0351 where nothing says it)."""
+    system = recipe.system
+    if auto.memory_gib:
+        return int(auto.memory_gib * GIB)
+    if system is None:
+        raise ModelError(
+            "DIST0351",
+            "nothing says how much memory a device has",
+            place="train_step (recompute)",
+            remedy="Give auto:memory_gib=80, or a system.",
+        )
+    return system.memory_capacity_bytes
+
+
+def too_little(what: str, needed: int, bound: int) -> InfeasibleError:
+    """Error about a bound (DIST0803)."""
+    return InfeasibleError(
+        "DIST0803",
+        f"{what} needs {needed / GIB:.3g} GiB on each device with all "
+        f"that can be made again, and {bound / GIB:.3g} GiB are there",
+        place="train_step (recompute)",
+        remedy="Give more memory_gib, or say into how many parts activations and weights "
+        "are cut: auto:activations=8,weights=8.",
+    )

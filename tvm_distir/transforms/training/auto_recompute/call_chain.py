@@ -1,0 +1,250 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of a function that holds forward and backward parts, as links of a chain.
+
+Between the forward and the backward parts of the calls lives what the calls keep, and what others
+hold. Each call's options are the policies and the minimum cuts of its function, written and
+measured. A value that several calls get, as a mask, is taken to live as it does without
+recomputation; where one of them needs it longer, that call counts it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import CUT, FULL, NONE, SELECTIVE
+from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
+from tvm_distir.transforms.training.autodiff.tape import CallGradient, Pair
+from tvm_distir.transforms.training.recompute.choice import Auto
+from tvm_distir.transforms.training.recompute.pairs import Pairs
+from tvm_distir.transforms.training.recompute.policies import kept_by
+
+from .buffers import Body, Buffer, leaves, tree_of
+from .chain import Link, Option
+from .live import Live
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A call of ``main`` with both its parts.
+
+    Attributes
+    ----------
+    call : CallGradient
+    forward, backward : int
+        Numbers of their tasks.
+    """
+
+    call: CallGradient
+    forward: int
+    backward: int
+
+
+class Measured:
+    """Lives of buffers in a step that is written without recomputation.
+
+    Parameters
+    ----------
+    pairs : Pairs
+    auto : Auto
+        Parts that buffers are cut into.
+    block_bytes : int
+        Sizes are multiples of it.
+    """
+
+    def __init__(self, pairs: Pairs, auto: Auto, block_bytes: int = 1) -> None:
+        self.pairs, self.auto, self.block_bytes = pairs, auto, block_bytes
+        self.live = Live(pairs.functions.of, pairs.times.kernels, self.size)
+
+    def size(self, buffer: Buffer) -> int:
+        """Bytes of a buffer on one device."""
+        parts = self.auto.weights if buffer.weight else self.auto.activations
+        return self._rounded(-(-buffer.size_bytes // parts))
+
+    def _rounded(self, size_bytes: int) -> int:
+        return -(-size_bytes // self.block_bytes) * self.block_bytes
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of constants, which are whole on each device."""
+        return sum(map(self._rounded, self.live.constants))
+
+    def sizes(self, buffers: Collection[Buffer]) -> int:
+        """Bytes of some."""
+        return sum(map(self.size, buffers))
+
+    def flag(self, pair: Pair, args: Sequence[Any], weights: Collection[str]) -> None:
+        """Say which results of a backward part are gradients of weights."""
+        flags = tuple(_name(args[i]) in weights for i in pair.given)
+        self.live.gradients[str(pair.backward.name_hint)] = flags
+
+
+class Chain:
+    """The calls of a function without recomputation, and what lives around them.
+
+    Parameters
+    ----------
+    measured : Measured
+        Knows which results of the calls' backward parts are gradients of weights.
+    body : Body
+        The function.
+    calls : sequence of CallGradient
+        Both parts of each stand in it.
+    weights : collection of str
+        Names of its parameters that are weights.
+    arriving : collection of Buffer
+        Parameters that live from the beginning to their last use; others are there all the time,
+        and not counted.
+    later : callable, optional
+        Bytes that the first half of a pair's backward part hands on to the other one.
+    """
+
+    def __init__(
+        self,
+        measured: Measured,
+        body: Body,
+        calls: Sequence[CallGradient],
+        weights: Collection[str],
+        arriving: Collection[Buffer] = (),
+        later: Callable[[Pair], int] | None = None,
+    ) -> None:
+        self.measured, self.pairs, self.live = measured, measured.pairs, measured.live
+        self.main, self.weights, self._size = body, weights, measured.size
+        self.resident = set(body.params) - set(arriving)
+        self._later = later
+        number = {str(task.var.name): i for i, task in enumerate(body.tasks)}
+        self.places = [_Place(c, number[str(c.made.name)], number[str(c.back.name)]) for c in calls]
+        self.last = self.live.last_uses(body, self._unread())
+        self.profile = self.live.profile(body, arriving, self._kept(), self.last)
+        self._options: dict[Any, list[tuple[str, int, Pair]]] = {}
+
+    def _buffers(self, value: Any) -> list[Buffer]:
+        return list(leaves(tree_of(value, self.main.trees)))
+
+    def _unread(self) -> dict[int, set[Buffer]]:
+        """What backward parts read of what their calls kept, and of values that they alone get."""
+        given = [
+            {b for arg in place.call.args for b in self._buffers(arg) if self._is_value(b)}
+            for place in self.places
+        ]
+        readers = Counter(buffer for buffers in given for buffer in buffers)
+        return {
+            place.backward: {*self._saved(place.call), *(b for b in own if readers[b] == 1)}
+            for place, own in zip(self.places, given, strict=True)
+        }
+
+    def _saved(self, call: CallGradient) -> list[Buffer]:
+        return [] if call.saved is None else self._buffers(call.saved)
+
+    def _is_value(self, buffer: Buffer) -> bool:
+        """Whether a buffer is made in the step, and of data."""
+        return not buffer.weight and buffer not in self.resident
+
+    def _kept(self) -> set[Buffer]:
+        """What the calls keep and nobody else has."""
+        found: set[Buffer] = set()
+        for place in self.places:
+            shown = set(self._buffers(place.call.made)[: -len(self._saved(place.call)) or None])
+            found.update(b for b in self._saved(place.call) if b not in shown)
+        return found
+
+    def links(self) -> list[Link]:
+        """Links of the chain."""
+        return [
+            Link(
+                tuple(self._options_of(place)),
+                self.profile[place.forward][0],
+                self.profile[place.backward][0],
+            )
+            for place in self.places
+        ]
+
+    def gaps(self) -> list[int]:
+        """Most that lives beside what the first i calls keep, between calls."""
+        gaps = [0] * (len(self.places) + 1)
+        ends = {k for place in self.places for k in (place.forward, place.backward)}
+        for number, (_, most) in enumerate(self.profile):
+            count = sum(place.forward < number < place.backward for place in self.places)
+            if number not in ends:
+                gaps[count] = max(gaps[count], most)
+        return gaps
+
+    def candidates(self, call: CallGradient) -> list[tuple[str, int, Pair]]:
+        """Policies of a call's function, their times and pairs."""
+        key = (call.pair.name, call.pair.roles)
+        if key not in self._options:
+            draft = self.pairs.draft(*key)
+            parts = (draft.before, draft.read, draft.params, draft.frontier)
+            plain = kept_bytes(kept_by(NONE, *parts)[0])
+            shares = [
+                math.ceil(100 * point.size_bytes / max(plain, 1)) for point in draft.frontier.points
+            ]
+            cuts = [f"{CUT}{share / 100:g}" for share in shares if 0 < share < 100]
+            found = []
+            for policy in dict.fromkeys((NONE, FULL, SELECTIVE, *cuts)):
+                _, again = kept_by(policy, *parts)
+                time = sum(self.pairs.times.of(binding.value) for binding in again)
+                found.append((policy, time, self.pairs.pair_with(*key, policy)))
+                self.measured.flag(found[-1][2], call.args, self.weights)
+            self._options[key] = found
+        return self._options[key]
+
+    def _options_of(self, place: _Place) -> list[Option]:
+        """Options of a call, without those that another one is as good as."""
+        found: list[Option] = []
+        for policy, time, pair in self.candidates(place.call):
+            later = 0 if self._later is None else self._later(pair)
+            option = Option(policy, time, *self._bytes(place, pair), later)
+            figures = _figures(option)
+            if not any(
+                all(a <= b for a, b in zip(_figures(o), figures, strict=True)) for o in found
+            ):
+                found.append(option)
+        return found
+
+    def _bytes(self, place: _Place, pair: Pair) -> tuple[int, int, int]:
+        """Bytes kept, and the peaks inside both parts."""
+        live, args = self.live, place.call.args
+        given = [b for arg in args for b in self._buffers(arg)]
+        needed = [b for i in pair.needed for b in self._buffers(args[i])]
+        held = {b for b in needed if self._is_value(b) and self.last.get(b, -1) < place.backward}
+        forward = str(pair.forward.name_hint)
+        tree, _ = live.results(forward, given)
+        saved = list(dict.fromkeys(leaves(tree[1]))) if pair.saves else []
+        ends = {b for b in given if self._is_value(b) and self.last.get(b) == place.forward}
+        grad = self.main.tasks[place.backward].reads[: self._width(place)]
+        dying = {
+            b for b in (*grad, *needed) if self.last.get(b) == place.backward and self._is_value(b)
+        }
+        return (
+            sum(map(self._size, (*saved, *held))),
+            live.peak(forward, given, ends - held) + sum(map(self._size, ends & held)),
+            live.peak(
+                str(pair.backward.name_hint), [*grad, *saved, *needed], {*dying, *saved, *held}
+            ),
+        )
+
+    def _width(self, place: _Place) -> int:
+        """How many buffers the gradient of a call's result has."""
+        made = self._buffers(place.call.made)
+        return len(made) - len(self._saved(place.call))
+
+
+def _figures(option: Option) -> tuple[int, ...]:
+    return (
+        option.time,
+        option.kept_bytes,
+        option.forward_bytes,
+        option.backward_bytes,
+        option.later_bytes,
+    )
+
+
+def _name(value: Any) -> str:
+    return str(value.name) if isinstance(value, ir.Var) else ""

@@ -1,0 +1,275 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a kind of stage needs of a device's memory, by what its calls keep.
+
+One micro-batch forward and backward is a function, whose calls are a chain (:mod:`.call_chain`);
+the stages behind stand in it as a task that turns the results into their gradients. What is done
+once, and what each micro-batch leaves behind, follows from the stage's own function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core import (
+    ACCUMULATE_PHASE,
+    ACTIVATION,
+    EACH_PHASE,
+    FORWARD_PHASE,
+    GRADIENT,
+    STREAM,
+    TOTAL,
+    flat_types,
+    phase_of,
+)
+from tvm_distir.transforms.training.autodiff.functions import tuple_of
+from tvm_distir.transforms.training.autodiff.saved_values import type_bytes
+from tvm_distir.transforms.training.autodiff.tape import Pair
+from tvm_distir.transforms.training.pipeline.staged import Written
+from tvm_distir.transforms.training.recompute.choice import Auto
+from tvm_distir.transforms.training.recompute.pairs import Draft
+
+from .buffers import Body, Buffer, Task, leaves
+from .call_chain import Chain, Measured
+from .chain import Link
+
+BLOCK_BYTES = 512
+"""Allocators hand out multiples of it."""
+
+_ARRIVING = (ACTIVATION, GRADIENT, STREAM)
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes on a device of a kind of stage.
+
+    Attributes
+    ----------
+    links : tuple of Link
+        The calls of one micro-batch, forward and backward.
+    gaps : tuple of int
+        Between them, see :func:`.recompute.least_time`.
+    calls : tuple of int
+        Which of the stage's calls of private functions they are.
+    resident : int
+        Data, weights and states.
+    constants : int
+        Of all functions that are tried.
+    sums : int
+        Of what grows with micro-batches, from the first one on: sums of gradients.
+    begun : int
+        Of that what the first one makes beside its gradients, which become the sums otherwise.
+    kept : int
+        Of a micro-batch from its forward to its backward part, without what calls keep.
+    later : int
+        Of a micro-batch from its backward part to its gradients of weights, without what calls
+        hand on.
+    adding : int
+        What adding a micro-batch's gradients to the sums takes.
+    end : int
+        What the updates take, sums included.
+    activations, results : int
+        Of a message from the stage before, and to the stage behind.
+    """
+
+    links: tuple[Link, ...]
+    gaps: tuple[int, ...]
+    calls: tuple[int, ...]
+    resident: int
+    constants: int
+    sums: int
+    begun: int
+    kept: int
+    later: int
+    adding: int
+    end: int
+    activations: int
+    results: int
+
+    def handing_on(self, most: int) -> StageMemory:
+        """With those options alone whose calls hand on no more than so many bytes."""
+        links = [
+            replace(link, options=tuple(o for o in link.options if o.later_bytes <= most))
+            for link in self.links
+        ]
+        more = sum(max((o.later_bytes for o in link.options), default=0) for link in links)
+        return replace(self, links=tuple(links), later=self.later + more)
+
+
+def memory_of(written: Written, stage: int, auto: Auto) -> StageMemory:
+    """Measure a stage of a step that is written without recomputation."""
+    return _Measuring(written, stage, auto).run()
+
+
+class _Measuring:
+    """See :func:`memory_of`."""
+
+    def __init__(self, written: Written, stage: int, auto: Auto) -> None:
+        self.written, self.tools = written, written.tools
+        self.writer, self.pipeline = written.writers[stage], written.pipeline
+        self.pair = self.writer.pair
+        self.measured = Measured(self.tools.pairs, auto, BLOCK_BYTES)
+        self.live = self.measured.live
+        self.draft = self.tools.pairs.draft(self.pair.name, self.pair.roles)
+        part = self.writer.part.stage
+        self.first = len(part.activations) + len(part.data)
+        self.weights = {str(param.name) for param in self.draft.params[self.first :]}
+
+    def run(self) -> StageMemory:
+        """Measure all."""
+        splits = self.tools.schedule.splits_backward
+        for call in self.draft.calls:
+            self.measured.flag(call.pair, call.args, self.weights)
+        body, boundary = self._micro_batch(self.draft)
+        arrive = self.draft.params[: self.first]
+        arriving = [b for param in arrive for b in leaves(body.trees[param])]
+        later = self._handed_on if splits else None
+        chain = Chain(self.measured, body, self.draft.calls, self.weights, arriving, later)
+        links, (kept, _) = chain.links(), chain.profile[boundary]
+        labels = list(self.tools.pairs.inside[self.pair.name])
+        once = self._once()
+        before, sums, begun, adding, end = self._sums(once)
+        if self.tools.schedule.stash:  # each micro-batch has weights of its own
+            kept += self._bytes(list(self.writer.params.args[self.first :]), once)
+            sums = begun = sum(map(self._size, leaves(once.result)))
+            adding += end
+        return StageMemory(
+            tuple(links),
+            tuple(chain.gaps()),
+            tuple(labels.index(place.call.label) for place in chain.places),
+            self._resident(once) + before,
+            self.measured.constant_bytes,
+            sums,
+            begun,
+            kept,
+            self._later(chain, once) if splits else 0,
+            adding,
+            end,
+            self._bytes(self.writer.params.activations, once),
+            self._bytes(self.writer.params.grads, once),
+        )
+
+    def _size(self, buffer: Buffer) -> int:
+        return self.measured.size(buffer)
+
+    def _bytes(self, params: Sequence[Any], body: Body) -> int:
+        return sum(self._size(b) for param in params for b in leaves(body.trees[param]))
+
+    def _micro_batch(self, draft: Draft) -> tuple[Body, int]:
+        """Both parts as one function; and the task between them."""
+        results = tuple_of([draft.result, *draft.gradients])
+        block = relax.DataflowBlock([*draft.before, *draft.after])
+        params = [*draft.params, draft.grad]
+        fn = relax.Function(params, relax.SeqExpr([block], results), results.ty, True)
+        name = f"{self.pair.name}_micro_batch"
+        self.tools.functions.of[name] = fn
+        flags = [
+            number >= self.first
+            for number, param in enumerate(draft.params)
+            for _ in flat_types(param.ty)
+        ]
+        flags += [False for _ in flat_types(draft.grad.ty)]
+        body = self.live.read(name, tuple(flags))
+        made, *gradients = body.result
+        for number, gradient in zip(draft.given, gradients, strict=True):
+            for buffer in leaves(gradient):
+                buffer.weight |= number >= self.first
+        before = {binding.var for binding in draft.before}
+        boundary = sum(task.var in before for task in body.tasks)
+        grad = list(leaves(body.trees[draft.grad]))
+        body.tasks.insert(boundary, Task(draft.grad, list(leaves(made)), grad))
+        body.params = [b for b in body.params if b not in grad]
+        body.result = tuple(gradients)
+        return body, boundary
+
+    def _once(self) -> Body:
+        """The stage's own function; what goes to other stages is none of its results.
+
+        Nor is what replaces a weight or a state, in whose memory it lies.
+        """
+        name, params = self.writer.name, self.writer.params
+        for gv, early in self._backward():
+            self.live.gradients[str(gv.name_hint)] = early
+        self.tools.functions.of[name] = self.written.module[name]
+        data = {str(var.name) for var in params.ports.vars[: params.data_count]}
+        fn = self.written.module[name]
+        flags = (str(p.name) not in data for p in fn.params for _ in flat_types(p.ty))
+        body = self.live.read(name, tuple(flags))
+        notes = zip(body.result, self.writer.outputs.notes, strict=True)
+        body.result = tuple(tree for tree, note in notes if not self._is_let_go(note))
+        body.trees.update(zip(params.ports.vars, (body.trees[p] for p in fn.params), strict=True))
+        return body
+
+    def _is_let_go(self, note: str) -> bool:
+        """Whether a result is sent, or lies in the memory of what it replaces."""
+        replaces = note in self.pipeline.inputs and not self.tools.schedule.stash
+        return replaces or _kind(note) in _ARRIVING
+
+    def _backward(self) -> list[tuple[Any, tuple[bool, ...]]]:
+        """Functions of the backward part, and which of their results are gradients of weights."""
+        flags = [number >= self.first for number in self.pair.given]
+        if not self.tools.schedule.splits_backward:
+            return [(self.pair.backward, tuple(flags))]
+        halves = self.writer.halves
+        return [
+            (halves.inputs, tuple(flags[k] for k in halves.first)),
+            (halves.weights, tuple(flags[k] for k in halves.later)),
+        ]
+
+    def _resident(self, once: Body) -> int:
+        """Data of all micro-batches, weights and states."""
+        total, pipeline = 0, self.pipeline
+        for var, note in zip(
+            self.writer.params.ports.vars, self.writer.params.ports.notes, strict=True
+        ):
+            if note in pipeline.inputs or _kind(note) == TOTAL:
+                times = self.tools.schedule.micro_batches if note in pipeline.sliced else 1
+                total += times * self._bytes([var], once)
+        return total
+
+    def _sums(self, once: Body) -> tuple[int, int, int, int, int]:
+        """Bytes of what is made once before; sums, those beside gradients, adding; the end."""
+        profile = self.live.profile(once, ())
+        phases = [self._phase(task) for task in once.tasks]
+        places = [i for i, phase in enumerate(phases) if phase in (ACCUMULATE_PHASE, EACH_PHASE)]
+        terms = {b for i in places for b in once.tasks[i].reads}
+        sums = [b for i in places for b in leaves(once.trees[once.tasks[i].var])]
+        begun = sum(self._size(b) for b in sums if b not in terms)
+        adding = sum(map(self._size, terms))
+        end = max((most for _, most in profile[max(places, default=-1) + 1 :]), default=0)
+        before = profile[phases.index(FORWARD_PHASE)][0]
+        if self.tools.schedule.micro_batches == 1:  # nothing is added to them
+            return before, begun, begun, adding, end
+        more = max(map(self._size, sums), default=0)
+        return before, sum(map(self._size, sums)), begun, adding + more, end
+
+    def _phase(self, task: Task) -> str:
+        fn = self.tools.functions.of.get(task.callee or "")
+        return "" if fn is None else phase_of(fn)
+
+    def _later(self, chain: Chain, once: Body) -> int:
+        """What the halves of the backward part hand on, without what calls do."""
+        inputs = str(self.writer.halves.inputs.name_hint)
+        task = next(task for task in once.tasks if task.callee == inputs)
+        crossing = {b for b in leaves(once.trees[task.var][-1]) if not b.weight}
+        calls = sum(self._handed_on(place.call.pair) for place in chain.places)
+        return sum(map(self._size, crossing)) - calls
+
+    def _handed_on(self, pair: Pair) -> int:
+        """What the halves of a call's backward part hand on, what it is given included."""
+        flags = self.live.gradients[str(pair.backward.name_hint)]
+        early = [k for k, of_weight in enumerate(flags) if not of_weight]
+        halves = self.tools.splitter.split(pair.backward, early)
+        handed = self.tools.functions.of[str(halves.inputs.name_hint)].ret_ty.fields[-1]
+        return sum(self._size(Buffer(type_bytes(ty))) for ty in flat_types(handed))
+
+
+def _kind(note: str) -> str:
+    return note.partition(":")[0]
+
+
+__all__ = ["StageMemory", "memory_of"]

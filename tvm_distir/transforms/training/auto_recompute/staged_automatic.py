@@ -1,0 +1,242 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``recompute="auto"`` of a step in stages: the least time of each kind of stage in a memory bound.
+
+The step is written once without recomputation. Stages of a kind share their functions, so that
+what is chosen for a kind holds for the tightest of its stages. Of each, :mod:`.stage_memory` says
+what one micro-batch needs, and :func:`tvm_distir.core.plan.schedules.holding.holdings` how many others its rank
+holds at the same time, in the order in which it runs them. Where kinds share ranks, the stashes
+of all of them are taken to be as large as the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tvm_distir.core import NONE, Recomputation, Runs, Schedule, holdings
+from tvm_distir.transforms.training.pipeline.staged import Written
+from tvm_distir.transforms.training.recompute.choice import Auto
+from tvm_distir.transforms.training.step.recipe import Recipe
+
+from .automatic import bound_of, too_little
+from .chain import Option, Way, all_ways
+from .stage_memory import StageMemory, memory_of
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """A moment at which a kind of stage runs a unit.
+
+    Attributes
+    ----------
+    stashes : int
+        Micro-batches beside the one that runs, whose stashes are held.
+    beside : int
+        Bytes of what else is there.
+    """
+
+    stashes: int
+    beside: int
+
+
+class Kinds:
+    """Kinds of stages, and what is there while they run.
+
+    Parameters
+    ----------
+    memories : sequence of StageMemory
+        Of each kind.
+    kind_of : sequence of int
+        Per stage.
+    schedule : Schedule
+    """
+
+    def __init__(
+        self, memories: Sequence[StageMemory], kind_of: Sequence[int], schedule: Schedule
+    ) -> None:
+        self.memories, self.kind_of, self.rank_of = memories, kind_of, schedule.rank_of
+        self.end = 0
+        crowds: list[dict[int, int]] = [{} for _ in memories]
+        for own in holdings(schedule):
+            kinds = [memories[kind_of[held.stage]] for held in own]
+            resident = sum(kind.resident + kind.constants for kind in kinds)
+            total, beside = np.zeros_like(own[0].kept), np.zeros_like(own[0].kept)
+            for held, kind in zip(own, kinds, strict=True):
+                total = total + held.kept
+                beside = beside + (
+                    np.where(held.summing, kind.sums, kind.begun)
+                    + held.later * kind.later
+                    + (held.activations + held.given) * kind.activations
+                    + (held.gradients + held.results) * kind.results
+                )
+            self.end = max(self.end, resident + sum(kind.end for kind in kinds))
+            for held in own:
+                known = crowds[kind_of[held.stage]]
+                pairs = zip(total[held.running], beside[held.running], strict=True)
+                for stashes, more in pairs:
+                    known[int(stashes)] = max(known.get(int(stashes), 0), resident + int(more))
+        self.crowds = [_tightest(known) for known in crowds]
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """Kinds that share ranks, directly or by others."""
+        found: list[set[int]] = []
+        for rank in sorted(set(self.rank_of)):
+            own = {k for k, r in zip(self.kind_of, self.rank_of, strict=True) if r == rank}
+            meeting = [group for group in found if group & own]
+            found = [group for group in found if not group & own]
+            found.append(own.union(*meeting))
+        return [sorted(group) for group in found]
+
+    def needed(self, kind: int, stash: int, need: int) -> int:
+        """Most bytes while a kind runs; ``stash``: of a micro-batch, of whichever kind."""
+        inside = max(need, self.memories[kind].adding)
+        return max(one.beside + one.stashes * stash for one in self.crowds[kind]) + inside
+
+    def stash(self, kind: int, way: Way) -> int:
+        """Bytes of a micro-batch between its forward and its backward part."""
+        return self.memories[kind].kept + way.kept_bytes
+
+    def ways(self, kind: int, bound: int) -> list[Way]:
+        """Ways of a kind that fit, beside others whose stashes are no larger."""
+        memory = self.memories[kind]
+
+        def fits(kept: int, need: int) -> bool:
+            return self.needed(kind, memory.kept + kept, need) <= bound
+
+        return all_ways(memory.links, memory.gaps, fits, bound)
+
+    def chosen(self, group: Sequence[int], bound: int) -> dict[int, Way] | None:
+        """The ways with which the slowest rank takes least time; None where none fit."""
+        ways = {kind: self.ways(kind, bound) for kind in group}
+        found = []
+        for stash in self._stashes(ways):
+            own = {
+                kind: [
+                    way
+                    for way in ways[kind]
+                    if self.stash(kind, way) <= stash
+                    and self.needed(kind, stash, way.need_bytes) <= bound
+                ]
+                for kind in group
+            }
+            if all(own.values()):
+                best = {
+                    kind: min(some, key=lambda one: (one.time, one.kept_bytes))
+                    for kind, some in own.items()
+                }
+                found.append((self._times(best), best))
+        return min(found, key=lambda one: one[0])[1] if found else None
+
+    def least(self, group: Sequence[int]) -> int:
+        """The smallest bound under which some ways fit."""
+        ways = {}
+        for kind in group:
+            memory = self.memories[kind]
+            links = [
+                replace(link, options=tuple(replace(o, time=0) for o in link.options))
+                for link in memory.links
+            ]
+            ways[kind] = all_ways(links, memory.gaps, lambda *_: True, 1 << 62)
+        needs = []
+        for stash in self._stashes(ways):
+            own = [
+                [
+                    self.needed(kind, stash, way.need_bytes)
+                    for way in found
+                    if self.stash(kind, way) <= stash
+                ]
+                for kind, found in ways.items()
+            ]
+            if all(own):
+                needs.append(max(map(min, own)))
+        return min(needs)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every call has an option."""
+        return all(link.options for memory in self.memories for link in memory.links)
+
+    def all_chosen(self, bound: int) -> tuple[tuple[int, int], dict[int, list[Option]]] | None:
+        """Times of the slowest rank and of all, and options of each kind; None where none fit."""
+        chosen: dict[int, Way] = {}
+        for group in self.groups if self.end <= bound else ():
+            found = self.chosen(group, bound)
+            if found is None:
+                return None
+            chosen.update(found)
+        if not chosen:
+            return None
+        options = {kind: way.options(self.memories[kind].links) for kind, way in chosen.items()}
+        return self._times(chosen), options
+
+    def all_least(self) -> int:
+        """The smallest bound under which some ways of all kinds fit."""
+        return max(self.end, *map(self.least, self.groups))
+
+    def _stashes(self, ways: Mapping[int, Sequence[Way]]) -> list[int]:
+        """Sizes that the largest stash of a group may have."""
+        return sorted({self.stash(kind, way) for kind, found in ways.items() for way in found})
+
+    def _times(self, ways: Mapping[int, Way]) -> tuple[int, int]:
+        """Of the slowest rank, and of all."""
+        times: dict[int, int] = {}
+        for kind, rank in zip(self.kind_of, self.rank_of, strict=True):
+            if kind in ways:
+                times[rank] = times.get(rank, 0) + ways[kind].time
+        return max(times.values()), sum(times.values())
+
+
+def _tightest(known: Mapping[int, int]) -> list[Crowd]:
+    """Moments, without those beside which another one has no fewer stashes and bytes."""
+    found: list[Crowd] = []
+    for stashes, beside in sorted(known.items(), reverse=True):
+        if not found or beside > found[-1].beside:
+            found.append(Crowd(stashes, beside))
+    return found
+
+
+def decided_in_stages(written: Written, recipe: Recipe, auto: Auto) -> Recomputation:
+    """Choose what the calls of a step in stages make again, each kind of stage for itself.
+
+    Parameters
+    ----------
+    written : Written
+        The same step without recomputation.
+    recipe : Recipe
+    auto : Auto
+
+    Raises
+    ------
+    ModelError
+        DIST0351 where the memory is not known.
+    InfeasibleError
+        DIST0803 where nothing stays within it.
+    """
+    bound = bound_of(recipe, auto)
+    names = [note.function for note in written.pipeline.stages]
+    known = list(dict.fromkeys(names))
+    memories = [memory_of(written, names.index(name), auto) for name in known]
+    kind_of = [known.index(name) for name in names]
+    handed = {o.later_bytes for memory in memories for link in memory.links for o in link.options}
+    tried = [
+        Kinds([memory.handing_on(most) for memory in memories], kind_of, written.pipeline.schedule)
+        for most in sorted(handed or {0})
+    ]
+    tried = [kinds for kinds in tried if kinds.is_open]
+    found = [one for one in (kinds.all_chosen(bound) for kinds in tried) if one is not None]
+    if not found:
+        raise too_little("the step", min(kinds.all_least() for kinds in tried), bound)
+    _, options = min(found, key=lambda one: one[0])
+    policies: dict[str, list[str]] = {}
+    for part, kind in zip(written.parts, kind_of, strict=True):
+        own = dict(zip(memories[kind].calls, [o.policy for o in options[kind]], strict=True))
+        for number, layer in enumerate(part.stage.layers):
+            policies.setdefault(layer.name, []).append(own.get(number, NONE))
+    return Recomputation(tuple((name, Runs.of(found)) for name, found in policies.items()))
+
+
+__all__ = ["decided_in_stages"]

@@ -1,0 +1,273 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Reverse-mode differentiation of one dataflow block.
+
+Per op the gradient is ours (:mod:`.gradients`) or the one TVM registers (``FPrimalGradient``).
+Unlike TVM's pass ``Gradient`` it takes bfloat16, writes only what the wanted gradients need, and
+registers nothing with TVM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import tvm.relax.op._op_gradient  # noqa: F401  (registers TVM's gradients)
+from tvm import ir, relax
+from tvm.relax.op import add, astype, ones, zeros
+
+from tvm_distir.core import tensor_type, variables
+from tvm_distir.support import ModelError
+from tvm_distir.transforms.training.autodiff.rules.registry import GRADIENTS, Gradient
+from tvm_distir.transforms.training.autodiff.rules.transposes import before_transposing
+
+from .reread import Reread
+from .rules import convolutions, gradients, norms  # noqa: F401 (they register theirs)
+
+GRAD_SUFFIX = "_grad"
+"""Ends the names of the values that are gradients."""
+
+_NO_GRADIENT = "relax.grad.no_grad"
+
+
+def is_differentiable(ty: Any) -> bool:
+    """Whether a value of a type has a gradient: floats, or a tuple that holds some."""
+    if isinstance(ty, relax.TupleType):
+        return any(is_differentiable(field) for field in ty.fields)
+    return is_float(ty)
+
+
+def is_float(ty: Any) -> bool:
+    """Whether a type is a tensor of floats."""
+    tensor = tensor_type(ty)
+    return tensor is not None and "float" in str(tensor.dtype)
+
+
+def active(bindings: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
+    """Variables of a float type that depend on the wanted ones."""
+    found = set(wanted)
+    for binding in bindings:
+        if is_differentiable(binding.var.ty) and any(v in found for v in variables(binding.value)):
+            found.add(binding.var)
+    return found
+
+
+class Backward(Protocol):
+    """The reverse of a call of a private function."""
+
+    def write(
+        self, builder: relax.BlockBuilder, gradient: Any, reread: Reread | None
+    ) -> list[tuple[Any, Any]]:
+        """Emit it; return pairs of an argument and its gradient."""
+
+
+class Reverse:
+    """Writes the gradients of one block.
+
+    A gradient may be wider than its value where that is none of the block's own, a parameter.
+
+    Parameters
+    ----------
+    builder : BlockBuilder
+        Inside the block.
+    live : set of Var
+        Variables on the way, see :func:`active`.
+    place : str
+        Name of the function, for messages.
+    reread : Reread, optional
+        What the backward part reads anew.
+    calls : mapping of Var to Backward, optional
+        Calls of private functions, by the variables of their values.
+
+    Attributes
+    ----------
+    sums : dict
+        Gradients so far, by variable, or variable and tuple field.
+    """
+
+    def __init__(
+        self,
+        builder: relax.BlockBuilder,
+        live: set[Any],
+        place: str,
+        reread: Reread | None = None,
+        calls: Mapping[Any, Backward] | None = None,
+    ) -> None:
+        self.builder, self.live, self.place, self.reread = builder, live, place, reread
+        self.calls = calls or {}
+        self._own: set[Any] = set()
+        self.sums: dict[Any, Any] = {}
+
+    def run(self, bindings: Sequence[Any]) -> None:
+        """Hand gradients on through bindings, the last first."""
+        self._own = {binding.var for binding in bindings}
+        for binding in reversed(bindings):
+            self.back(binding.var, binding.value)
+
+    def total(self, var: Any) -> Any:
+        """Gradient of a variable; zeros where nothing that counts depends on it."""
+        gradient = self.of(var)
+        return self._zeros(var.ty) if gradient is None else gradient
+
+    def rounded(self, var: Any) -> Any:
+        """Gradient of a variable in its type; zeros where nothing that counts depends on it."""
+        found, tensor = self.total(var), tensor_type(var.ty)
+        if tensor is None or str(found.ty.dtype) == str(tensor.dtype):
+            return found
+        return self.builder.emit(astype(found, str(tensor.dtype)))
+
+    def _zeros(self, ty: Any) -> Any:
+        if isinstance(ty, relax.TupleType):
+            return self.builder.emit(relax.Tuple([self._zeros(field) for field in ty.fields]))
+        return self.builder.emit(zeros(ty.shape, str(ty.dtype)))
+
+    def _accumulate(self, key: Any, gradient: Any, name: str) -> None:
+        known = self.sums.get(key)
+        total = gradient if known is None else self._sum(known, gradient)
+        if not isinstance(total, ir.Var):
+            total = self.builder.emit(total, name + GRAD_SUFFIX)
+        self.sums[key] = total
+
+    def _sum(self, one: Any, other: Any) -> Any:
+        """The sum of two gradients, in the wider of their types."""
+        terms = [self.builder.normalize(term) for term in (one, other)]
+        kinds = {str(term.ty.dtype) for term in terms}
+        if len(kinds) > 1:
+            terms = [self.builder.normalize(self._in(term, "float32")) for term in terms]
+        return add(*terms)
+
+    def _in(self, gradient: Any, dtype: str) -> Any:
+        """A gradient in a type."""
+        gradient = self.builder.normalize(gradient)
+        return gradient if str(gradient.ty.dtype) == dtype else astype(gradient, dtype)
+
+    def give(self, target: Any, gradient: Any) -> None:
+        """Add a gradient to those of an operand."""
+        target, gradient = before_transposing(self.builder, target, gradient)
+        if isinstance(target, relax.Tuple):
+            for i, field in enumerate(target.fields):
+                if any(v in self.live for v in variables(field)):
+                    self.give(field, _item(gradient, i))
+        elif isinstance(target, relax.TupleGetItem):
+            if isinstance(target.tuple_value, relax.Tuple):  # written out, which is normal form
+                self.give(target.tuple_value.fields[int(target.index)], gradient)
+            elif target.tuple_value in self.live:
+                key = (target.tuple_value, int(target.index))
+                field = tensor_type(target.tuple_value.ty.fields[key[1]])
+                if field is not None:
+                    gradient = self._in(gradient, str(field.dtype))
+                self._accumulate(key, gradient, str(target.tuple_value.name))
+        elif target in self.live:
+            if isinstance(target.ty, relax.TupleType):
+                for i, field in enumerate(target.ty.fields):
+                    if is_differentiable(field):
+                        self._accumulate((target, i), _item(gradient, i), str(target.name))
+            else:
+                if target in self._own:
+                    gradient = self._in(gradient, str(target.ty.dtype))
+                self._accumulate(target, gradient, str(target.name))
+
+    def of(self, var: Any) -> Any:
+        """Gradient of a variable so far; None when nothing that counts depends on it."""
+        if not isinstance(var.ty, relax.TupleType):
+            return self.sums.get(var)
+        known = [self.sums.get((var, i)) for i in range(len(var.ty.fields))]
+        if all(k is None for k in known):
+            return None
+        fields = [
+            k if k is not None else self._zeros(t)
+            for k, t in zip(known, var.ty.fields, strict=True)
+        ]
+        return self.builder.emit(relax.Tuple(fields), str(var.name) + GRAD_SUFFIX)
+
+    def back(self, var: Any, value: Any) -> None:
+        """Hand the gradient of a binding on to what it reads."""
+        gradient = self.of(var) if var in self.live else None
+        if gradient is None:
+            return
+        if var in self.calls:
+            for arg, part in self.calls[var].write(self.builder, gradient, self.reread):
+                self.give(arg, part)
+            return
+        if not isinstance(value, ir.Call):
+            self.give(value, gradient)
+            return
+        again = value if self.reread is None else self.reread(value)
+        parts = self._rule(value)(var, again, gradient, self.builder)
+        for arg, part in zip(value.args, parts, strict=False):
+            marked = isinstance(part, ir.Call) and str(part.op.name) == _NO_GRADIENT
+            if part is not None and not marked and any(v in self.live for v in variables(arg)):
+                self.give(arg, part)
+
+    def _rule(self, call: ir.Call) -> Gradient:
+        if not isinstance(call.op, ir.Op):
+            raise ModelError(
+                "DIST0350",
+                f"a call of {getattr(call.op, 'name_hint', call.op)} cannot be differentiated",
+                place=self.place,
+                remedy="Kernels need a gradient of their own.",
+            )
+        name = str(call.op.name)
+        found = GRADIENTS.get(name) or call.op.get_attr("FPrimalGradient")
+        if found is None:
+            raise ModelError(
+                "DIST0350",
+                "the op has no gradient",
+                place=f"{self.place} ({name})",
+                remedy=f'Register one: tvm.relax.op.base.register_gradient("{name}", fn).',
+            )
+        return found
+
+
+def _item(gradient: Any, index: int) -> Any:
+    if isinstance(gradient, relax.Tuple):
+        return gradient.fields[index]
+    return relax.TupleGetItem(gradient, index)
+
+
+def reverse(
+    builder: relax.BlockBuilder,
+    bindings: Sequence[Any],
+    loss: Any,
+    wanted: Sequence[Any],
+    place: str = "main",
+    reread: Reread | None = None,
+    calls: Mapping[Any, Backward] | None = None,
+    seed: Any = None,
+) -> list[Any]:
+    """Write the gradients of a scalar into an open dataflow block.
+
+    Parameters
+    ----------
+    builder : BlockBuilder
+        Inside the block that holds the bindings already.
+    bindings : sequence of Binding
+        All that leads to the loss, in order and in normal form.
+    loss : Var
+        A scalar of them.
+    wanted : sequence of Var
+        Tensors of a float type.
+    place : str
+        Name of the function, for messages.
+    reread : Reread, optional
+        What the backward part reads anew.
+    calls : mapping of Var to Backward, optional
+        Calls of private functions, by the variables of their values.
+    seed : expression, optional
+        Gradient of the scalar to begin with, of its type; None: one.
+
+    Returns
+    -------
+    gradients : list of Var
+        One for each wanted variable, of its type; zeros where the loss does not depend on it.
+
+    Raises
+    ------
+    ModelError
+        DIST0350 an op on the way has no gradient.
+    """
+    work = Reverse(builder, active(bindings, wanted), place, reread, calls)
+    if loss in work.live:
+        work.give(loss, ones((), str(loss.ty.dtype)) if seed is None else seed)
+    work.run(bindings)
+    return [work.rounded(var) for var in wanted]

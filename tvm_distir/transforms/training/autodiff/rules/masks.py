@@ -1,0 +1,150 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel of a dropout: random numbers of elements by a counter-based generator (Philox)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import ir, relax, te, tirx
+
+from tvm_distir.core import DROPOUT_RATE_ATTR
+
+from .primfuncs import register_primfunc_gradient
+
+GRADIENT = "tvm_distir.dropout"
+"""Name of its gradient."""
+
+ROUNDS = 10
+_FACTORS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+
+
+def dropout_kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx.PrimFunc:
+    """Write ``(x, state, stream, *offsets, result)``; what stays is divided by its chance."""
+    draw = _Draw(shape, rate)
+    x = te.placeholder(shape, dtype, name="x")
+
+    def dropped(*at: Any) -> Any:
+        return draw.over(at, lambda kept: _scaled(kept, x(*at), rate, dtype))
+
+    function = _function([x, *draw.operands, te.compute(shape, dropped, name="dropped")])
+    return function.with_attr(DROPOUT_RATE_ATTR, rate)
+
+
+def mask_keeping_kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx.PrimFunc:
+    """Write ``(x, state, stream, *offsets, result, mask)``: the same, and where elements stay."""
+    draw = _Draw(shape, rate)
+    x = te.placeholder(shape, dtype, name="x")
+    mask = te.compute(shape, lambda *at: draw.over(at, lambda kept: kept), name="mask")
+    result = te.compute(shape, lambda *at: _scaled(mask(*at), x(*at), rate, dtype), name="dropped")
+    return _function([x, *draw.operands, result, mask])
+
+
+def masked_kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx.PrimFunc:
+    """Write ``(x, mask, result)``: the dropout of a mask that was kept."""
+    x = te.placeholder(shape, dtype, name="x")
+    mask = te.placeholder(shape, "bool", name="mask")
+    result = te.compute(shape, lambda *at: _scaled(mask(*at), x(*at), rate, dtype), name="dropped")
+    return _function([x, mask, result])
+
+
+class _Draw:
+    """Whether elements stay.
+
+    Attributes
+    ----------
+    operands : list of Tensor
+        State, stream and the offsets of each dim.
+    """
+
+    def __init__(self, shape: tuple[int, ...], rate: float) -> None:
+        self._state, self._stream = (
+            te.placeholder((), "int64", name=name) for name in ("state", "stream")
+        )
+        self._offsets = [
+            te.placeholder((n,), "int64", name=f"offset{d}") for d, n in enumerate(shape)
+        ]
+        self._threshold = tirx.const(round(rate * 2**32), "uint64")
+        self.operands = [self._state, self._stream, *self._offsets]
+
+    def over(self, at: Sequence[Any], of: Callable[[Any], Any]) -> Any:
+        """An expression of whether an element stays."""
+        element = tirx.const(0, "int64")
+        for offset, i in zip(self._offsets, at, strict=True):
+            element = element + offset[i]
+        named: list[tuple[Any, Any]] = []
+        counter = (*_words(element), *_words(self._stream()))
+        value = of(philox(counter, _words(self._state()), named)[0] >= self._threshold)
+        for var, what in reversed(named):
+            value = tirx.Let(var, what, value)
+        return value
+
+
+def _scaled(kept: Any, value: Any, rate: float, dtype: str) -> Any:
+    return tirx.Select(kept, value * tirx.const(1 / (1 - rate), dtype), tirx.const(0, dtype))
+
+
+def _function(tensors: list[Any]) -> tirx.PrimFunc:
+    return te.create_prim_func(tensors).without_attr("global_symbol")
+
+
+def _words(value: Any) -> list[Any]:
+    """The low and the high word of an int64."""
+    low = value & tirx.const(0xFFFFFFFF, "int64")
+    high = (value >> tirx.const(32, "int64")) & tirx.const(0xFFFFFFFF, "int64")
+    return [low.astype("uint64"), high.astype("uint64")]
+
+
+def philox(counter: Sequence[Any], key: Sequence[Any], named: list[tuple[Any, Any]]) -> list[Any]:
+    """Philox4x32-10 (Salmon et al. 2011) on words of 32 bits, held as uint64.
+
+    Nothing exceeds 64 bits: TVM simplifies integers as if they never overflowed.
+
+    Parameters
+    ----------
+    counter : sequence of 4 expressions
+    key : sequence of 2 expressions
+    named : list
+        Gets variables and what they stand for, in order; the result is over them.
+    """
+
+    def let(value: Any) -> Any:
+        named.append((tirx.Var(f"v{len(named)}", "uint64"), value))
+        return named[-1][0]
+
+    half, low = tirx.const(32, "uint64"), tirx.const(0xFFFFFFFF, "uint64")
+    words, keys = list(counter), list(key)
+    for number in range(ROUNDS):
+        if number:
+            keys = [let((k + tirx.const(w, "uint64")) & low) for k, w in zip(keys, _WEYL)]
+        first, second = (
+            let(words[2 * i] * tirx.const(m, "uint64")) for i, m in enumerate(_FACTORS)
+        )
+        words = [
+            let((second >> half) ^ words[1] ^ keys[0]),
+            let(second & low),
+            let((first >> half) ^ words[3] ^ keys[1]),
+            let(first & low),
+        ]
+    return words
+
+
+def _backward(call: ir.Call, _: Any, grads: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """The kernel on the gradient of the result, for the gradient of the operand."""
+    operands = call.args[1].fields
+    again = relax.Tuple([grads[0], *operands[1:]])
+    found = relax.call_tir(call.args[0], again, operands[0].ty)
+    return [found, *[None] * (len(operands) - 1)]
+
+
+register_primfunc_gradient(GRADIENT, _backward)
+
+
+__all__ = [
+    "GRADIENT",
+    "dropout_kernel",
+    "mask_keeping_kernel",
+    "masked_kernel",
+    "philox",
+]

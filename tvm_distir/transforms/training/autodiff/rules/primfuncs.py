@@ -1,0 +1,165 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of kernels: calls of PrimFuncs whose backward part was registered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax, tirx
+from tvm.relax.op import zeros
+
+from tvm_distir.core import all_bindings, flat_types, leaves_of, with_body
+from tvm_distir.support import ModelError, nearest
+
+from .registry import item, register_gradient
+
+Backward = Callable[[ir.Call, Any, Any, relax.BlockBuilder], list[Any]]
+"""``(call, results, gradients of the results, builder)`` to a gradient, or None, per operand."""
+
+_MARKED = "relax.call_tir_with_grad"
+_PAIRS: dict[str, Backward] = {}
+_KERNELS: dict[str, tuple[ir.GlobalVar, tirx.PrimFunc]] = {}
+
+
+def backward_kernel(name: str) -> tuple[ir.GlobalVar, tirx.PrimFunc] | None:
+    """A kernel that gradients call, by the name of its handle."""
+    return _KERNELS.get(name)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A backward kernel without the parameters that it does not read: those could not be cut."""
+
+    handle: ir.GlobalVar
+    read: tuple[int, ...]
+
+    def call(self, given: Sequence[Any], ty: Any) -> Any:
+        """Call it on those of the operands, results and gradients that it reads."""
+        return relax.call_tir(self.handle, relax.Tuple([given[i] for i in self.read]), ty)
+
+
+def _kept(given: tirx.PrimFunc, name: str) -> _Kernel:
+    """Keep a backward kernel."""
+    used = set(tirx.analysis.undefined_vars(given.body, []))
+    *inputs, output = given.params
+    read = tuple(i for i, param in enumerate(inputs) if param in used)
+    params = [*(inputs[i] for i in read), output]
+    kernel = tirx.PrimFunc(params, given.body, given.ret_type, given.attrs)
+    kernel = kernel.without_attr("global_symbol")
+    handle = relax.BlockBuilder().add_func(kernel, name)
+    _KERNELS[str(handle.name_hint)] = handle, kernel
+    return _Kernel(handle, read)
+
+
+def _with_kernels(kernels: Sequence[_Kernel | None]) -> Backward:
+    """A backward part that is a kernel per operand, where it is not constant."""
+
+    def backward(call: ir.Call, results: Any, grads: Any, builder: relax.BlockBuilder) -> list[Any]:
+        operands = [x for x, _, _ in leaves_of(call.args[1])]
+        given = [*operands, *results, *grads]
+        return [
+            None if kernel is None else kernel.call(given, x.ty)
+            for kernel, x in zip(kernels, operands, strict=True)
+        ]
+
+    return backward
+
+
+def register_primfunc_gradient(
+    name: str, backward: Sequence[tirx.PrimFunc | None] | Backward, override: bool = False
+) -> None:
+    """Say what the gradient of a kernel is, so that models that call it can be trained.
+
+    Parameters
+    ----------
+    name : str
+        The kernel's name in its module; of a ``call_tir_with_grad`` its ``te_grad_name``.
+    backward : sequence of PrimFunc, or callable
+        A kernel per operand: its parameters are all operands of the forward one, its results,
+        their gradients, and then, to be written, the gradient of the operand; None for one that
+        counts as constant. (One kernel for several would be cut along what they have in common
+        only: where samples are cut, the gradient of data is a part, that of a weight a term.) Or
+        a function ``(call, results, gradients, builder)``, of the forward call, the lists of its
+        results and of their gradients, and the open block, to one expression or None per operand,
+        of Relax ops.
+    override : bool
+        Replace what was registered for the name.
+
+    Raises
+    ------
+    ModelError
+        DIST0353 the name has a gradient already.
+
+    Examples
+    --------
+    >>> register_primfunc_gradient("scale", [scale_by_data, scale_by_weight])
+    """
+    if name in _PAIRS and not override:
+        raise ModelError(
+            "DIST0353",
+            "the kernel has a gradient already",
+            place=name,
+            remedy="Pass override=True to replace it.",
+        )
+    if callable(backward):
+        _PAIRS[name] = backward
+        return
+    kernels = [
+        None if given is None else _kept(given, f"gradient_of_{name}_{position}")
+        for position, given in enumerate(backward)
+    ]
+    _PAIRS[name] = _with_kernels(kernels)
+
+
+def without_mark(value: Any) -> Any:
+    """A ``call_tir`` in place of one that names its gradient, which is no more asked for."""
+    if not isinstance(value, ir.Call) or value.op != ir.Op.get(_MARKED):
+        return value
+    return ir.Call(ir.Op.get("relax.call_tir"), list(value.args), None, list(value.ty_args))
+
+
+def unmarked(fn: relax.Function) -> relax.Function:
+    """A function whose kernels are called without the names of their gradients."""
+    bindings = all_bindings(fn.body)
+    if not any(without_mark(b.value) is not b.value for b in bindings):
+        return fn
+    blocks = [
+        type(block)([relax.VarBinding(b.var, without_mark(b.value)) for b in block.bindings])
+        for block in fn.body.blocks
+    ]
+    return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+
+
+def _name(call: ir.Call) -> str:
+    """Under which name the gradient of a called kernel is looked up."""
+    if str(call.op.name) == _MARKED:
+        return str(call.attrs.te_grad_name)
+    return str(call.args[0].name_hint)
+
+
+@register_gradient("call_tir", "call_tir_with_grad")
+def _kernel(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Of the operands in their tuple; what has none counts as constant."""
+    name = _name(call)
+    if name not in _PAIRS:
+        hint = nearest(name, _PAIRS) if _PAIRS else ""
+        raise ModelError(
+            "DIST0350",
+            f"the kernel {name} has no gradient",
+            place=name,
+            remedy=f'Register one: register_primfunc_gradient("{name}", ...). {hint}'.strip(),
+        )
+    many = isinstance(y.ty, relax.TupleType)
+    count = len(flat_types(y.ty))
+    results = [builder.emit(item(y, i)) for i in range(count)] if many else [y]
+    grads = [builder.emit(item(grad, i)) for i in range(count)] if many else [grad]
+    operands = [x for x, _, _ in leaves_of(call.args[1])]
+    parts = _PAIRS[name](call, results, grads, builder)
+    found = [
+        zeros(x.ty.shape, str(x.ty.dtype)) if part is None else part
+        for x, part in zip(operands, parts, strict=True)
+    ]
+    return [None, relax.Tuple(found), *[None] * (len(call.args) - 2)]

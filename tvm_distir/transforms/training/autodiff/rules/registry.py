@@ -1,0 +1,77 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The gradients of ops by name, and what they are written with.
+
+A gradient is a function ``(result, call, gradient of the result, builder)`` to one expression
+per argument; None where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import (
+    collapse_sum_to,
+)
+
+from tvm_distir.core import scalar, static_shape
+from tvm_distir.support import ModelError
+
+Gradient = Callable[[Any, ir.Call, Any, relax.BlockBuilder], list[Any]]
+GRADIENTS: dict[str, Gradient] = {}
+"""By op name."""
+
+
+def register_gradient(*names: str) -> Callable[[Gradient], Gradient]:
+    """Register the gradient of some ops, named without ``relax.``."""
+
+    def keep(function: Gradient) -> Gradient:
+        for name in names:
+            GRADIENTS[f"relax.{name}"] = function
+        return function
+
+    return keep
+
+
+def constant_like(value: float, like: Any) -> Any:
+    """A scalar of the type of a tensor."""
+    return scalar(value, str(like.ty.dtype))
+
+
+def shape_of(expr: Any) -> tuple[Any, ...]:
+    """Shape of a tensor; ``()`` where it is not known."""
+    return static_shape(expr.ty) or ()
+
+
+def refuse(call: ir.Call, what: str) -> ModelError:
+    """Error about an op whose gradient is not known."""
+    return ModelError(
+        "DIST0350",
+        what,
+        place=str(call.op.name),
+        remedy="Write the model without it, or train by hand-written gradients.",
+    )
+
+
+def fitted(builder: relax.BlockBuilder, gradient: Any, like: Any) -> Any:
+    """Sum a gradient over the dims along which its value was broadcast."""
+    gradient = builder.normalize(gradient)
+    if shape_of(gradient) == shape_of(like):
+        return gradient
+    if not isinstance(gradient, ir.Var):
+        gradient = builder.emit(gradient)
+    return collapse_sum_to(gradient, like.ty.shape)
+
+
+def unbroadcast(gradient: Any, whole: Any, like: Any) -> Any:
+    """Sum a gradient of the shape of ``whole`` likewise, without a builder: nothing is emitted."""
+    if shape_of(whole) == shape_of(like):
+        return gradient
+    return collapse_sum_to(gradient, like.ty.shape)
+
+
+def item(pair: Any, index: int) -> Any:
+    """A field of a tuple."""
+    return relax.TupleGetItem(pair, index)

@@ -1,0 +1,94 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the forward part of a function keeps for its backward part, and what is made again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import flat_types, known_shape, size_bytes, variables
+
+VIEWS = frozenset(
+    f"relax.{name}"
+    for name in ("astype", "expand_dims", "flatten", "permute_dims", "reshape", "squeeze")
+)
+"""Ops that show one value in another form."""
+
+
+def view_source(value: Any) -> Any:
+    """The variable that a bound value shows in another form; None where it computes."""
+    if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
+        if str(value.op.name) in VIEWS and isinstance(value.args[0], ir.Var):
+            return value.args[0]
+    return None
+
+
+def kept_and_again(
+    forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Divide what the backward part reads into what is kept for it and what it makes again.
+
+    Views of parameters and of kept values are made again, and so is what no variable is needed
+    for; all else is kept.
+
+    Parameters
+    ----------
+    forward : sequence of Binding
+        The forward part, in order.
+    read : sequence of Var
+        What the backward part reads.
+    params : sequence of Var
+        They are at hand in either part.
+
+    Returns
+    -------
+    kept : list of Var
+    again : list of Binding
+        In order.
+    """
+    wanted, at_hand = set(read), set(params)
+    values = {binding.var: binding.value for binding in forward}
+    kept: list[Any] = []
+    made: dict[Any, None] = {}
+    for binding in forward:
+        if binding.var not in wanted:
+            continue
+        chain = _chain(binding.var, values, at_hand)
+        if chain is None:
+            kept.append(binding.var)
+            at_hand.add(binding.var)
+        else:
+            made.update(dict.fromkeys(chain))
+    return kept, [binding for binding in forward if binding.var in made]
+
+
+def _chain(var: Any, values: Mapping[Any, Any], at_hand: set[Any]) -> list[Any] | None:
+    """The views that lead from something at hand to a variable; None where something computes."""
+    chain: list[Any] = []
+    while var not in at_hand:
+        value = values[var]
+        chain.append(var)
+        if not any(True for _ in variables(value)) and isinstance(value, ir.Call):
+            return chain
+        source = view_source(value)
+        if source is None:
+            return None
+        var = source
+    return chain
+
+
+def type_bytes(ty: Any) -> int:
+    """Bytes of a tensor of a type; symbolic sizes count as one."""
+    shape = tuple(n if isinstance(n, int) else 1 for n in known_shape(ty) or ())
+    return size_bytes(shape, str(ty.dtype))
+
+
+def kept_bytes(kept: Sequence[Any]) -> int:
+    """Bytes of some variables."""
+    return sum(type_bytes(ty) for var in kept for ty in flat_types(var.ty))
+
+
+__all__ = ["VIEWS", "kept_and_again", "kept_bytes", "type_bytes", "view_source"]

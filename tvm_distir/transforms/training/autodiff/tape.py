@@ -1,0 +1,190 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the forward part of a function, and remembers what its reverse must know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tvm import ir, relax
+
+from tvm_distir.core import substitute
+from tvm_distir.transforms.training.autodiff.rules.primfuncs import without_mark
+
+from .reread import Reread
+from .reverse import is_differentiable
+
+Roles = tuple[bool, ...]
+"""Per parameter of a function: whether its gradient is asked for."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A function's forward and backward part.
+
+    Attributes
+    ----------
+    name : str
+        Of the function.
+    forward : GlobalVar
+        ``(*params) -> (y, (*saved,))``; the function itself where nothing is saved.
+    backward : GlobalVar
+        ``(grad, (*saved,), *needed) -> (*given,)``, without the second where nothing is saved.
+    saves : bool
+    needed : tuple of int
+        The parameters that the backward part reads.
+    given : tuple of int
+        The parameters whose gradients it returns.
+    params : tuple of str
+        Names of the parameters.
+    roles : tuple of bool
+    """
+
+    name: str
+    forward: ir.GlobalVar
+    backward: ir.GlobalVar
+    saves: bool
+    needed: tuple[int, ...]
+    given: tuple[int, ...]
+    params: tuple[str, ...]
+    roles: Roles
+
+
+class PairMaker(Protocol):
+    """What makes pairs of a model's functions."""
+
+    def differentiates(self, call: Any) -> bool:
+        """Whether a value is a call of a function that has a pair."""
+
+    def pair(self, name: str, roles: Roles, label: str) -> Pair:
+        """Return the pair of a call of a function, for the gradients that are asked for."""
+
+
+@dataclass
+class CallGradient:
+    """The reverse of one call of a private function.
+
+    Attributes
+    ----------
+    pair : Pair
+    args : sequence of expression
+    saved : Var or None
+    label : str
+        Name of the call's value.
+    made : Var or None
+        The call of the forward part, once it is written.
+    back : Var or None
+        The call of the backward part, once it is written.
+    """
+
+    pair: Pair
+    args: Sequence[Any]
+    saved: Any
+    label: str
+    made: Any = field(default=None)
+    back: Any = field(default=None)
+
+    def write(
+        self, builder: relax.BlockBuilder, gradient: Any, reread: Reread | None
+    ) -> list[tuple[Any, Any]]:
+        """Emit the call of the backward part; return pairs of an argument and its gradient."""
+        needed = [self.args[i] for i in self.pair.needed]
+        if reread is not None:
+            needed = [reread.argument(one) for one in needed]
+        first = [gradient] if self.saved is None else [gradient, self.saved]
+        self.back = builder.emit(
+            ir.Call(self.pair.backward, [*first, *needed]), f"{self.label}_back"
+        )
+        return [
+            (self.args[i], relax.TupleGetItem(self.back, k)) for k, i in enumerate(self.pair.given)
+        ]
+
+
+class Tape:
+    """Emits bindings in order; a call of a private function becomes that of its forward part.
+
+    Parameters
+    ----------
+    builder : BlockBuilder
+        Inside the block to write to.
+    pairs : PairMaker
+    live : set of Var
+        Variables on the way from what gradients are asked of.
+
+    Attributes
+    ----------
+    env : dict of Var to Var
+        What stands for the variables of the model.
+    bindings : list of Binding
+        What was emitted, values as the model has them.
+    calls : dict of Var to CallGradient
+    """
+
+    def __init__(self, builder: relax.BlockBuilder, pairs: PairMaker, live: set[Any]) -> None:
+        self.builder, self.pairs, self.live = builder, pairs, set(live)
+        self.env: dict[Any, Any] = {}
+        self.bindings: list[Any] = []
+        self.calls: dict[Any, CallGradient] = {}
+
+    def add(self, var: Any, value: Any) -> Any:
+        """Emit what a variable of the model is bound to; return what stands for it."""
+        if isinstance(value, ir.Var):
+            self.env[var] = value
+            return value
+        name = str(var.name)
+        call = self._call(var, value)
+        if call is None:
+            new = self.builder.emit(without_mark(value), name)
+        elif not call.pair.saves:
+            new = self.builder.emit(ir.Call(call.pair.forward, value.args[:]), name)
+            call.made = new
+        else:
+            both = self.builder.emit(ir.Call(call.pair.forward, value.args[:]), f"{name}_both")
+            call.made = both
+            new = self.builder.emit(relax.TupleGetItem(both, 0), name)
+            call.saved = self.builder.emit(relax.TupleGetItem(both, 1), f"{name}_saved")
+        if call is not None:
+            self.calls[new] = call
+        if var in self.live:
+            self.live.add(new)
+        self.env[var] = new
+        self.bindings.append(relax.VarBinding(new, value))
+        return new
+
+    def emit(self, value: Any, name: str = "") -> Any:
+        """Emit what the model does not have (a loss) and remember it."""
+        if self.pairs.differentiates(value):
+            var = relax.Var(name or "value", self.builder.normalize(value).ty)
+            self.live.add(var)
+            return self.add(var, value)
+        return self._remembered(self.builder.emit(value, name))
+
+    def output(self, value: Any, name: str) -> Any:
+        """Emit what the model does not have likewise, and let it out of the block."""
+        if self.pairs.differentiates(value):
+            value = self.emit(value)
+        return self._remembered(self.builder.emit_output(value, name))
+
+    def _remembered(self, var: Any) -> Any:
+        self.bindings.append(relax.VarBinding(var, self.builder.lookup_binding(var)))
+        return var
+
+    def replaced(self, expr: Any) -> Any:
+        """An expression of the model over what was emitted."""
+        return substitute(expr, self.env)
+
+    def _call(self, var: Any, value: Any) -> CallGradient | None:
+        if var not in self.live or not self.pairs.differentiates(value):
+            return None
+        roles = tuple(self._on_the_way(arg) for arg in value.args[:])
+        pair = self.pairs.pair(str(value.op.name_hint), roles, str(var.name))
+        return CallGradient(pair, value.args[:], None, str(var.name))
+
+    def _on_the_way(self, arg: Any) -> bool:
+        if isinstance(arg, relax.Tuple):
+            return any(self._on_the_way(field) for field in arg.fields)
+        if isinstance(arg, relax.TupleGetItem):
+            return self._on_the_way(arg.tuple_value)
+        return arg in self.live and is_differentiable(arg.ty)

@@ -1,0 +1,115 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Adam, and AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax
+from tvm.relax.op import add, divide, multiply, power, sqrt, subtract
+
+from tvm_distir.core import scalar
+
+from .protocol import Shared, by_rate, like, scaled
+from .ranges import at_least_zero, share
+
+LEFT = ("left1", "left2")
+"""Names of what the moments fall short by so far."""
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Kingma and Ba 2015, algorithm 1; decay is added to the gradient (L2).
+
+    States: the first and second moments, in the dtype of the weight.
+
+    Attributes
+    ----------
+    rate, beta1, beta2, epsilon, decay : float
+    """
+
+    rate: float = at_least_zero(1e-3)
+    beta1: float = share(0.9)
+    beta2: float = share(0.999)
+    epsilon: float = at_least_zero(1e-8)
+    decay: float = at_least_zero(0.0)
+    counts = True
+    wide = False
+
+    def states(self, weight: Any) -> dict[str, Any]:
+        """The moments."""
+        return {"m": weight, "v": weight}
+
+    def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
+        """What the moments fall short by so far: ``1 - beta^step`` of either."""
+        one = scalar(1.0, "float32")
+        left = [builder.emit(power(scalar(b, "float32"), step)) for b in (self.beta1, self.beta2)]
+        return {
+            name: builder.emit(subtract(one, part)) for name, part in zip(LEFT, left, strict=True)
+        }
+
+    def update(
+        self,
+        builder: relax.BlockBuilder,
+        weight: Any,
+        grad: Any,
+        states: Sequence[Any],
+        shared: Shared,
+    ) -> tuple[Any, list[Any]]:
+        """See :class:`.protocol.Optimizer`."""
+        if self.decay:
+            grad = builder.emit(add(grad, scaled(builder, self.decay, weight)))
+        ratio, moments = moved(self, builder, grad, states, shared)
+        return subtract(weight, by_rate(builder, self.rate, shared, ratio)), moments
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Loshchilov and Hutter 2019, algorithm 2: Adam whose decay stands beside the gradient.
+
+    Attributes
+    ----------
+    rate, beta1, beta2, epsilon, decay : float
+    """
+
+    decay: float = at_least_zero(1e-2)
+
+    def update(
+        self,
+        builder: relax.BlockBuilder,
+        weight: Any,
+        grad: Any,
+        states: Sequence[Any],
+        shared: Shared,
+    ) -> tuple[Any, list[Any]]:
+        """See :class:`.protocol.Optimizer`."""
+        ratio, moments = moved(self, builder, grad, states, shared)
+        move = by_rate(builder, self.rate, shared, ratio)
+        if self.decay:
+            move = builder.emit(add(move, by_rate(builder, self.rate, shared, weight, self.decay)))
+        return subtract(weight, move), moments
+
+
+def moved(
+    made: Adam,
+    builder: relax.BlockBuilder,
+    grad: Any,
+    states: Sequence[Any],
+    shared: Shared,
+) -> tuple[Any, list[Any]]:
+    """The corrected first moment over the root of the second, and the new moments."""
+    left = [like(builder, shared[name], grad) for name in LEFT]
+    squared = builder.emit(multiply(grad, grad))
+    betas, moments = (made.beta1, made.beta2), []
+    for state, new, beta in zip(states, (grad, squared), betas, strict=True):
+        kept = scaled(builder, beta, state)
+        moments.append(builder.emit(add(kept, scaled(builder, 1 - beta, new))))
+    first, second = (
+        builder.emit(divide(moment, part)) for moment, part in zip(moments, left, strict=True)
+    )
+    small = scalar(made.epsilon, str(grad.ty.dtype))
+    below = builder.emit(add(builder.emit(sqrt(second)), small))
+    return builder.emit(divide(first, below)), moments

@@ -1,0 +1,84 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a training step asks of an optimizer, and what they are written with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tvm import relax
+from tvm.relax.op import astype, multiply
+
+from tvm_distir.core import scalar
+
+STEP = "step"
+"""Name of the parameter that counts the steps done, int64 ()."""
+
+RATE = "rate"
+"""Name of the learning rate, float32 (), where it is an input of the step."""
+
+Shared = Mapping[str, Any]
+"""Scalars, float32 (), that all weights share in a step, by name."""
+
+
+class Optimizer(Protocol):
+    """A rule by which gradients change weights, element by element: a state is cut as its weight.
+
+    Attributes
+    ----------
+    counts : bool
+        Whether it needs the number of the step.
+    wide : bool
+        Whether it takes gradients in float32, whatever the weight is.
+    """
+
+    @property
+    def counts(self) -> bool:
+        """Whether the number of the step is read."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether gradients are float32."""
+
+    def states(self, weight: Any) -> dict[str, Any]:
+        """Types of the states of a weight, by name, for the weight's type."""
+
+    def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
+        """What all weights share in this step; ``step``, float32 (), counts from 1."""
+
+    def update(
+        self,
+        builder: relax.BlockBuilder,
+        weight: Any,
+        grad: Any,
+        states: Sequence[Any],
+        shared: Shared,
+    ) -> tuple[Any, list[Any]]:
+        """New weight and new states, the weight not emitted yet."""
+
+
+def scaled(builder: relax.BlockBuilder, factor: float, value: Any) -> Any:
+    """A number times a tensor."""
+    return builder.emit(multiply(scalar(factor, str(value.ty.dtype)), value))
+
+
+def by_rate(
+    builder: relax.BlockBuilder, rate: float, shared: Shared, value: Any, times: float = 1.0
+) -> Any:
+    """The learning rate, as given or as the input of the step, times a number and a tensor."""
+    if RATE not in shared:
+        return scaled(builder, rate * times, value)
+    given = like(builder, shared[RATE], value)
+    moved = builder.emit(multiply(given, value))
+    return moved if times == 1.0 else scaled(builder, times, moved)
+
+
+def like(builder: relax.BlockBuilder, value: Any, other: Any) -> Any:
+    """A value in the dtype of another."""
+    return cast(builder, value, str(other.ty.dtype))
+
+
+def cast(builder: relax.BlockBuilder, value: Any, dtype: str) -> Any:
+    """A value in a dtype."""
+    return value if str(value.ty.dtype) == dtype else builder.emit(astype(value, dtype))

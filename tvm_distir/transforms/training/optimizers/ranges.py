@@ -1,0 +1,47 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that an optimizer's options may be, told where the options are declared."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import Field, field
+from typing import Any
+
+from tvm_distir.support import ModelError
+
+_LARGEST = (2 - 2**-23) * 2.0**127
+"""Options are float32 in steps."""
+
+_WITHIN, _SAID = "tvm_distir.within", "tvm_distir.said"
+"""Keys of a field's metadata: the least and the most that it may be, and that in words."""
+
+
+def at_least_zero(default: float) -> Any:
+    """An option that is not negative: a rate, a decay."""
+    said = "a number from 0 to the largest of float32"
+    return field(default=default, metadata={_WITHIN: (0.0, _LARGEST), _SAID: said})
+
+
+def share(default: float) -> Any:
+    """An option of at least 0 and less than 1: how much of a running mean is kept."""
+    within = 0.0, math.nextafter(1.0, 0.0)
+    return field(default=default, metadata={_WITHIN: within, _SAID: "a number from 0, below 1"})
+
+
+def check_range(name: str, option: Field[Any], value: float) -> None:
+    """Refuse a number out of the range that an option of the optimizer ``name`` declares.
+
+    Raises
+    ------
+    ModelError
+        DIST0351.
+    """
+    least, most = option.metadata.get(_WITHIN, (-math.inf, math.inf))
+    if not least <= value <= most:
+        raise ModelError(
+            "DIST0351",
+            f'"{option.name}" of the optimizer "{name}" is {value:g}',
+            place="train_step",
+            remedy=f"Give {option.metadata.get(_SAID, 'a finite number')}.",
+        )

@@ -1,0 +1,93 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizers by name: ours, each in its file, and those that other packages offer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from tvm_distir.support import ModelError, Registry, UsageError, nearest, shortened
+
+from .ranges import check_range
+
+if TYPE_CHECKING:
+    from .protocol import Optimizer
+
+_HERE = __name__.rpartition(".")[0]
+
+OPTIMIZERS = Registry(
+    "tvm_distir.optimizers",
+    {
+        "sgd": f"{_HERE}.sgd:Sgd",
+        "adam": f"{_HERE}.adam:Adam",
+        "adamw": f"{_HERE}.adam:AdamW",
+        "lion": f"{_HERE}.lion:Lion",
+    },
+)
+"""Each stands for a dataclass of numbers that does what :class:`.protocol.Optimizer` says."""
+
+
+def optimizer_names() -> tuple[str, ...]:
+    """Names of all optimizers."""
+    return OPTIMIZERS.names()
+
+
+def optimizer_named(name: str, options: Mapping[str, float]) -> Optimizer:
+    """Make an optimizer by name.
+
+    Raises
+    ------
+    ModelError
+        DIST0351 no such optimizer, no such option of it, or a number out of its range.
+    DependencyError
+        DIST0114 another package offers it, and it is no dataclass or cannot be loaded.
+    """
+    if name not in OPTIMIZERS:
+        raise ModelError(
+            "DIST0351",
+            f'no optimizer "{name}"',
+            place="train_step",
+            remedy=nearest(name, OPTIMIZERS.names()),
+        )
+    kind: Any = OPTIMIZERS.load(name)
+    make: Any = kind
+    if not is_dataclass(kind):
+        raise OPTIMIZERS.offered()[name].fault("it is no dataclass of options")
+    known = [f.name for f in fields(kind)]
+    for option in options:
+        if option not in known:
+            raise ModelError(
+                "DIST0351",
+                f'the optimizer "{name}" has no option "{option}"',
+                place="train_step",
+                remedy=nearest(option, known),
+            )
+    for one in fields(kind):
+        if one.name in options:
+            check_range(name, one, float(options[one.name]))
+    made: Optimizer = make(**{key: float(value) for key, value in options.items()})
+    return made
+
+
+def read_optimizer(text: str, place: str) -> tuple[str, dict[str, float]]:
+    """Read ``adam:rate=0.001,beta1=0.9``: a name and numbers (UsageError DIST0152)."""
+    name, colon, rest = text.partition(":")
+    options: dict[str, float] = {}
+    for item in rest.split(",") if colon else []:
+        key, equals, value = (word.strip() for word in item.partition("="))
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not key or not equals or not math.isfinite(number) or key in options:
+            raise UsageError(
+                "DIST0152",
+                f'"{shortened(item)}" is not an option and its number',
+                place=place,
+                remedy="Write NAME:key=value,..., e.g. adam:rate=0.001.",
+            )
+        options[key] = number
+    return name.strip(), options

@@ -1,0 +1,106 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""TrainStep: a forward model becomes one step of training.
+
+Before::
+
+    def layer(x, w) -> y                                # private
+    def main(x, h_0_w, h_1_w):
+        y = cls.layer(x, h_0_w)
+        z = cls.layer(y, h_1_w)
+
+After, with ``loss="mse"``::
+
+    def layer_forward(x, w) -> (y, (saved...))          # private
+    def layer_backward(grad, (saved...), w) -> (x's gradient, w's gradient)
+    def layer_update(w, w_grad) -> (new w,)
+    def main(x, targets, h_0_w, h_1_w):
+        y_both = cls.layer_forward(x, h_0_w)
+        ...
+        y_back = cls.layer_backward(y_grad, y_saved, h_0_w)
+        y_update = cls.layer_update(h_0_w, h_0_w_grad)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_distir.core import Rewrite, System, module_pass
+from tvm_distir.transforms.training.optimizers.registry import read_optimizer
+
+from .train_step import train_step
+
+
+@module_pass("global")
+def TrainStep(
+    loss: str = "cross_entropy",
+    optimizer: str = "sgd",
+    reread: bool = False,
+    clip: float = 0.0,
+    loss_scale: str = "1",
+    master: bool = False,
+    rate_input: bool = False,
+    frozen: Sequence[str] = (),
+    recompute: str = "none",
+    system: System | str | None = None,
+    schedule: str = "none",
+) -> Rewrite:
+    """Make a step of training out of a model; its functions stay functions.
+
+    What :func:`tvm_distir.train_step` does, as a pass.
+
+    Parameters
+    ----------
+    loss : str
+        The loss: cross_entropy or mse, a function, or OUTPUT:LOSS*WEIGHT,...
+    optimizer : str
+        The optimizer and its options, as adamw:rate=0.001.
+    reread : bool
+        Whether the backward part reads the weights anew.
+    clip : float
+        Most that the norm of all gradients together may be; 0 for any.
+    loss_scale : str
+        What the loss is multiplied with for the backward part: a number, or dynamic.
+    master : bool
+        Whether weights of half precision have float32 copies that the optimizer works on.
+    rate_input : bool
+        Whether the learning rate is an input of the step.
+    frozen : sequence of str
+        Patterns of weights that are not trained.
+    recompute : str
+        What functions make again instead of keeping it: none, attention, core, selective, full,
+        checkpoint, cut:SHARE, NAME=POLICY,..., or auto:memory_gib=..., the least within a memory.
+    system : System or str, optional
+        Whose times and memory that goes by.
+    schedule : str
+        Stages and micro-batches, as 1f1b:stages=4,micro_batches=8; none for one step at once.
+
+    Returns
+    -------
+    Pass
+        A module pass. It raises ModelError DIST0350 for an op without a gradient, DIST0351 for an
+        unknown loss or optimizer and for a model of another form.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 where the options of the optimizer are no numbers.
+    """
+    name, options = read_optimizer(optimizer, "TrainStep")
+    settings: dict[str, Any] = dict(options)
+    return lambda mod: train_step(
+        mod,
+        loss,
+        name,
+        reread,
+        clip=clip,
+        loss_scale=loss_scale,
+        master=master,
+        rate_input=rate_input,
+        frozen=frozen,
+        recompute=recompute,
+        system=system,
+        schedule=None if schedule == "none" else schedule,
+        **settings,
+    )

@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The function of a stage: which of its bindings belong to which phase."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.utils import copy_with_new_vars
+
+from tvm_distir.core import (
+    ACCUMULATE_PHASE,
+    ACTIVATION,
+    BACKWARD,
+    BACKWARD_PHASE,
+    EACH_PHASE,
+    FORWARD,
+    FORWARD_PHASE,
+    GRADIENT,
+    STREAM,
+    TOTAL,
+    WEIGHT,
+    WEIGHT_PHASE,
+    StageNote,
+    all_bindings,
+    phase_of,
+    variables,
+)
+
+
+class When(enum.IntEnum):
+    """When a binding is run."""
+
+    BEGIN = 0
+    FORWARD = 1
+    BACKWARD = 2
+    WEIGHT = 3
+    ACCUMULATE = 4
+    END = 5
+
+
+OF_UNIT = {FORWARD: When.FORWARD, BACKWARD: When.BACKWARD, WEIGHT: When.WEIGHT}
+"""What a unit of a schedule runs."""
+
+_OF_FUNCTION = {
+    FORWARD_PHASE: When.FORWARD,
+    BACKWARD_PHASE: When.BACKWARD,
+    WEIGHT_PHASE: When.WEIGHT,
+    ACCUMULATE_PHASE: When.ACCUMULATE,
+    EACH_PHASE: When.ACCUMULATE,
+}
+PASSED = (ACTIVATION, GRADIENT)
+"""Kinds that are parameters and results of a stage without being updated by it."""
+
+_OF_PARAMETER = {
+    ACTIVATION: When.FORWARD,
+    STREAM: When.FORWARD,
+    GRADIENT: When.BACKWARD,
+    TOTAL: When.END,
+}
+
+
+class StageBody:
+    """The bindings of a stage, with variables of its own.
+
+    A binding is run when the last of what it reads is there: once before all micro-batches, in one
+    of the phases of each, or once behind all. What could be run before and is read behind all only,
+    as a share of an old moment, is run there, so that nothing holds it meanwhile.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1 or 5.
+    note : StageNote
+    varying : collection of str
+        Inputs that are not the same for every micro-batch.
+
+    Attributes
+    ----------
+    params : dict of str to Var
+        By what they are.
+    results : dict of str to expression
+        Likewise.
+    bindings : dict of When to list of Binding
+    when : dict of Var to When
+        Of results and all that is bound.
+    carried : list of str
+        Inputs that the forward part of a micro-batch changes for the next one.
+    each : set of Var
+        What is handed to an update of its own for every micro-batch, and not summed.
+    stash : list of Var
+        What the forward part of a micro-batch keeps for its later parts.
+    """
+
+    def __init__(self, mod: ir.IRModule, note: StageNote, varying: Iterable[str]) -> None:
+        self.note = note
+        fn = copy_with_new_vars(mod[note.function])
+        self.params = dict(zip(note.params, fn.params, strict=True))
+        result = fn.body.body
+        found = list(all_bindings(fn.body))
+        values = {b.var: b.value for b in found}
+        while isinstance(result, ir.Var) and result in values and len(note.results) > 1:
+            result = values[result]
+        fields = list(result.fields) if isinstance(result, relax.Tuple) else [result]
+        self.results = dict(zip(note.results, fields, strict=True))
+        self.when: dict[Any, When] = {}
+        self.each: set[Any] = set()
+        own = set(varying)
+        for what, var in self.params.items():
+            kind = When.FORWARD if what in own else When.BEGIN
+            self.when[var] = _OF_PARAMETER.get(what.partition(":")[0], kind)
+        self.carried = [what for what in self.results if what in own]
+        self.bindings: dict[When, list[Any]] = {when: [] for when in When}
+        for binding in found:
+            when = self._when(mod, binding.value)
+            if when == When.ACCUMULATE and self._phase(mod, binding.value) == EACH_PHASE:
+                self.each.add(binding.var)
+            self.when[binding.var] = when
+        self._put_off(found)
+        for binding in found:
+            self.bindings[self.when[binding.var]].append(binding)
+        later = (When.BACKWARD, When.WEIGHT, When.ACCUMULATE)
+        read = (v for when in later for b in self.bindings[when] for v in variables(b.value))
+        handed = {self.params[what] for what in self.carried}
+        self.stash = [
+            v for v in dict.fromkeys(read) if self.when.get(v) == When.FORWARD and v not in handed
+        ]
+
+    def _put_off(self, found: Sequence[Any]) -> None:
+        """Run behind all micro-batches what is there before them and is read there only."""
+        sent = [r for what, r in self.results.items() if what.partition(":")[0] in PASSED]
+        early = {v for result in sent for v in variables(result)}
+        for binding in reversed(found):
+            if self.when[binding.var] == When.BEGIN and binding.var not in early:
+                self.when[binding.var] = When.END
+            if self.when[binding.var] != When.END:
+                early.update(variables(binding.value))
+
+    def _when(self, mod: ir.IRModule, value: Any) -> When:
+        read = [self.when[v] for v in variables(value) if v in self.when]
+        latest = max(read, default=When.BEGIN)
+        phase = self._phase(mod, value)
+        if phase:
+            return _OF_FUNCTION[phase]
+        return When.END if latest == When.ACCUMULATE else latest
+
+    def _phase(self, mod: ir.IRModule, value: Any) -> str:
+        """Phase of the function that a value is a call of; empty of others."""
+        if not isinstance(value, ir.Call) or not isinstance(value.op, ir.GlobalVar):
+            return ""
+        return phase_of(mod[value.op])

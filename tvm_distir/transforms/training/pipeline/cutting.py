@@ -1,0 +1,191 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Where a forward model is cut into stages: evenly by work, where little passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tvm import ir, relax
+
+from tvm_distir.core import variables, work_of
+from tvm_distir.support import ModelError, PropagationError, nearest
+from tvm_distir.transforms.training.autodiff.functions import Functions
+from tvm_distir.transforms.training.autodiff.reverse import is_float
+from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
+from tvm_distir.transforms.training.recompute.times import Times
+
+SLACK = 1.05
+"""How much dearer than need be the dearest stage may be, where less passes between stages."""
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A forward model with its loss, and what of it each stage needs.
+
+    Attributes
+    ----------
+    params : tuple of Var
+    weights : set of Var
+        Those of the parameters that are no data.
+    bindings : tuple of Binding
+        In order.
+    loss : Var
+    stream : Var or None
+        The parameter that is the first of a micro-batch's streams of random numbers.
+    statistics : mapping of Var to Var
+        New running statistics to the parameters that they take the place of.
+    """
+
+    params: tuple[Any, ...]
+    weights: frozenset[Any]
+    bindings: tuple[Any, ...]
+    loss: Any
+    stream: Any = None
+    statistics: Mapping[Any, Any] = field(default_factory=dict)
+
+    @cached_property
+    def anywhere(self) -> set[Any]:
+        """Variables that follow from data and constants alone: each stage makes its own."""
+        found: set[Any] = set()
+        free = set(self.params) - self.weights
+        for binding in self.bindings:
+            if all(v in free or v in found for v in variables(binding.value)):
+                found.add(binding.var)
+        return found
+
+    @cached_property
+    def live(self) -> list[list[Any]]:
+        """Per binding the variables that those behind it read, it included, but for parameters.
+
+        What :attr:`anywhere` has is left out.
+        """
+        bound = {b.var for b in self.bindings} - self.anywhere
+        now: dict[Any, None] = {}
+        found: list[list[Any]] = []
+        for binding in reversed(self.bindings):
+            found.append(list(now))
+            now.pop(binding.var, None)
+            if binding.var in bound:
+                now.update(dict.fromkeys(v for v in variables(binding.value) if v in bound))
+        return found[::-1]
+
+
+def cut(flat: Flat, functions: Functions, stages: int, names: Sequence[str]) -> list[int]:
+    """Return the number of the last binding of each stage.
+
+    Parameters
+    ----------
+    flat : Flat
+    functions : Functions
+        Of the model.
+    stages : int
+    names : sequence of str
+        Of the values that end a stage, but for the last; empty: the dearest stage takes little
+        more work than it must, few bytes pass, and stages are alike.
+
+    Raises
+    ------
+    ModelError
+        DIST0354 there are fewer values to cut at than asked for, or a named one is none.
+    """
+    good = [bool(alive) and all(is_float(v.ty) for v in alive) for alive in flat.live]
+    ends = _named(flat, good, names) if names else _even(flat, functions, stages, good)
+    return [*ends, len(flat.bindings) - 1]
+
+
+def _named(flat: Flat, good: Sequence[bool], names: Sequence[str]) -> list[int]:
+    at = {str(b.var.name): i for i, b in enumerate(flat.bindings)}
+    ends = []
+    for name in names:
+        if name not in at or not good[at[name]]:
+            known = [str(b.var.name) for b, fit in zip(flat.bindings, good, strict=True) if fit]
+            raise ModelError(
+                "DIST0354",
+                f'"{name}" ends no stage: no such value, or what passes there are not floats alone',
+                place="schedule/cuts",
+                remedy=nearest(name, known),
+            )
+        ends.append(at[name])
+    if ends != sorted(set(ends)):
+        raise ModelError(
+            "DIST0354",
+            "the cuts are not in the order of main",
+            place="schedule/cuts",
+            remedy="Name each once, in order.",
+        )
+    return ends
+
+
+def _even(flat: Flat, functions: Functions, stages: int, good: Sequence[bool]) -> list[int]:
+    """Last binding of each stage but the last."""
+    work = _Work(functions)
+    costs = [work.of(b.value) for b in flat.bindings]
+    places = [i for i in range(len(costs) - 1) if good[i]]
+    if len(places) < stages - 1:
+        raise ModelError(
+            "DIST0354",
+            f"the model can be cut at {len(places)} places, {stages} stages need {stages - 1}",
+            place="schedule/stages",
+            remedy="Ask for fewer stages.",
+        )
+    before = np.concatenate([[0.0], np.cumsum(np.array(costs, float))])
+    edges = [-1, *places, len(costs) - 1]
+    start = before[[e + 1 for e in edges]]
+    between = start[None, :] - start[:, None]
+    between[np.tril_indices(len(edges))] = np.inf
+    bound = max(_fewest(between, stages, np.maximum)[0], 1.0)
+    sent = [0.0, *(float(kept_bytes(flat.live[i])) for i in places), 0.0]
+    least = min([n for n in sent if n], default=1.0)
+    balanced = (between / bound) ** 2 + np.array(sent)[None, :] / least
+    allowed = np.where(between <= bound * SLACK, balanced, np.inf)
+    _, ends = _fewest(allowed, stages, np.add)
+    return [edges[e] for e in ends]
+
+
+def _fewest(cost: npt.NDArray[np.float64], parts: int, joined: Any) -> tuple[float, list[int]]:
+    """Cheapest way from the first place to the last in so many steps, and where these end."""
+    count = len(cost)
+    best = cost[0]
+    came: list[npt.NDArray[np.intp]] = []
+    for _ in range(parts - 1):
+        ways = joined(best[:, None], cost)
+        came.append(np.argmin(ways, axis=0))
+        best = ways[came[-1], np.arange(count)]
+    ends, at = [], count - 1
+    for arrived in reversed(came):
+        at = int(arrived[at])
+        ends.append(at)
+    return float(best[-1]), ends[::-1]
+
+
+class _Work:
+    """FLOPs of values, those of a called function with all that it calls."""
+
+    def __init__(self, functions: Functions) -> None:
+        self.functions, self.kernels = functions, Times(functions, None).kernels
+        self._of: dict[str, int] = {}
+
+    def of(self, value: Any) -> int:
+        """FLOPs of a bound value; a view counts as nothing."""
+        if not isinstance(value, ir.Call):
+            return 0
+        if not isinstance(value.op, ir.GlobalVar):
+            try:
+                return work_of(value, self.kernels, value.ty).flops
+            except PropagationError:  # an op without a rule: it counts as one operation
+                return 1
+        name = str(value.op.name_hint)
+        if name not in self._of:
+            fn = self.functions.of[name]
+            blocks = fn.body.blocks if isinstance(fn, relax.Function) else ()
+            self._of[name] = sum(self.of(b.value) for block in blocks for b in block.bindings)
+        return self._of[name]
+
+
+__all__ = ["Flat", "cut"]

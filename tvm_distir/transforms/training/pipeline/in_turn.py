@@ -1,0 +1,113 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""All stages on one device, unit after unit: what a step in stages means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    INPUTS_ATTR,
+    NUM_INPUT_ATTR,
+    PARAM_NAMES_ATTR,
+    PART,
+    PIPELINE_ATTR,
+    TOTAL,
+    Pipeline,
+    Times,
+    is_pure,
+    plain_name,
+    timeline,
+    typed,
+)
+from tvm_distir.support import LoweringError
+
+from .body import StageBody
+from .sums import GoingOn
+from .unit_writer import UnitWriter
+
+
+def run_in_turn(mod: ir.IRModule) -> ir.IRModule:
+    """Write ``main`` of a step in stages, at level 1; other modules are returned as they are.
+
+    Raises
+    ------
+    LoweringError
+        DIST0512 when the module is distributed already.
+    """
+    pipeline = Pipeline.of(mod)
+    if pipeline is None:
+        return mod
+    if any(type(p.ty) is not relax.TensorType for p in mod[pipeline.functions[0]].params):
+        raise LoweringError(
+            "DIST0512",
+            "the module is distributed already",
+            place=pipeline.functions[0],
+            remedy="Give the step as train_step makes it.",
+        )
+    schedule, sums = pipeline.schedule, GoingOn()
+    writer = UnitWriter(
+        schedule.micro_batches, schedule.splits_backward, lambda gv: sums.of(mod, gv)
+    )
+    main = _InTurn(mod, pipeline, writer).run()
+    kept = {gv: fn for gv, fn in mod.functions.items() if gv.name_hint not in pipeline.functions}
+    attrs = {str(key): value for key, value in mod.attrs.items() if key != PIPELINE_ATTR}
+    return ir.IRModule(
+        {"main": main, **kept, **dict(sums.functions.values())},
+        attrs=ir.make_node("ir.DictAttrs", **attrs),
+    )
+
+
+class _InTurn:
+    """Writes the one function."""
+
+    def __init__(self, mod: ir.IRModule, pipeline: Pipeline, writer: UnitWriter) -> None:
+        self.pipeline, self.writer = pipeline, writer
+        self.bodies = [StageBody(mod, note, pipeline.varying) for note in pipeline.stages]
+        self.params: dict[str, Any] = {}
+        for body in self.bodies:
+            for what, var in body.params.items():
+                if what in pipeline.inputs and what not in self.params:
+                    ty = writer.whole_type(var.ty) if what in pipeline.sliced else var.ty
+                    self.params[what] = relax.Var(plain_name(what), ty)
+
+    def run(self) -> relax.Function:
+        """Write all units, then all sums over stages, then the updates."""
+        pipeline, writer = self.pipeline, self.writer
+        for number, body in enumerate(self.bodies):
+            writer.begin(number, body, self.params, pipeline.sliced)
+        schedule = pipeline.schedule
+        for one in timeline(schedule.orders, schedule.rank_of, Times()):
+            writer.unit(one.stage, one.unit)
+        for term in pipeline.sums:
+            total: Any = None
+            for number in term.stages:
+                writer.end(number, [f"{PART}:{term.name}"])
+                part = writer.result(number, f"{PART}:{term.name}")
+                title = f"{plain_name(term.name)}_total"
+                total = part if total is None else writer.sum_of(total, part, title)
+            for number in term.stages:
+                stage = writer.stages[number]
+                stage.env[stage.body.params[f"{TOTAL}:{term.name}"]] = total
+        outputs: dict[str, Any] = {}
+        for number, body in enumerate(self.bodies):
+            writer.end(number)
+            for what in body.results:
+                if what in pipeline.outputs and what not in outputs:
+                    outputs[what] = writer.result(number, what)
+        return self._function([outputs[what] for what in pipeline.outputs])
+
+    def _function(self, outputs: list[Any]) -> relax.Function:
+        params = [self.params[name] for name in self.pipeline.inputs]
+        result = typed(relax.Tuple(outputs), relax.TupleType([v.ty for v in outputs]))
+        data = self.pipeline.inputs[: self.pipeline.data_count]
+        attrs = {
+            "global_symbol": "main",
+            PARAM_NAMES_ATTR: list(self.pipeline.inputs),
+            INPUTS_ATTR: list(data),
+            NUM_INPUT_ATTR: len(data),
+        }
+        pure = all(is_pure(b.value) for b in self.writer.bindings)
+        return self.writer.function(params, result, pure, attrs)

@@ -1,0 +1,130 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between the ranks of a pipeline, and sums over its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_distir.core import ACTIVATION, FORWARD, GRADIENT, PART, SEND, TOTAL, Step, plain_name
+from tvm_distir.core.ir import ops
+
+from .places import Place
+from .unit_writer import UnitWriter
+from .wires import NEXT_STAGE, Wires
+
+
+class Messages:
+    """The messages of one rank.
+
+    Parameters
+    ----------
+    wires : Wires
+    rank : int
+    writer : UnitWriter
+        Of the rank's program.
+    """
+
+    def __init__(self, wires: Wires, rank: int, writer: UnitWriter) -> None:
+        self.wires, self.rank, self.writer = wires, rank, writer
+        self.rank_of, self.mesh = wires.rank_of, wires.meshes[rank]
+
+    def message(self, step: Step) -> None:
+        """Send or receive all values of one kind between two stages."""
+        kind = ACTIVATION if step.unit.phase == FORWARD else GRADIENT
+        here = self.writer.stages[step.stage].body
+        names = here.results if step.kind == SEND else here.params
+        for what in [w for w in names if w.startswith(f"{kind}:")]:
+            ends = (step.stage, step.peer) if step.kind == SEND else (step.peer, step.stage)
+            key = (what, step.unit.micro, *ends)
+            made = self.wires.made(ends[0], what)
+            read = self.wires.read(ends[1], what)
+            title = f"{plain_name(what.replace(':', '_'))}_{step.unit.micro}"
+            if step.kind != SEND:
+                value = self._recv(key, self.rank_of[step.peer], made, read, title)
+                self.writer.arrive(step.stage, what, step.unit.micro, value)
+            else:
+                value = self.writer.made(step.stage, what, step.unit.micro)
+                self._send(key, self.rank_of[step.peer], made, read, value, title)
+
+    def _send(self, key: Any, peer: int, made: Place, read: Place, value: Any, title: str) -> None:
+        call = ops.send(
+            value,
+            self.mesh,
+            self.wires.meshes[peer],
+            made.placement,
+            read.placement,
+            made.shape,
+            self.wires.tag(key),
+        )
+        self.writer.emit(call, f"{title}_sent")
+
+    def _recv(self, key: Any, peer: int, made: Place, read: Place, title: str) -> Any:
+        call = ops.recv(
+            device_mesh=self.mesh,
+            peer_mesh=self.wires.meshes[peer],
+            placement=read.placement,
+            peer_placement=made.placement,
+            shape=read.shape,
+            dtype=read.dtype,
+            tag=self.wires.tag(key),
+        )
+        return self.writer.emit(call, f"{title}_arrived")
+
+    def sum(self, name: str, stages: Sequence[int]) -> None:
+        """Add up the terms of all stages, one after the other; the last one tells all."""
+        writer, term = self.writer, f"{PART}:{name}"
+        title, running = f"{plain_name(name)}_total", None
+        for at, number in enumerate(stages):
+            rank = self.rank_of[number]
+            if rank == self.rank:
+                writer.end(number, [term])
+                own = writer.result(number, term)
+                if at:
+                    before = stages[at - 1]
+                    made = self.wires.made(before, term)
+                    read = self.wires.made(number, term)
+                    if self.rank_of[before] != rank:
+                        key = (term, before, number)
+                        running = self._recv(key, self.rank_of[before], made, read, title)
+                    else:
+                        self.wires.agree(number, term, made, read, NEXT_STAGE)
+                    running = writer.sum_of(running, own, title)
+                else:
+                    running = own
+                after = stages[at + 1] if at + 1 < len(stages) else None
+                if after is not None and self.rank_of[after] != rank:
+                    made = self.wires.made(number, term)
+                    read = self.wires.made(after, term)
+                    key = (term, number, after)
+                    self._send(key, self.rank_of[after], made, read, running, title)
+        self._tell(name, stages, running)
+
+    def _tell(self, name: str, stages: Sequence[int], running: Any) -> None:
+        """Hand the whole sum to every stage: once to each rank."""
+        writer, term, total = self.writer, f"{PART}:{name}", f"{TOTAL}:{name}"
+        last = stages[-1]
+        made = self.wires.made(last, term)
+        firsts: dict[int, int] = {}
+        for number in stages:
+            firsts.setdefault(self.rank_of[number], number)
+        value, arrived = running, made  # on the rank of the last stage
+        for rank, number in firsts.items():
+            if rank == self.rank_of[last]:
+                continue
+            read = self.wires.read(number, total)
+            key, title = (total, last, number), f"{plain_name(name)}_told"
+            if self.rank_of[last] == self.rank:
+                self._send(key, rank, made, read, running, title)
+            elif rank == self.rank:
+                value, arrived = self._recv(key, self.rank_of[last], made, read, title), read
+        for number in stages:
+            if self.rank_of[number] == self.rank:
+                read = self.wires.read(number, total)
+                self.wires.agree(number, total, arrived, read, NEXT_STAGE)
+                stage = writer.stages[number]
+                stage.env[stage.body.params[total]] = value
+
+
+__all__ = ["Messages"]

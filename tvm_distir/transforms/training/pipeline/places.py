@@ -1,0 +1,148 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Where the parameters and results of stages lie, and the meshes of the pipeline's ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import relax
+from tvm.relax.distributed import DeviceMesh
+
+from tvm_distir.core import IO_ATTR, mesh_devices, mesh_shape, parse_placement
+from tvm_distir.support import MeshError
+
+
+@dataclass(frozen=True)
+class Place:
+    """An item of ``dist.io``.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Whole.
+    dtype : str
+    placement : str
+    index_range : tuple of int
+        What its indices may be, as ``dist.io`` has it; empty where it holds none.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    placement: str
+    index_range: tuple[int, ...] = field(default=(), compare=False)
+
+    def item(self, index: int, name: str) -> dict[str, Any]:
+        """As an item of another ``dist.io``."""
+        found = {
+            "index": index,
+            "name": name,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "placement": self.placement,
+        }
+        return {**found, "index_range": list(self.index_range)} if self.index_range else found
+
+    def labels(self, mesh: DeviceMesh) -> tuple[int, ...]:
+        """Labels along the axes of more than one device."""
+        found = zip(mesh_shape(mesh), parse_placement(self.placement), strict=True)
+        return tuple(label for size, label in found if size > 1)
+
+    def parts(self, dim: int, mesh: DeviceMesh) -> int:
+        """In how many parts a dim is cut."""
+        labels = parse_placement(self.placement)
+        sizes = mesh_shape(mesh)
+        return math.prod(n for n, label in zip(sizes, labels, strict=True) if label == dim)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where all parameters and results of a stage's function lie.
+
+    Attributes
+    ----------
+    mesh : int
+        Number of its mesh in the module.
+    inputs, outputs : dict of int to Place
+        By position.
+    """
+
+    mesh: int
+    inputs: dict[int, Place]
+    outputs: dict[int, Place]
+
+
+def read_ports(fn: relax.Function) -> Ports:
+    """Read ``dist.io`` of a stage's function."""
+    io = fn.attrs[IO_ATTR]
+
+    def places(side: str) -> dict[int, Place]:
+        return {
+            int(item["index"]): Place(
+                tuple(int(n) for n in item["shape"]),
+                str(item["dtype"]),
+                str(item["placement"]),
+                tuple(int(n) for n in item["index_range"]) if "index_range" in item else (),
+            )
+            for item in io[side]
+        }
+
+    return Ports(int(io["mesh"]), places("inputs"), places("outputs"))
+
+
+def rank_meshes(
+    known: Sequence[DeviceMesh], of_rank: Sequence[int], devices: Sequence[Sequence[int]]
+) -> list[DeviceMesh]:
+    """Meshes of the ranks: of the shape that the module has for each.
+
+    Parameters
+    ----------
+    known : sequence of DeviceMesh
+        Of the module.
+    of_rank : sequence of int
+        Number of each rank's mesh among these.
+    devices : sequence of sequence of int
+        Device ids of each rank, row-major; empty: a mesh that one rank has stays where it is, the
+        ranks of another lie one behind the other from its first device on.
+
+    Raises
+    ------
+    MeshError
+        DIST0202 where the ids do not fit, or two ranks have a device.
+    """
+    starts = {k: int(mesh_devices(known[k]).ravel()[0]) for k in of_rank}
+    found, owner = [], dict[int, int]()
+    for rank, number in enumerate(of_rank):
+        shape, own = mesh_shape(known[number]), mesh_devices(known[number]).ravel().tolist()
+        count = math.prod(shape)
+        ids = (
+            own
+            if of_rank.count(number) == 1
+            else list(range(starts[number], starts[number] + count))
+        )
+        ids = list(devices[rank]) if devices else ids
+        if len(ids) != count:
+            raise MeshError(
+                "DIST0202",
+                f"{len(ids)} devices for a mesh of {count}",
+                place=f"schedule/devices/{rank}",
+                remedy="Give one id per device of the stage's mesh.",
+            )
+        twice = next((i for i in ids if i in owner), None)
+        if twice is not None:
+            raise MeshError(
+                "DIST0202",
+                f"the ranks {owner[twice]} and {rank} both have device {twice}",
+                place="schedule",
+                remedy='Give the meshes other devices, or "devices" for each rank.',
+            )
+        owner.update(dict.fromkeys(ids, rank))
+        starts[number] += count
+        found.append(known[number] if own == ids else DeviceMesh(list(shape), ids))
+    return found
+
+
+__all__ = ["Place", "Ports", "rank_meshes", "read_ports"]

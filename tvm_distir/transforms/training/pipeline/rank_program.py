@@ -1,0 +1,155 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The program of one rank of a pipeline: units and messages in order, then what is done once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core import (
+    ACTIVATION,
+    FETCH,
+    GRADIENT,
+    IO_ATTR,
+    RUN,
+    STORE,
+    TRAINING_ATTR,
+    Step,
+    plain_name,
+    training_notes,
+    typed,
+)
+
+from .body import StageBody
+from .messages import Messages
+from .renamed import Renamed
+from .stashes import move_stash
+from .unit_writer import UnitWriter
+from .wires import NEXT_STAGE, Wires, unfit
+
+
+class Program:
+    """What one rank runs.
+
+    Parameters
+    ----------
+    wires : Wires
+    renamed : Renamed
+        The functions.
+    rank : int
+    name : str
+        Of the entry.
+    home : mapping of str to int
+        The stage that gives each output of the whole step.
+    """
+
+    def __init__(
+        self, wires: Wires, renamed: Renamed, rank: int, name: str, home: Mapping[str, int]
+    ) -> None:
+        self.wires, self.rank, self.name, self.home = wires, rank, name, home
+        self.pipeline, self.mesh = wires.pipeline, wires.meshes[rank]
+        schedule = self.pipeline.schedule
+        self.writer = UnitWriter(
+            schedule.micro_batches,
+            schedule.splits_backward,
+            lambda gv: renamed.going_on(gv, rank),
+            bool(schedule.offload),
+        )
+        self.messages = Messages(wires, rank, self.writer)
+        mod, pipeline = renamed.module(rank), self.pipeline
+        self.mod = mod
+        self.bodies = {
+            k: StageBody(mod, pipeline.stages[k], pipeline.varying)
+            for k, owner in enumerate(wires.rank_of)
+            if owner == rank
+        }
+        self.params: dict[str, Any] = {}
+        self.inputs: list[dict[str, Any]] = []
+        for number, body in self.bodies.items():
+            for what, var in body.params.items():
+                if what in pipeline.inputs and what not in self.params:
+                    self._declare(number, what, var)
+
+    def _declare(self, number: int, what: str, var: Any) -> None:
+        """A parameter of the whole step; of data that are cut into micro-batches all rows."""
+        place, ty = self.wires.read(number, what), var.ty
+        item = place.item(self.pipeline.inputs.index(what), plain_name(what))
+        if what in self.pipeline.sliced:
+            parts = place.parts(0, self.mesh)
+            if parts * int(ty.shape[0]) != place.shape[0]:
+                raise unfit(
+                    f"{self.name}/{what}",
+                    f"{place.shape[0]} rows of a micro-batch do not divide by {parts} devices",
+                    "Choose another batch, or fewer devices along it.",
+                )
+            item["shape"][0] *= self.pipeline.schedule.micro_batches
+            ty = self.writer.whole_type(ty)
+        is_data = self.pipeline.inputs.index(what) < self.pipeline.data_count
+        item["role"] = "data" if is_data else "weight"
+        self.params[what] = relax.Var(plain_name(what), ty)
+        self.inputs.append(item)
+
+    def run(self, steps: Sequence[Step]) -> relax.Function:
+        """Write units and messages, then what is done once."""
+        writer, pipeline = self.writer, self.pipeline
+        self._check_neighbours()
+        for number, body in self.bodies.items():
+            writer.begin(number, body, self.params, pipeline.sliced)
+        for step in steps:
+            if step.kind == RUN:
+                writer.unit(step.stage, step.unit)
+            elif step.kind in (STORE, FETCH):
+                move_stash(writer, step.kind, step.stage, step.unit.micro)
+            else:
+                self.messages.message(step)
+        for one in pipeline.sums:
+            self.messages.sum(one.name, one.stages)
+        outputs, items = [], []
+        for number, body in self.bodies.items():
+            writer.end(number)
+            for what in body.results:
+                if what in pipeline.outputs and self.home[what] == number:
+                    place = self.wires.made(number, what)
+                    items.append(place.item(pipeline.outputs.index(what), plain_name(what)))
+                    outputs.append(writer.result(number, what))
+        return self._function(outputs, items)
+
+    def _check_neighbours(self) -> None:
+        """Refuse what is read on this mesh otherwise than it is made: nothing moves it."""
+        wires = self.wires
+        for number, body in self.bodies.items():
+            for what in body.carried:
+                made, read = wires.made(number, what), wires.read(number, what)
+                wires.agree(number, what, made, read, "the next micro-batch")
+            for kind, other in ((ACTIVATION, number + 1), (GRADIENT, number - 1)):
+                for what in body.results if other in self.bodies else ():
+                    if what.startswith(f"{kind}:"):
+                        made, read = wires.made(number, what), wires.read(other, what)
+                        wires.agree(number, what, made, read, NEXT_STAGE)
+
+    def _function(self, outputs: Sequence[Any], items: Sequence[dict[str, Any]]) -> relax.Function:
+        result = (
+            outputs[0]
+            if len(outputs) == 1
+            else typed(relax.Tuple(list(outputs)), relax.TupleType([v.ty for v in outputs]))
+        )
+        io = {"mesh": self.rank, "inputs": self.inputs, "outputs": list(items)}
+        attrs = {"global_symbol": self.name, IO_ATTR: io, TRAINING_ATTR: self._training()}
+        return self.writer.function(list(self.params.values()), result, False, attrs)
+
+    def _training(self) -> dict[str, Any]:
+        """What updates which input, and which inputs are states.
+
+        Where weights are stashed, earlier micro-batches read the old ones still.
+        """
+        pipeline, states = self.pipeline, dict[str, Any]()
+        for number in self.bodies:
+            states.update(training_notes(self.mod[pipeline.stages[number].function], "states"))
+        updated = pipeline.carried if pipeline.schedule.stash else pipeline.outputs[1:]
+        return {"updated": {name: name for name in updated}, "states": states}
+
+
+__all__ = ["Program"]

@@ -1,0 +1,131 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of stages on the meshes of their ranks: copies only of those that communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DeviceMesh
+from tvm.relax.utils import copy_with_new_vars
+
+from tvm_distir.core import (
+    all_bindings,
+    callers_closure,
+    dist_op_name,
+    is_private,
+    make_call,
+    mesh_key,
+    relax_functions,
+    substitute,
+    with_body,
+)
+
+from .sums import GoingOn
+
+_MESH = "device_mesh"
+
+
+class Renamed:
+    """A module's functions on other meshes of the same shapes.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 5.
+    known : sequence of DeviceMesh
+        Of the module.
+    of_rank : sequence of int
+        Which of them each rank's functions are written for.
+    wanted : sequence of DeviceMesh
+        Of each rank.
+    """
+
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        known: Sequence[DeviceMesh],
+        of_rank: Sequence[int],
+        wanted: Sequence[DeviceMesh],
+    ) -> None:
+        self.mod, self.wanted = mod, wanted
+        self.source = [mesh_key(known[number]) for number in of_rank]
+        own = {str(gv.name_hint) for gv, fn in relax_functions(mod) if _communicates(fn)}
+        self.moving = callers_closure(mod, own)
+        self.known = {str(gv.name_hint): (gv, fn) for gv, fn in mod.functions.items()}
+        self._modules: dict[int, ir.IRModule] = {}
+        self._sums = GoingOn()
+
+    def module(self, rank: int) -> ir.IRModule:
+        """The functions as a rank has them."""
+        if rank not in self._modules:
+            if mesh_key(self.wanted[rank]) == self.source[rank]:
+                self._modules[rank] = self.mod
+            else:
+                self._modules[rank] = self._moved(rank)
+        return self._modules[rank]
+
+    def _moved(self, rank: int) -> ir.IRModule:
+        env = {
+            gv: ir.GlobalVar(f"{name}_mesh{rank}") if is_private(fn) else gv
+            for name, (gv, fn) in self.known.items()
+            if name in self.moving
+        }
+        functions: dict[Any, Any] = {}
+        for name, (gv, fn) in self.known.items():
+            if name not in self.moving:
+                functions[gv] = fn
+                continue
+            new = env[gv]
+            if new is not gv:
+                relax.expr._update_type(new, gv.ty)
+            functions[new] = _on(self.wanted[rank], fn, env)
+        return ir.IRModule(functions, global_infos=self.mod.global_infos)
+
+    def going_on(self, gv: ir.GlobalVar, rank: int) -> ir.GlobalVar:
+        """The function that goes on with the sums that another one begins."""
+        return self._sums.of(self.module(rank), gv)
+
+    def functions(self) -> Mapping[Any, Any]:
+        """All private functions of all ranks, and kernels."""
+        found: dict[str, tuple[Any, Any]] = dict(self._sums.functions)
+        for rank in sorted(self._modules):
+            for gv, fn in self._modules[rank].functions.items():
+                if not isinstance(fn, relax.Function) or is_private(fn):
+                    found.setdefault(str(gv.name_hint), (gv, fn))
+        return {gv: fn for _, (gv, fn) in sorted(found.items())}
+
+
+def _communicates(fn: relax.Function) -> bool:
+    return any(_has_mesh(b.value) for b in all_bindings(fn.body))
+
+
+def _has_mesh(value: Any) -> bool:
+    if dist_op_name(value) is None or value.attrs is None:
+        return False
+    return _MESH in value.attrs
+
+
+def _on(mesh: DeviceMesh, fn: relax.Function, env: Mapping[Any, Any]) -> relax.Function:
+    """A function whose collectives run on another mesh."""
+    fn = copy_with_new_vars(fn)
+    blocks = [
+        type(block)([relax.VarBinding(b.var, _moved(b.value, mesh, env)) for b in block.bindings])
+        for block in fn.body.blocks
+    ]
+    return with_body(fn, list(fn.params), blocks, fn.body.body, bool(fn.is_pure))
+
+
+def _moved(value: Any, mesh: DeviceMesh, env: Mapping[Any, Any]) -> Any:
+    value = substitute(value, env)
+    if not _has_mesh(value):
+        return value
+    attrs = {str(k): v for k, v in value.attrs.items()}
+    attrs[_MESH] = mesh
+    nodes = ir.make_node("ir.DictAttrs", **attrs)
+    return make_call(value.op, list(value.args), nodes, value.ty_args, value.ty, value.span)
+
+
+__all__ = ["Renamed"]

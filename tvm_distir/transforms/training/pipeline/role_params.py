@@ -1,0 +1,203 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a stage's function takes: arrivals, data, weights and their states, counters, sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core import ACTIVATION, GRADIENT, STREAM, TOTAL, plain_name
+from tvm_distir.transforms.training.optimizers.protocol import RATE, STEP
+from tvm_distir.transforms.training.step import dropouts
+from tvm_distir.transforms.training.step.objective import HALF
+from tvm_distir.transforms.training.step.recipe import Recipe
+from tvm_distir.transforms.training.step.scaling import Scaling
+from tvm_distir.transforms.training.step.updates import Weight
+
+from .stages import Stage
+
+SQUARES = "squares"
+"""Name of the sum over stages from which the norm of all gradients follows."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stage, and what of the whole step it does.
+
+    Attributes
+    ----------
+    stage : Stage
+    names : mapping of Var to str
+        Of the whole model's parameters, but for that of a stream of random numbers.
+    trained : frozenset of Var
+        Weights that the step updates.
+    shared : frozenset of Var
+        Trained weights that other stages have too.
+    counted : frozenset of Var
+        Trained weights whose gradients this stage counts in the norm of all.
+    unread : tuple of Var
+        Trained weights that no stage reads, if this is the first one.
+    layered : frozenset of str
+        Functions of layers that the whole model calls more than once.
+    last : bool
+    mesh : str
+        Name of the mesh that it is to lie on; empty where there is one.
+    dropout : Var or None
+        The state of dropouts, of the whole model.
+    """
+
+    stage: Stage
+    names: Mapping[Any, str]
+    trained: frozenset[Any]
+    shared: frozenset[Any]
+    counted: frozenset[Any]
+    unread: tuple[Any, ...]
+    layered: frozenset[str]
+    last: bool
+    mesh: str = ""
+    dropout: Any = None
+
+    @property
+    def alike(self) -> tuple[Any, ...]:
+        """Stages of which this is equal have one function."""
+        flags = [
+            (w in self.trained, w in self.shared, w in self.counted) for w in self.stage.weights
+        ]
+        name, arrivals = str(self.stage.function.name_hint), len(self.stage.activations)
+        return name, arrivals, tuple(flags), self.unread, self.last, self.mesh
+
+    @property
+    def stream(self) -> str:
+        """What the first of the stage's streams of random numbers is."""
+        return f"{STREAM}:{self.stage.first_stream}"
+
+
+@dataclass
+class Ports:
+    """Parameters or results of a stage's function, in order, with what they are."""
+
+    vars: list[Any] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, var: Any, name: str, note: str) -> Any:
+        """Append one."""
+        self.vars.append(var)
+        self.names.append(name)
+        self.notes.append(note)
+        return var
+
+
+class RoleParams:
+    """The parameters of a stage's function.
+
+    Parameters
+    ----------
+    part : Part
+    recipe : Recipe
+    scaling : Scaling
+
+    Attributes
+    ----------
+    ports : Ports
+    data_count : int
+        How many of them, the first, are no weights.
+    activations, grads : list of Var
+        Of other stages.
+    args : list of Var
+        What the stage's private function takes.
+    weights : dict of Var to Weight
+        Trained ones, by the variables of the whole model.
+    totals : dict of Var to Var
+        Of those that other stages have too, the sums of all stages' gradients.
+    squares : Var
+        The sum of the squares of all gradients; a parameter where the recipe looks at it.
+    step, rate, dropout : Var or None
+    """
+
+    def __init__(self, part: Part, recipe: Recipe, scaling: Scaling) -> None:
+        self.part, self.recipe, self.ports = part, recipe, Ports()
+        stage = part.stage
+        named = [part.names[v] for v in (*stage.weights, *stage.data) if v in part.names]
+        taken = set(map(plain_name, named))
+
+        def fresh(wish: str) -> str:
+            while wish in taken:
+                wish += "_"
+            taken.add(wish)
+            return wish
+
+        def arrivals(kind: str, wish: str, found: Sequence[Any]) -> list[Any]:
+            made = []
+            for j, var in enumerate(found):
+                name = fresh(wish if len(found) == 1 else f"{wish}_{j}")
+                made.append(self.ports.add(relax.Var(name, var.ty), name, f"{kind}:{j}"))
+            return made
+
+        self.activations = arrivals(ACTIVATION, "x", stage.activations)
+        self.grads = arrivals(GRADIENT, "grad", () if part.last else stage.outputs)
+        data = []
+        for var in stage.data:
+            if var in part.names:
+                data.append(self._like(var))
+            else:
+                stream = relax.Var(fresh(dropouts.STREAM), var.ty)
+                data.append(self.ports.add(stream, str(stream.name), part.stream))
+        float32 = relax.TensorType([], "float32")
+        self.rate = relax.Var(RATE, float32) if recipe.rate_input else None
+        if self.rate is not None:
+            self.ports.add(self.rate, RATE, RATE)
+        self.squares = relax.Var(fresh("squares_total"), float32)
+        if scaling.looks_at_gradients:
+            self.ports.add(self.squares, str(self.squares.name), f"{TOTAL}:{SQUARES}")
+        self.data_count = len(self.ports.vars)
+        weights = [self._like(var) for var in (*stage.weights, *part.unread)]
+        own = dict(zip((*stage.weights, *part.unread), weights, strict=True))
+        self.dropout = own.get(part.dropout)
+        self.args = [*self.activations, *data, *weights[: len(stage.weights)]]
+        self.weights: dict[Any, Weight] = {}
+        self.totals: dict[Any, Any] = {}
+        for var, mine in own.items():
+            if var in part.trained:
+                self._with_states(var, Weight(part.names[var], mine))
+        for name, var in scaling.params:
+            self.ports.add(var, name, name)
+        self.step: Any = None
+        if recipe.optimizer.counts:
+            self.step = self.ports.add(relax.Var(STEP, relax.TensorType([], "int64")), STEP, STEP)
+
+    def _like(self, var: Any) -> Any:
+        name = self.part.names[var]
+        return self.ports.add(relax.Var(plain_name(name), var.ty), name, name)
+
+    def _with_states(self, var: Any, weight: Weight) -> None:
+        for slot, ty in self.recipe.optimizer.states(weight.var.ty).items():
+            name = f"{weight.name}.{slot}"
+            weight.names.append(name)
+            weight.states.append(self.ports.add(relax.Var(plain_name(name), ty), name, name))
+        self.weights[var] = weight
+        if var in self.part.shared:
+            name = f"{weight.name}.{TOTAL}"
+            total = relax.Var(plain_name(name), summed(weight.var.ty))
+            self.totals[var] = self.ports.add(total, name, f"{TOTAL}:{weight.name}")
+
+    @property
+    def states(self) -> dict[str, list[str]]:
+        """Names of what is placed as each weight is."""
+        found = {w.name: list(w.names) for w in self.weights.values()}
+        for var in self.totals:
+            found[self.weights[var].name].append(f"{self.weights[var].name}.{TOTAL}")
+        return {name: names for name, names in found.items() if names}
+
+
+def summed(ty: Any) -> Any:
+    """Type of a sum over micro-batches."""
+    dtype = str(ty.dtype)
+    return relax.TensorType(ty.shape, "float32" if dtype in HALF else dtype)
+
+
+__all__ = ["SQUARES", "Part", "Ports", "RoleParams", "summed"]

@@ -1,0 +1,86 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the writers of all stages share: functions, pairs, halves, updates, sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import ACCUMULATE_PHASE, PHASE_ATTR, REPEAT_ATTR, Schedule
+from tvm_distir.transforms.training.autodiff.functions import (
+    Functions,
+    private_function,
+    tuple_of,
+    written,
+)
+from tvm_distir.transforms.training.autodiff.halves import Splitter
+from tvm_distir.transforms.training.optimizers.protocol import cast
+from tvm_distir.transforms.training.recompute.pairs import Pairs
+from tvm_distir.transforms.training.step.recipe import Recipe
+from tvm_distir.transforms.training.step.updates import Updates
+
+from .role_params import summed
+
+
+class Tools:
+    """What the writers of all stages share.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    functions : Functions
+        Gets the functions of the phases.
+    pairs : Pairs
+    schedule : Schedule
+    known : frozenset of str
+        Names of the model's own functions.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        functions: Functions,
+        pairs: Pairs,
+        schedule: Schedule,
+        known: frozenset[str],
+    ) -> None:
+        self.recipe, self.functions, self.pairs = recipe, functions, pairs
+        self.schedule, self.known = schedule, known
+        self.splitter = Splitter(functions)
+        self._updates: dict[Any, ir.GlobalVar] = {}
+
+    def updates(self, builder: relax.BlockBuilder) -> Updates:
+        """What writes updates; layers alike share a function."""
+        return Updates(builder, self.recipe.optimizer, self.functions, self._updates)
+
+    def mark(self, gv: ir.GlobalVar, phase: str) -> None:
+        """Note the phase on a function."""
+        fn = self.functions.of[str(gv.name_hint)]
+        fn = fn.with_attr(PHASE_ATTR, phase).with_attr(REPEAT_ATTR, self.schedule.micro_batches)
+        self.functions.of[str(gv.name_hint)] = fn
+
+    def accumulated(
+        self,
+        builder: relax.BlockBuilder,
+        stage: str,
+        terms: Sequence[Any],
+        phase: str = ACCUMULATE_PHASE,
+    ) -> list[Any]:
+        """Emit the sums over all micro-batches: of half precision in float32."""
+        params = [relax.Var(f"term{i}", term.ty) for i, term in enumerate(terms)]
+
+        def write(inside: relax.BlockBuilder) -> Any:
+            return tuple_of([cast(inside, p, str(summed(p.ty).dtype)) for p in params])
+
+        title = f"{stage}_{phase}"
+        bindings, result = written(params, write)
+        gv = self.functions.add(title, private_function(title, params, bindings, result))
+        self.mark(gv, phase)
+        sums = builder.emit(ir.Call(gv, list(terms)), "sums")
+        return [builder.emit(relax.TupleGetItem(sums, k)) for k in range(len(terms))]
+
+
+__all__ = ["Tools"]

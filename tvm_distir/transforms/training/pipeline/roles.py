@@ -1,0 +1,273 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes what a stage does: one micro-batch forward and backward, sums over all, new weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import add, divide, multiply, zeros
+
+from tvm_distir.core import (
+    ACCUMULATE_PHASE,
+    ACTIVATION,
+    BACKWARD_PHASE,
+    EACH_PHASE,
+    FORWARD_PHASE,
+    GRADIENT,
+    INPUTS_ATTR,
+    NONE,
+    NUM_INPUT_ATTR,
+    PARAM_NAMES_ATTR,
+    PART,
+    ROLE_ATTR,
+    TOTAL,
+    TRAINING_ATTR,
+    WEIGHT_PHASE,
+    plain_name,
+    scalar,
+)
+from tvm_distir.transforms.training.autodiff.functions import tuple_of, without_unread
+from tvm_distir.transforms.training.autodiff.halves import Halves
+from tvm_distir.transforms.training.autodiff.tape import Pair
+from tvm_distir.transforms.training.optimizers.protocol import cast
+from tvm_distir.transforms.training.step.dropouts import DROPOUT
+from tvm_distir.transforms.training.step.scaling import Scaling
+from tvm_distir.transforms.training.step.updates import UPDATED_SUFFIX, Groups, Owner, Updates
+
+from .role_params import SQUARES, Part, Ports, RoleParams, summed
+from .role_tools import Tools
+
+LOSS = "loss"
+"""Name of the output that is the mean loss of all micro-batches."""
+
+
+class PartWriter:
+    """Writes the function of one stage.
+
+    Parameters
+    ----------
+    part : Part
+    tools : Tools
+
+    Attributes
+    ----------
+    params : RoleParams
+    outputs : Ports
+        Of the function, once it is written.
+    name : str
+    pair : Pair
+        Of the stage's private function.
+    halves : Halves
+        Of its backward part, where gradients of weights are a phase of their own.
+    """
+
+    def __init__(self, part: Part, tools: Tools) -> None:
+        self.part, self.tools, self.recipe = part, tools, tools.recipe
+        self.functions, self.pairs = tools.functions, tools.pairs
+        self.builder = relax.BlockBuilder()
+        self.scaling = Scaling(self.recipe)
+        self.params, self.outputs = RoleParams(part, self.recipe, self.scaling), Ports()
+        self.weights, self.title = self.params.weights, str(part.stage.function.name_hint)
+        self.updated: dict[str, str] = {}
+        self.gradients: dict[str, str] = {}
+        self.terms: dict[str, str] = {}
+        self.pair: Pair
+        self.halves: Halves
+        self.name = ""
+
+    def run(self, name: str) -> relax.Function:
+        """Return the function; those that it calls are added to the others."""
+        builder, self.name = self.builder, name
+        with builder.function(name, self.params.ports.vars):
+            with builder.dataflow():
+                self._body()
+            builder.emit_func_output(relax.Tuple(self.outputs.vars))
+        fn = without_unread(builder.get()[name])
+        ports = self.params.ports
+        policies, known = self.pairs.policies, self.tools.known
+        again = {name: text for name, text in policies.items() if name in known}
+        attrs = {
+            PARAM_NAMES_ATTR: ports.names,
+            INPUTS_ATTR: ports.names[: self.params.data_count],
+            NUM_INPUT_ATTR: self.params.data_count,
+            ROLE_ATTR: {
+                "params": ports.notes,
+                "results": self.outputs.notes,
+                "values": [str(var.name) for var in self.outputs.vars],
+            },
+            TRAINING_ATTR: {
+                "updated": self.updated,
+                "states": self.params.states,
+                "again": {},
+                "gradients": self.gradients,
+                "terms": self.terms,
+                **({"recompute": again} if again else {}),
+            },
+        }
+        for key, value in attrs.items():
+            fn = fn.with_attr(key, value)
+        return fn
+
+    def _out(self, value: Any, name: str, note: str) -> Any:
+        var = self.builder.emit_output(value, name)
+        return self.outputs.add(var, name, note)
+
+    def _body(self) -> None:
+        stage, builder = self.part.stage, self.builder
+        asked = [True] * len(self.params.activations) + [False] * len(stage.data)
+        asked += [v in self.part.trained for v in stage.weights]
+        if stage.statistics:
+            self.pairs.leading[str(stage.function.name_hint)] = len(stage.outputs)
+        pair = self.pairs.pair_with(str(stage.function.name_hint), tuple(asked), NONE)
+        self.pair = pair
+        self.tools.mark(pair.forward, FORWARD_PHASE)
+        whole = builder.emit(ir.Call(pair.forward, self.params.args), "forward")
+        result = builder.emit(relax.TupleGetItem(whole, 0)) if pair.saves else whole
+        saved = builder.emit(relax.TupleGetItem(whole, 1), "saved") if pair.saves else None
+        loss = self._forward_results(result)
+        gradients, given = {}, []
+        for i, part in zip(pair.given, self._backward(pair, loss, saved), strict=True):
+            if i < len(self.params.activations):
+                name = f"{self.params.activations[i].name}_grad"
+                given.append((part, name, f"{GRADIENT}:{i}"))
+            else:
+                at = i - len(self.params.activations) - len(stage.data)
+                gradients[stage.weights[at]] = part
+        if loss is not None:  # what the forward part gives comes first
+            (total,) = self.tools.accumulated(self.builder, self.title, [loss])
+            count = scalar(1.0 / self.tools.schedule.micro_batches, str(total.ty.dtype))
+            self._out(multiply(total, count), LOSS, LOSS)
+        for one in given:
+            self._out(*one)
+        self._end(gradients)
+
+    def _forward_results(self, result: Any) -> Any:
+        """Let out statistics and what later stages read; return the loss where it is its own."""
+        outputs, statistics = self.part.stage.outputs, self.part.stage.statistics
+        one = len(outputs) + len(statistics) == 1
+        for j, var in enumerate(statistics, len(outputs)):
+            name = self.part.names[var]
+            new = self._out(relax.TupleGetItem(result, j), plain_name(name) + UPDATED_SUFFIX, name)
+            self.updated[name] = str(new.name)
+        if self.part.last:
+            return result if one else self.builder.emit(relax.TupleGetItem(result, 0))
+        for j, _ in enumerate(outputs):
+            value = result if one else relax.TupleGetItem(result, j)
+            self._out(value, "y" if len(outputs) == 1 else f"y_{j}", f"{ACTIVATION}:{j}")
+        return None
+
+    def _backward(self, pair: Pair, loss: Any, saved: Any) -> list[Any]:
+        """Emit the backward part, or both its halves; return the gradients in their order."""
+        if self.part.last:
+            grad = self._seed(loss)
+        else:
+            grads = self.params.grads
+            grad = grads[0] if len(grads) == 1 else tuple_of(grads)
+        first = [grad] if saved is None else [grad, saved]
+        args = [*first, *(self.params.args[i] for i in pair.needed)]
+        order = list(range(len(pair.given)))
+        if not self.tools.schedule.splits_backward:
+            self.tools.mark(pair.backward, BACKWARD_PHASE)
+            return self._fields(pair.backward, args, "backward", order)
+        early = [k for k in order if pair.given[k] < len(self.params.activations)]
+        halves = self.halves = self.tools.splitter.split(pair.backward, early)
+        self.tools.mark(halves.inputs, BACKWARD_PHASE)
+        self.tools.mark(halves.weights, WEIGHT_PHASE)
+        *made, crossing = self._fields(halves.inputs, args, "backward", [*halves.first, -1])
+        rest = self._fields(halves.weights, [crossing], "weights", halves.later)
+        found = dict(zip((*halves.first, *halves.later), (*made, *rest), strict=True))
+        return [found[k] for k in order]
+
+    def _fields(
+        self, gv: ir.GlobalVar, args: Sequence[Any], name: str, fields: Sequence[int]
+    ) -> list[Any]:
+        """Emit a call and as many fields of its result."""
+        made = self.builder.emit(ir.Call(gv, list(args)), name)
+        return [self.builder.emit(relax.TupleGetItem(made, k)) for k in range(len(fields))]
+
+    def _seed(self, loss: Any) -> Any:
+        """Gradient of one micro-batch's loss: the whole one is the mean of all."""
+        dtype, schedule = str(loss.ty.dtype), self.tools.schedule
+        count = 1 if schedule.stash else schedule.micro_batches
+        if not self.recipe.dynamic:
+            return self.builder.emit(
+                multiply(scalar(self.recipe.scale / count, dtype), _one(dtype))
+            )
+        scale = cast(self.builder, self.scaling.params[0][1], dtype)
+        return self.builder.emit(divide(scale, scalar(float(count), dtype)))
+
+    def _end(self, gradients: dict[Any, Any]) -> None:
+        """What is done once: sums over micro-batches and stages, then new weights."""
+        builder, part = self.builder, self.part
+        phase = EACH_PHASE if self.tools.schedule.stash else ACCUMULATE_PHASE
+        terms = list(gradients.values())
+        self.terms = {self.weights[var].name: str(term.name) for var, term in gradients.items()}
+        sums = self.tools.accumulated(builder, self.title, terms, phase) if terms else []
+        totals = dict(zip(gradients, sums, strict=True))
+        for var, weight in self.weights.items():
+            if var in self.params.totals:
+                own = self._out(
+                    totals[var], f"{plain_name(weight.name)}_part", f"{PART}:{weight.name}"
+                )
+                self.updated[f"{weight.name}.{TOTAL}"] = str(own.name)
+                totals[var] = self.params.totals[var]
+            elif var not in totals:
+                totals[var] = builder.emit(
+                    zeros(weight.var.ty.shape, str(summed(weight.var.ty).dtype))
+                )
+        self.gradients = {
+            w.name: str(totals[v].name)
+            for v, w in self.weights.items()
+            if v not in self.params.totals
+        }
+        updates = self.tools.updates(builder)
+        squares = None
+        if self.scaling.looks_at_gradients:
+            counted = {v: totals[v] for v in self.weights if v in part.counted}
+            own = updates.squares(self._groups(counted)) if counted else None
+            own = builder.emit(zeros((), "float32")) if own is None else own
+            self._out(own, "squares_part", f"{PART}:{SQUARES}")
+            squares = self.params.squares
+        self._update(updates, totals, squares)
+
+    def _update(self, updates: Updates, totals: Mapping[Any, Any], squares: Any) -> None:
+        builder, params = self.builder, self.params
+        shared, counters = self.scaling.shared(builder, squares, params.step, params.rate)
+        if params.dropout is not None:
+            counters.append((DROPOUT, add(params.dropout, relax.const(1, "int64"))))
+        new = updates.write(self._groups(totals), shared)
+        counters += self.scaling.updated(builder)
+        names = [w.name for w in self.weights.values()]
+        names += [state for w in self.weights.values() for state in w.names]
+        for name, value in [*((n, new[n]) for n in names), *counters]:
+            self.updated[name] = str(self._out(value, plain_name(name) + UPDATED_SUFFIX, name).name)
+
+    def _groups(self, gradients: Mapping[Any, Any]) -> Groups:
+        """Weights with their gradients, by the layer that they belong to."""
+        found: Groups = {}
+        owners: dict[Any, tuple[Owner, str]] = {}
+        layers = self.part.stage.layers
+        reads = Counter(v for one in layers for v in dict.fromkeys(one.args) if v in gradients)
+        for layer in self.part.stage.layers:
+            if layer.name not in self.part.layered:
+                continue
+            owner, names = Owner(layer.name, layer.label), self.functions.of[layer.name].params
+            for arg, name in zip(layer.args, names, strict=True):
+                if arg in gradients and reads[arg] == 1:
+                    owners[arg] = owner, str(name.name)
+        for var, gradient in gradients.items():
+            weight = self.weights[var]
+            at, label = owners.get(var, (None, weight.name))
+            found.setdefault(at, []).append((weight, gradient, label))
+        return found
+
+
+def _one(dtype: str) -> Any:
+    return relax.op.ones((), dtype)
+
+
+__all__ = ["LOSS", "PartWriter"]

@@ -1,0 +1,131 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a step in stages says of itself: names of the whole step, stages, sums over stages."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_distir.core import Pipeline, Schedule, StageNote, SumNote, known_shape, tensor_type
+from tvm_distir.support import ModelError
+from tvm_distir.transforms.training.optimizers.protocol import RATE, STEP
+from tvm_distir.transforms.training.step.parameters import Parameters, check_names
+from tvm_distir.transforms.training.step.recipe import Recipe
+from tvm_distir.transforms.training.step.scaling import Scaling
+
+from .role_params import SQUARES, Part
+from .roles import LOSS, PartWriter
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Writes the attribute ``dist.pipeline``.
+
+    Attributes
+    ----------
+    params : Parameters
+        Of the forward function.
+    recipe : Recipe
+    schedule : Schedule
+    """
+
+    params: Parameters
+    recipe: Recipe
+    schedule: Schedule
+
+    @functools.cached_property
+    def _states(self) -> dict[str, Any]:
+        """Names of the optimizer's states, per trained weight."""
+        slots = self.recipe.optimizer.states
+        return {n: slots(v.ty) for n, v in self.params.trained}
+
+    def stage(self, part: Part, function: str, writer: PartWriter) -> StageNote:
+        """Name the parameters and results of a stage as the whole step does."""
+        like = writer.part
+        own = (*part.stage.weights, *part.unread, *part.stage.data)
+        theirs = (*like.stage.weights, *like.unread, *like.stage.data)
+        pairs = [pair for pair in zip(own, theirs, strict=True) if pair[0] in part.names]
+        called = {like.names[b]: part.names[a] for a, b in pairs}
+        called[like.stream] = part.stream
+        known = self._states
+
+        def translated(note: str) -> str:
+            if note in called:
+                return called[note]
+            kind, colon, name = note.partition(":")
+            if colon and name in called:
+                return f"{kind}:{called[name]}"
+            for old, new in called.items():
+                if note.startswith(f"{old}.") and note[len(old) + 1 :] in known.get(old, ()):
+                    return new + note[len(old) :]
+            return note
+
+        return StageNote(
+            function,
+            tuple(map(translated, writer.params.ports.notes)),
+            tuple(map(translated, writer.outputs.notes)),
+        )
+
+    def pipeline(self, parts: Sequence[Part], notes: Sequence[StageNote]) -> Pipeline:
+        """All that is said of the step.
+
+        Raises
+        ------
+        ModelError
+            DIST0351 for a parameter of a name that the step adds; DIST0354 where stages cannot
+            change their weights after every micro-batch.
+        """
+        params, slots = self.params, self.recipe.optimizer.states
+        states = [f"{n}.{slot}" for n, v in params.trained for slot in slots(v.ty)]
+        scaling = Scaling(self.recipe)
+        counters = [STEP] if self.recipe.optimizer.counts else []
+        counters += [name for name, _ in scaling.params]
+        data = [n for n, _ in params.data] + ([RATE] if self.recipe.rate_input else [])
+        inputs = [*data, *(n for n, _ in params.others), *states, *counters]
+        check_names(inputs)
+        held = {n: [k for k, p in enumerate(parts) if v in p.shared] for n, v in params.trained}
+        shared = [name for name, holders in held.items() if holders]
+        if self.schedule.stash and (shared or scaling.looks_at_gradients):
+            what = (
+                f'"{shared[0]}" is a weight of several stages' if shared else "a norm is asked for"
+            )
+            raise ModelError(
+                "DIST0354",
+                f"stages that change their weights after every micro-batch sum nothing: {what}",
+                place="schedule/stash",
+                remedy="Leave stash out, or untie the weight and clip nothing.",
+            )
+        sums = [SumNote(name, tuple(held[name])) for name in shared]
+        if scaling.looks_at_gradients:
+            sums.append(SumNote(SQUARES, tuple(range(len(parts)))))
+        new = {*(v for _, v in params.trained), *params.running, params.dropout}
+        updated = [n for n, v in params.others if v in new]
+        carried = [n for n, v in params.others if v in params.running]
+        return Pipeline(
+            self.schedule,
+            tuple(inputs),
+            len(data),
+            tuple(self._sliced()),
+            (LOSS, *updated, *states, *counters),
+            tuple(notes),
+            tuple(sums),
+            tuple(carried),
+        )
+
+    def _sliced(self) -> list[str]:
+        """Data that have the batch as their first dim: that of the first one with dims."""
+        shapes = {
+            n: known_shape(v.ty) for n, v in self.params.data if tensor_type(v.ty) is not None
+        }
+        batch = next((shape[0] for shape in shapes.values() if shape), None)
+        return [n for n, shape in shapes.items() if shape and _same(shape[0], batch)]
+
+
+def _same(a: Any, b: Any) -> bool:
+    return isinstance(a, int) and isinstance(b, int) and a == b
+
+
+__all__ = ["Notes"]

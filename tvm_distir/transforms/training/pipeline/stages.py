@@ -1,0 +1,197 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A forward model as stages: private functions from one stage's activations to the next one's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax
+
+from tvm_distir.core import Recomputation, substitute, variables
+from tvm_distir.transforms.training.autodiff.functions import Functions, private_function, tuple_of
+from tvm_distir.transforms.training.step.dropouts import from_first_stream
+
+from .cutting import Flat, cut
+
+STAGE = "part"
+"""Begins the names of stages' private functions."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A call of a private function of the model inside a stage.
+
+    Attributes
+    ----------
+    name : str
+        Of the function.
+    label : str
+        Of the call's value.
+    args : tuple of Var
+        Those of its arguments that are variables of the whole model, by position.
+    policy : str
+        What its backward part makes again.
+    """
+
+    name: str
+    label: str
+    args: tuple[Any, ...]
+    policy: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a forward model.
+
+    Attributes
+    ----------
+    function : GlobalVar
+        ``(*activations, *data, *weights) -> (*outputs, *statistics)``, no tuple where there is
+        one. Stages alike share it.
+    activations : tuple of Var
+        Of the stages before, variables of the whole model.
+    data, weights : tuple of Var
+        Parameters of the whole model that it reads.
+    outputs : tuple of Var
+        What later stages read, or the loss.
+    statistics : tuple of Var
+        Of the weights, the running statistics that it gives anew.
+    layers : tuple of Layer
+    first_stream : int
+        What it adds to the first of a micro-batch's streams of random numbers.
+    """
+
+    function: ir.GlobalVar
+    activations: tuple[Any, ...]
+    data: tuple[Any, ...]
+    weights: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    statistics: tuple[Any, ...]
+    layers: tuple[Layer, ...]
+    first_stream: int = 0
+
+    @property
+    def params(self) -> tuple[Any, ...]:
+        """All that the function reads, in order."""
+        return (*self.activations, *self.data, *self.weights)
+
+
+class Policies:
+    """What the calls of a model's functions make again, call by call in its order.
+
+    Parameters
+    ----------
+    recompute : Recomputation
+    """
+
+    def __init__(self, recompute: Recomputation) -> None:
+        self.recompute = recompute
+        self._calls: Counter[str] = Counter()
+
+    def next(self, name: str) -> str:
+        """Policy of the next call of a function."""
+        self._calls[name] += 1
+        return self.recompute.of(name).of_call(self._calls[name] - 1)
+
+
+def cut_model(
+    flat: Flat, functions: Functions, stages: int, names: Sequence[str], recompute: Recomputation
+) -> list[Stage]:
+    """Cut a forward model; the stages' functions are added to those of the model.
+
+    An activation that a later stage reads goes through all between. Stages alike, whose calls make
+    the same again, share a function.
+
+    Raises
+    ------
+    ModelError
+        DIST0354 see :func:`.cutting.cut`.
+    """
+    made: dict[Any, list[ir.GlobalVar]] = {}
+    policies, found = Policies(recompute), list[Stage]()
+    first, given = 0, tuple[Any, ...]()
+    for end in cut(flat, functions, stages, names):
+        own = [b for b in flat.bindings[first : end + 1] if b.var not in flat.anywhere]
+        outputs = tuple(flat.live[end]) or (flat.loss,)
+        found.append(_stage(len(found), flat, own, given, outputs, functions, policies, made))
+        # the order in which one stage gives is that in which the next one takes
+        first, given = end + 1, outputs
+    return found
+
+
+def _stage(
+    number: int,
+    flat: Flat,
+    own: list[Any],
+    given: tuple[Any, ...],
+    outputs: tuple[Any, ...],
+    functions: Functions,
+    policies: Policies,
+    shared: dict[Any, list[ir.GlobalVar]],
+) -> Stage:
+    bindings = [*_needed(flat, own), *own]
+    first_stream, bindings = from_first_stream(bindings, flat.stream)
+    inside = {b.var for b in bindings}
+    read = dict.fromkeys(
+        v for b in bindings for v in variables(b.value) if v not in inside and v not in given
+    )
+    data = tuple(v for v in read if v not in flat.weights)
+    weights = tuple(v for v in read if v in flat.weights)
+    env = {v: relax.Var(str(v.name), v.ty) for v in given}  # they were of a dataflow block
+    inner = [relax.VarBinding(b.var, substitute(b.value, env)) for b in bindings]
+    statistics = {flat.statistics[b.var]: b.var for b in own if b.var in flat.statistics}
+    made = [env.get(v, v) for v in (*outputs, *statistics.values())]
+    result = made[0] if len(made) == 1 else tuple_of(made)
+    fn = private_function(f"{STAGE}{number}", [*env.values(), *data, *weights], inner, result)
+    layers = _layers(own, policies)
+    gv = _shared(fn, number, functions, tuple(one.policy for one in layers), shared)
+    return Stage(gv, given, data, weights, outputs, tuple(statistics), layers, first_stream)
+
+
+def _needed(flat: Flat, own: Sequence[Any]) -> list[Any]:
+    """Bindings of what follows from data and constants that some bindings read, in order."""
+    values = {b.var: b for b in flat.bindings if b.var in flat.anywhere}
+    wanted: set[Any] = set()
+    waiting = [v for b in own for v in variables(b.value)]
+    while waiting:
+        var = waiting.pop()
+        if var in values and var not in wanted:
+            wanted.add(var)
+            waiting.extend(variables(values[var].value))
+    return [b for b in values.values() if b.var in wanted]
+
+
+def _layers(own: Sequence[Any], policies: Policies) -> tuple[Layer, ...]:
+    calls = [
+        (str(b.value.op.name_hint), b)
+        for b in own
+        if isinstance(b.value, ir.Call) and isinstance(b.value.op, ir.GlobalVar)
+    ]
+    return tuple(
+        Layer(name, str(b.var.name), tuple(b.value.args), policies.next(name)) for name, b in calls
+    )
+
+
+def _shared(
+    fn: relax.Function,
+    number: int,
+    functions: Functions,
+    policies: tuple[str, ...],
+    made: dict[Any, list[ir.GlobalVar]],
+) -> ir.GlobalVar:
+    """The function, or one that is equal to it, its calls' policies too."""
+    key = (int(tvm_ffi.structural_hash(fn, map_free_vars=True)), policies)
+    for gv in made.get(key, ()):
+        if tvm_ffi.structural_equal(functions.of[str(gv.name_hint)], fn, map_free_vars=True):
+            return gv
+    gv = functions.add(f"{STAGE}{number}", fn)
+    made.setdefault(key, []).append(gv)
+    return gv
+
+
+__all__ = ["Layer", "Stage", "cut_model"]

@@ -1,0 +1,60 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that go on with sums over micro-batches which others begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import add
+
+from tvm_distir.core import substitute
+
+
+class GoingOn:
+    """Makes each function once.
+
+    Attributes
+    ----------
+    functions : dict of str to (GlobalVar, Function)
+        Those made so far, by name.
+    """
+
+    def __init__(self) -> None:
+        self.functions: dict[str, tuple[ir.GlobalVar, relax.Function]] = {}
+
+    def of(self, mod: ir.IRModule, gv: ir.GlobalVar) -> ir.GlobalVar:
+        """The function that goes on with the sums that one of a module begins."""
+        name = f"{gv.name_hint}_on"
+        if name not in self.functions:
+            fn = _going_on(mod[gv], name)
+            made = ir.GlobalVar(name)
+            relax.expr._update_type(made, fn.ty)
+            self.functions[name] = made, fn
+        return self.functions[name][0]
+
+
+def _going_on(fn: relax.Function, name: str) -> relax.Function:
+    """From the function that begins sums to ``(*sums, *terms) -> (*sums + terms,)``."""
+    fn = relax.utils.copy_with_new_vars(fn)
+    builder = relax.BlockBuilder()
+    sums = [relax.Var(f"sum{k}", ty) for k, ty in enumerate(fn.ret_ty.fields)]
+    with builder.function(name, [*sums, *fn.params]):
+        with builder.dataflow():
+            env: dict[Any, Any] = {}
+            for block in fn.body.blocks:
+                for b in block.bindings:
+                    env[b.var] = builder.emit(substitute(b.value, env), str(b.var.name))
+            result = substitute(fn.body.body, env)
+            fields = (
+                list(result.fields)
+                if isinstance(result, relax.Tuple)
+                else [relax.TupleGetItem(result, k) for k in range(len(sums))]
+            )
+            new = [
+                builder.emit_output(add(s, f), f"{s.name}_on")
+                for s, f in zip(sums, fields, strict=True)
+            ]
+        builder.emit_func_output(relax.Tuple(new))
+    return builder.get()[name].without_attr("global_symbol")

@@ -1,0 +1,274 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes units of stages one after the other into one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import add, reshape, strided_slice
+
+from tvm_distir.core import (
+    ACTIVATION,
+    BACKWARD,
+    FORWARD,
+    GRADIENT,
+    STREAM,
+    Unit,
+    first_stream,
+    make_call,
+    substitute,
+    typed,
+    variables,
+)
+
+from .body import OF_UNIT, PASSED, StageBody, When
+
+
+@dataclass
+class Running:
+    """A stage while its units are written.
+
+    Attributes
+    ----------
+    body : StageBody
+    rows : dict of str to Var
+        Data of which each micro-batch takes its part.
+    env : dict of Var to expression
+        Parameters and what was made once.
+    micros : dict of int to dict
+        Per micro-batch in flight what arrived and what was made.
+    ended : set of Var
+        What was made behind all of them.
+    now : dict of Var to expression
+        Parameters that were updated since, where every micro-batch has an update.
+    """
+
+    body: StageBody
+    rows: dict[str, Any]
+    env: dict[Any, Any]
+    micros: dict[int, dict[Any, Any]] = field(default_factory=dict)
+    ended: set[Any] = field(default_factory=set)
+    now: dict[Any, Any] = field(default_factory=dict)
+
+    def micro(self, number: int) -> dict[Any, Any]:
+        """What there is of a micro-batch."""
+        if number not in self.micros:
+            self.micros[number] = dict(self.env)
+        return self.micros[number]
+
+
+class UnitWriter:
+    """Collects bindings.
+
+    Parameters
+    ----------
+    micro_batches : int
+    splits : bool
+        Whether gradients of weights are units of their own.
+    going_on : callable
+        From a function that begins sums over micro-batches to the one that goes on with them
+        (:class:`.sums.GoingOn`).
+    binds_tuples : bool
+        Whether tuples among the arguments of calls are values of their own: TVM's virtual machine
+        lets go of what a variable holds, and of nothing else before the function ends.
+
+    Attributes
+    ----------
+    bindings : list of VarBinding
+    stages : dict of int to Running
+    """
+
+    def __init__(
+        self,
+        micro_batches: int,
+        splits: bool,
+        going_on: Callable[[ir.GlobalVar], ir.GlobalVar],
+        binds_tuples: bool = False,
+    ) -> None:
+        self.micro_batches, self.splits, self.going_on = micro_batches, splits, going_on
+        self.binds_tuples = binds_tuples
+        self.builder = relax.BlockBuilder()
+        self.bindings: list[Any] = []
+        self.stages: dict[int, Running] = {}
+        self._rows: dict[Any, Any] = {}
+
+    def emit(self, value: Any, name: str) -> Any:
+        """Bind a new value; its type is inferred."""
+        return self.bind(self.builder.normalize(value), name)
+
+    def bind(self, value: Any, name: str, ty: Any = None) -> Any:
+        """Bind a value that has its type."""
+        var = relax.Var(name, value.ty if ty is None else ty)
+        self.bindings.append(relax.VarBinding(var, value))
+        return var
+
+    def whole_type(self, ty: Any) -> Any:
+        """Type of data for all micro-batches, from that for one."""
+        shape = [int(n) for n in ty.shape]
+        return relax.TensorType([shape[0] * self.micro_batches, *shape[1:]], ty.dtype)
+
+    def begin(
+        self, number: int, body: StageBody, arguments: Mapping[str, Any], sliced: Collection[str]
+    ) -> None:
+        """Begin a stage with the parameters of the whole step; ``sliced`` are for all rows."""
+        given = {what: arguments[what] for what in body.params if what in arguments}
+        rows = {what: var for what, var in given.items() if what in sliced}
+        env = {body.params[what]: var for what, var in given.items() if what not in rows}
+        self.stages[number] = stage = Running(body, rows, env)
+        for binding in body.bindings[When.BEGIN]:
+            self._copy(binding, stage.env, "")
+
+    def arrive(self, number: int, what: str, micro: int, value: Any) -> None:
+        """Take what another stage made."""
+        stage = self.stages[number]
+        stage.micro(micro)[stage.body.params[what]] = value
+
+    def _slice(self, whole: Any, micro: int) -> Any:
+        """Emit a micro-batch's rows of data: of every ``micro_batches`` one."""
+        count, name = self.micro_batches, str(whole.name)
+        if count == 1:
+            return whole
+        shape = list(whole.ty.shape)
+        rows, rest = int(shape[0]) // count, shape[1:]
+        if whole not in self._rows:
+            self._rows[whole] = self.emit(reshape(whole, (rows, count, *rest)), f"{name}_rows")
+        part = self.emit(
+            strided_slice(self._rows[whole], [1], [micro], [micro + 1]), f"{name}_cut{micro}"
+        )
+        return self.emit(reshape(part, (rows, *rest)), f"{name}_{micro}")
+
+    def unit(self, number: int, unit: Unit) -> None:
+        """Write a unit of a stage, and behind a micro-batch's last one the sums so far.
+
+        What it makes for a neighbour in the same function is there for it.
+        """
+        stage, when = self.stages[number], OF_UNIT[unit.phase]
+        env = stage.micro(unit.micro)
+        if when == When.FORWARD:
+            self._forward_reads(stage, env, unit.micro)
+        whens = [when]
+        if when == When.BACKWARD and not self.splits:
+            whens.append(When.WEIGHT)
+        for one in whens:
+            for binding in stage.body.bindings[one]:
+                self._copy(binding, env, f"_{unit.micro}")
+        if when == When.FORWARD:
+            for what in stage.body.carried:
+                result = stage.body.results[what]
+                stage.env[stage.body.params[what]] = stage.env[result] = substitute(result, env)
+        if when == (When.WEIGHT if self.splits else When.BACKWARD):
+            self._sums(stage, env, unit.micro)
+            if stage.body.each:
+                self._update(stage, unit.micro)
+        self._hand_on(number, unit)
+
+    def _forward_reads(self, stage: Running, env: dict[Any, Any], micro: int) -> None:
+        """Take what is not for every micro-batch as it was for the one before."""
+        params = stage.body.params
+        env.update({params[what]: self._slice(var, micro) for what, var in stage.rows.items()})
+        if stage.body.each:  # the weights as they are now
+            env.update(stage.now)
+            for binding in stage.body.bindings[When.BEGIN]:
+                self._copy(binding, env, f"_{micro}")
+        for what, var in params.items():
+            if what.startswith(f"{STREAM}:"):
+                env[var] = relax.const(first_stream(what, micro), "int64")
+        env.update({params[what]: stage.env[params[what]] for what in stage.body.carried})
+
+    def _sums(self, stage: Running, env: dict[Any, Any], micro: int) -> None:
+        """Write the sums over the micro-batches so far."""
+        for binding in stage.body.bindings[When.ACCUMULATE]:
+            call, so_far = substitute(binding.value, env), stage.env.get(binding.var)
+            if so_far is not None and binding.var not in stage.body.each:
+                before = [
+                    self.bind(relax.TupleGetItem(so_far, k), f"sum{k}")
+                    for k in range(len(binding.var.ty.fields))
+                ]
+                call = typed(ir.Call(self.going_on(call.op), [*before, *call.args]), call.ty)
+            stage.env[binding.var] = self.bind(call, f"{binding.var.name}_{micro}", binding.var.ty)
+
+    def _update(self, stage: Running, micro: int) -> None:
+        """Write the update that follows one micro-batch; later ones read what it gives."""
+        env = {**stage.env, **stage.now}
+        for binding in (*stage.body.bindings[When.BEGIN], *stage.body.bindings[When.END]):
+            self._copy(binding, env, f"_{micro}")
+        stage.env.update(env)
+        stage.ended.update(b.var for b in stage.body.bindings[When.END])
+        for what, param in stage.body.params.items():
+            if what in stage.body.results and what.partition(":")[0] not in PASSED:
+                stage.now[param] = substitute(stage.body.results[what], env)
+
+    def made(self, number: int, what: str, micro: int) -> Any:
+        """What a unit of a micro-batch made for another stage."""
+        stage = self.stages[number]
+        return substitute(stage.body.results[what], stage.micro(micro))
+
+    def _hand_on(self, number: int, unit: Unit) -> None:
+        """Hand what a unit made to the neighbour that is in the same function."""
+        if unit.phase not in (FORWARD, BACKWARD):
+            return
+        kind, ahead = (ACTIVATION, 1) if unit.phase == FORWARD else (GRADIENT, -1)
+        other = number + ahead
+        if other not in self.stages:
+            return
+        for what in self.stages[number].body.results:
+            if what.startswith(f"{kind}:"):
+                self.arrive(other, what, unit.micro, self.made(number, what, unit.micro))
+
+    def end(self, number: int, wanted: Sequence[str] | None = None) -> None:
+        """Write what is done once behind all micro-batches: for some results, or all of it."""
+        stage = self.stages[number]
+        found = stage.body.bindings[When.END]
+        needed: set[Any] | None = None
+        if wanted is not None:
+            needed = {v for what in wanted for v in variables(stage.body.results[what])}
+            for binding in reversed(found):
+                if binding.var in needed:
+                    needed.update(variables(binding.value))
+        for binding in found:
+            if binding.var not in stage.ended and (needed is None or binding.var in needed):
+                stage.ended.add(binding.var)
+                self._copy(binding, stage.env, "")
+
+    def result(self, number: int, what: str) -> Any:
+        """A result that is made once."""
+        stage = self.stages[number]
+        return substitute(stage.body.results[what], stage.env)
+
+    def function(
+        self, params: Sequence[Any], result: Any, is_pure: bool, attrs: Mapping[str, Any]
+    ) -> relax.Function:
+        """Make the function of all that was written."""
+        body = relax.SeqExpr([relax.BindingBlock(self.bindings)], result)
+        relax.expr._update_type(body, result.ty)
+        nodes = ir.make_node("ir.DictAttrs", **attrs)
+        return relax.Function(list(params), body, result.ty, is_pure, nodes)
+
+    def sum_of(self, first: Any, second: Any, name: str) -> Any:
+        """Emit the sum of two terms."""
+        return self.emit(add(first, second), name)
+
+    def _copy(self, binding: Any, env: dict[Any, Any], suffix: str) -> None:
+        value = substitute(binding.value, env)
+        if isinstance(value, ir.Var):
+            env[binding.var] = value
+            return
+        if self.binds_tuples and isinstance(value, ir.Call):
+            args = [self._bound(arg, binding.var.name) for arg in value.args]
+            value = make_call(value.op, args, value.attrs, value.ty_args, value.ty, value.span)
+        env[binding.var] = self.bind(value, f"{binding.var.name}{suffix}", binding.var.ty)
+
+    def _bound(self, arg: Any, name: str) -> Any:
+        """An argument; a tuple as a variable."""
+        if not isinstance(arg, relax.Tuple):
+            return arg
+        fields = [self._bound(field, name) for field in arg.fields]
+        whole = relax.TupleType([field.ty for field in fields])
+        return self.bind(typed(relax.Tuple(fields), whole), f"{name}_given")
+
+
+__all__ = ["UnitWriter"]

@@ -1,0 +1,96 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Where what stages hand each other lies, on the meshes of the pipeline's ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import IO_ATTR, Pipeline, mesh_names, meshes
+from tvm_distir.support import LoweringError
+
+from .places import Place, rank_meshes, read_ports
+
+NEXT_STAGE = "the next stage of the same mesh"
+
+
+def unfit(place: str, what: str, remedy: str) -> LoweringError:
+    """Error about stages that do not fit together."""
+    return LoweringError("DIST0512", what, place=place, remedy=remedy)
+
+
+class Wires:
+    """The ends of all messages of a step, and their tags.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 5.
+    pipeline : Pipeline
+
+    Attributes
+    ----------
+    ports : dict of str to Ports
+        Of the stages' functions.
+    rank_of : tuple of int
+        Rank of each stage.
+    of_rank : list of int
+        Number of each rank's mesh in the module.
+    meshes : list of DeviceMesh
+        Of the ranks.
+    names : list of str
+        Of these.
+
+    Raises
+    ------
+    LoweringError
+        DIST0512 the module is not at level 5, or the stages of a rank lie on two meshes.
+    MeshError
+        DIST0202 see :func:`.places.rank_meshes`.
+    """
+
+    def __init__(self, mod: ir.IRModule, pipeline: Pipeline) -> None:
+        self.pipeline, self.rank_of = pipeline, pipeline.schedule.rank_of
+        if not all(mod[f].attrs and IO_ATTR in mod[f].attrs for f in pipeline.functions):
+            raise unfit(pipeline.functions[0], "the module is not at level 5", "Lower it first.")
+        self.ports = {name: read_ports(mod[name]) for name in pipeline.functions}
+        found: dict[int, int] = {}
+        for note, rank in zip(pipeline.stages, self.rank_of, strict=True):
+            mesh = self.ports[note.function].mesh
+            if found.setdefault(rank, mesh) != mesh:
+                raise unfit(note.function, "the stages of a rank lie on two meshes", "Use one.")
+        self.of_rank = [found[rank] for rank in range(pipeline.schedule.stages)]
+        self.meshes = rank_meshes(meshes(mod), self.of_rank, pipeline.schedule.devices)
+        names = mesh_names(mod)
+        many = len(self.meshes) > 1
+        self.names = [f"{names[k]}_{r}" if many else names[k] for r, k in enumerate(self.of_rank)]
+        self._tags: dict[Any, int] = {}
+
+    def made(self, stage: int, what: str) -> Place:
+        """Where a result of a stage lies."""
+        note = self.pipeline.stages[stage]
+        return self.ports[note.function].outputs[note.results.index(what)]
+
+    def read(self, stage: int, what: str) -> Place:
+        """Where a parameter of a stage lies."""
+        note = self.pipeline.stages[stage]
+        return self.ports[note.function].inputs[note.params.index(what)]
+
+    def agree(self, stage: int, what: str, made: Place, read: Place, reader: str) -> None:
+        """Refuse (DIST0512) what is read on a stage's mesh otherwise than it is made there."""
+        mesh = self.meshes[self.rank_of[stage]]
+        if made.labels(mesh) != read.labels(mesh):
+            raise unfit(
+                f"{self.pipeline.stages[stage].function}/{what}",
+                f'it is made "{made.placement}" and read "{read.placement}" by {reader}',
+                "Place both alike in the plan.",
+            )
+
+    def tag(self, key: Any) -> int:
+        """Number of a message."""
+        return self._tags.setdefault(key, len(self._tags))
+
+
+__all__ = ["NEXT_STAGE", "Wires", "unfit"]

@@ -1,0 +1,79 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The policy ``checkpoint``: a function is run again whole in its backward part.
+
+As ``torch.utils.checkpoint`` does, and Megatron-LM's full recomputation: also what no gradient
+reads, the last product and the last collective among it, is made again. ``full`` leaves that out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import CHECKPOINT, WHOLE_ATTR, typed
+from tvm_distir.transforms.training.autodiff.functions import Functions, private_function, tuple_of
+from tvm_distir.transforms.training.autodiff.tape import Pair
+
+
+def checkpointed(pair: Pair, functions: Functions) -> Pair:
+    """The pair that runs another one's forward part twice, and keeps nothing.
+
+    Parameters
+    ----------
+    pair : Pair
+        One that keeps something.
+    functions : Functions
+        New ones are added: ``layer_checkpoint(*params) -> y`` and
+        ``layer_backward_checkpoint(grad, *params)``. Both call ``layer_forward``, which is marked
+        to run whole.
+
+    Returns
+    -------
+    Pair
+    """
+    suffix, name = f"_{CHECKPOINT}", str(pair.forward.name_hint)
+    functions.of[name] = functions.of[name].with_attr(WHOLE_ATTR, True)
+    first = private_function(*_forward(pair, functions))
+    back = private_function(*_backward(pair, functions))
+    return dataclasses.replace(
+        pair,
+        forward=functions.add(pair.name + suffix, first),
+        backward=functions.add(str(pair.backward.name_hint) + suffix, back),
+        saves=False,
+        needed=tuple(range(len(pair.params))),
+    )
+
+
+def _forward(pair: Pair, functions: Functions) -> tuple[str, list[Any], list[Any], Any]:
+    params, both, bindings = _run(pair, functions)
+    return pair.name, params, bindings, _item(both, 0)
+
+
+def _backward(pair: Pair, functions: Functions) -> tuple[str, list[Any], list[Any], Any]:
+    params, both, bindings = _run(pair, functions)
+    fn = functions.of[str(pair.backward.name_hint)]
+    grad = relax.Var(str(fn.params[0].name), fn.params[0].ty)
+    saved = relax.Var("saved", fn.params[1].ty)
+    bindings.append(relax.VarBinding(saved, _item(both, 1)))
+    given = relax.Var("gradients", fn.ret_ty)
+    needed = [params[i] for i in pair.needed]
+    call = ir.Call(pair.backward, [grad, saved, *needed])
+    bindings.append(relax.VarBinding(given, typed(call, fn.ret_ty)))
+    # Each gradient by itself: what splits a step's backward part reads them one by one.
+    each = tuple_of([_item(given, i) for i in range(len(fn.ret_ty.fields))])
+    return pair.name, [grad, *params], bindings, each
+
+
+def _run(pair: Pair, functions: Functions) -> tuple[list[Any], Any, list[Any]]:
+    """Parameters, and the forward part called with them."""
+    fn = functions.of[str(pair.forward.name_hint)]
+    params = [relax.Var(str(one.name), one.ty) for one in fn.params]
+    both = relax.Var("again", fn.ret_ty)
+    return params, both, [relax.VarBinding(both, typed(ir.Call(pair.forward, params), fn.ret_ty))]
+
+
+def _item(whole: Any, index: int) -> Any:
+    return typed(relax.TupleGetItem(whole, index), whole.ty.fields[index])

@@ -1,0 +1,78 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of a training step: policies of functions, or the least time within a bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from tvm_distir.core import Recomputation
+from tvm_distir.support import ModelError, nearest, parse_int, shortened
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Recompute what takes least time, so that a step stays within a memory.
+
+    Attributes
+    ----------
+    memory_gib : float
+        Memory of one device, GiB; 0: that of the system.
+    activations : int
+        Parts into which activations are cut over devices.
+    weights : int
+        Parts into which weights, their gradients and their states are cut over devices.
+    """
+
+    memory_gib: float = 0.0
+    activations: int = 1
+    weights: int = 1
+
+    @property
+    def text(self) -> str:
+        """The text that reads back as this."""
+        given = [f"{one.name}={getattr(self, one.name)!r}" for one in fields(Auto)]
+        return f"{AUTO}:{','.join(given[not self.memory_gib :])}"
+
+    @staticmethod
+    def read(text: str) -> Auto:
+        """Read ``auto`` or ``auto:memory_gib=4,activations=8`` (ModelError DIST0351)."""
+        known = [one.name for one in fields(Auto)]
+        memory_gib, parts = 0.0, {"activations": 1, "weights": 1}
+        for item in text.partition(":")[2].split(",") if ":" in text else []:
+            key, _, value = (word.strip() for word in item.partition("="))
+            if key not in known:
+                raise _wrong(f'auto has no option "{shortened(key)}"', nearest(key, known))
+            if key == "memory_gib":
+                memory_gib = _positive(value)
+                continue
+            count = parse_int(value, 1)
+            if count is None:
+                raise _wrong(f'{key} is "{shortened(value)}"', "Give how many parts, as 8.")
+            parts[key] = count
+        return Auto(memory_gib, **parts)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise _wrong(f'memory_gib is "{shortened(text)}"', "Give the memory of a device in GiB.")
+    return number
+
+
+def read_recompute(said: str | Mapping[str, str]) -> Recomputation | Auto:
+    """Read what :func:`..step.train_step` is given (ModelError DIST0351)."""
+    if isinstance(said, str) and said.partition(":")[0].strip() == AUTO:
+        return Auto.read(said)
+    return Recomputation.read(said, _wrong)
+
+
+def _wrong(what: str, remedy: str) -> ModelError:
+    return ModelError("DIST0351", what, place="train_step (recompute)", remedy=remedy)

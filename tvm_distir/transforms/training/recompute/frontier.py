@@ -1,0 +1,150 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Within one function: which values to keep, so that making the rest again takes least time.
+
+What the backward part reads is kept or made again, and what is made again needs its operands, kept
+or made again in turn. For a price of a byte the least of time and price together is a minimum cut:
+each value is an edge that its bytes cost, in front of it an edge from the source that its time
+costs, and operands stand behind their readers. Prices from 0 to infinity give the points of the
+lower convex hull of bytes and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import variables
+from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes, view_source
+
+from .mincut import Cut
+from .times import Times
+
+DEPTH = 3
+"""How often the stretch between two points of the hull is halved: at most 9 points."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A choice.
+
+    Attributes
+    ----------
+    size_bytes : int
+        Of what is kept.
+    time : int
+        Of what is made again.
+    kept : tuple of Var
+    again : tuple of Binding
+    """
+
+    size_bytes: int
+    time: int
+    kept: tuple[Any, ...]
+    again: tuple[Any, ...]
+
+
+class _Values:
+    """Values of one function that its backward part may need."""
+
+    def __init__(self, forward: Sequence[Any], read: Sequence[Any], times: Times) -> None:
+        values = {binding.var: binding for binding in forward}
+        needed: set[Any] = set()
+        waiting = [var for var in read if var in values]
+        self.read = set(waiting)
+        while waiting:
+            var = waiting.pop()
+            if var not in needed:
+                needed.add(var)
+                waiting += [v for v in variables(values[var].value) if v in values]
+        self.bindings = [binding for binding in forward if binding.var in needed]
+        self.number = {binding.var: i for i, binding in enumerate(self.bindings)}
+        self.bytes = [kept_bytes([b.var]) for b in self.bindings]
+        self.times = [times.of(b.value) for b in self.bindings]
+        self.free = [_is_never_kept(b.value) for b in self.bindings]
+
+    def cut(self, price: int, scale: int) -> Point:
+        """Least of ``price`` times bytes and ``scale`` times time."""
+        count = len(self.bindings)
+        endless = 1 + price * sum(self.bytes) + scale * sum(self.times)
+        graph = Cut(2 + 2 * count)
+        for i, binding in enumerate(self.bindings):
+            before, behind = 2 + 2 * i, 3 + 2 * i
+            graph.edge(0, before, scale * self.times[i])
+            graph.edge(before, behind, endless if self.free[i] else price * self.bytes[i])
+            for var in variables(binding.value):
+                if var in self.number:
+                    graph.edge(3 + 2 * self.number[var], before, endless)
+            if binding.var in self.read:
+                graph.edge(behind, 1, endless)
+        side = graph.source_side()
+        at_hand = {i for i in range(count) if side[2 + 2 * i] and not side[3 + 2 * i]}
+        return self._point({self.bindings[i].var for i in at_hand})
+
+    def _point(self, at_hand: set[Any]) -> Point:
+        """Follow what is read back to what is kept."""
+        kept, again = [], []
+        wanted = set(self.read)
+        for i in reversed(range(len(self.bindings))):
+            var = self.bindings[i].var
+            if var in wanted and var in at_hand:
+                kept.append(i)
+            elif var in wanted:
+                again.append(i)
+                wanted.update(variables(self.bindings[i].value))
+        return Point(
+            sum(self.bytes[i] for i in kept),
+            sum(self.times[i] for i in again),
+            tuple(self.bindings[i].var for i in reversed(kept)),
+            tuple(self.bindings[i] for i in reversed(again)),
+        )
+
+
+class Frontier:
+    """Choices of one function.
+
+    Parameters
+    ----------
+    forward : sequence of Binding
+    read : sequence of Var
+        What the backward part reads.
+    times : Times
+    """
+
+    def __init__(self, forward: Sequence[Any], read: Sequence[Any], times: Times) -> None:
+        self.forward, self.wanted, self.times = forward, read, times
+
+    @cached_property
+    def _graph(self) -> _Values:
+        return _Values(self.forward, self.wanted, self.times)
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """Corners of the hull, the one that keeps least first."""
+        values = self._graph
+        least = values.cut(sum(values.times) + 1, 1)
+        most = values.cut(1, sum(values.bytes) + 1)
+        return [least, *self._between(least, most, DEPTH)]
+
+    def _between(self, low: Point, high: Point, depth: int) -> list[Point]:
+        """Corners after ``low`` up to ``high``."""
+        if high.size_bytes <= low.size_bytes:
+            return []
+        price, scale = low.time - high.time, high.size_bytes - low.size_bytes
+        middle = self._graph.cut(price, scale) if depth else low
+        value = price * middle.size_bytes + scale * middle.time
+        if value >= price * low.size_bytes + scale * low.time:
+            return [high]
+        below, above = (self._between(*ends, depth - 1) for ends in ((low, middle), (middle, high)))
+        return below + above
+
+
+def _is_never_kept(value: Any) -> bool:
+    """Whether a value is a view, whose source is kept instead, or made of nothing."""
+    if view_source(value) is not None:
+        return True
+    return isinstance(value, ir.Call) and not any(True for _ in variables(value))

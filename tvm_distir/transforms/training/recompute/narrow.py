@@ -1,0 +1,128 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The policy ``megatron``: what Megatron-LM's kernels keep where nothing is made again.
+
+Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4,
+``s b h (34 + 5 a s / h)`` bytes per layer at half precision:
+
+- a dropout's mask, a byte per element, which the backward part reads instead of drawing it again;
+- of a value that is cast to more bytes, the value before;
+- of a softmax whose result is cast to half precision, that cast. Its gradient takes the rounded
+  weights, as kernels of softmax do that read and write half precision. All else has the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import BlockWriter, called_name, op_name, substitute, variables
+from tvm_distir.transforms.training.autodiff.saved_values import kept_and_again, type_bytes
+
+from .attention import Written
+
+MaskKernels = Callable[[Any, Any], tuple[Any, Any] | None]
+"""From a kernel that draws a mask, and the type of its result, to those that keep and read it."""
+
+
+def keeping_narrow(
+    before: Sequence[Any],
+    after: Sequence[Any],
+    read: Sequence[Any],
+    params: Sequence[Any],
+    kernels: MaskKernels,
+) -> Written:
+    """Write a function's parts so that masks and the narrower of casts are kept.
+
+    Parameters
+    ----------
+    before, after : sequence of Binding
+        The forward and the backward part.
+    read : sequence of Var
+        What the backward part, and what it returns, reads.
+    params : sequence of Var
+    kernels : callable
+    """
+    returned = set(read) - {v for b in after for v in variables(b.value)}
+    forward, backward = _with_masks(before, after, kernels)
+    backward = _with_half_weights(forward, backward)
+    of_forward = {b.var: b.value for b in forward}
+    wanted = {v: None for b in backward for v in variables(b.value)}
+    wanted |= dict.fromkeys(v for v in read if v in returned)
+    wanted = {v: None for v in wanted if v in of_forward or v in set(params)}
+    for var in list(wanted):
+        wanted |= dict.fromkeys(_narrower(of_forward.get(var), var))
+    kept, again = kept_and_again(forward, list(wanted), params)
+    return Written(forward, backward, kept, again, [*wanted])
+
+
+def _with_masks(
+    before: Sequence[Any], after: Sequence[Any], kernels: MaskKernels
+) -> tuple[list[Any], list[Any]]:
+    """Both parts with the masks of dropouts as values of the forward one."""
+    forward, backward = (BlockWriter(relax.BlockBuilder(), True) for _ in range(2))
+    masks: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+    for binding in before:
+        call, ty = binding.value, binding.var.ty
+        made = kernels(call.args[0], ty) if _drawn(call) else None
+        if made is None:
+            forward.bindings.append(binding)
+            continue
+        keeping, masked = made
+        mask_ty = relax.TensorType(ty.shape, "bool")
+        name = str(binding.var.name)
+        both = forward.emit(relax.call_tir(keeping, call.args[1], [ty, mask_ty]), f"{name}_both")
+        forward.bind(binding.var, forward.builder.normalize(relax.TupleGetItem(both, 0)))
+        mask = forward.emit(relax.TupleGetItem(both, 1), f"{name}_mask")
+        masks[_drawn(call)] = mask, masked
+    for binding in after:
+        mask, masked = masks.get(_drawn(binding.value), (None, None))
+        if mask is None:
+            backward.bindings.append(binding)
+            continue
+        given = relax.Tuple([binding.value.args[1].fields[0], mask])
+        backward.bind(
+            binding.var,
+            backward.builder.normalize(relax.call_tir(masked, given, binding.var.ty)),
+        )
+    return forward.bindings, backward.bindings
+
+
+def _drawn(call: Any) -> tuple[Any, ...]:
+    """What a kernel draws: its handle, and its operands but the first: state, stream, offsets."""
+    if type(call) is not ir.Call or called_name(call) != "relax.call_tir":
+        return ()
+    operands = call.args[1].fields if isinstance(call.args[1], relax.Tuple) else ()
+    return (call.args[0], *operands[1:])
+
+
+def _with_half_weights(forward: Sequence[Any], backward: Sequence[Any]) -> list[Any]:
+    """The backward part over the rounded results of softmaxes, cast back."""
+    writer, env = BlockWriter(relax.BlockBuilder(), True), dict[Any, Any]()
+    read = {v for b in backward for v in variables(b.value)}
+    softmaxes = {b.var for b in forward if op_name(b.value) == "nn.softmax"} & read
+    for binding in forward:
+        if op_name(binding.value) != "astype" or binding.value.args[0] not in softmaxes:
+            continue
+        whole = binding.value.args[0]
+        if type_bytes(binding.var.ty) < type_bytes(whole.ty):
+            wide = relax.op.astype(binding.var, str(whole.ty.dtype))
+            env[whole] = writer.emit(wide, f"{whole.name}_wide")
+            softmaxes.discard(whole)
+    rest = (
+        [relax.VarBinding(b.var, substitute(b.value, env)) for b in backward] if env else backward
+    )
+    return [*writer.bindings, *rest]
+
+
+def _narrower(value: Any, var: Any) -> list[Any]:
+    """The value of fewer bytes that a variable is a cast of."""
+    if op_name(value) != "astype" or not isinstance(value.args[0], ir.Var):
+        return []
+    source = value.args[0]
+    return [source] if type_bytes(source.ty) < type_bytes(var.ty) else []
+
+
+__all__ = ["keeping_narrow"]

@@ -1,0 +1,293 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient of a private function is a private function.
+
+``layer(x, w) -> y`` becomes ``layer_forward(x, w) -> (y, (saved...))`` and
+``layer_backward(grad, (saved...), w) -> (x's gradient, w's gradient)``: one pair per function and
+per set of parameters whose gradients are asked for, called as often as the function was.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    ATTENTION,
+    CHECKPOINT,
+    MEGATRON,
+    NONE,
+    Recomputation,
+    is_private,
+    is_pure,
+    op_name,
+    plain_name,
+    variables,
+)
+from tvm_distir.support import ModelError
+from tvm_distir.transforms.training.autodiff.functions import (
+    Functions,
+    only_read,
+    private_function,
+    tuple_of,
+    written,
+)
+from tvm_distir.transforms.training.autodiff.reverse import Reverse, active
+from tvm_distir.transforms.training.autodiff.rules.drawn import MaskKernels
+from tvm_distir.transforms.training.autodiff.tape import CallGradient, Pair, Roles, Tape
+
+from .attention import keeping_sums
+from .checkpoints import checkpointed
+from .frontier import Frontier
+from .narrow import keeping_narrow
+from .policies import kept_by
+from .times import Times
+
+FORWARD_SUFFIX, BACKWARD_SUFFIX = "_forward", "_backward"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Both parts of a function, before what is kept is chosen.
+
+    Attributes
+    ----------
+    params : list of Var
+    given : tuple of int
+        Parameters whose gradients are returned.
+    before, after : list of Binding
+        The forward and the backward part.
+    grad, result : expression
+        The gradient of the result, and the result.
+    read : list of Var
+        What the backward part reads.
+    gradients : list of Var
+    frontier : Frontier
+        What may be kept.
+    calls : tuple of CallGradient
+        Calls of private functions in both parts.
+    """
+
+    params: list[Any]
+    given: tuple[int, ...]
+    before: list[Any]
+    after: list[Any]
+    grad: Any
+    result: Any
+    read: list[Any]
+    gradients: list[Any]
+    frontier: Frontier
+    calls: tuple[CallGradient, ...]
+
+
+class Pairs:
+    """Makes the pairs of a module's private functions when they are asked for.
+
+    Parameters
+    ----------
+    functions : Functions
+        New ones are added.
+    recompute : Recomputation
+        What the calls of each keep.
+    times : Times
+        What it takes to make values again.
+
+    Attributes
+    ----------
+    leading : dict of str to int
+        Functions of whose results only so many, the first, get gradients.
+    inside : dict of str to dict of str to str
+        Functions in which calls have policies of their own, by the names of the calls' values.
+    """
+
+    def __init__(self, functions: Functions, recompute: Recomputation, times: Times) -> None:
+        self.functions, self.recompute, self.times = functions, recompute, times
+        self._masks = MaskKernels(functions)
+        self._drafts: dict[tuple[str, Roles], Draft] = {}
+        self._made: dict[tuple[str, Roles, str], Pair] = {}
+        self.leading: dict[str, int] = {}
+        self.inside: dict[str, Mapping[str, str]] = {}
+        self._open: list[str] = []
+        self._calls: Counter[str] = Counter()
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """Policies by function, of those that make something again."""
+        texts = {
+            name: self.recompute.of(name).text for name in sorted({n for n, _ in self._drafts})
+        }
+        return {name: text for name, text in texts.items() if text != NONE}
+
+    def differentiates(self, call: Any) -> bool:
+        """Whether a value is a call of a private Relax function."""
+        if not isinstance(call, ir.Call) or not isinstance(call.op, ir.GlobalVar):
+            return False
+        fn = self.functions.of.get(str(call.op.name_hint))
+        return isinstance(fn, relax.Function) and is_private(fn)
+
+    def pair(self, name: str, roles: Roles, label: str) -> Pair:
+        """Return the pair for the next call of a function, with the gradients that are asked for.
+
+        ``label``: name of the call's value.
+
+        Raises
+        ------
+        ModelError
+            DIST0350 an op in it has no gradient; DIST0351 its form is another.
+        """
+        number = 0
+        if not self._open:  # a call of main
+            number = self._calls[name]
+            self._calls[name] += 1
+        policy = self.recompute.of(name).of_call(number)
+        if self._open:
+            policy = self.inside.get(self._open[-1], {}).get(label, policy)
+        return self.pair_with(name, roles, policy)
+
+    def pair_with(self, name: str, roles: Roles, policy: str) -> Pair:
+        """Return the pair of a function under a policy; errors as of :meth:`pair`."""
+        key = (name, roles, policy)
+        if key not in self._made:
+            self._made[key] = self._write(name, roles, policy)
+        return self._made[key]
+
+    def draft(self, name: str, roles: Roles) -> Draft:
+        """Both parts of a function; errors as of :meth:`pair`."""
+        if (name, roles) not in self._drafts:
+            if name in self._open:
+                raise _unfit(name, "it calls itself")
+            self._open.append(name)
+            self._drafts[name, roles] = self._drafted(name, roles)
+            self._open.pop()
+        return self._drafts[name, roles]
+
+    def _drafted(self, name: str, roles: Roles) -> Draft:
+        fn = relax.utils.copy_with_new_vars(self.functions.of[name])
+        params, bindings = list(fn.params), pure_bindings(fn, name)
+        given = tuple(i for i, asked in enumerate(roles) if asked)
+        grad = relax.Var("grad", self._leading(name, fn.body.body).ty)
+        forward: list[Any] = []
+
+        def write(builder: relax.BlockBuilder) -> tuple[Any, list[Any], tuple[CallGradient, ...]]:
+            tape = Tape(builder, self, active(bindings, [params[i] for i in given]))
+            for binding in bindings:
+                tape.add(binding.var, tape.replaced(binding.value))
+            forward.extend(binding.var for binding in tape.bindings[-1:])
+            forward.extend(call.saved for call in tape.calls.values() if call.saved is not None)
+            result = tape.replaced(fn.body.body)
+            live = active(tape.bindings, [params[i] for i in given])
+            work = Reverse(builder, live, name, calls=tape.calls)
+            work.give(self._leading(name, result), grad)
+            work.run(tape.bindings)
+            calls = tuple(call for call in tape.calls.values() if call.back is not None)
+            return result, [work.total(params[i]) for i in given], calls
+
+        emitted, (result, gradients, calls) = written([*params, grad], write)
+        cut = max((_position(emitted, var) + 1 for var in forward), default=0)
+        after = only_read(emitted[cut:], gradients)
+        read = [v for b in after for v in variables(b.value)]
+        read += [v for gradient in gradients for v in variables(gradient)]
+        choices = Frontier(emitted[:cut], read, self.times)
+        before = emitted[:cut]
+        return Draft(params, given, before, after, grad, result, read, gradients, choices, calls)
+
+    def _leading(self, name: str, result: Any) -> Any:
+        """Of a function's result what gets gradients."""
+        count = self.leading.get(name)
+        if count is None:
+            return result
+        return result.fields[0] if count == 1 else tuple_of(result.fields[:count])
+
+    def _write(self, name: str, roles: Roles, policy: str) -> Pair:
+        """Write both functions."""
+        if policy == CHECKPOINT:
+            inner = self.pair_with(name, roles, NONE)
+            return checkpointed(inner, self.functions) if inner.saves else inner
+        draft = self.draft(name, roles)
+        params, before, after, read = draft.params, draft.before, draft.after, draft.read
+        if policy in (ATTENTION, MEGATRON):
+            parts = (
+                keeping_sums(before, after, read, params)
+                if policy == ATTENTION
+                else keeping_narrow(before, after, read, params, self._masks)
+            )
+            before, after, read = parts.before, parts.after, parts.read
+            kept, again = parts.kept, parts.again
+            if parts.whole:
+                warnings.warn(
+                    f"{name}: the weights of attention {', '.join(parts.whole)} are kept, though "
+                    "recompute=attention is asked for: no product reads them, a dropout may",
+                    stacklevel=2,
+                )
+        else:
+            kept, again = kept_by(policy, before, read, params, draft.frontier)
+        body = [*again, *after]
+        used = {*read, *(v for b in again for v in variables(b.value))}
+        needed = tuple(i for i, param in enumerate(params) if param in used)
+        saved = relax.Var("saved", relax.TupleType([v.ty for v in kept]))
+        opened = [relax.VarBinding(v, relax.TupleGetItem(saved, k)) for k, v in enumerate(kept)]
+        first = [draft.grad, saved] if kept else [draft.grad]
+        backward = private_function(
+            name,
+            [*first, *(params[i] for i in needed)],
+            [*opened, *body],
+            tuple_of(draft.gradients),
+        )
+        one = policy == NONE or len(self.recompute.of(name).parts) == 1
+        suffix = "" if one else f"_{plain_name(policy)}"
+        forward = self.functions.variables[name]
+        if kept:
+            both = private_function(name, params, before, tuple_of([draft.result, tuple_of(kept)]))
+            forward = self.functions.add(name + FORWARD_SUFFIX + suffix, both)
+        return Pair(
+            name,
+            forward,
+            self.functions.add(name + BACKWARD_SUFFIX + suffix, backward),
+            bool(kept),
+            needed,
+            draft.given,
+            tuple(str(param.name) for param in params),
+            roles,
+        )
+
+
+def pure_bindings(fn: relax.Function, name: str) -> list[Any]:
+    """Return the bindings of a function without branches, casts and effects.
+
+    Raises
+    ------
+    ModelError
+        DIST0351 names the first binding that is one of these.
+    """
+    found = []
+    for block in fn.body.blocks:
+        for binding in block.bindings:
+            what = None
+            if isinstance(binding, relax.MatchCast):
+                what = "is a match_cast: bind the symbolic dims first"
+            elif isinstance(binding.value, relax.If):
+                what = "is a branch, which has no gradient"
+            elif not is_pure(binding.value):
+                what = f"has effects ({op_name(binding.value)})"
+            if what is not None:
+                raise _unfit(name, f"{binding.var.name} {what}")
+            found.append(binding)
+    return found
+
+
+def _position(bindings: Sequence[Any], var: Any) -> int:
+    return next(i for i, binding in enumerate(bindings) if binding.var.same_as(var))
+
+
+def _unfit(name: str, what: str) -> ModelError:
+    return ModelError(
+        "DIST0351",
+        what,
+        place=name,
+        remedy="Give functions of pure calls alone.",
+    )

@@ -1,0 +1,157 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Policies: what a function keeps for its backward part, and what that makes again.
+
+Each is for a function's forward bindings, what its backward part reads, and its parameters:
+
+- ``none`` keeps all but views of what is at hand anyway;
+- ``selective`` makes again what takes few FLOPs per byte (Korthikanti et al. 2022, section 5): all
+  but contractions, and of these the ones with at most :data:`CHEAP` of the work per byte of the
+  function's densest, as the products of attention have;
+- ``core`` makes again the scores of attention and all that has their size (the same section's
+  selective recomputation, and what Megatron-LM calls so): cheap contractions that write more than
+  they read, and what follows from them up to the next contraction;
+- ``full`` keeps nothing: the backward part runs the forward part again (Chen et al. 2016);
+- ``cut:SHARE`` keeps at most that share of the bytes that ``none`` keeps, and takes least time by
+  a minimum cut (:mod:`.frontier`).
+
+``attention`` also writes what it keeps anew (:mod:`.attention`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import (
+    CORE,
+    FULL,
+    SELECTIVE,
+    TENSOR_CLASSES,
+    Work,
+    share_of,
+    variables,
+    work_of,
+)
+from tvm_distir.support import PropagationError
+from tvm_distir.transforms.training.autodiff.saved_values import kept_and_again, kept_bytes
+
+from .frontier import Frontier
+
+Kept = tuple[list[Any], list[Any]]
+"""Variables that are kept, and bindings that are made again, in order."""
+
+CHEAP = 1 / 8
+"""Most work per byte, relative to the densest contraction of a function, of what is made again."""
+
+
+def _again(forward: Sequence[Any], read: Sequence[Any], cheap: Callable[[Any], bool]) -> Kept:
+    """Follow what is read back through cheap bindings; keep where that ends."""
+    values = {binding.var: binding for binding in forward}
+    made: set[Any] = set()
+    kept: set[Any] = set()
+    waiting = list(read)
+    while waiting:
+        var = waiting.pop()
+        if var not in values or var in made or var in kept:
+            continue
+        if cheap(values[var]):
+            made.add(var)
+            waiting.extend(variables(values[var].value))
+        else:
+            kept.add(var)
+    return (
+        [binding.var for binding in forward if binding.var in kept],
+        [binding for binding in forward if binding.var in made],
+    )
+
+
+def full(forward: Sequence[Any], read: Sequence[Any]) -> Kept:
+    """Keep nothing."""
+    return _again(forward, read, lambda _: True)
+
+
+def selective(
+    forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any], kernels: ir.IRModule
+) -> Kept:
+    """Make again what is cheap; all as ``none`` has it where that keeps no less."""
+    density = {binding.var: _density(binding.value, kernels) for binding in forward}
+    most = max((d for d in density.values() if math.isfinite(d)), default=0.0)
+    found = _again(forward, read, lambda b: density[b.var] <= CHEAP * most)
+    plain = kept_and_again(forward, read, params)
+    return found if kept_bytes(found[0]) < kept_bytes(plain[0]) else plain
+
+
+def core(
+    forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any], kernels: ir.IRModule
+) -> Kept:
+    """Make again the scores of attention and what follows from them; keep the rest as ``none``."""
+    works = {binding.var: _work(binding.value, kernels) for binding in forward}
+    most = max((_per_byte(w) for w in works.values() if w is not None), default=0.0)
+    region: set[Any] = set()
+    for binding in forward:
+        work = works[binding.var]
+        if work is None:
+            continue
+        if work.kernel_class in TENSOR_CLASSES:
+            grows = sum(work.out_bytes) > sum(work.in_bytes)
+            inside = grows and _per_byte(work) <= CHEAP * most
+        else:
+            inside = not region.isdisjoint(variables(binding.value))
+        if inside:
+            region.add(binding.var)
+    _, made = _again(forward, read, lambda binding: binding.var in region)
+    again = {binding.var for binding in made}
+    outside = [var for var in read if var not in again]
+    outside += [v for b in made for v in variables(b.value) if v not in again]
+    kept, views = kept_and_again(forward, outside, params)
+    again.update(binding.var for binding in views)
+    return kept, [binding for binding in forward if binding.var in again]
+
+
+def _work(value: Any, kernels: ir.IRModule) -> Work | None:
+    """Work of an op; None for calls of functions, and for ops that nobody has counted."""
+    if not isinstance(value, ir.Call) or isinstance(value.op, ir.GlobalVar):
+        return None
+    try:
+        return work_of(value, kernels, value.ty)
+    except PropagationError:
+        return None
+
+
+def _per_byte(work: Work) -> float:
+    return work.flops / max(sum(work.out_bytes), 1)
+
+
+def _density(value: Any, kernels: ir.IRModule) -> float:
+    """FLOPs per byte of what a binding makes; infinite for what nobody knows the cost of."""
+    if not isinstance(value, ir.Call):
+        return 0.0
+    work = _work(value, kernels)
+    return math.inf if work is None else _per_byte(work)
+
+
+def kept_by(
+    policy: str,
+    forward: Sequence[Any],
+    read: Sequence[Any],
+    params: Sequence[Any],
+    frontier: Frontier,
+) -> Kept:
+    """What a policy keeps and makes again; ``frontier``: of the same function."""
+    share = share_of(policy)
+    if policy == FULL:
+        return full(forward, read)
+    if policy == CORE:
+        return core(forward, read, params, frontier.times.kernels)
+    if policy == SELECTIVE:
+        return selective(forward, read, params, frontier.times.kernels)
+    if share is None:
+        return kept_and_again(forward, read, params)
+    most = share * kept_bytes(kept_and_again(forward, read, params)[0])
+    fits = [point for point in frontier.points if point.size_bytes <= most]
+    best = fits[-1] if fits else frontier.points[0]
+    return list(best.kept), list(best.again)

@@ -1,0 +1,65 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What it takes to make values again."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from tvm import ir, relax, tirx
+
+from tvm_distir.core import Clock, Costs, System, kernel_of
+from tvm_distir.transforms.training.autodiff.functions import Functions
+
+
+class Times:
+    """Times of bound values: picoseconds of a system, else work by the planner's fixed weights.
+
+    Parameters
+    ----------
+    functions : Functions
+        Those that are called; a call takes what its bindings take.
+    system : System or None
+        Whose clock it is. None: :class:`tvm_distir.core.propagation.solve.cost.Costs`.
+    """
+
+    def __init__(self, functions: Functions, system: System | None) -> None:
+        self.functions = functions
+        self._clock = None if system is None else Clock(system)
+        self._weights = Costs()
+        self._known: dict[str, int] = {}
+
+    @cached_property
+    def kernels(self) -> ir.IRModule:
+        """The PrimFuncs among the functions."""
+        found = self.functions
+        return ir.IRModule(
+            {found.variables[n]: f for n, f in found.of.items() if isinstance(f, tirx.PrimFunc)}
+        )
+
+    def of(self, value: Any) -> int:
+        """Time of what a variable is bound to; 0 for what computes nothing."""
+        if not isinstance(value, ir.Call):
+            return 0
+        if isinstance(value.op, ir.GlobalVar):
+            return self._of_function(str(value.op.name_hint))
+        kernel = kernel_of(value, self.kernels, value.ty)
+        if kernel.is_view:
+            return 0
+        if self._clock is None:
+            weights = self._weights
+            return weights.flop * kernel.work.flops + weights.memory * kernel.moved_bytes
+        work = kernel.work
+        return self._clock.kernel(
+            work.flops, kernel.moved_bytes, work.kernel_class, kernel.dtype
+        ).duration_ps
+
+    def _of_function(self, name: str) -> int:
+        fn = self.functions.of[name]
+        if not isinstance(fn, relax.Function):
+            return 0
+        if name not in self._known:
+            blocks = fn.body.blocks
+            self._known[name] = sum(self.of(b.value) for block in blocks for b in block.bindings)
+        return self._known[name]

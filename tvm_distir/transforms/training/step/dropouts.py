@@ -1,0 +1,269 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Dropout in training: masks that are a function of a seed, the step and the element.
+
+``R.nn.dropout(x, p)`` becomes a kernel that draws each element anew by a counter-based generator
+(Philox), and reads ``x`` and its result alone: its gradient is the same kernel on the gradient,
+and nothing is kept. The counter is the element's number in the whole tensor, which the kernel gets
+as one vector of offsets per dim, and the number of the dropout in the step, its stream. Where the
+tensor is cut, so are the offsets: each device draws the elements that it holds. Seed and step are
+the key. A private function is told its first stream.
+
+Before::
+
+    def layer(x, w):
+        y = R.nn.dropout(x, rate=0.1)[0]
+
+After::
+
+    def layer(x, w, dropout, stream):           # int64 (): seed and step; the first stream
+        y = R.call_tir_with_grad(cls.dropout_kernel, (x, dropout, stream, *offsets))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import call_tir_with_grad
+
+from tvm_distir.core import (
+    DROPOUT_KERNEL,
+    MAIN,
+    PARAM_NAMES_ATTR,
+    BlockWriter,
+    all_bindings,
+    callees_first,
+    param_names,
+    relax_functions,
+    retyped,
+    static_shape,
+    substitute,
+    typed,
+    variables,
+    with_body,
+)
+from tvm_distir.support import ModelError
+from tvm_distir.transforms.training.autodiff.rules.masks import GRADIENT, dropout_kernel
+
+DROPOUT, STREAM = "dropout", "dropout_stream"
+"""Names of the state, int64 (): seed times 2^32, plus the steps so far; and of streams, int64 ():
+the number of a dropout in the step; micro-batches have their number in the high word."""
+
+SEEDS = 1 << 48
+"""The state is below it, where it is drawn."""
+
+_TYPE = relax.TensorType([], "int64")
+
+
+def with_streams(mod: ir.IRModule, given: bool = False) -> ir.IRModule:
+    """Write dropouts as kernels; functions that hold some get parameters more, the last ones.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1.
+    given : bool
+        Whether ``main`` is told its first stream too, as each micro-batch has its own.
+
+    Raises
+    ------
+    ModelError
+        DIST0351 where the mask of a dropout is read, or its shape is not known.
+    """
+    if not any(
+        _is_dropout(b.value) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)
+    ):
+        return mod
+    made = _Streams(given)
+    functions = dict(mod.functions.items())
+    for gv, fn in callees_first(mod):
+        written = made.function(gv, fn)
+        del functions[gv]
+        functions[made.variables[str(gv.name_hint)]] = written
+    return ir.IRModule({**functions, **made.kernels}, attrs=mod.attrs)
+
+
+class _Streams:
+    """Writes functions, callees first.
+
+    Parameters
+    ----------
+    given : bool
+        See :func:`with_streams`.
+
+    Attributes
+    ----------
+    kernels : dict of GlobalVar to PrimFunc
+    variables : dict of str to GlobalVar
+        Of the functions as they are written.
+    """
+
+    def __init__(self, given: bool) -> None:
+        self.given = given
+        self.kernels: dict[Any, Any] = {}
+        self.variables: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
+        self._known: dict[Any, Any] = {}
+
+    def function(self, gv: Any, fn: relax.Function) -> relax.Function:
+        """Write one function."""
+        name = str(gv.name_hint)
+        added = [relax.Var(DROPOUT, _TYPE)]
+        if name != MAIN or self.given:
+            added.append(relax.Var(STREAM, _TYPE))
+        builder = relax.BlockBuilder()
+        builder.begin_scope([*fn.params, *added])
+        body = _Body(self, name, added)
+        blocks = []
+        for block in fn.body.blocks:
+            writer = BlockWriter(builder, isinstance(block, relax.DataflowBlock))
+            for binding in block.bindings:
+                body.write(writer, binding)
+            blocks.append(writer.block())
+        builder.end_scope()
+        body.check("result", variables(fn.body.body))
+        self._counts[name], self.variables[name] = body.count, gv
+        if not body.count:
+            return fn
+        new = with_body(fn, [*fn.params, *added], blocks, fn.body.body, bool(fn.is_pure))
+        if name == MAIN:
+            names = [*param_names(fn), *(str(var.name) for var in added)]
+            new = new.with_attr(PARAM_NAMES_ATTR, names)
+        self.variables[name] = retyped(gv, new.ty)
+        return new
+
+    def streams_of(self, value: Any) -> int:
+        """How many dropouts a call of a function runs."""
+        called = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
+        return self._counts.get(str(value.op.name_hint), 0) if called else 0
+
+    def kernel(self, shape: tuple[int, ...], dtype: str, rate: float) -> Any:
+        """The kernel of a dropout."""
+        key = (shape, dtype, rate)
+        if key not in self._known:
+            function = dropout_kernel(shape, dtype, rate)
+            handle = relax.BlockBuilder().add_func(function, f"{DROPOUT_KERNEL}_{len(self._known)}")
+            self._known[key], self.kernels[handle] = handle, function
+        return self._known[key]
+
+
+class _Body:
+    """The bindings of one function.
+
+    Attributes
+    ----------
+    count : int
+        Dropouts so far, those of called functions among them.
+    """
+
+    def __init__(self, streams: _Streams, function: str, added: Sequence[Any]) -> None:
+        self.streams, self.function, self.added = streams, function, added
+        self.count = 0
+        self._drawn: dict[Any, Any] = {}
+        self._masks: set[Any] = set()
+
+    def write(self, writer: BlockWriter, binding: Any) -> None:
+        """Write a binding."""
+        var, value = binding.var, binding.value
+        item = isinstance(value, relax.TupleGetItem) and value.tuple_value in self._drawn
+        if _is_dropout(value):
+            self._drawn[var] = self._kernel(writer, var, value)
+        elif item and int(value.index) == 0:
+            writer.bind(var, self._drawn[value.tuple_value])
+        elif item:
+            self._masks.add(var)
+        elif self.streams.streams_of(value):
+            name = str(value.op.name_hint)
+            given = self._given(writer, self.streams.streams_of(value))
+            call = ir.Call(self.streams.variables[name], [*value.args, *given], value.attrs)
+            writer.bind(var, writer.builder.normalize(call))
+        else:
+            self.check(str(var.name), variables(value))
+            writer.bindings.append(binding)
+
+    def check(self, place: str, read: Iterable[Any]) -> None:
+        """Refuse what reads a mask, or both results at once."""
+        if any(var in self._masks or var in self._drawn for var in read):
+            raise _unfit(f"{self.function}/{place}", "it reads the mask of a dropout")
+
+    def _given(self, writer: BlockWriter, count: int) -> list[Any]:
+        """The state, and the first of so many streams that are taken."""
+        stream = relax.const(self.count, "int64")
+        if len(self.added) > 1:
+            stream = self.added[1]
+            if self.count:
+                moved = relax.op.add(stream, relax.const(self.count, "int64"))
+                stream = writer.emit(moved, "stream")
+        self.count += count
+        return [self.added[0], stream]
+
+    def _kernel(self, writer: BlockWriter, var: Any, call: ir.Call) -> Any:
+        x, rate = call.args[0], float(call.attrs.rate)
+        shape, place = static_shape(x.ty), f"{self.function}/{var.name}"
+        if shape is None or not all(isinstance(n, int) for n in shape):
+            raise _unfit(place, f"a dropout of the unknown shape {x.ty}")
+        if not 0 <= rate < 1:
+            raise _unfit(place, f"a dropout with the rate {rate}")
+        offsets = []
+        for dim, size in enumerate(shape):
+            step = math.prod(shape[dim + 1 :])
+            numbers = relax.op.arange(0, size * step, step, "int64")
+            offsets.append(writer.emit(numbers, "offsets"))
+        kernel = self.streams.kernel(shape, str(x.ty.dtype), rate)
+        args = relax.Tuple([x, *self._given(writer, 1), *offsets])
+        drawn = call_tir_with_grad(kernel, args, x.ty, te_grad_name=GRADIENT)
+        return writer.emit(drawn, f"{var.name}_drawn")
+
+
+def from_first_stream(bindings: Sequence[Any], stream: Any) -> tuple[int, list[Any]]:
+    """Count streams from the first one that some bindings draw from.
+
+    Parameters
+    ----------
+    bindings : sequence of Binding
+        Of ``main``.
+    stream : Var or None
+        Its first stream.
+
+    Returns
+    -------
+    first : int
+    bindings : list of Binding
+        Over ``stream`` as if it were the first of theirs.
+    """
+    if stream is None:
+        return 0, list(bindings)
+    moved = {
+        b.var: int(b.value.args[1].value.numpy())
+        for b in bindings
+        if _is_op(b.value, "relax.add") and stream in variables(b.value)
+    }
+    read = any(b.var not in moved and stream in variables(b.value) for b in bindings)
+    first = 0 if read else min(moved.values(), default=0)
+    found: list[Any] = []
+    env: dict[Any, Any] = {var: stream for var, number in moved.items() if number == first}
+    for b in bindings:
+        if b.var in env:
+            continue
+        value = substitute(b.value, env)
+        if b.var in moved:
+            number = relax.const(moved[b.var] - first, "int64")
+            value = typed(relax.op.add(stream, number), b.var.ty)
+        found.append(relax.VarBinding(b.var, value))
+    return first, found if first else list(bindings)
+
+
+def _is_dropout(value: Any) -> bool:
+    return _is_op(value, "relax.nn.dropout")
+
+
+def _is_op(value: Any, name: str) -> bool:
+    return isinstance(value, ir.Call) and isinstance(value.op, ir.Op) and str(value.op.name) == name
+
+
+def _unfit(place: str, what: str) -> ModelError:
+    remedy = "Read the first result of a dropout of a static shape, with a rate below 1."
+    return ModelError("DIST0351", what, place=place, remedy=remedy)

@@ -1,0 +1,84 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Losses of a training step: from a model's output and the targets to a scalar."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax
+from tvm.relax.op import mean, reshape, square, subtract
+from tvm.relax.op.nn import log_softmax, nll_loss
+
+from tvm_distir.core import static_shape, tensor_type
+from tvm_distir.support import ModelError
+
+Write = Callable[[relax.BlockBuilder, Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How a loss is made.
+
+    Attributes
+    ----------
+    name : str
+    targets : callable
+        From the type of the output to that of the targets.
+    write : callable
+        ``(builder, output, targets)`` to the scalar; intermediate values are emitted.
+    """
+
+    name: str
+    targets: Callable[[Any], Any]
+    write: Write
+
+
+def _classes(output: Any) -> Any:
+    shape = static_shape(output)
+    if shape is None or len(shape) < 2:
+        raise ModelError(
+            "DIST0351",
+            f"the output {output} holds no logits of the shape (samples, ..., classes)",
+            place="loss cross_entropy",
+            remedy='Use loss="mse".',
+        )
+    return relax.TensorType(list(shape[:-1]), "int32")
+
+
+def _cross_entropy(builder: relax.BlockBuilder, output: Any, targets: Any) -> Any:
+    """Mean of ``-log softmax(output)[target]``: the classes are the last dim."""
+    shape = static_shape(output.ty) or ()
+    samples: Any = 1
+    for n in shape[:-1]:
+        samples = samples * n
+    if len(shape) > 2:
+        output = builder.emit(reshape(output, (samples, shape[-1])), "flat_logits")
+        targets = builder.emit(reshape(targets, (samples,)), "flat_targets")
+    return nll_loss(builder.emit(log_softmax(output), "log_probs"), targets)
+
+
+def _squares(builder: relax.BlockBuilder, output: Any, targets: Any) -> Any:
+    """Mean of the squared differences."""
+    apart = builder.emit(subtract(output, targets), "apart")
+    return mean(builder.emit(square(apart), "squares"))
+
+
+LOSSES = {
+    one.name: one
+    for one in (
+        Loss("cross_entropy", _classes, _cross_entropy),
+        Loss("mse", lambda output: output, _squares),
+    )
+}
+
+
+def is_trained_on(output: Any) -> bool:
+    """Whether a loss can be made of an output: one tensor of floats."""
+    tensor = tensor_type(output)
+    shape = static_shape(output)
+    known = shape is not None and math.prod(n for n in shape if isinstance(n, int)) > 0
+    return tensor is not None and "float" in str(tensor.dtype) and known

@@ -1,0 +1,93 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the parameters of a model are in a step of it: data, weights, statistics, counters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tvm import relax
+
+from tvm_distir.core import param_names, plain_name
+from tvm_distir.support import ModelError
+from tvm_distir.transforms.training.autodiff.functions import Functions
+from tvm_distir.transforms.training.autodiff.reverse import is_float
+from tvm_distir.transforms.training.autodiff.rules.batch_norms import running_statistics
+
+from .objective import Objective, unfit
+from .recipe import Recipe
+
+
+class Parameters:
+    """Parameters of one forward function, sorted.
+
+    Parameters
+    ----------
+    forward : Function
+        ``main``, with variables of its own.
+    data : sequence of int
+        Which of its parameters are data.
+    streams : int
+        How many of them, the last, :func:`.dropouts.with_streams` added: the state of dropouts,
+        then the first stream.
+    recipe : Recipe
+    functions : Functions
+        Of the model.
+
+    Attributes
+    ----------
+    objective : Objective
+    data : list of (str, Var)
+        Those of the loss come last.
+    others : list of (str, Var)
+        In order; the state of dropouts among them.
+    dropout, stream : Var or None
+    running : set of Var
+        Running statistics of batch norms.
+    trained : list of (str, Var)
+        Weights that the step updates.
+
+    Raises
+    ------
+    ModelError
+        DIST0351 no such loss, a pattern that no weight fits, or no weight is trained.
+    """
+
+    def __init__(
+        self,
+        forward: relax.Function,
+        data: Sequence[int],
+        streams: int,
+        recipe: Recipe,
+        functions: Functions,
+    ) -> None:
+        self.forward = forward
+        self.objective = Objective(recipe.losses, forward, functions.of, functions.variables)
+        pairs = list(zip(param_names(forward), forward.params[:], strict=True))
+        self.stream: Any = pairs.pop()[1] if streams > 1 else None
+        self.dropout: Any = pairs[-1][1] if streams else None
+        self.data = [p for i, p in enumerate(pairs) if i in data] + self.objective.inputs
+        self.others = [p for i, p in enumerate(pairs) if i not in data]
+        self.running = running_statistics(forward)
+        weights = [(n, v) for n, v in self.others if is_float(v.ty) and v not in self.running]
+        recipe.check_frozen([name for name, _ in weights])
+        self.trained = [(n, v) for n, v in weights if recipe.trains(n)]
+        if not self.trained:
+            raise unfit("no weight is trained")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse parameters of a step of which two have one name (ModelError DIST0351)."""
+    twice = [name for name, count in Counter(map(plain_name, names)).items() if count > 1]
+    if twice:
+        raise ModelError(
+            "DIST0351",
+            f'a parameter is called "{twice[0]}", as one that the step adds',
+            place="train_step",
+            remedy="Rename it.",
+        )
+
+
+__all__ = ["Parameters", "check_names"]

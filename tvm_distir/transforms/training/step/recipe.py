@@ -1,0 +1,129 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""How a step is made: the loss, the optimizer, and what is done with gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm_distir.core import Recomputation, System, match_name
+from tvm_distir.support import ModelError, nearest, shortened
+from tvm_distir.transforms.training.optimizers.master import Master
+from tvm_distir.transforms.training.optimizers.protocol import Optimizer
+from tvm_distir.transforms.training.optimizers.registry import optimizer_named
+from tvm_distir.transforms.training.recompute.choice import Auto, read_recompute
+
+from .objective import Term, read_losses
+
+DYNAMIC = "dynamic"
+"""The loss scale that grows and shrinks with what overflows."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a step is made.
+
+    Attributes
+    ----------
+    losses : tuple of Term
+    optimizer : Optimizer
+    reread : bool
+    clip : float
+        Most that the norm of all gradients together may be; 0: any.
+    scale : float
+        Of the loss; 1: none. What a dynamic one begins with is an input of the step.
+    dynamic : bool
+        Whether the scale follows what overflows.
+    rate_input : bool
+        Whether the learning rate is an input of the step.
+    frozen : tuple of str
+        Patterns of weights that stay as they are.
+    recompute : Recomputation or Auto
+        What functions keep for their backward part.
+    system : System or None
+        Whose times and memory decide that.
+    """
+
+    losses: tuple[Term, ...]
+    optimizer: Optimizer
+    reread: bool
+    clip: float
+    scale: float
+    dynamic: bool
+    rate_input: bool
+    frozen: tuple[str, ...]
+    recompute: Recomputation | Auto
+    system: System | None
+
+    def trains(self, name: str) -> bool:
+        """Whether a weight is updated."""
+        return not any(match_name(pattern, name) for pattern in self.frozen)
+
+    def check_frozen(self, names: Sequence[str]) -> None:
+        """Refuse a pattern that no weight fits (ModelError DIST0351)."""
+        for pattern in self.frozen:
+            if not any(match_name(pattern, name) for name in names):
+                raise ModelError(
+                    "DIST0351",
+                    f'no weight is called "{shortened(pattern)}"',
+                    place="train_step (frozen)",
+                    remedy=nearest(pattern, names),
+                )
+
+
+def check_functions(recipe: Recipe, names: Sequence[str]) -> None:
+    """Refuse a pattern of what is made again that no function fits (ModelError DIST0351)."""
+    unused = [] if isinstance(recipe.recompute, Auto) else recipe.recompute.unused(names)
+    for pattern in unused:
+        raise ModelError(
+            "DIST0351",
+            f'recompute names "{shortened(pattern)}", and no private function is called so',
+            place="train_step",
+            remedy=nearest(pattern, names),
+        )
+
+
+def recipe_of(
+    loss: str,
+    optimizer: str,
+    options: Mapping[str, float],
+    *,
+    reread: bool,
+    clip: float,
+    loss_scale: float | str,
+    master: bool,
+    rate_input: bool,
+    frozen: Sequence[str],
+    recompute: str | Mapping[str, str],
+    system: System | str | None,
+) -> Recipe:
+    """Read what :func:`.step.train_step` is given (ModelError DIST0351)."""
+    method = optimizer_named(optimizer, options)
+    dynamic = loss_scale == DYNAMIC
+    try:
+        scale = 1.0 if dynamic else float(loss_scale)
+    except ValueError:
+        scale = math.nan
+    for what, value, most in (("loss_scale", scale, math.inf), ("clip", clip or 1.0, math.inf)):
+        if not 0 < value < most:
+            given, other = (loss_scale, f", or {DYNAMIC}") if what == "loss_scale" else (clip, "")
+            raise ModelError(
+                "DIST0351",
+                f"{what} is {shortened(str(given))}",
+                place="train_step",
+                remedy=f"Give a positive number{other}.",
+            )
+    return Recipe(
+        read_losses(loss),
+        Master(method) if master else method,
+        reread,
+        clip,
+        scale,
+        dynamic,
+        rate_input,
+        tuple(frozen),
+        read_recompute(recompute),
+        System.known(system),
+    )

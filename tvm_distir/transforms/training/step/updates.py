@@ -1,0 +1,241 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""New weights and states: those of repeated layers by a function, those of others one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import add, multiply, where
+from tvm.relax.op import sum as sum_op
+
+from tvm_distir.core import plain_name
+from tvm_distir.transforms.training.autodiff.functions import (
+    Functions,
+    private_function,
+    tuple_of,
+    written,
+)
+from tvm_distir.transforms.training.autodiff.tape import CallGradient
+from tvm_distir.transforms.training.optimizers.protocol import Optimizer, Shared, cast
+
+from .scaling import FACTOR, FINITE
+
+UPDATED_SUFFIX = "_updated"
+"""Ends the names of the values that are new weights and states."""
+
+_UPDATE, _SQUARES = "_update", "_squares"
+
+
+@dataclass
+class Weight:
+    """A parameter that the step updates, and its states.
+
+    Attributes
+    ----------
+    name : str
+    var : Var
+    states : list of Var
+    names : list of str
+        Of the states.
+    """
+
+    name: str
+    var: Any
+    states: list[Any] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Owner:
+    """A call of a layer, whose weights are updated by one call too.
+
+    Attributes
+    ----------
+    name : str
+        Of the layer's function.
+    label : str
+        Of the call's value.
+    """
+
+    name: str
+    label: str
+
+
+Rows = list[tuple[Weight, Any, str]]
+"""Weights, their gradients, and what the layer's function calls the weights."""
+
+Groups = dict[Owner | None, Rows]
+"""By the layer; under None those of no layer, or of one that is called once."""
+
+
+def grouped(
+    builder: relax.BlockBuilder,
+    calls: Iterable[CallGradient],
+    weights: Sequence[Weight],
+    gradients: Sequence[Any],
+) -> Groups:
+    """Group weights by the call that makes their gradients, see :data:`Groups`."""
+    written = [call for call in calls if call.back is not None]
+    times = Counter(call.pair.name for call in written)
+    owners = {
+        call.back: (call, Owner(call.pair.name, call.label))
+        for call in written
+        if times[call.pair.name] > 1
+    }
+    layers: Groups = {}
+    for weight, gradient in zip(weights, gradients, strict=True):
+        made = builder.lookup_binding(gradient)
+        back = made.tuple_value if isinstance(made, relax.TupleGetItem) else None
+        if back in owners:
+            call, owner = owners[back]
+            label = call.pair.params[call.pair.given[int(made.index)]]
+            layers.setdefault(owner, []).append((weight, gradient, label))
+        else:
+            layers.setdefault(None, []).append((weight, gradient, weight.name))
+    return layers
+
+
+class Updates:
+    """Writes the updates of weights.
+
+    Parameters
+    ----------
+    builder : BlockBuilder
+        Inside the block of ``main``.
+    optimizer : Optimizer
+    functions : Functions
+        Gets the functions of the layers.
+    made : dict, optional
+        Those made so far; more are put there.
+    """
+
+    def __init__(
+        self,
+        builder: relax.BlockBuilder,
+        optimizer: Optimizer,
+        functions: Functions,
+        made: dict[Any, ir.GlobalVar] | None = None,
+    ) -> None:
+        self.builder, self.optimizer, self.functions = builder, optimizer, functions
+        self._made = {} if made is None else made
+
+    def squares(self, groups: Groups) -> Any:
+        """Emit the sum of the squares of all gradients, float32 ()."""
+        total: Any = None
+        for owner, rows in groups.items():
+            gradients = [gradient for _, gradient, _ in rows]
+            if owner is None:
+                part = _squares(self.builder, gradients)
+            else:
+                part = self._squares_of(owner, gradients)
+            total = part if total is None else self.builder.emit(add(total, part))
+        return total
+
+    def write(self, groups: Groups, shared: Shared) -> dict[str, Any]:
+        """Return the new weights and states by name, not emitted yet."""
+        found: dict[str, Any] = {}
+        for owner, rows in groups.items():
+            if owner is not None:
+                found.update(self._layer(owner, rows, shared))
+                continue
+            for weight, gradient, _ in rows:
+                new = self._updated(self.builder, weight, gradient, shared)
+                found.update(zip([weight.name, *weight.names], new, strict=True))
+        return found
+
+    def _updated(
+        self, builder: relax.BlockBuilder, weight: Weight, gradient: Any, shared: Shared
+    ) -> list[Any]:
+        var, optimizer = weight.var, self.optimizer
+        if FACTOR in shared or optimizer.wide:
+            gradient = cast(builder, gradient, "float32")
+        if FACTOR in shared:
+            gradient = builder.emit(multiply(gradient, shared[FACTOR]))
+        if not optimizer.wide:
+            gradient = cast(builder, gradient, str(var.ty.dtype))
+        new, states = optimizer.update(builder, var, gradient, weight.states, shared)
+        if FINITE not in shared:
+            return [new, *states]
+        old = [var, *weight.states]
+        made = [new if isinstance(new, ir.Var) else builder.emit(new), *states]
+        return [where(shared[FINITE], n, o) for n, o in zip(made, old, strict=True)]
+
+    def _squares_of(self, owner: Owner, gradients: list[Any]) -> Any:
+        """Emit the call that sums the squares of a layer's gradients."""
+        key = (_SQUARES, owner.name, *(str(gradient.ty) for gradient in gradients))
+        if key not in self._made:
+            params = [relax.Var(f"grad{i}", g.ty) for i, g in enumerate(gradients)]
+            bindings, total = written(params, lambda builder: _squares(builder, params))
+            title = owner.name + _SQUARES
+            function = private_function(title, params, bindings, total)
+            self._made[key] = self.functions.add(title, function)
+        return self.builder.emit(ir.Call(self._made[key], gradients), f"{owner.label}{_SQUARES}")
+
+    def _layer(self, owner: Owner, rows: Rows, shared: Shared) -> Mapping[str, Any]:
+        """Emit the call that updates the weights of a layer."""
+        weights = [weight for weight, _, _ in rows]
+        args = [
+            *(weight.var for weight in weights),
+            *(gradient for _, gradient, _ in rows),
+            *(state for weight in weights for state in weight.states),
+            *shared.values(),
+        ]
+        labels = [label for _, _, label in rows]
+        key = (_UPDATE, owner.name, *labels, *shared, *(str(arg.ty) for arg in args))
+        if key not in self._made:
+            self._made[key] = self._function(owner.name, labels, weights, args, list(shared))
+        new = self.builder.emit(ir.Call(self._made[key], args), f"{owner.label}{_UPDATE}")
+        names = [name for weight in weights for name in (weight.name, *weight.names)]
+        return {name: relax.TupleGetItem(new, k) for k, name in enumerate(names)}
+
+    def _function(
+        self,
+        name: str,
+        labels: list[str],
+        weights: list[Weight],
+        args: list[Any],
+        of_all: list[str],
+    ) -> ir.GlobalVar:
+        """Write ``(*weights, *gradients, *states, *shared) -> (*new weights and states,)``."""
+        titles = [
+            [label, *(f"{label}_{n.removeprefix(f'{weight.name}.')}" for n in weight.names)]
+            for label, weight in zip(labels, weights, strict=True)
+        ]
+        wishes = [*labels, *(f"{label}_grad" for label in labels)]
+        wishes += [*(title for own in titles for title in own[1:]), *of_all]
+        params = [relax.Var(wish, arg.ty) for wish, arg in zip(wishes, args, strict=True)]
+        count = len(weights)
+        own, gradients, rest = params[:count], params[count : 2 * count], params[2 * count :]
+        shared = dict(zip(of_all, rest[len(rest) - len(of_all) :], strict=True))
+
+        def write(builder: relax.BlockBuilder) -> list[Any]:
+            made, left = [], iter(rest)
+            for title, var, gradient in zip(titles, own, gradients, strict=True):
+                weight = Weight(title[0], var, [next(left) for _ in title[1:]])
+                new = self._updated(builder, weight, gradient, shared)
+                made += [
+                    value
+                    if isinstance(value, ir.Var)
+                    else builder.emit(value, plain_name(wish) + UPDATED_SUFFIX)
+                    for wish, value in zip(title, new, strict=True)
+                ]
+            return made
+
+        bindings, new = written(params, write)
+        title = name + _UPDATE
+        return self.functions.add(title, private_function(title, params, bindings, tuple_of(new)))
+
+
+def _squares(builder: relax.BlockBuilder, gradients: Sequence[Any]) -> Any:
+    """Emit the sum of the squares of some tensors, float32 ()."""
+    total: Any = None
+    for gradient in gradients:
+        wide = cast(builder, gradient, "float32")
+        part = builder.emit(sum_op(builder.emit(multiply(wide, wide))))
+        total = part if total is None else builder.emit(add(total, part))
+    return total

@@ -1,0 +1,181 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``train_step``: a forward model becomes one step of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    Schedule,
+    System,
+    data_positions,
+    is_private,
+    param_names,
+    plain_name,
+    relax_functions,
+    training_notes,
+)
+from tvm_distir.transforms.training.autodiff.functions import Functions
+from tvm_distir.transforms.training.autodiff.rules.batch_norms import without_statistics
+from tvm_distir.transforms.training.recompute.choice import Auto
+from tvm_distir.transforms.training.step.dropouts import with_streams
+from tvm_distir.transforms.training.step.fixed import warn_of_constants
+from tvm_distir.transforms.training.step.objective import TARGETS, unfit
+from tvm_distir.transforms.training.step.parameters import Parameters
+from tvm_distir.transforms.training.step.recipe import check_functions, recipe_of
+from tvm_distir.transforms.training.step.writing import StepWriter
+
+
+def train_step(
+    mod: ir.IRModule,
+    loss: str = "cross_entropy",
+    optimizer: str = "sgd",
+    reread: bool = False,
+    *,
+    clip: float = 0.0,
+    loss_scale: float | str = 1.0,
+    master: bool = False,
+    rate_input: bool = False,
+    frozen: Sequence[str] = (),
+    recompute: str | Mapping[str, str] = "none",
+    system: System | str | None = None,
+    schedule: Schedule | Mapping[str, Any] | str | None = None,
+    **options: float,
+) -> ir.IRModule:
+    """Make a step of training out of a model.
+
+    The gradient of a private function is a private function: ``layer`` becomes
+    ``layer_forward`` and ``layer_backward``, and what one call makes gradients of ``layer_update``
+    updates, where the layer is called more than once. Every float parameter that is no data is a
+    weight and gets a gradient, unless it is frozen. Functions with batch norms are inlined; these
+    work on the statistics of the batch and update their running ones. A layer whose weight is a
+    constant is named by a warning.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1, with ``main(*data, *weights) -> output``; it and the private functions on
+        the way have neither branches nor effects. The output is a tensor, or a tuple of some:
+        logits (samples, ..., classes) for ``cross_entropy``, any shape for ``mse``; of half
+        precision, the loss is computed in float32.
+    loss : str
+        ``cross_entropy`` (mean over all samples; targets are int32 (samples, ...)) or ``mse``
+        (mean of squares; targets are like the output), or a private function of the module,
+        ``(output, *targets) -> scalar``; of several outputs a weighted sum,
+        ``logits:cross_entropy*2,value:mse*0.5``, with ``logits_targets`` and ``value_targets``.
+    optimizer : str
+        ``sgd``, ``adam``, ``adamw``, ``lion``, or one that another package offers.
+    reread : bool
+        The backward part reads the weights anew (as values that end in ``_again``, which plans
+        place as the weights). Where weights of ``main`` are stored in shards, they are then
+        gathered once for either part, and not held in between (ZeRO stage 3).
+    clip : float
+        Most that the norm of all gradients together may be, larger ones are scaled down; 0: any.
+    loss_scale : float or str
+        What the loss is multiplied with for the backward part, so that gradients of half precision
+        do not vanish; ``dynamic``: an input that halves after a step whose gradients overflow,
+        which then changes no weight, and doubles after 2000 that do not.
+    master : bool
+        Weights of half precision have a float32 copy, a state, on which the optimizer works.
+    rate_input : bool
+        The learning rate is an input of the step, ``rate``, after the targets.
+    frozen : sequence of str
+        Patterns of weights that are not trained.
+    recompute : str or mapping of str to str
+        What the backward part of a function makes again instead of keeping it: ``none``,
+        ``megatron`` (nothing; masks of dropouts and the narrower of casts are kept),
+        ``attention`` (its weights, of the sums of their rows), ``core`` (scores of attention and
+        what has their size), ``selective`` (what takes little work), ``full`` (all that is read),
+        ``checkpoint`` (the whole function, as PyTorch does), ``cut:SHARE`` (all but that share of
+        the bytes, in least time); ``NAME=POLICY,...`` by functions, call by call as
+        ``full*4+none``; ``auto``: what takes least time within the memory of a device,
+        ``auto:memory_gib=80,activations=8,weights=1`` (parts that they are cut into).
+    system : System or str, optional
+        Whose times and memory ``auto`` and ``cut`` go by.
+    schedule : Schedule, mapping or str, optional
+        Stages and micro-batches, as ``1f1b:stages=4,micro_batches=8``. The model's batch is that
+        of one micro-batch: the step takes ``micro_batches`` times as much. Gradients are those
+        of the mean over all micro-batches, summed in float32 where they are of half precision.
+    **options : float
+        Of the optimizer, see :mod:`.optimizers`.
+
+    Returns
+    -------
+    IRModule
+        ``main(*data, targets, [rate], *weights, *states, *counters) -> (loss, *new weights,
+        *new states, *new counters)``, in the order of the parameters. States of a weight ``w`` are
+        called ``w.momentum``, or ``w.m`` and ``w.v``, with ``w.master`` before; counters are
+        ``step`` (of Adam) and ``loss_scale`` and ``scale_steps`` (of a dynamic scale). Statistics
+        of batch norms count as weights, and so does ``dropout``, int64, after all others, of a
+        model with dropouts: the seed times 2^32, plus the steps so far. The attribute
+        ``dist.training`` says which value updates which parameter, and which is the gradient of a
+        weight, so that strategies place them alike. With a schedule, one public function per kind
+        of stage, ``stage0`` the first, and the attribute ``dist.pipeline``;
+        :func:`tvm_distir.transforms.training.pipeline.expand_passes.RunInTurn` makes the one ``main`` of it.
+
+    Raises
+    ------
+    ModelError
+        DIST0350 an op has no gradient; DIST0351 no such loss or optimizer, a number out of range,
+        a pattern that no weight fits, or the model's form is another; DIST0354 it cannot be cut
+        into stages.
+    PlanError
+        DIST0236 the schedule is wrong.
+    """
+    stages = Schedule.known(schedule)
+    recipe = recipe_of(
+        loss,
+        optimizer,
+        options,
+        reread=reread,
+        clip=clip,
+        loss_scale=loss_scale,
+        master=master,
+        rate_input=rate_input,
+        frozen=frozen,
+        recompute=recompute,
+        system=system,
+    )
+    mod, given = with_streams(without_statistics(mod), given=stages is not None), mod
+    functions = Functions(mod)
+    found = functions.of.get("main")
+    if not isinstance(found, relax.Function):
+        raise unfit("there is no function main")
+    if training_notes(found, "updated"):
+        raise unfit("the model is a training step already")
+    if plain_name(TARGETS) in map(plain_name, param_names(found)):
+        raise unfit(f'a parameter is called "{TARGETS}": the model is a training step already')
+    check_functions(
+        recipe, [str(gv.name_hint) for gv, fn in relax_functions(given) if is_private(fn)]
+    )
+    warn_of_constants(given)
+    data, streams = data_positions(given["main"]), len(found.params) - len(given["main"].params)
+
+    def params() -> Parameters:
+        forward = relax.utils.copy_with_new_vars(found)
+        return Parameters(forward, data, streams, recipe, functions)
+
+    auto = recipe.recompute
+    if stages is not None:
+        from tvm_distir.transforms.training.pipeline.staged import StagedStep
+
+        if isinstance(auto, Auto):
+            from tvm_distir.transforms.training.auto_recompute.staged_automatic import (
+                decided_in_stages,
+            )
+
+            plain = StagedStep(params(), recipe, Functions(mod), stages).run(given.attrs)
+            recipe = replace(recipe, recompute=decided_in_stages(plain, recipe, auto))
+        return StagedStep(params(), recipe, functions, stages).run(given.attrs).module
+    if isinstance(auto, Auto):
+        from tvm_distir.transforms.training.auto_recompute.automatic import decided
+
+        trial = StepWriter(params(), recipe, Functions(mod))
+        recipe = replace(recipe, recompute=decided(trial, auto))
+    step = StepWriter(params(), recipe, functions)
+    return functions.module({"main": step.run()}, given.attrs)
