@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from tests.transforms.optimize_harness import (

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from tvm_distir.execution.rule_validation.proof import Proof

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from tests.core.propagation import joint_solver

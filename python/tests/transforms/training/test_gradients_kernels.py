@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 from tvm import relax, te, tirx
 from tvm.relax.op.base import call_tir_with_grad
