@@ -143,7 +143,7 @@ def test_errors():
     x, w = var("x", 4, 3), var("w", 4, 3)
     boxes = var("boxes", 2, 5)
     image = var("image", 1, 1, 4, 3)
-    scaled = lambda e: op.vision.roi_align(e.emit(op.multiply(image, w)), boxes, (2, 2), 1.0)
+    scaled = lambda e: op.vision.roi_align(e.emit(op.multiply(image, w)), boxes, (2, 2), 1.0)  # noqa: E731
     with pytest.raises(ModelError, match=r"DIST0350.*relax.vision.roi_align.*not known"):
         td.train_step(module([boxes, image, w], scaled), "mse")
     mod, _ = linear()

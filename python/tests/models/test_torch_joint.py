@@ -11,14 +11,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 
-import torch.nn.functional as F
-from torch import nn
-from torch.export.experimental import _export_forward_backward
-from torch.nn.attention import SDPBackend, sdpa_kernel
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.export.experimental import _export_forward_backward  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-import tvm_distir as td
-from tvm_distir.execution.runtime.engines.reference import Reference
-from tvm_distir.models.model import load_weights
+import tvm_distir as td  # noqa: E402
+from tvm_distir.execution.runtime.engines.reference import Reference  # noqa: E402
+from tvm_distir.models.model import load_weights  # noqa: E402
 
 
 class Text(nn.Module):

@@ -11,16 +11,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 
-import torch.nn.functional as F
-from torch import nn
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
 
-import tvm_distir as td
-from tvm_distir.execution.runtime.engines.reference import Reference
-from tvm_distir.execution.verification.inputs import input_specs
-from tvm_distir.interface.command import main
-from tvm_distir.models.model import load_model, load_weights
-from tvm_distir.models.torch.values import as_array
-from tvm_distir.support.errors.tree import ModelError
+import tvm_distir as td  # noqa: E402
+from tvm_distir.execution.runtime.engines.reference import Reference  # noqa: E402
+from tvm_distir.execution.verification.inputs import input_specs  # noqa: E402
+from tvm_distir.interface.command import main  # noqa: E402
+from tvm_distir.models.model import load_model, load_weights  # noqa: E402
+from tvm_distir.models.torch.values import as_array  # noqa: E402
+from tvm_distir.support.errors.tree import ModelError  # noqa: E402
 
 
 class Block(nn.Module):

@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 
-import torch.nn.functional as F
-from torch.fx.experimental.proxy_tensor import make_fx
+import torch.nn.functional as F  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-import tvm_distir as td
-from tvm_distir.execution.runtime.engines.reference import Reference
+import tvm_distir as td  # noqa: E402
+from tvm_distir.execution.runtime.engines.reference import Reference  # noqa: E402
 
 
 def step(w, u, m_w, m_u, v_w, v_u, t, x, y):

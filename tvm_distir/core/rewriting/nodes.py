@@ -15,7 +15,6 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax  # noqa: F401  (they register the constructors)
 
-
 _VAR = tvm_ffi.get_global_func("ir.Var")
 _DATAFLOW_VAR = tvm_ffi.get_global_func("relax.DataflowVar")
 _CALL = tvm_ffi.get_global_func("ir.Call")

@@ -243,7 +243,7 @@ class BlocksAnnotated:
         with R.dataflow():
             x_placed = R.dist.annotate_sharding(x, "mesh[0]", "S[0], R")
             w_placed = R.dist.annotate_sharding(w, "mesh[0]", "R, R")
-            unused_placed = R.dist.annotate_sharding(unused, "mesh[0]", "R, S[0]")
+            unused_placed = R.dist.annotate_sharding(unused, "mesh[0]", "R, S[0]")  # noqa: F841
             lv0: R.Tensor((8, 4), "float32") = R.matmul(x_placed, w_placed)
             lv0_placed = R.dist.annotate_sharding(lv0, "mesh[0]", "S[0], S[1]")
             lv = R.add(lv0_placed, x_placed)
@@ -388,7 +388,7 @@ def test_a_symbolic_batch_and_a_constant_argument() -> None:
         def main(x: R.Tensor(("n", 4), "float32")) -> R.Tensor(("n", 4), "float32"):
             n = T.int64()
             cls = Symbolic
-            c: R.Tensor((2,), "float32") = cls.f(R.const([1.0, 2.0], "float32"))
+            c: R.Tensor((2,), "float32") = cls.f(R.const([1.0, 2.0], "float32"))  # noqa: F841
             y: R.Tensor((n, 4), "float32") = R.nn.relu(x)
             return y
 
@@ -435,7 +435,7 @@ def test_indices_beyond_the_calls_and_non_tensors() -> None:
     class Shapes:
         @R.function
         def main(s: R.Shape([4, 4]), t: R.Tensor(ndim=-1)) -> R.Shape([4, 4]):
-            a = R.nn.relu(t)
+            a = R.nn.relu(t)  # noqa: F841
             return s
 
     with pytest.raises(PlanError, match="DIST0224"):

@@ -448,7 +448,7 @@ def test_outlined_branches_compile_and_run(name):
 
 def expected(name, values, x, w):
     """The cases in NumPy."""
-    relu = lambda v: np.maximum(v, 0)
+    relu = lambda v: np.maximum(v, 0)  # noqa: E731
     c = values[0]
     if name == "matmuls":
         return (relu(x @ w) if c else (x + x) @ w) ** 2

@@ -94,7 +94,7 @@ class Pipeline:
             [(number[unit.phase, self.stage(rank, unit)], unit.micro) for unit in units]
             for rank, units in enumerate(self.schedule.orders)
         ]
-        ints = lambda one: np.array(one, np.int64)
+        ints = lambda one: np.array(one, np.int64)  # noqa: E731
         return Units(
             ints(kinds), ints(places).ravel(), ints(steps), ints(begin),
             np.cumsum([0, *map(len, programs)]), ints([row for own in programs for row in own]),

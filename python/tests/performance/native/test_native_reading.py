@@ -103,13 +103,13 @@ def test_reads_are_those_of_a_walk():
 
 
 def test_classes_are_those_of_all_functions_read_together():
-    call = lambda x, y, z: op.add(x, y)
+    call = lambda x, y, z: op.add(x, y)  # noqa: E731
     one, other = read_functions([function(call), function(PAIRS["another op"][1], call)])
     assert one.like[0] == other.like[1] != other.like[0]
 
 
 def test_classes_are_those_of_all_modules():
-    call = lambda x, y, z: op.add(x, y)
+    call = lambda x, y, z: op.add(x, y)  # noqa: E731
     (one,), (other,) = read_functions([function(call)]), read_functions([function(call)])
     assert one.like == other.like
     assert one.types == other.types

@@ -100,7 +100,7 @@ class Hard:
             first = cls.scaled(x, g)  # of x no gradient is asked for
             one = cls.split((first, order), w, g)
             two = cls.split((one[0], one[2]), w, g)
-            dead = cls.scaled(one[1], g)
+            dead = cls.scaled(one[1], g)  # noqa: F841
             squared = cls.product(two[0], two[0])
             mixed = cls.product(squared, one[1])
             passed = cls.same(mixed)

@@ -42,7 +42,7 @@ def scaled(dtype):
 
     def by_scale(x, s, y, dy):
         part = te.reduce_axis((0, ROWS), "rows")
-        of = lambda j: te.sum(x[part, j] * x[part, j] * dy[part, j], part)
+        of = lambda j: te.sum(x[part, j] * x[part, j] * dy[part, j], part)  # noqa: E731
         return [te.compute((6,), of, "ds")]
 
     return forward, [made(dtype, shapes, by_x), made(dtype, shapes, by_scale)]
