@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The directive ``error-codes``: the table of ``tvm_distir/support/errors/codes.py`` as it stands."""
+"""The directive ``error-codes``: the table of ``tvm_distir/support/errors/codes.py``."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 """Distribute one model in many fresh processes and count the distinct texts.
 
 ``python scripts/checks/fresh_processes.py 50`` runs the example of two meshes 50 times;
-``python scripts/checks/fresh_processes.py 30 MODEL STRATEGY dp=2,tp=2 --batch 8`` a model. Each process
+``python scripts/checks/fresh_processes.py 30 MODEL STRATEGY dp=2,tp=2 --batch 8`` a model. Each
+process
 has another hash seed. Exits 1 when two texts differ: the order of a hash table shows somewhere.
 """
 

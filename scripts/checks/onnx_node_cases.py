@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run ONNX's backend cases (a node each) through the import, on one device and cut over two.
 
-Usage: scripts/checks/onnx_node_cases.py [--match TEXT] [--every K] [--alone] [--jobs N] [--limit-s S]
-       [--out FILE.jsonl]
+Usage: scripts/checks/onnx_node_cases.py [--match TEXT] [--every K] [--alone] [--jobs N]
+[--limit-s S] [--out FILE.jsonl]
 Prints what is wrong, then a table: per stage, how many cases came out equal (with anything cut, or
 all whole), were refused by each code, or failed. Exits 1 when a case gave other numbers than ONNX
 says, or anything but a DistIRError.

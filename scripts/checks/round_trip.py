@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every zoo model at every level, written in every form and read again.
 
-``python scripts/checks/round_trip.py [NAME ...]``. What is read must be structurally equal to what was
+``python scripts/checks/round_trip.py [NAME ...]``. What is read must be structurally equal to
+what was
 written, names of variables and rebindings (``lv1 = lv``) apart: TVMScript, TVM's JSON, StableHLO
 (``sdy``; of level 5 ``replicas``, and ``manual`` where shards are even) and StableHLO in MLIR's
 dialect ``shard``. StableHLO cannot say these, which are left out of the comparison:

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verify models under strategies and meshes, and print what each device holds, does and sends.
 
-``scripts/checks/verify_models.py`` runs all; ``--set tensor|megatron|mesh|onnx`` some, ``--only WORD``
+``scripts/checks/verify_models.py`` runs all; ``--set tensor|megatron|mesh|onnx`` some, ``--only
+WORD``
 the rows whose model holds the word, ``--no-run`` plans and counts without running. Every row is
 one model distributed by one plan, run on the engine ``virtual`` and compared with a single device;
 ``--engine xla`` runs it by XLA:CPU instead (``--jax-python`` names where jax is).

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run training steps in stages, nested with other strategies, and compare with one device.
 
-``scripts/checks/verify_pipelines.py`` runs all rows; ``--only WORD`` those whose text holds the word,
+``scripts/checks/verify_pipelines.py`` runs all rows; ``--only WORD`` those whose text holds the
+word,
 ``--engine E`` on another engine than ``virtual``. Every row is a step of one model, cut into stages
 and micro-batches and distributed by one plan; loss, new weights and optimizer states are compared
 with those of the step at once on one device (where the capacity of experts or the statistics of

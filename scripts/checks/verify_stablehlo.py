@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of JAX through our reader, passes, writer and XLA:CPU, all against JAX's results.
 
-``python scripts/checks/verify_stablehlo.py FOLDER [NAME ...] [--jax-python PYTHON]``, where FOLDER is what
+``python scripts/checks/verify_stablehlo.py FOLDER [NAME ...] [--jax-python PYTHON]``, where
+FOLDER is what
 ``jax_programs.py`` wrote. Each program is read and run by TVM on one device, distributed over
 (dp=2, tp=2), written at the levels 1, 2, 3 and 5 (5m: as a manual computation) and run by XLA. Ends
 with a table: our collectives, those that XLA compiled from them, and those that XLA's partitioner

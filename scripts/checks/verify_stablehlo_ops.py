@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls by which sharding rules are proved, written as StableHLO and run by XLA:CPU, against TVM.
 
-``python scripts/checks/verify_stablehlo_ops.py [WORD ...] [--jax-python PYTHON]``: calls whose name begins
+``python scripts/checks/verify_stablehlo_ops.py [WORD ...] [--jax-python PYTHON]``: calls whose
+name begins
 with a word, all without one. Prints what differs and how often which op has no form in StableHLO.
 Exits with 1 where a result differs.
 """

@@ -78,7 +78,7 @@ module @jit_model {
     return %0 : tensor<8x32xf32>
   }
 }
-"""
+"""  # noqa: E501
 ROWS = """\
 m,k,n,time_us
 4096,4096,4096,640

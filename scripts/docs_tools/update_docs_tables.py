@@ -6,7 +6,7 @@
 What is written stands between ``<!-- table:NAME:start -->`` and ``<!-- table:NAME:end -->``::
 
     .venv/bin/python scripts/docs_tools/update_docs_tables.py           # rewrite them
-    .venv/bin/python scripts/docs_tools/update_docs_tables.py --check   # exit 1 where one is out of date
+    .venv/bin/python scripts/docs_tools/update_docs_tables.py --check   # exit 1: out of date
 
 Names, levels, options, defaults and summaries are those of ``tvm-distir opt --help-passes`` and
 ``--help-strategies``, without what other packages offer.

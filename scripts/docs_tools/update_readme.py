@@ -7,7 +7,7 @@ A slot is what stands between ``<!-- example:start -->`` and ``<!-- example:end 
 block whose lines ``$ command`` are run, each followed by what it printed::
 
     .venv/bin/python scripts/docs_tools/update_readme.py           # rewrite the slots
-    .venv/bin/python scripts/docs_tools/update_readme.py --check   # exit 1 where a slot is out of date
+    .venv/bin/python scripts/docs_tools/update_readme.py --check   # exit 1: out of date
 
 Wall-clock times differ from run to run: ``--check`` ignores the seconds in the block that a command
 ends with (``This took``, ``This analysis took``).

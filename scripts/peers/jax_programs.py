@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes programs of JAX as StableHLO, each with inputs and with what JAX computes of them.
 
-``python scripts/peers/jax_programs.py FOLDER [NAME ...]`` in an environment that has jax. NAME.mlir is
+``python scripts/peers/jax_programs.py FOLDER [NAME ...]`` in an environment that has jax.
+NAME.mlir is
 the text, NAME.mlirbc the same as bytecode, NAME.npz the inputs (``in:NUMBER``) in its order and
 the results (``out:NUMBER``). Locations of operations, which name files, are left out of the text;
 names of arguments stay.

@@ -31,7 +31,7 @@ module @jit_mlp {
     return %3 : tensor<4x8xf32>
   }
 }
-"""
+"""  # noqa: E501
 
 
 def close(found, wanted):
@@ -112,7 +112,7 @@ module {{
     return %1 : tensor<4x4xf32>
   }}
 }}
-"""
+"""  # noqa: E501
     mod = td.from_stablehlo(text)
     notes = [line for line in str(mod).splitlines() if "annotate_sharding" in line]
     assert f'placement="{placement}"' in notes[0]

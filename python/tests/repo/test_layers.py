@@ -34,7 +34,7 @@ def rooms(root: Path) -> list[str]:
 
 
 def _absolute(module: Module, node: ast.ImportFrom) -> str:
-    """The module a ``from ... import`` names, e.g. ``tvm_distir.core.ir`` for ``from ..ir import``."""
+    """The module a ``from ... import`` names, e.g. ``~.core.ir`` for ``from ..ir import``."""
     if not node.level:
         return node.module or ""
     words = module.name.split(".")

@@ -173,7 +173,7 @@ def crossing_elements(call: Collective) -> int:
 
 
 def counted_bytes(call: Collective, result: Array) -> int:
-    """What :func:`tvm_distir.core.cost_model.network.wire_bytes` counts: bytes of a rank's result, mostly."""
+    """What :func:`~.network.wire_bytes` counts: bytes of a rank's result, mostly."""
     if call.name == "exchange":
         return crossing_elements(call) * result.itemsize
     return result.nbytes

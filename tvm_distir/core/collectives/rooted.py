@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the collectives mean that no level-5 op stands for, in NumPy, over one group's arrays.
 
-The native library must give these bits; see :mod:`tvm_distir.core.collectives.meaning` for the rest.
+The native library must give these bits; see :mod:`~.collectives.meaning` for the rest.
 """
 
 from __future__ import annotations

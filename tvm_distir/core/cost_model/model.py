@@ -225,7 +225,7 @@ class System:
         Parameters
         ----------
         kind : str
-            One of :data:`tvm_distir.core.ir.names.COLLECTIVES` or :data:`tvm_distir.core.ir.names.TRANSFERS`.
+            One of :data:`~.names.COLLECTIVES` or :data:`~.names.TRANSFERS`.
         payload_bytes : int
             Bytes of one rank's *result*; of a transfer, what crosses.
         ranks : sequence of int

@@ -43,7 +43,7 @@ def wire_bytes(kind: str, result_bytes: int, ranks: int) -> int:
     Parameters
     ----------
     kind : str
-        One of :data:`tvm_distir.core.ir.names.COLLECTIVES` or :data:`tvm_distir.core.ir.names.TRANSFERS`.
+        One of :data:`~.names.COLLECTIVES` or :data:`~.names.TRANSFERS`.
     result_bytes : int
         Size of one rank's result ``b``.
     ranks : int

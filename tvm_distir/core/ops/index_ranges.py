@@ -304,7 +304,7 @@ def input_index_ranges(mod: ir.IRModule, fn: relax.Function) -> dict[tuple[int, 
     -------
     dict of (int, str) to IndexRange
         By the position of a parameter, and what the name of its tensor has beyond the parameter's
-        (:func:`tvm_distir.core.ir.types.named_leaves`). Inputs that a condition, a slice or arithmetic stands
+        (:func:`~.types.named_leaves`). Inputs that a condition, a slice or arithmetic stands
         before are left out: what is computed is masked in the kernels.
     """
     ranges = _Walker(mod).ranges(fn)

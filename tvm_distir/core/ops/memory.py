@@ -3,7 +3,7 @@
 """What passes have learnt of classes of like bindings, kept for the modules to come.
 
 A search lowers thousands of plans of one model; what is looked up or written for a binding holds
-for all that are like it, :attr:`tvm_distir.core.rewriting.native.reading.Reading.like`, whose numbers are the same in
+for all that are like it, :attr:`~.Reading.like`, whose numbers are the same in
 all modules of a process and are never given twice.
 """
 

@@ -100,7 +100,7 @@ def module_pass(
     Parameters
     ----------
     takes : str or sequence of str
-        Level or levels (:data:`tvm_distir.core.analysis.names.LEVELS`) of the modules it can be run on.
+        Level or levels (:data:`~.names.LEVELS`) of the modules it can be run on.
     gives : str, optional
         Level of the result. None: that of the module it gets.
 

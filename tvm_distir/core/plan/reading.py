@@ -73,7 +73,7 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
         ``schema_version`` (1), ``mesh`` (axes) or ``meshes`` (name to ``axes``, ``start``,
         ``device_ids``), ``rules`` (see :class:`PlanRule`; one of ``param``, ``value``, ``call``),
         ``recompute`` (policies by functions, see :mod:`.recomputation`), ``ring`` and
-        ``regather`` (names of axes), ``schedule`` (see :class:`tvm_distir.core.plan.schedules.schedule.Schedule`),
+        ``regather`` (names of axes), ``schedule`` (see :class:`~.schedule.Schedule`),
         ``labels`` (what was decided of every value: ``rules`` has how many of the rules it was
         decided under), ``complete`` (whether any axis may shard what the rules leave open).
     place : str

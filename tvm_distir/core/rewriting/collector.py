@@ -4,7 +4,7 @@
 
 Every object that stands for an IR node counts as one to look through: on a module of fifty
 thousand bindings the collector takes a sixth of all time and finds nothing. Every pass runs with
-it paused (:func:`tvm_distir.core.passes.declaration.module_pass`), so do searches of the propagator and the
+it paused (:func:`~.declaration.module_pass`), so do searches of the propagator and the
 commands that only compile.
 """
 

@@ -185,10 +185,10 @@ class UseWalker:
             return
         for index, arg in enumerate(leaves):
             divisors = divisor_leaves(call, index, self.functions)
-            for leaf, roots in enumerate(arg):
-                uses_of_leaf = _uses_in(call, index, leaf) if roots else []
+            for leaf, numbers in enumerate(arg):
+                uses_of_leaf = _uses_in(call, index, leaf) if numbers else []
                 divides = [InputUse(low=1)] if leaf in divisors else []
-                for root in roots:
+                for root in numbers:
                     uses[root].extend([*uses_of_leaf, *divides])
 
     def _private(self, name: str) -> list[list[InputUse]] | None:

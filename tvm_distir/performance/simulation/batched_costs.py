@@ -134,7 +134,7 @@ class BatchPrices:
     def _slowest(
         self, kind: str, payload: Ints, layout: GroupLayout, rows: Ints, gradients: bool = False
     ) -> Ints:
-        """As :meth:`tvm_distir.core.cost_model.clock.Clock.collective_ps`, for the payloads of some rows."""
+        """As :meth:`~.Clock.collective_ps`, for the payloads of some rows."""
         found = np.zeros(payload.size, np.int64)
         for where in layout.kinds:
             fits = payload < _LARGEST // (2 * where.ranks)

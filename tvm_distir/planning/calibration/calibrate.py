@@ -100,7 +100,7 @@ def calibrate(
     rows : sequence of Row, StepRow or ProductRow, or str or Path
         What was measured, or its CSV file.
     fit_also : sequence of str
-        Numbers of links to fit, of :data:`tvm_distir.core.cost_model.constants.LINKS`, and constants that are left
+        Numbers of links to fit, of :data:`~.constants.LINKS`, and constants that are left
         alone otherwise (:data:`FIXED`).
     tolerance : float
         Relative error up to which errors count by their square; larger ones by themselves.

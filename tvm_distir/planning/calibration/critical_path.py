@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The longest way through a step in stages: what its time is the sum of.
 
-Units, messages and sums over stages run as :func:`tvm_distir.performance.simulation.simulator.simulate` runs them with
+Units, messages and sums over stages run as :func:`~.simulator.simulate` runs them with
 collectives that block; every event remembers which one it waited for.
 """
 

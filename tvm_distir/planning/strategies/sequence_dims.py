@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the sequence stands in a model's values, and where queries meet keys.
 
-Sharding rules tie the dims that belong together (:func:`tvm_distir.core.propagation.tied_dims.tied_dims`). A
+Sharding rules tie the dims that belong together (:func:`~.tied_dims.tied_dims`). A
 value with one tied dim has rows that are positions of the sequence. Two tied dims mean pairs of
 positions: the scores of attention. An op that takes a tied dim whole is attention too.
 """

@@ -50,7 +50,7 @@ class Traffic:
     ----------
     counts, result_bytes, wire_bytes : Counter
         By :class:`TrafficKind`: how many, bytes of results, bytes that a device sends by the ring
-        formulae (:func:`tvm_distir.core.cost_model.network.wire_bytes`). Transfers between meshes count
+        formulae (:func:`~.network.wire_bytes`). Transfers between meshes count
         at the ``send``, as the size of one device's tensor.
     """
 

@@ -116,7 +116,7 @@ def train_step(
         ``dist.training`` says which value updates which parameter, and which is the gradient of a
         weight, so that strategies place them alike. With a schedule, one public function per kind
         of stage, ``stage0`` the first, and the attribute ``dist.pipeline``;
-        :func:`tvm_distir.transforms.training.pipeline.expand_passes.RunInTurn` makes the one ``main`` of it.
+        :func:`~.expand_passes.RunInTurn` makes the one ``main`` of it.
 
     Raises
     ------

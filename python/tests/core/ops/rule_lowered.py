@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Factors executed as the product does: the sharded call lowered, run on virtual devices.
 
-A second proof beside :mod:`tvm_distir.execution.rule_validation`, with the engine's own collectives.
+A second proof beside :mod:`~.execution.rule_validation`, with the engine's own collectives.
 """
 
 from __future__ import annotations

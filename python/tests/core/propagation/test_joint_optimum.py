@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Propagation against an integer program; `scripts/checks/joint_optimum.py` runs hundreds of modules."""
+"""Compare propagation with an integer program; ``joint_optimum.py`` runs hundreds of modules."""
 
 from __future__ import annotations
 

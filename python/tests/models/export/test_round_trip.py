@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A part of ``scripts/checks/round_trip.py``: two models, all levels, all forms; and a fault in a text."""
+"""A part of ``scripts/checks/round_trip.py``: two models, all levels; and a fault in a text."""
 
 from __future__ import annotations
 

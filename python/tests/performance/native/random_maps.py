@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random hierarchical functions and pipelines of them, and their flat task graphs.
 
-The graph of tasks has every op of every call of every unit; :func:`tvm_distir.performance.engine.schedule`
+The graph of tasks has every op of every call of every unit; :func:`~.engine.schedule`
 walks it without knowing of functions. Host, compute, communication and sends are streams of it.
 """
 

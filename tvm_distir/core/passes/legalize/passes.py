@@ -58,7 +58,7 @@ def LegalizeRedistribute(
     ccl : bool
         Use only collectives that TVM's ``R.ccl`` ops can express (``all_reduce`` and
         ``all_gather`` along the innermost axes, and slices), see
-        :func:`tvm_distir.core.passes.legalize.stock.UseStockCollectives`. ``memory_bound`` then does not count:
+        :func:`~.stock.UseStockCollectives`. ``memory_bound`` then does not count:
         these need not find a way within one.
 
     Returns

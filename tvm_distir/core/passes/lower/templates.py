@@ -3,7 +3,7 @@
 """Bindings that are alike are lowered once: the local form of the first serves them all.
 
 Two bindings are alike when they are the same but for the variables they read
-(:attr:`tvm_distir.core.rewriting.native.reading.Reading.like`) and what is known of these, their *states*, is the same.
+(:attr:`~.Reading.like`) and what is known of these, their *states*, is the same.
 """
 
 from __future__ import annotations

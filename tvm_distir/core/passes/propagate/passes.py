@@ -57,7 +57,7 @@ def PropagateSharding(
     costs : Costs, optional
         What wire bytes, memory traffic and FLOPs weigh.
     memory_bytes : int, optional
-        What each device may keep at most: see :func:`~tvm_distir.core.propagation.decide.propagate`.
+        What each device may keep at most: see :func:`~.decide.propagate`.
 
     system : System or str, optional
         Where no costs are given: they are in proportion to the times of this system.
@@ -67,7 +67,7 @@ def PropagateSharding(
     complete : bool
         Whether any axis may shard any dim of what annotations leave open, not only dims that
         follow from theirs. With a system, and no costs, the labels are then those of
-        :class:`tvm_distir.core.propagation.auto_sharding.solver.Labeller`: by its times, at most 1 % above the least.
+        :class:`~.solver.Labeller`: by its times, at most 1 % above the least.
 
     Raises
     ------

@@ -32,7 +32,7 @@ def shard_bytes(size_bytes: int, sizes: Sequence[int], form: Labels) -> int:
 class MeshPrices:
     """What work and communication cost on a mesh; equal questions are answered once.
 
-    Unlike :class:`tvm_distir.core.propagation.solve.cost.Costs`, which weighs bytes and operations alike on all
+    Unlike :class:`~.cost.Costs`, which weighs bytes and operations alike on all
     axes, these are the times that simulation charges: on each axis those of its own links.
 
     Parameters
@@ -49,7 +49,7 @@ class MeshPrices:
         self._forms: dict[tuple[tuple[int, ...], str], PriceMatrix] = {}
 
     def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
-        """See :class:`tvm_distir.core.redistribution.costs.StepCosts`; local steps cost their copies."""
+        """See :class:`~.costs.StepCosts`; local steps cost their copies."""
         if len(groups[0]) == 1:
             return 0
         if kind in LOCAL_STEPS:
@@ -60,7 +60,7 @@ class MeshPrices:
         return self.clock.collective_ps(kind, payload_bytes, self._layouts[key])
 
     def floor(self, received_bytes: int) -> int:
-        """See :class:`tvm_distir.core.redistribution.costs.StepCosts`; all pairs are wanted, none cut."""
+        """See :class:`~.costs.StepCosts`; all pairs are wanted, none cut."""
         return 0
 
     def kernel_ps(self, flops: int, moved_bytes: int, kernel_class: str, dtype: str) -> int:

@@ -124,7 +124,7 @@ class Link(NamedTuple):
 class Graph:
     """A function: values, nodes in program order, parameters first, and where variables went.
 
-    Relax variables of ``fn`` go by their :func:`~tvm_distir.core.ir.handles.handle`: ``bound`` has those of its
+    Relax variables of ``fn`` go by their :func:`~.handles.handle`: ``bound`` has those of its
     ``bindings`` in order, ``tensors`` those that are tensors of known dims, ``env`` maps each to
     its flat value numbers, ``node_of`` those bound to a node to that node, ``pinned`` those bound
     to the one annotation of a parameter to the parameter; ``reread`` has, per binding block, those

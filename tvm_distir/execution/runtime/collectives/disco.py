@@ -6,7 +6,8 @@
 on ``session.allreduce``, ``R.ccl.*`` and the like work as with NCCL. A session that never called
 ``init_ccl`` looks these functions up under an empty name, ``runtime.disco..allreduce``.
 
-Run as a module (``ProcessSession(..., entrypoint="tvm_distir.execution.runtime.collectives.disco")``), this
+Run as a module (``ProcessSession(...,
+entrypoint="tvm_distir.execution.runtime.collectives.disco")``), this
 is Disco's worker process with the functions registered.
 """
 

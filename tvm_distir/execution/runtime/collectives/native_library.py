@@ -53,7 +53,7 @@ class Executed:
 
 
 def collective(kind: str) -> Any:
-    """Packed function of a kind; signatures as in :mod:`tvm_distir.execution.runtime.collectives.ccl`.
+    """Packed function of a kind; signatures as in :mod:`~.collectives.ccl`.
 
     It raises DIST0605 on a thread that is no worker of a :class:`CclFabric`.
     """

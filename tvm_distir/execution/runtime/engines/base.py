@@ -60,7 +60,7 @@ class Engine(ABC):
         """
 
     def run(self, dist: Any, inputs: Inputs, outputs: str = "whole") -> list[Any]:
-        """Run a level-5 module or a deployed program; see :func:`tvm_distir.execution.runtime.engines.registry.run`."""
+        """Run a level-5 module or a deployed program; see :func:`~.registry.run`."""
         check_outputs(outputs)
         self.collectives = ()
         program = as_runnable(dist)

@@ -3,7 +3,7 @@
 """The engine ``mpi``: one process per rank.
 
 Under ``mpirun -n N python program.py`` every process runs the same program and is one rank; from
-a plain process the engine starts ``mpirun`` itself (:mod:`tvm_distir.execution.runtime.engines.mpi.launch`).
+a plain process the engine starts ``mpirun`` itself (:mod:`~.mpi.launch`).
 """
 
 from __future__ import annotations

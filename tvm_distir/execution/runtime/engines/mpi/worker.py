@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A process of an MPI job that :mod:`tvm_distir.execution.runtime.engines.mpi.launch` started: one rank."""
+"""A process of an MPI job that :mod:`~.mpi.launch` started: one rank."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server of worker processes: imports everything once, then forks a worker when asked.
 
-``python -m tvm_distir.execution.runtime.engines.processes.server FILE``, where FILE is the number of an open
+``python -m tvm_distir.execution.runtime.engines.processes.server FILE``, where FILE is the number
+of an open
 socket to the controller. It has one thread, so forking is safe; a worker starts in milliseconds
 instead of importing TVM for a second. It reports the end of every worker, and kills all of them
 when the controller goes.

@@ -3,7 +3,7 @@
 """The engine ``threads``: one worker per rank in a Disco ``ThreadedSession`` of this process.
 
 Each mesh's entry function is compiled whole; every worker has a virtual machine of its own, and
-the workers meet in a fabric (:mod:`tvm_distir.execution.runtime.collectives.fabric`). An exception that
+the workers meet in a fabric (:mod:`~.collectives.fabric`). An exception that
 leaves a worker would abort the process: workers call :func:`_invoke`, which hands it to the
 fabric. A thread cannot be ended: a session with a worker that does not come back is given up, and
 the next run starts a new one. So is every session in a forked child, which has none of the threads.
