@@ -35,7 +35,8 @@ def work(first: int, last: int, threads_every: int, values: str = "") -> None:
 def worker_code(first: int, last: int, threads_every: int, values: str = "") -> str:
     """The Python program of a worker."""
     return (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import campaign_runner; "
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
+        "from tests.campaign import campaign_runner; "
         f"campaign_runner.work({first}, {last}, {threads_every}, {values!r})"
     )
 

@@ -5,10 +5,8 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import highspy
@@ -181,7 +179,6 @@ def gap_of(mod: Any, seed: int = 0, limit_s: float = TIME_LIMIT_S) -> Gap:
 
 def module_of(seed: int) -> Any | None:
     """A small random annotated module on a mesh of two or three axes; None for a large one."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "campaign"))
     from tests.campaign import campaign_modules, campaign_plans
 
     mod = campaign_modules.sample(seed).mod

@@ -201,10 +201,10 @@ def test_ranks_that_wait_for_each_other_run_into_the_timeout():
 def test_an_interrupted_run_leaves_nothing():
     program = (  # which listens, even where the tests were started deaf to Ctrl-C (with "&")
         "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from test_runtime_mpi_faults import slow_case, MpiEngine\n"
+        "from tests.execution.runtime.test_runtime_mpi_faults import slow_case, MpiEngine\n"
         "mod, x = slow_case()\nprint('ready', flush=True)\nMpiEngine(120).run(mod, [x])\n"
     )
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[3])
     path = os.pathsep.join([here, *(p or "." for p in sys.path)])
     process = subprocess.Popen(
         [sys.executable, "-c", program],

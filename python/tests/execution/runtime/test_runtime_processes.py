@@ -30,6 +30,7 @@ from tvm_distir.execution.runtime.program.lowered import Lowered
 from tvm_distir.support.errors.tree import EngineError
 
 R = np.random.default_rng
+ROOT = str(Path(__file__).parents[3])
 
 
 def all_engines(mod, inputs):
@@ -178,8 +179,8 @@ def test_nothing_is_left_of_a_controller(how, tmp_path):
         textwrap.dedent(
             f"""
             import sys, time
-            sys.path.insert(0, {os.path.dirname(__file__)!r})
-            import test_runtime_processes as t
+            sys.path.insert(0, {ROOT!r})
+            from tests.execution.runtime import test_runtime_processes as t
             t.ProcessesEngine(20).run(t.there_and_back(), [t.draw(t.R(3), (4, 4), "float32")])
             print("ready", flush=True)
             time.sleep(30 if {how == "killed"} else 0)

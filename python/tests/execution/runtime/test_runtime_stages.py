@@ -64,7 +64,7 @@ def _engine(name: str, timeout_s: float) -> Any:
     engine: Any = td.runtime.engine(name)
     engine.timeout_s = timeout_s
     if hasattr(engine, "preload"):
-        engine.preload = ("broken_unit",)
+        engine.preload = ("tests.execution.runtime.broken_unit",)
     return engine
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.support.errors.tree import EngineError
 
 R = np.random.default_rng
+ROOT = str(Path(__file__).parents[3])
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool"]
 
 
@@ -390,8 +392,8 @@ def test_a_forked_child_runs_with_threads_of_its_own(tmp_path):
         textwrap.dedent(
             f"""
             import os, signal, sys, threading
-            sys.path.insert(0, {os.path.dirname(__file__)!r})
-            import test_runtime_threads as t
+            sys.path.insert(0, {ROOT!r})
+            from tests.execution.runtime import test_runtime_threads as t
 
             def good():
                 (y,) = t.ThreadsEngine(20).run(mod, [t.ONES])
@@ -436,8 +438,8 @@ def test_a_process_that_failed_ends_normally(tmp_path):
         textwrap.dedent(
             f"""
             import sys
-            sys.path.insert(0, {os.path.dirname(__file__)!r})
-            import test_runtime_threads as t
+            sys.path.insert(0, {ROOT!r})
+            from tests.execution.runtime import test_runtime_threads as t
             for actions in ({{1: t.raises}}, {{2: t.gathers}}):
                 try:
                     t.ThreadsEngine(20).run(t.per_rank(actions), [t.ONES])

@@ -15,7 +15,7 @@ import pytest
 from tests.interface.command.cli_inputs import write_inputs
 from tvm_distir.interface.command import app
 
-ROOT = Path(str(app.__file__)).parents[2]
+ROOT = Path(str(app.__file__)).parents[3]
 # The frame of the command with a sub-command of a line: it starts without TVM.
 FRAME = f"""
 import os, sys, types, warnings
