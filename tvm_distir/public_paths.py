@@ -32,6 +32,7 @@ PATHS = {
     "ops": "core.ops",
     "ops.local": "core.ops.local",
     "ops.validate": "execution.rule_validation",
+    "ops.validate.__main__": "execution.rule_validation.__main__",
     "plan": "core.plan",
     "program": "performance.program",
     "propagation": "core.propagation",
@@ -46,6 +47,7 @@ PATHS = {
     "transform": "transforms",
     "transform.gradient": "transforms.training",
     "transform.gradient.optimizers": "transforms.training.optimizers",
+    "transform.legalize": "core.passes.legalize",
     "verification": "execution.verification",
 }
 """Per documented path the module it stands for, both without the name of the package."""

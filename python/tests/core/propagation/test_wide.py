@@ -251,8 +251,9 @@ def test_propagation_through_the_integer_program_costs_the_same(monkeypatch):
 SOLVING = """
 import itertools
 import numpy as np
-from tvm_distir.support.native import Problem, Tables
-from tvm_distir.core.propagation.solve import integer_optimum
+from tvm_distir.core.propagation.solve.ilp import integer_optimum
+from tvm_distir.core.solver.cost_tables import Tables
+from tvm_distir.core.solver.problem import Problem
 
 rng, tables = np.random.default_rng(0), Tables()
 scopes = itertools.combinations(range(9), 2)

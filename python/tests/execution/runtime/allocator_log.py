@@ -19,6 +19,7 @@ from tvm.runtime.vm import VirtualMachine
 
 import tvm_distir as td
 from tvm_distir.execution.runtime.engines.threads import engine
+from tvm_distir.execution.runtime.program import machines
 from tvm_distir.execution.runtime.program.lowered import Lowered
 from tvm_distir.execution.runtime.program.planning import plan_storage
 from tvm_distir.execution.verification.random_inputs import draw_inputs
@@ -36,7 +37,9 @@ def noted(job, rank):
 
 
 engine.work = noted
-engine.VirtualMachine = lambda library, device: VirtualMachine(library, device, memory_cfg="naive")
+machines.VirtualMachine = lambda library, device: VirtualMachine(
+    library, device, memory_cfg="naive"
+)
 
 
 def logged(call, skipped: int) -> list[int]:

@@ -10,6 +10,7 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
+from tvm_distir.core.rewriting.entries import keep_entry
 from tvm_distir.interface.command import main
 from tvm_distir.support.errors.tree import ModelError
 
@@ -88,7 +89,7 @@ def test_one_module_distributed_as_a_whole_is_verified_by_its_entries(mod):
 
 @pytest.mark.parametrize("form", ["nested", "named"])
 def test_inputs_of_tuples_are_given_nested_or_by_name(mod, form):
-    drawn = td.verification.draw_inputs(td.ir.rewrite.keep_entry(mod, "decode"))
+    drawn = td.verification.draw_inputs(keep_entry(mod, "decode"))
     x, keys, values, *weights = drawn
     names = ["x", "cache_0", "cache_1", "q", "k", "v", "o"]
     given = [x, (keys, values), *weights] if form == "nested" else dict(zip(names, drawn))

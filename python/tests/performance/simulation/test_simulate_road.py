@@ -92,7 +92,7 @@ def test_public_names_can_be_called_in_any_order_of_imports(order):
     folders = (
         "import tvm_distir.performance.program, tvm_distir.performance.simulation\n"
         "from tvm_distir.performance.program import Program\n"
-        "from tvm_distir.performance.simulation import Result\n"
+        "from tvm_distir.performance.simulation.result import Result\n"
     )
     names = "import tvm_distir as td\ntd.export, td.simulate\n"
     code = (
