@@ -38,7 +38,7 @@ class Apart:
     def __init__(self) -> None:
         self.seconds = {"structure": 0.0, "checked": 0.0}
         sweep: Any = driver._Sweep
-        learner: Any = learning.Learner
+        learner: Any = learning.TemplateLearner
         sweep._checked = self._timed(sweep._checked)
         learner.parts = self._drawn(learner.parts)
 

@@ -27,7 +27,7 @@ import tvm_distir as td
 from tvm_distir.core.cost_model.clock import PICOSECONDS
 from tvm_distir.core.propagation.auto_sharding.costs import MeshPrices
 from tvm_distir.planning.search.candidates import Candidate, Constraints, Enumeration
-from tvm_distir.planning.search.estimates import ZERO, Outlooks
+from tvm_distir.planning.search.estimates import ZERO, Estimator
 from tvm_distir.planning.search.layers import Layers
 from tvm_distir.planning.search.stage_partition import cut, shared_out
 
@@ -179,7 +179,7 @@ def space(devices: int, count: int, batch: int, samples: tuple[int, ...], share:
     rules = Constraints(("pp", "dp", "tp"), {"pp": count, "tp": 8}, micro_batches=samples)
     candidates = list(Enumeration(rules, devices, SYSTEM, batch, stages=True))
     limit = int(share * sum(map(sum, layers(count, 1, 1, "none")[1:])))
-    outlooks = Outlooks(SYSTEM, limit)
+    outlooks = Estimator(SYSTEM, limit)
     ways, found, every = 0, (float("inf"), ""), (float("inf"), "")
     differ, began = 0, time.process_time()
     for one, policy in itertools.product(candidates, POLICIES):

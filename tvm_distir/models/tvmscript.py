@@ -134,7 +134,7 @@ def _imported(
     node: ast.Import | ast.ImportFrom, known: dict[str, Any], place: str
 ) -> dict[str, Any]:
     remedy = "Import only from tvm.script or tvm.script.parser: ir, relax, tirx."
-    found = {}
+    result = {}
     if isinstance(node, ast.ImportFrom):
         if node.module == "__future__" and not node.level:
             return {}
@@ -144,14 +144,14 @@ def _imported(
                 what = f'import of "{alias.name}" from "{package}" is not allowed'
                 raise _refused(node, place, what, remedy)
             word = "T" if alias.name in ("tir", "tirx") else alias.name
-            found[alias.asname or alias.name] = known[word]
-        return found
+            result[alias.asname or alias.name] = known[word]
+        return result
     for alias in node.names:
         if alias.name not in _TVM_PACKAGES:
             raise _refused(node, place, f'import of "{alias.name}" is not allowed', remedy)
         if alias.asname:
-            found[alias.asname] = tvm if alias.name == "tvm" else _submodule(alias.name)
-    return found
+            result[alias.asname] = tvm if alias.name == "tvm" else _submodule(alias.name)
+    return result
 
 
 def _submodule(name: str) -> Any:
@@ -261,7 +261,7 @@ def _check_metadata(node: ast.ClassDef, names: dict[str, Any], place: str) -> No
     if "metadata" in names:
         return
     words = [one for one in ast.walk(node) if isinstance(one, ast.Name) and one.id == "metadata"]
-    if words and not any(isinstance(one.ctx, ast.Store) for one in words):
+    if words and not any(isinstance(word.ctx, ast.Store) for word in words):
         raise ModelError(
             "DIST0323",
             "the module reads its constants from metadata, which the file does not hold",

@@ -5,7 +5,7 @@ from .fusion.classes import ALIGNED as ALIGNED
 from .fusion.grouped import grouped as grouped
 from .fusion.profile import Profile as Profile
 from .fusion.profile import profile_names as profile_names
-from .memory.account import Holder as Holder
+from .memory.account import BufferGroup as BufferGroup
 from .memory.account import MemoryAccount as MemoryAccount
 from .memory.peaks import Peaks as Peaks
 from .memory.planned import place_number as place_number
@@ -20,7 +20,7 @@ from .program.parts import Mesh as Mesh
 from .program.parts import Op as Op
 from .program.program import Program as Program
 from .program.staged import Edge as Edge
-from .program.staged import Staged as Staged
+from .program.staged import PipelineProgram as PipelineProgram
 from .program.storage import BRANCH as BRANCH
 from .program.storage import CALL as CALL
 from .program.storage import FREE as FREE
@@ -37,10 +37,10 @@ from .simulation.critical import PathPart as PathPart
 from .simulation.critical import critical_path as critical_path
 from .simulation.device_results import Branch as Branch
 from .simulation.device_results import CollectiveTotal as CollectiveTotal
+from .simulation.device_results import DeviceGroupResult as DeviceGroupResult
 from .simulation.device_results import DeviceResult as DeviceResult
 from .simulation.device_results import Event as Event
 from .simulation.device_results import FunctionTime as FunctionTime
-from .simulation.device_results import Lane as Lane
 from .simulation.device_results import OpTime as OpTime
 from .simulation.result import PipelineResult as PipelineResult
 from .simulation.result import Result as Result

@@ -3,7 +3,7 @@
 
 from .calibration.calibrate import calibrate as calibrate
 from .search.candidates import Constraints as Constraints
-from .search.result import Row as Row
+from .search.result import CandidateRow as CandidateRow
 from .search.result import SearchResult as SearchResult
 from .strategies.composition import make_plan as make_plan
 from .strategies.memory_fit import evenly_cut as evenly_cut

@@ -44,7 +44,7 @@ from .plugins.kinds import Unreadable as Unreadable
 from .plugins.kinds import as_term as as_term
 from .plugins.notation import Call as Call
 from .plugins.notation import NamedFields as NamedFields
-from .plugins.notation import Word as Word
+from .plugins.notation import Token as Token
 from .plugins.notation import read_calls as read_calls
 from .plugins.options import REQUIRED as REQUIRED
 from .plugins.options import Option as Option

@@ -55,7 +55,7 @@ from .training.pipeline.expand_passes import ExpandSchedule as ExpandSchedule
 from .training.pipeline.expand_passes import RunInTurn as RunInTurn
 from .training.pipeline.places import Place as Place
 from .training.pipeline.places import Ports as Ports
-from .training.pipeline.sums import GoingOn as GoingOn
+from .training.pipeline.sums import ContinuedAccumulation as ContinuedAccumulation
 from .training.pipeline.wires import NEXT_STAGE as NEXT_STAGE
 from .training.pipeline.wires import Wires as Wires
 from .training.recompute.choice import AUTO as AUTO

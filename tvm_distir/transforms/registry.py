@@ -83,11 +83,11 @@ def find_pass(name: str) -> PassInfo:
 
     check_name(name)
     factory = PASSES.load(name)
-    found = info_of(factory)
-    if found is None:
+    info = info_of(factory)
+    if info is None:
         fault = "it is no factory made with tvm_distir.core.passes.declaration.module_pass"
         raise PASSES.offered()[name].fault(fault)
-    return found
+    return info
 
 
 def check_name(name: str, place: str = "passes") -> None:

@@ -131,7 +131,7 @@ def levels_after(specs: Sequence[PassSpec], place: str = "passes") -> list[str |
     from tvm_distir.core import LEVELS
 
     possible = set(LEVELS.values())
-    found: list[str | None] = []
+    result: list[str | None] = []
     for spec in specs:
         info = spec.info
         taken = possible & set(info.takes)
@@ -144,5 +144,5 @@ def levels_after(specs: Sequence[PassSpec], place: str = "passes") -> list[str |
                 remedy="Run the passes in order: annotate, propagate, legalize, lower.",
             )
         possible = taken if info.gives is None else {info.gives}
-        found.append(next(iter(possible)) if len(possible) == 1 else None)
-    return found
+        result.append(next(iter(possible)) if len(possible) == 1 else None)
+    return result

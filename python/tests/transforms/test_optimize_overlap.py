@@ -18,7 +18,7 @@ from tests.core.passes.local_harness import held, module, ops_of, reduce
 from tvm_distir.core.analysis.levels import check_level
 from tvm_distir.core.cost_model.model import System
 from tvm_distir.core.ir import async_ops
-from tvm_distir.performance.memory.caching_allocator import Framework
+from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.entries import entry_memory
 from tvm_distir.support.errors.tree import LevelError
 from tvm_distir.transforms.optimize.bucket import BucketReductions
@@ -185,7 +185,7 @@ def test_a_started_collective_waits_for_what_was_issued_before():
 def peak(mod):
     """Bytes of the entry, its parameters included."""
     program = td.export(mod)
-    framework = Framework(program, block_bytes=1)
+    framework = CachingAllocator(program, block_bytes=1)
     return entry_memory(program, program.entries[0], framework).account.peak_bytes
 
 

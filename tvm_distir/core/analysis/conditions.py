@@ -51,14 +51,14 @@ class Differing:
     def _inputs(self, fn: relax.Function) -> tuple[Any, ...]:
         io, here = fn.attrs[IO_ATTR], meshes(self.mod)
         own = mesh_key(here[int(io["mesh"])])
-        found = []
+        inputs = []
         for item in io["inputs"]:
             other = item["mesh"] if "mesh" in item else None
             key = own
             if other is not None:
                 key = tuple(int(n) for n in other["shape"]), tuple(int(d) for d in other["devices"])
-            found.append(_cut(key, str(item["placement"])))
-        return tuple(found)
+            inputs.append(_cut(key, str(item["placement"])))
+        return tuple(inputs)
 
     def _function(self, name: str, fn: relax.Function, given: tuple[Any, ...]) -> Any:
         key = (name, given)

@@ -20,7 +20,7 @@ from tvm_distir.core.ir.types import FieldLeaves, is_private, value_types
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.match import match_factor
 from tvm_distir.core.ops.packed import is_packed_call
-from tvm_distir.core.rewriting.native.reading import Reading, read_functions
+from tvm_distir.core.rewriting.native.reading import FunctionView, read_functions
 from tvm_distir.support import LevelError
 
 Axes = frozenset[int]
@@ -68,7 +68,7 @@ class PartialState:
             return self.state[expr]
         return [NONE] * len(value_types(expr.ty))
 
-    def check(self, reading: Reading | None = None) -> None:
+    def check(self, reading: FunctionView | None = None) -> None:
         """Walk the bindings; the result must be as declared.
 
         Of like bindings whose operands are partial alike the first is looked at. ``reading``:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Meaning:
+class ConstantSpec:
     """A constant of the model.
 
     Attributes
@@ -32,21 +32,21 @@ class Meaning:
     begin: float = 0.0
 
 
-MEANINGS: Mapping[str, Meaning] = {
-    "matmul_efficiency": Meaning(
+MEANINGS: Mapping[str, ConstantSpec] = {
+    "matmul_efficiency": ConstantSpec(
         "fraction of the peak", "large matrix products and convolutions", 0.3, 0.97, 0.1
     ),
-    "vocabulary_efficiency": Meaning(
+    "vocabulary_efficiency": ConstantSpec(
         "fraction of the peak", "products that make or read logits", 0.2, 0.95, 0.3
     ),
-    "unaligned_efficiency": Meaning(
+    "unaligned_efficiency": ConstantSpec(
         "fraction of the peak",
         "products that make or read logits whose rows are no multiple of 16 bytes",
         0.05,
         0.95,
         0.5,
     ),
-    "burst_us": Meaning(
+    "burst_us": ConstantSpec(
         "us",
         "how long a product runs at the peak before its power is limited",
         0.1,
@@ -54,51 +54,53 @@ MEANINGS: Mapping[str, Meaning] = {
         1.0,
         10.0,
     ),
-    "attention_efficiency": Meaning(
+    "attention_efficiency": ConstantSpec(
         "fraction of the peak", "attention as one kernel", 0.2, 0.95, 0.3
     ),
-    "memory_efficiency": Meaning(
+    "memory_efficiency": ConstantSpec(
         "fraction of the bandwidth", "memory-bound kernels, operands of products", 0.3, 0.95, 0.15
     ),
-    "scores_factor": Meaning(
+    "scores_factor": ConstantSpec(
         "multiple of the bytes", "passes over the scores of attention", 0.4, 3.0, 0.5
     ),
-    "logits_factor": Meaning("multiple of the time", "passes over logits", 0.4, 4.0, 0.5),
-    "kernel_gap_us": Meaning("us", "device idle between two kernels", 0.2, 20.0, 0.5),
-    "python_launch_us": Meaning(
+    "logits_factor": ConstantSpec("multiple of the time", "passes over logits", 0.4, 4.0, 0.5),
+    "kernel_gap_us": ConstantSpec("us", "device idle between two kernels", 0.2, 20.0, 0.5),
+    "python_launch_us": ConstantSpec(
         "us", "host time of a kernel that Python launches; the device waits for it", 1.0, 150.0, 0.5
     ),
-    "unit_overhead_us": Meaning(
+    "unit_overhead_us": ConstantSpec(
         "us", "host time of a forward or backward part of a micro-batch", 1.0, 3000.0, 0.7
     ),
-    "step_overhead_us": Meaning("us", "host time of a step", 10.0, 20000.0, 0.7),
-    "collective_factor": Meaning(
+    "step_overhead_us": ConstantSpec("us", "host time of a step", 10.0, 20000.0, 0.7),
+    "collective_factor": ConstantSpec(
         "multiple of the curve", "collectives inside a node", 0.5, 2.0, 0.2
     ),
-    "hop_us": Meaning("us", "a message between nodes", 1.0, 200.0, 0.5),
-    "nic_efficiency": Meaning(
+    "hop_us": ConstantSpec("us", "a message between nodes", 1.0, 200.0, 0.5),
+    "nic_efficiency": ConstantSpec(
         "fraction of the line rate", "messages and collectives between nodes", 0.3, 1.0, 0.15
     ),
-    "nic_efficiency_gradients": Meaning(
+    "nic_efficiency_gradients": ConstantSpec(
         "fraction of the line rate", "sums of gradients between nodes", 0.1, 1.0, 0.3
     ),
-    "overlap_slowdown": Meaning(
+    "overlap_slowdown": ConstantSpec(
         "multiple of the time", "kernels beside communication, where it is asked for", 1.0, 3.0, 0.3
     ),
 }
 """A system names at most 14 of them, so that a few measured rows determine them."""
 MOST = 14
-OTHERWISE: Mapping[str, float | str] = {
+DEFAULTS: Mapping[str, float | str] = {
     "burst_us": 0.0,
     "overlap_slowdown": 1.0,
     "vocabulary_efficiency": "matmul_efficiency",
     "unaligned_efficiency": "vocabulary_efficiency",
 }
 """What a constant that a system does not name is: a value, or another's."""
-LINKS: Mapping[str, Meaning] = {
-    "intra_node.bandwidth_GBps": Meaning("GB/s", "what a ring reaches inside a node", 0.05, 5e3, 1),
-    "intra_node.setup_us": Meaning("us", "start of a collective inside a node", 0.5, 1e4, 1),
-    "intra_node.share": Meaning(
+LINKS: Mapping[str, ConstantSpec] = {
+    "intra_node.bandwidth_GBps": ConstantSpec(
+        "GB/s", "what a ring reaches inside a node", 0.05, 5e3, 1
+    ),
+    "intra_node.setup_us": ConstantSpec("us", "start of a collective inside a node", 0.5, 1e4, 1),
+    "intra_node.share": ConstantSpec(
         "1",
         "how much slower few ranks are: time per byte grows by this over ranks",
         0.01,
@@ -122,12 +124,12 @@ def value_of(constants: Mapping[str, Constant], name: str) -> float:
     """Value of a constant, whether it is named or not."""
     if name in constants:
         return constants[name].value
-    found = OTHERWISE[name]
+    found = DEFAULTS[name]
     return value_of(constants, found) if isinstance(found, str) else found
 
 
 @dataclass(frozen=True)
-class Form:
+class KernelTimeForm:
     """How long a kernel of a class takes.
 
     Arithmetic takes ``flops / (efficiency peak)``, traffic
@@ -155,17 +157,17 @@ class Form:
     bursts: bool = False
 
 
-FORMS: Mapping[str, Form] = {
-    "matmul": Form("matmul_efficiency", 0.5, bursts=True),
-    "conv": Form("matmul_efficiency", 0.5, bursts=True),
-    "vocabulary": Form("vocabulary_efficiency", 0.5, bursts=True),
-    "unaligned": Form("unaligned_efficiency", 0.5),
-    "batched": Form("matmul_efficiency", bursts=True),
-    "attention": Form("attention_efficiency"),
-    "memory": Form(),
-    "gather": Form(),
-    "scores": Form(factor="scores_factor"),
-    "logits": Form(factor="logits_factor", gap_factor="logits_factor"),
+FORMS: Mapping[str, KernelTimeForm] = {
+    "matmul": KernelTimeForm("matmul_efficiency", 0.5, bursts=True),
+    "conv": KernelTimeForm("matmul_efficiency", 0.5, bursts=True),
+    "vocabulary": KernelTimeForm("vocabulary_efficiency", 0.5, bursts=True),
+    "unaligned": KernelTimeForm("unaligned_efficiency", 0.5),
+    "batched": KernelTimeForm("matmul_efficiency", bursts=True),
+    "attention": KernelTimeForm("attention_efficiency"),
+    "memory": KernelTimeForm(),
+    "gather": KernelTimeForm(),
+    "scores": KernelTimeForm(factor="scores_factor"),
+    "logits": KernelTimeForm(factor="logits_factor", gap_factor="logits_factor"),
 }
-"""By kernel class: see :class:`Form`. Half of the traffic is exposed in a pipelined product: loads
-of one tile run beside the arithmetic of another, at their ends they do not."""
+"""By kernel class: see :class:`KernelTimeForm`. Half of the traffic is exposed in a pipelined
+product: loads of one tile run beside the arithmetic of another, at their ends they do not."""

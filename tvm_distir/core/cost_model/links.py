@@ -12,7 +12,7 @@ import numpy as np
 from tvm_distir.core.ir.names import TRANSFERS
 
 from .hardware import InterNode, IntraNode
-from .network import Spread, ring_steps, wire_bytes
+from .network import GroupTopology, ring_steps, wire_bytes
 
 PERMUTE = "collective_permute"
 STRAIGHT = (PERMUTE, "exchange", *TRANSFERS)
@@ -51,7 +51,7 @@ def far_time_s(
     far: InterNode,
     kind: str,
     payload_bytes: Any,
-    where: Spread,
+    where: GroupTopology,
     far_bandwidth: float,
     hop_us: float | None,
 ) -> Any:
@@ -63,7 +63,7 @@ def far_time_s(
     kind : str
     payload_bytes : int, or int64 array
         As in :func:`near_time_s`.
-    where : Spread
+    where : GroupTopology
     far_bandwidth : float
         Bytes per second that the group sends out of a node.
     hop_us : float, optional

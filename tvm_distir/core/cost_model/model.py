@@ -18,7 +18,7 @@ from tvm_distir.support import HardwareError
 from .constants import Constant, value_of
 from .hardware import LIKE, TENSOR_CLASSES, VIEW, Device, HostLink, InterNode, IntraNode
 from .links import far_time_s, near_time_s
-from .network import GroupLayout, Spread, check_kind, layout_of, nic_sharing, spread
+from .network import GroupLayout, GroupTopology, check_kind, layout_of, nic_sharing, spread
 from .rates import Rate, rate
 from .reading import load, parse
 
@@ -238,14 +238,29 @@ class System:
 
     @overload
     def spread_time_s(
-        self, kind: str, payload_bytes: int, where: Spread, sharing: int, gradients: bool = False
+        self,
+        kind: str,
+        payload_bytes: int,
+        where: GroupTopology,
+        sharing: int,
+        gradients: bool = False,
     ) -> float: ...
     @overload
     def spread_time_s(
-        self, kind: str, payload_bytes: Ints, where: Spread, sharing: int, gradients: bool = False
+        self,
+        kind: str,
+        payload_bytes: Ints,
+        where: GroupTopology,
+        sharing: int,
+        gradients: bool = False,
     ) -> npt.NDArray[np.float64]: ...
     def spread_time_s(
-        self, kind: str, payload_bytes: Any, where: Spread, sharing: int, gradients: bool = False
+        self,
+        kind: str,
+        payload_bytes: Any,
+        where: GroupTopology,
+        sharing: int,
+        gradients: bool = False,
     ) -> Any:
         """Seconds of one collective over a group that lies on the nodes as ``where`` says.
 

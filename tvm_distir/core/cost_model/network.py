@@ -113,7 +113,7 @@ def ring_steps(kind: str, ranks: int) -> int:
 
 
 @dataclass(frozen=True)
-class Spread:
+class GroupTopology:
     """How a group lies on the nodes.
 
     Attributes
@@ -131,13 +131,13 @@ class Spread:
     per_node: int
 
 
-def spread(ranks: Sequence[int], devices_per_node: int) -> Spread:
+def spread(ranks: Sequence[int], devices_per_node: int) -> GroupTopology:
     """How a group of device ids lies on nodes of consecutive devices."""
     members: dict[int, int] = {}
     for rank in ranks:
         node = rank // devices_per_node
         members[node] = members.get(node, 0) + 1
-    return Spread(len(ranks), len(members), max(members.values(), default=0))
+    return GroupTopology(len(ranks), len(members), max(members.values(), default=0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,17 +146,17 @@ class GroupLayout:
 
     Attributes
     ----------
-    spreads : tuple of Spread
+    spreads : tuple of GroupTopology
         One per group.
     sharing : int
         How many of them leave one node at most: they share its network adapters.
-    kinds : frozenset of Spread
+    kinds : frozenset of GroupTopology
         The different ones: groups that lie alike take equally long.
     """
 
-    spreads: tuple[Spread, ...]
+    spreads: tuple[GroupTopology, ...]
     sharing: int
-    kinds: frozenset[Spread]
+    kinds: frozenset[GroupTopology]
 
 
 _FEW = 16
@@ -189,7 +189,7 @@ def _layout_of_equal(nodes: npt.NDArray[np.int64]) -> GroupLayout:
     start = np.cumsum(touched) - touched
     fullest = np.maximum.reduceat(members, start)
     pairs, kind = np.unique(np.stack((touched, fullest), axis=1), axis=0, return_inverse=True)
-    known = [Spread(size, *pair) for pair in pairs.tolist()]
+    known = [GroupTopology(size, *pair) for pair in pairs.tolist()]
     leaving = nodes.ravel()[first][np.repeat(touched > 1, touched)]
     _, shared = np.unique(leaving, return_counts=True)
     spreads = tuple([known[k] for k in kind.ravel().tolist()])

@@ -19,7 +19,7 @@ Amount = TypeVar("Amount", float, npt.NDArray[np.float64])
 
 
 @dataclass(frozen=True)
-class Spent(Generic[Amount]):
+class RooflineTime(Generic[Amount]):
     """Seconds of kernels: arithmetic, both it and traffic as they run, and the whole.
 
     ``bound`` is positive where arithmetic decides, negative where traffic alone does.
@@ -56,7 +56,7 @@ class Rate(NamedTuple):
     floor_s: float
     exposed: float
 
-    def spent_s(self, flops: Amount, moved_bytes: Amount) -> Spent[Amount]:
+    def spent_s(self, flops: Amount, moved_bytes: Amount) -> RooflineTime[Amount]:
         """Seconds of kernels, one or an array of them.
 
         Arithmetic is at the peak until the burst is over, then at the rate.
@@ -67,7 +67,7 @@ class Rate(NamedTuple):
         memory: Any = moved_bytes / self.bytes_per_s
         both: Any = compute + self.exposed * memory
         busy = np.maximum(both, memory)
-        return Spent(both - memory, busy, np.maximum(busy + self.gap_s, self.floor_s))
+        return RooflineTime(both - memory, busy, np.maximum(busy + self.gap_s, self.floor_s))
 
 
 def rate(

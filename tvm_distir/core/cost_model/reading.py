@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from tvm_distir.support import HardwareError, JsonValue, nearest, read_json
 
-from .constants import FORMS, MEANINGS, OTHERWISE, Constant, value_of
+from .constants import DEFAULTS, FORMS, MEANINGS, Constant, value_of
 from .hardware import KERNEL_CLASSES, LIKE, VIEW, Device, Efficiency, HostLink, InterNode, IntraNode
 from .offered import offered, offered_names
 
@@ -124,7 +124,7 @@ def _by_constants(constants: Mapping[str, Constant]) -> dict[str, Efficiency]:
 
 def _constants(data: JsonValue) -> dict[str, Constant]:
     """All constants of the model, each within its bounds."""
-    found = data.object(MEANINGS, optional=OTHERWISE)
+    found = data.object(MEANINGS, optional=DEFAULTS)
     out = {}
     for name, meaning in MEANINGS.items():
         if name not in found:

@@ -279,9 +279,9 @@ def branch_calls(mod: ir.IRModule, fn: relax.Function) -> Iterator[tuple[Any, st
     for block in fn.body.blocks:
         for b in block.bindings:
             if isinstance(b.value, ir.Call) and isinstance(b.value.op, ir.GlobalVar):
-                found = branch_of(mod[b.value.op])
-                if found is not None:
-                    yield b, *found
+                branch = branch_of(mod[b.value.op])
+                if branch is not None:
+                    yield b, *branch
 
 
 def _sequence(blocks: list[Any], result: Any) -> relax.SeqExpr:

@@ -104,7 +104,7 @@ def _whole(rule: Rule) -> tuple[str, ...]:
 
 def call_coverage(mod: ir.IRModule) -> tuple[CallCoverage, ...]:
     """Distinct op calls of a module's Relax functions, in order of first appearance."""
-    found: dict[tuple[str, str, str], CallCoverage] = {}
+    result: dict[tuple[str, str, str], CallCoverage] = {}
     counts: dict[tuple[str, str, str], int] = {}
     for _, func in relax_functions(mod):
         for binding in (b for block in func.body.blocks for b in block.bindings):
@@ -122,11 +122,11 @@ def call_coverage(mod: ir.IRModule) -> tuple[CallCoverage, ...]:
             except PropagationError as error:
                 row = CallCoverage(name, signature, 0, "none", (), (str(error),))
             key = (name, signature, "; ".join((*row.factors, *row.whole)))
-            found.setdefault(key, row)
+            result.setdefault(key, row)
             counts[key] = counts.get(key, 0) + 1
     return tuple(
         CallCoverage(r.op, r.signature, counts[k], r.source, r.factors, r.whole)
-        for k, r in found.items()
+        for k, r in result.items()
     )
 
 

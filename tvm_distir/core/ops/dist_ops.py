@@ -7,14 +7,14 @@ from __future__ import annotations
 from typing import Any
 
 from tvm_distir.core.ir.ops import dist_op_name
-from tvm_distir.core.rewriting.native.reading import OP_CALL, Reading
+from tvm_distir.core.rewriting.native.reading import OP_CALL, FunctionView
 
 from .memory import learned
 
 _UNKNOWN: Any = object()
 
 
-def dist_ops(reading: Reading) -> list[str | None]:
+def dist_ops(reading: FunctionView) -> list[str | None]:
     """Per binding the name of the ``R.dist`` op that it calls, None where it calls none."""
     known: dict[int, str | None] = learned("R.dist ops")
     names = [known.get(like, _UNKNOWN) for like in reading.like]

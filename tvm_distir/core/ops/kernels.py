@@ -117,12 +117,12 @@ def _tensors(ty: Any) -> list[Any]:
 
 def _sizes(types: Sequence[Any]) -> tuple[int, ...]:
     """Sizes in bytes; of a tensor without a shape 0."""
-    found = []
+    sizes = []
     for ty in types:
         shape = static_shape(ty)
         dims = tuple(nominal(n) for n in shape) if shape is not None else (0,)
-        found.append(size_bytes(dims, _element(ty)))
-    return tuple(found)
+        sizes.append(size_bytes(dims, _element(ty)))
+    return tuple(sizes)
 
 
 def _element(ty: Any) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tvm import ir
 
-from tvm_distir.core.rewriting.native.reading import Reading
+from tvm_distir.core.rewriting.native.reading import FunctionView
 
 from .kernels import Kernel, kernel_of
 from .memory import learned
@@ -20,7 +20,7 @@ class LikeKernels:
     ----------
     mod : IRModule
         Holds the PrimFuncs that are called.
-    reading : Reading
+    reading : FunctionView
         Of the function.
 
     Attributes
@@ -30,7 +30,7 @@ class LikeKernels:
         :func:`.transposes.transposed_operands`.
     """
 
-    def __init__(self, mod: ir.IRModule, reading: Reading) -> None:
+    def __init__(self, mod: ir.IRModule, reading: FunctionView) -> None:
         self.mod, self.reading = mod, reading
         self.in_place = transposed_operands(reading)
         self._known: dict[tuple[int, bool], Kernel] = learned("kernels")

@@ -9,13 +9,13 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir.types import static_shape
-from tvm_distir.core.rewriting.native.reading import Reading
+from tvm_distir.core.rewriting.native.reading import FunctionView
 
 _PERMUTE = "relax.permute_dims"
 _MATMUL = "relax.matmul"
 
 
-def transposed_operands(reading: Reading) -> set[int]:
+def transposed_operands(reading: FunctionView) -> set[int]:
     """Numbers of the variables bound to a swap of the last two dims that only products read.
 
     Such a transpose moves no data: every BLAS takes a flag for it, and TVM fuses it into the

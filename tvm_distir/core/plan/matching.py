@@ -215,12 +215,12 @@ def _match_values(
 
 def _calls_of(fn: relax.Function) -> dict[str, list[Any]]:
     """Bindings of calls of functions, by the function's name."""
-    found: dict[str, list[Any]] = {}
+    calls: dict[str, list[Any]] = {}
     for binding in all_bindings(fn.body):
         value = getattr(binding, "value", None)
         if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
-            found.setdefault(str(value.op.name_hint), []).append(binding)
-    return found
+            calls.setdefault(str(value.op.name_hint), []).append(binding)
+    return calls
 
 
 def _match_calls(

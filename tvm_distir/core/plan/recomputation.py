@@ -164,10 +164,10 @@ def policies_of(mod: ir.IRModule) -> dict[str, str]:
 
 
 def _notes(mod: ir.IRModule, key: str) -> Mapping[str, object]:
-    found: dict[str, object] = {}
+    notes: dict[str, object] = {}
     for _, fn in sorted(relax_functions(mod), key=lambda one: str(one[0].name_hint)):
-        found.update(training_notes(fn, key))
-    return found
+        notes.update(training_notes(fn, key))
+    return notes
 
 
 def check_policies(said: Mapping[str, str], mod: ir.IRModule) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from tvm_distir.core.propagation.graph.graph import Graph
-from tvm_distir.core.propagation.solve.alternatives import Alternative
+from tvm_distir.core.propagation.solve.alternatives import OpStrategy
 from tvm_distir.core.propagation.solve.builder import Builder
-from tvm_distir.core.propagation.solve.exact import Starts, minimise
+from tvm_distir.core.propagation.solve.exact import WarmStarts, minimise
 from tvm_distir.core.propagation.solve.problem import AxisProblem, AxisSummary
 from tvm_distir.core.propagation.solve.tables import PriceTables
 from tvm_distir.core.solver.problem import Problem
@@ -19,7 +19,7 @@ from tvm_distir.support import PropagationError
 from .decision import Instance, Signature
 from .instances import Instances, LocalSizes
 from .module import PlacedModule
-from .reach import Reach
+from .reach import ReachableAxes
 
 TABLE_LIMIT = 1 << 22
 """Entries of one table; a problem that stays wider goes to the integer solver."""
@@ -51,7 +51,7 @@ class Problems:
     Parameters
     ----------
     prices : PriceTables
-    reach : mapping of str to Reach
+    reach : mapping of str to ReachableAxes
         Per graph.
     forced : mapping of str to Signature, optional
         What all calls of a graph must share.
@@ -60,7 +60,7 @@ class Problems:
     def __init__(
         self,
         prices: PriceTables,
-        reach: Mapping[str, Reach],
+        reach: Mapping[str, ReachableAxes],
         forced: Mapping[str, Signature] | None = None,
     ) -> None:
         self.prices, self.reach, self.forced = prices, reach, forced or {}
@@ -92,30 +92,30 @@ class AxisSolver:
     Parameters
     ----------
     module : PlacedModule
-    reach : mapping of str to Reach
+    reach : mapping of str to ReachableAxes
         Per graph.
     prices : PriceTables
     instances : Instances
     problems : ProblemMaker
-    starts : Starts, optional
+    starts : WarmStarts, optional
         Of labellings of the same module at other prices.
     """
 
     def __init__(
         self,
         module: PlacedModule,
-        reach: Mapping[str, Reach],
+        reach: Mapping[str, ReachableAxes],
         prices: PriceTables,
         instances: Instances,
         problems: ProblemMaker,
-        starts: Starts | None = None,
+        starts: WarmStarts | None = None,
     ) -> None:
         self.module, self.reach, self.prices, self.starts = module, reach, prices, starts
         self.instances, self.problems = instances, problems
         self._summaries: dict[tuple[int, int], AxisSummary] = {}
         # Of instances called along an axis, by what is picked of the kept variables of a summary.
         self._specialised: dict[tuple[int, int, tuple[int, ...]], Instance] = {}
-        self._called: dict[tuple[int, int, tuple[int, ...]], Alternative] = {}
+        self._called: dict[tuple[int, int, tuple[int, ...]], OpStrategy] = {}
 
     def solve(self, inst: Instance, a: int) -> tuple[Instance, int, int]:
         """The instance labelled along ``a``, its cost, and how far that may be above a bound.
@@ -165,7 +165,7 @@ class AxisSolver:
             if found is None:
                 needs = [alts.needs[values[u] if u >= 0 else 0][0] for alts, u in into]
                 gives = [alts.gives[values[u] if u >= 0 else 0][0] for alts, u in out]
-                found = self._called[called] = Alternative(tuple(needs), tuple(gives), None)
+                found = self._called[called] = OpStrategy(tuple(needs), tuple(gives), None)
             choice[k] = found
         return self.instances.of(g, {**inst.choice, a: tuple(choice)}, kids, inst.columns)
 

@@ -60,9 +60,9 @@ def propagate(
             remedy="Run AnnotateSharding(plan), or set global_infos (mesh) yourself.",
         )
     with collector_paused():
-        found = Propagator(mod, costs or costs_for(mod, system), complete)
-        decision = shared(found, found.run())
+        propagator = Propagator(mod, costs or costs_for(mod, system), complete)
+        decision = shared(propagator, propagator.run())
         if memory_bytes is not None:
-            decision = within(found, decision, memory_bytes)
-        found.close()
+            decision = within(propagator, decision, memory_bytes)
+        propagator.close()
         return decision

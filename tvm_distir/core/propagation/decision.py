@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from tvm_distir.core.ir.placement import P
 from tvm_distir.core.propagation.graph.graph import Axis, Graph
-from tvm_distir.core.propagation.solve.alternatives import Alternative
-from tvm_distir.core.propagation.solve.conversions import Route
+from tvm_distir.core.propagation.solve.alternatives import OpStrategy
+from tvm_distir.core.propagation.solve.conversions import ReshardPath
 from tvm_distir.core.propagation.solve.cost import Conversions
 
 Signature = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
@@ -29,7 +29,7 @@ class Instance:
 
     number: int
     graph: Graph
-    choice: dict[int, tuple[Alternative, ...]]
+    choice: dict[int, tuple[OpStrategy, ...]]
     kids: dict[int, Instance]
     columns: dict[int, int]
     given: dict[int, list[int]]
@@ -77,10 +77,10 @@ class Decision:
 
     @functools.cached_property
     def _by_mesh(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        result: dict[int, list[int]] = {}
         for a, axis in enumerate(self.axes):
-            found.setdefault(axis.mesh, []).append(a)
-        return found
+            result.setdefault(axis.mesh, []).append(a)
+        return result
 
     def mesh_axes(self, mesh: int) -> list[int]:
         """Numbers of the axes of one mesh, in mesh order."""
@@ -107,7 +107,7 @@ class Decision:
                 found[self.needs(inst, k, i, mesh)] = None
         return list(found)
 
-    def settled(self, inst: Instance) -> dict[int, Route]:
+    def settled(self, inst: Instance) -> dict[int, ReshardPath]:
         """Routes of all values that every consumer wants as they are produced."""
         g, moved = inst.graph, set[int]()
         first = len(g.params)
@@ -118,14 +118,14 @@ class Decision:
                     if v >= 0 and want != have[v] and g.values[v].mesh == mesh:
                         moved.add(v)
         forms = {m: list(zip(*[inst.given[a] for a in axes])) for m, axes in self._by_mesh.items()}
-        found = {}
+        result = {}
         for v, value in enumerate(g.values):
             produced = forms[value.mesh][v]
             if v not in moved and P not in produced:
-                found[v] = Route.at_home(produced)
-        return found
+                result[v] = ReshardPath.at_home(produced)
+        return result
 
-    def route(self, inst: Instance, value: int) -> Route:
+    def route(self, inst: Instance, value: int) -> ReshardPath:
         """How a value gets from its producer to its consumers."""
         mesh = inst.graph.values[value].mesh
         axes = self.mesh_axes(mesh)
@@ -133,7 +133,7 @@ class Decision:
         columns = [inst.choice[a] for a in axes]
         produced = tuple([inst.given[a][value] for a in axes])
         if P not in produced and self._at_home(inst.graph.uses[value], columns, produced):
-            return Route.at_home(produced)
+            return ReshardPath.at_home(produced)
         wanted = self.wants(inst, value)
         rule, pending = inst.graph.nodes[node].rule, []
         if rule is not None:
@@ -141,7 +141,7 @@ class Decision:
             pending = [
                 i for i, f in enumerate(factors) if f is not None and rule.factors[f].kind == "sum"
             ]
-        return Route(
+        return ReshardPath(
             [self.conversions.along(a) for a in axes],
             produced,
             wanted,
@@ -153,7 +153,7 @@ class Decision:
     @staticmethod
     def _at_home(
         uses: Sequence[tuple[int, tuple[int, ...]]],
-        columns: Sequence[Sequence[Alternative]],
+        columns: Sequence[Sequence[OpStrategy]],
         produced: Sequence[int],
     ) -> bool:
         """Whether all consumers want a value as it is produced."""

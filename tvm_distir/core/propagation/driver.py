@@ -11,7 +11,7 @@ from tvm import ir
 
 from tvm_distir.core.propagation.joint.solver import JointSolver
 from tvm_distir.core.propagation.solve.cost import Costs
-from tvm_distir.core.propagation.solve.exact import Starts
+from tvm_distir.core.propagation.solve.exact import WarmStarts
 from tvm_distir.core.propagation.solve.kept import give_back, take
 from tvm_distir.core.propagation.solve.tables import PriceTables
 from tvm_distir.support import PropagationError
@@ -21,8 +21,8 @@ from .decision import Decision, Instance, Signature
 from .instances import Instances
 from .module import PlacedModule
 from .price import Evaluator, Price
-from .reach import Reach, Reacher
-from .unify import Unifier
+from .reach import ReachabilityWalk, ReachableAxes
+from .unify import DimUnifier
 
 ROUNDS = 3
 """How often the axes are solved, one after the other, while sizes change; one axis once."""
@@ -37,11 +37,11 @@ class Labelling:
     Parameters
     ----------
     module : PlacedModule
-    reach : mapping of str to Reach
+    reach : mapping of str to ReachableAxes
         Per graph.
     prices : PriceTables
     problems : ProblemMaker
-    starts : Starts, optional
+    starts : WarmStarts, optional
         Of labellings of the same module at other prices.
     forced : mapping of str to Signature, optional
         What all calls of a graph must share.
@@ -50,10 +50,10 @@ class Labelling:
     def __init__(
         self,
         module: PlacedModule,
-        reach: Mapping[str, Reach],
+        reach: Mapping[str, ReachableAxes],
         prices: PriceTables,
         problems: ProblemMaker,
-        starts: Starts | None = None,
+        starts: WarmStarts | None = None,
         forced: Mapping[str, Signature] | None = None,
     ) -> None:
         self.module, self.reach, self.prices = module, reach, prices
@@ -116,10 +116,10 @@ class Labelling:
 
     def _meshes(self) -> list[tuple[int, ...]]:
         """The axes of each mesh."""
-        found: dict[int, list[int]] = {}
+        meshes: dict[int, list[int]] = {}
         for a, axis in enumerate(self.module.axes):
-            found.setdefault(axis.mesh, []).append(a)
-        return [tuple(own) for own in found.values()]
+            meshes.setdefault(axis.mesh, []).append(a)
+        return [tuple(own) for own in meshes.values()]
 
     def _meet(self, axes: Sequence[int]) -> bool:
         """Whether several of the axes reach anything: what one does changes sizes for others."""
@@ -149,19 +149,19 @@ class Labelling:
 
     def _in_turn(self, start: Instance, axes: Sequence[int]) -> tuple[Instance, int, int]:
         """Minimise axis by axis; where axes compete, in several orders: the cheapest stays."""
-        found: list[tuple[Instance, int, int]] = []
+        result: list[tuple[Instance, int, int]] = []
         refusal: PropagationError | None = None
         for order in self._orders(axes):
             try:
-                found.append(self._solve_in(start, order))
+                result.append(self._solve_in(start, order))
             except PropagationError as error:
                 refusal = refusal or error
-        if not found and refusal is not None:
+        if not result and refusal is not None:
             raise refusal
-        if len(found) == 1:
-            return found[0]
+        if len(result) == 1:
+            return result[0]
         evaluator = self._evaluator()
-        return min(found, key=lambda one: evaluator.price(one[0]).total)
+        return min(result, key=lambda one: evaluator.price(one[0]).total)
 
     def _orders(self, axes: Sequence[int]) -> list[tuple[int, ...]]:
         """Orders of axes to solve in: more than their own where two reach the same factor."""
@@ -234,8 +234,8 @@ class Propagator:
         self._spread()
 
     def _spread(self) -> None:
-        unified = Unifier(self.module, self.forced, self._free, self._complete).run()
-        self._reach = Reacher(self.module, unified).run()
+        unified = DimUnifier(self.module, self.forced, self._free, self._complete).run()
+        self._reach = ReachabilityWalk(self.module, unified).run()
         self.weigh(self.costs)
 
     def weigh(self, costs: Costs) -> None:

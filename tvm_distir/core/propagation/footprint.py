@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tvm_distir.core.ir.placement import R, ceil_div
 from tvm_distir.core.ops.factor import Rule
-from tvm_distir.core.propagation.solve.alternatives import Alternative
+from tvm_distir.core.propagation.solve.alternatives import OpStrategy
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs, sent_inside
 
 from .decision import Instance
@@ -22,7 +22,7 @@ Counts = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Footprint:
+class DeviceCost:
     """What one device holds, computes and sends in one call of the public functions.
 
     Attributes
@@ -41,7 +41,7 @@ class Footprint:
     collectives: int = 0
 
 
-class Meter:
+class CostMeter:
     """Measures decisions along one axis of ``ranks`` devices."""
 
     def __init__(self, ranks: int) -> None:
@@ -83,7 +83,7 @@ class Meter:
         done[inst.number] = flops, wire, count
         return done[inst.number]
 
-    def _inside(self, rule: Rule, alternative: Alternative) -> int:
+    def _inside(self, rule: Rule, alternative: OpStrategy) -> int:
         """Bytes sent within an op: halos, statistics, reductions other than sums."""
         if alternative.factor is None:
             return 0
@@ -91,4 +91,4 @@ class Meter:
         return sent_inside(factor, sum(rule.out_bytes), self.ranks)[0]
 
 
-__all__ = ["Counts", "Footprint", "Meter"]
+__all__ = ["CostMeter", "Counts", "DeviceCost"]

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from tvm_distir.core.propagation.graph.graph import Axis, Graph
-from tvm_distir.core.propagation.solve.alternatives import Alternative
+from tvm_distir.core.propagation.solve.alternatives import OpStrategy
 
 from .decision import Instance
-from .reach import Reach
+from .reach import ReachableAxes
 
 LocalSizes = tuple[list[int], dict[int, dict[int, int]]]
 """Bytes of each value local to the other axes of its mesh, and how its dims are cut by them."""
@@ -23,20 +23,20 @@ class Instances:
     Parameters
     ----------
     axes : sequence of Axis
-    reach : mapping of str to Reach
+    reach : mapping of str to ReachableAxes
         Per graph.
     """
 
-    def __init__(self, axes: Sequence[Axis], reach: Mapping[str, Reach]) -> None:
+    def __init__(self, axes: Sequence[Axis], reach: Mapping[str, ReachableAxes]) -> None:
         self.axes, self.reach = axes, reach
         self._known: dict[object, Instance] = {}
-        self._columns: dict[tuple[Alternative, ...], int] = {}
+        self._columns: dict[tuple[OpStrategy, ...], int] = {}
         self._given: dict[tuple[str, int], list[int]] = {}  # by graph and column
 
     def of(
         self,
         g: Graph,
-        choice: dict[int, tuple[Alternative, ...]],
+        choice: dict[int, tuple[OpStrategy, ...]],
         kids: dict[int, Instance],
         columns: Mapping[int, int] = MappingProxyType({}),
     ) -> Instance:
@@ -60,7 +60,7 @@ class Instances:
             self._known[key] = found
         return found
 
-    def _given_by(self, g: Graph, column: Sequence[Alternative], number: int) -> list[int]:
+    def _given_by(self, g: Graph, column: Sequence[OpStrategy], number: int) -> list[int]:
         """See :attr:`.Instance.given`."""
         found = self._given.get((g.key, number))
         if found is None:

@@ -45,7 +45,7 @@ class KeptMemory:
     place: str
 
 
-class Keeper:
+class MemoryMeter:
     """Measures instances; each once.
 
     A value is alive from its producer to its last consumer, in every form it is consumed in; a
@@ -143,14 +143,14 @@ def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decisio
     InfeasibleError
         DIST0801 when none of the weights leads to one that fits.
     """
-    if Keeper(decision).kept().peak_bytes <= memory_bytes:
+    if MemoryMeter(decision).kept().peak_bytes <= memory_bytes:
         return decision
     costs = solver.costs
     solver.set_free()
-    weight, best, least = FIRST_WEIGHT, None, Keeper(decision).kept()
+    weight, best, least = FIRST_WEIGHT, None, MemoryMeter(decision).kept()
     while weight <= LAST_WEIGHT:
         found = _weighed(solver, costs, weight)
-        kept = Keeper(found).kept()
+        kept = MemoryMeter(found).kept()
         least = min(least, kept, key=lambda one: one.peak_bytes)
         if kept.peak_bytes <= memory_bytes:
             best = found
@@ -168,7 +168,7 @@ def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decisio
     while upper - lower > max(1, lower // 4):
         middle = (lower + upper) // 2
         found = _weighed(solver, costs, middle)
-        if Keeper(found).kept().peak_bytes <= memory_bytes:
+        if MemoryMeter(found).kept().peak_bytes <= memory_bytes:
             upper, best = middle, found
         else:
             lower = middle

@@ -14,7 +14,7 @@ from tvm_distir.core.ir.attributes import REPEAT_ATTR
 from tvm_distir.core.ir.mesh import mesh_axes, mesh_shape, meshes
 from tvm_distir.core.ir.types import is_private, relax_functions
 from tvm_distir.core.propagation.graph.graph import Axis, Graph
-from tvm_distir.core.propagation.graph.meshes import Placer
+from tvm_distir.core.propagation.graph.meshes import MeshAssignment
 from tvm_distir.core.propagation.graph.types import ModuleTypes
 
 
@@ -40,7 +40,7 @@ class PlacedModule:
     @classmethod
     def of(cls, mod: ir.IRModule, axes: Sequence[Axis] | None = None) -> PlacedModule:
         """Read a module; the axes are those of its meshes unless they are given."""
-        placer = Placer(ModuleTypes(mod))
+        placer = MeshAssignment(ModuleTypes(mod))
         entries = {
             str(gv.name_hint): placer.place(str(gv.name_hint))
             for gv, fn in relax_functions(mod)

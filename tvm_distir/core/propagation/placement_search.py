@@ -4,8 +4,8 @@
 
 Propagation finds the cheapest labels of everything a plan leaves open. Here that is every
 weight: each may be sharded on any dim or replicated, and is used as it lies. What a device
-holds, computes and sends is weighed by :class:`Costs`; :class:`Explorer` solves the same module
-again and again with other weights, and measures what came out.
+holds, computes and sends is weighed by :class:`Costs`; :class:`PlacementSearch` solves the same
+module again and again with other weights, and measures the results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tvm_distir.core.propagation.solve.alternatives import factor_fits, fits
 from tvm_distir.core.propagation.solve.cost import Costs
 
 from .decision import Decision
-from .footprint import Footprint, Meter
+from .footprint import CostMeter, DeviceCost
 from .search import Labels, WeightSearch
 
 SETTLING = Costs()
@@ -31,7 +31,7 @@ SETTLING = Costs()
 
 
 @dataclass(frozen=True)
-class Pin:
+class PlacementConstraint:
     """A variable that has to be sharded, where the weights alone do not lead there."""
 
     function: str
@@ -40,7 +40,7 @@ class Pin:
 
 
 @dataclass(frozen=True)
-class Trial:
+class CandidatePlacement:
     """One choice of labels, and what it leaves on each device.
 
     ``pins`` are the values that propagation has to be told about to find the same, ``stored``
@@ -48,12 +48,12 @@ class Trial:
     """
 
     labels: Labels
-    footprint: Footprint
-    pins: tuple[Pin, ...] = ()
+    footprint: DeviceCost
+    pins: tuple[PlacementConstraint, ...] = ()
     stored: Labels = field(default_factory=dict)
 
 
-class Explorer:
+class PlacementSearch:
     """Tries placements of the weights of a module along one mesh axis.
 
     Parameters
@@ -87,9 +87,9 @@ class Explorer:
         self.ranks, self.costs = ranks, costs
         self._open = {name: dict.fromkeys(sorted(found)) for name, found in weights.items()}
         self._search = WeightSearch(mod, Axis(0, 0, ranks, axis), costs)
-        self._meter = Meter(ranks)
+        self._meter = CostMeter(ranks)
         self._stored: Labels = {}
-        self._tried: dict[Hashable, Trial] = {}
+        self._tried: dict[Hashable, CandidatePlacement] = {}
         self._results: dict[str, list[tuple[int, int, str]]] = {}
 
     def store(self, dims: Labels) -> None:
@@ -100,7 +100,7 @@ class Explorer:
         self._stored = dims
         self._tried.clear()
 
-    def best(self, costs: Costs, parts: int = 0) -> Trial:
+    def best(self, costs: Costs, parts: int = 0) -> CandidatePlacement:
         """Solve with every weight free.
 
         Parameters
@@ -130,13 +130,13 @@ class Explorer:
             self._tried[key] = self._trial(decision, labels, self._pins(decision, labels))
         return self._tried[key]
 
-    def sent(self, found: Footprint) -> int:
+    def sent(self, found: DeviceCost) -> int:
         """What a device sends: bytes, or where links have prices of their own, what that weighs."""
         if self.costs == SETTLING:
             return found.wire_bytes
         return self.costs.sending(found.wire_bytes, found.collectives)
 
-    def settled(self, labels: Labels, costs: Costs | None = None) -> Trial:
+    def settled(self, labels: Labels, costs: Costs | None = None) -> CandidatePlacement:
         """What propagation makes of these labels: as :meth:`best`, nothing being free."""
         costs = costs or self.costs
         key = (costs, tuple((name, tuple(found.items())) for name, found in labels.items()))
@@ -144,16 +144,18 @@ class Explorer:
             self._tried[key] = self._trial(self._search.decide(labels, costs, self._stored), labels)
         return self._tried[key]
 
-    def _trial(self, decision: Decision, labels: Labels, pins: tuple[Pin, ...] = ()) -> Trial:
+    def _trial(
+        self, decision: Decision, labels: Labels, pins: tuple[PlacementConstraint, ...] = ()
+    ) -> CandidatePlacement:
         held = sum(
             self.weight_bytes(name, i, label)
             for name, found in labels.items()
             for i, label in found.items()
         )
         counts = self._meter.counts(decision.entries[name] for name in labels)
-        return Trial(labels, Footprint(held, *counts), pins, self._stored)
+        return CandidatePlacement(labels, DeviceCost(held, *counts), pins, self._stored)
 
-    def alone(self) -> Footprint:
+    def alone(self) -> DeviceCost:
         """Footprint on one device; its wire bytes are those of all results of all ops, twice."""
         flops, moved, held = 0, 0, 0
         for name in self._open:
@@ -162,7 +164,7 @@ class Explorer:
             for rule, count in self.ops(name):
                 flops += count * rule.flops
                 moved += count * 2 * sum(rule.out_bytes)
-        return Footprint(held, flops, moved)
+        return DeviceCost(held, flops, moved)
 
     def whole_flops(self) -> dict[str, int]:
         """FLOPs of the ops no rule can shard over the axis, by name of the op."""
@@ -254,7 +256,7 @@ class Explorer:
         why = rule.why_whole.get(f"in{positions[0]}.dim{d}", "it does not divide")
         return f"{rule.op} takes its dim {d} whole: {why}"
 
-    def _pins(self, decision: Decision, labels: Labels) -> tuple[Pin, ...]:
+    def _pins(self, decision: Decision, labels: Labels) -> tuple[PlacementConstraint, ...]:
         """Return the sharded results that the chosen labels do not reach."""
         reach = self._search.reach_of(labels, self._stored)
         pins: dict[tuple[str, str], set[int]] = {}
@@ -275,7 +277,7 @@ class Explorer:
                     label = R
                 pins.setdefault((g.name, name), set()).add(label)
         return tuple(
-            Pin(function, variable, min(found))
+            PlacementConstraint(function, variable, min(found))
             for (function, variable), found in pins.items()
             if len(found) == 1 and min(found) >= 0
         )
@@ -298,4 +300,4 @@ class Explorer:
         return self._search.module.graphs[self._search.module.entries[name]]
 
 
-__all__ = ["Explorer", "Footprint", "Labels", "Pin", "Trial"]
+__all__ = ["CandidatePlacement", "DeviceCost", "Labels", "PlacementConstraint", "PlacementSearch"]

@@ -11,7 +11,7 @@ from tvm_distir.core.propagation.solve.assembly import hold_on
 from tvm_distir.core.propagation.solve.tables import PriceTables
 
 from .decision import Instance
-from .reach import Reach
+from .reach import ReachableAxes
 
 Sizes = Callable[[Instance, int], list[int]]
 
@@ -39,7 +39,9 @@ class Evaluator:
     different decisions can be compared. Axes that are not decided yet cost nothing.
     """
 
-    def __init__(self, prices: PriceTables, reach: Mapping[str, Reach], sizes: Sizes) -> None:
+    def __init__(
+        self, prices: PriceTables, reach: Mapping[str, ReachableAxes], sizes: Sizes
+    ) -> None:
         self.prices, self.reach, self.sizes = prices, reach, sizes
         self._known: dict[int, Price] = {}
 

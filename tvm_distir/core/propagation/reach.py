@@ -16,7 +16,7 @@ from tvm_distir.core.ir.placement import R
 from tvm_distir.core.propagation.graph.graph import Axis, Graph, PinLabels
 
 from .module import PlacedModule
-from .unify import Unified
+from .unify import DimClasses
 
 Given = Mapping[str, Mapping[int, tuple[int | None, bool]]]
 """Per graph and parameter node: a label known beforehand (None: any), and whether it is held."""
@@ -27,7 +27,7 @@ Forms = tuple[tuple[int | None, bool], ...]
 
 
 @dataclass
-class Reach:
+class ReachableAxes:
     """Facts about one graph.
 
     Attributes
@@ -75,19 +75,21 @@ class Reach:
         return found
 
 
-class Reacher:
-    """Computes :class:`Reach` for all graphs of a module.
+class ReachabilityWalk:
+    """Computes :class:`ReachableAxes` for all graphs of a module.
 
     Parameters
     ----------
     module : PlacedModule
-    unified : Unified
+    unified : DimClasses
         Of it; its seeds are taken over and added to.
     given : Given, optional
         Labels of parameters of functions that are not called.
     """
 
-    def __init__(self, module: PlacedModule, unified: Unified, given: Given | None = None) -> None:
+    def __init__(
+        self, module: PlacedModule, unified: DimClasses, given: Given | None = None
+    ) -> None:
         self.graphs, self.axes = module.graphs, module.axes
         self.callers_first = [module.graphs[key] for key in reversed(module.order)]
         self.given: Given = given or {}
@@ -97,9 +99,11 @@ class Reacher:
             for k in g.calls:
                 self._callers[g.nodes[k].callee].add(g.key)
         self._told: dict[tuple[str, int], bytes] = {}  # which results callers know to be partial
-        self.result = {key: Reach(unified.root[key], unified.seeds[key]) for key in module.order}
+        self.result = {
+            key: ReachableAxes(unified.root[key], unified.seeds[key]) for key in module.order
+        }
 
-    def run(self) -> dict[str, Reach]:
+    def run(self) -> dict[str, ReachableAxes]:
         """Axes down, partial sums to a fixpoint, pinned parameters down."""
         for g in self.callers_first:
             self._hand_down(g)
@@ -148,7 +152,7 @@ class Reacher:
             reach.held.append({})
         self._mask_factors(g, reach, reached)
 
-    def _mask_factors(self, g: Graph, reach: Reach, reached: Sequence[int]) -> None:
+    def _mask_factors(self, g: Graph, reach: ReachableAxes, reached: Sequence[int]) -> None:
         """Note per axis the factors of nodes that it reaches: the first dim tells of each.
 
         ``reached`` has a bit per axis for each dim, those of other meshes too.

@@ -15,18 +15,18 @@ from tvm import ir
 
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.propagation.graph.graph import Axis, Graph, divisible
-from tvm_distir.core.propagation.solve.alternatives import Forms
+from tvm_distir.core.propagation.solve.alternatives import StrategyTable
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
-from tvm_distir.core.propagation.solve.exact import Starts
+from tvm_distir.core.propagation.solve.exact import WarmStarts
 from tvm_distir.core.propagation.solve.tables import PriceTables
-from tvm_distir.core.propagation.solve.template import Sketch, SketchedProblems
+from tvm_distir.core.propagation.solve.template import ProblemTemplate, SketchedProblems
 
 from .axis_solver import ProblemMaker, Problems
 from .decision import Decision
 from .driver import Labelling
 from .module import PlacedModule
-from .reach import Given, Reach, Reacher
-from .unify import Unified, Unifier
+from .reach import Given, ReachabilityWalk, ReachableAxes
+from .unify import DimClasses, DimUnifier
 
 Labels = dict[str, dict[int, int]]
 """Per public function: label of each weight, by its flat number among the parameters."""
@@ -58,14 +58,16 @@ class WeightSearch:
         self, mod: ir.IRModule, axis: Axis, settling: Costs, sketching: bool = True
     ) -> None:
         self.module = PlacedModule.of(mod, [axis])
-        self._unified = Unifier(self.module).run()
+        self._unified = DimUnifier(self.module).run()
         self._prices = _Prices(self.module, settling)
-        self._reached: dict[Hashable, dict[str, Reach]] = {}
-        self._sketches: dict[Hashable, Sketch] = {}
-        self._starts = Starts()
+        self._reached: dict[Hashable, dict[str, ReachableAxes]] = {}
+        self._sketches: dict[Hashable, ProblemTemplate] = {}
+        self._starts = WarmStarts()
         self._sketching = sketching
 
-    def reach_of(self, labels: Asked, stored: Stored = NOTHING, parts: int = 0) -> dict[str, Reach]:
+    def reach_of(
+        self, labels: Asked, stored: Stored = NOTHING, parts: int = 0
+    ) -> dict[str, ReachableAxes]:
         """What the axis reaches from the weights so labelled."""
         key = _key(labels, stored, parts)
         if key not in self._reached:
@@ -77,7 +79,7 @@ class WeightSearch:
                 apart[entry] = {params[i] for i in stored.get(name, ())}
             seeded = _seeded(self.module, self._unified, asked, parts)
             given = _given(self.module, asked, apart)
-            self._reached[key] = Reacher(self.module, seeded, given).run()
+            self._reached[key] = ReachabilityWalk(self.module, seeded, given).run()
         return self._reached[key]
 
     def decide(
@@ -98,7 +100,7 @@ class WeightSearch:
         """
         reach, prices = self.reach_of(labels, stored, parts), self._prices.at(costs)
         problems: ProblemMaker = Problems(prices, reach)
-        if self._sketching and any(x is None for found in labels.values() for x in found.values()):
+        if self._sketching and any(x is None for label in labels.values() for x in label.values()):
             key = _key(labels, stored, parts)
             problems = SketchedProblems(prices, reach, key, self._sketches)
         return Labelling(self.module, reach, prices, problems, self._starts).run()
@@ -109,7 +111,7 @@ class _Prices:
 
     def __init__(self, module: PlacedModule, settling: Costs) -> None:
         self._module, self._settling = module, settling
-        self._forms = Forms()
+        self._forms = StrategyTable()
         self._conversions: dict[Costs, Conversions] = {}
         self._kept = self._made(settling)
 
@@ -125,7 +127,7 @@ class _Prices:
         return prices
 
 
-def _seeded(module: PlacedModule, unified: Unified, asked: Asked, parts: int) -> Unified:
+def _seeded(module: PlacedModule, unified: DimClasses, asked: Asked, parts: int) -> DimClasses:
     """The classes of a module, with the weights asked for as seeds beside its annotations."""
     seeds: dict[str, dict[int, set[int]]] = {}
     for key in module.order:
@@ -141,7 +143,7 @@ def _seeded(module: PlacedModule, unified: Unified, asked: Asked, parts: int) ->
         if key in asked:
             for x in _asked_dims(g, asked[key], parts):
                 own.setdefault(root[x], set()).add(0)
-    return Unified(unified.root, seeds, unified.across)
+    return DimClasses(unified.root, seeds, unified.across)
 
 
 def _asked_dims(g: Graph, asked: Mapping[int, int | None], parts: int) -> list[int]:

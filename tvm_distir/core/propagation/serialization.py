@@ -19,7 +19,7 @@ from tvm import ir
 
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.propagation.graph.graph import Graph, Node
-from tvm_distir.core.propagation.solve.alternatives import Alternative
+from tvm_distir.core.propagation.solve.alternatives import OpStrategy
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.support import JsonValue, PlanError
 
@@ -62,7 +62,7 @@ class _Writer:
 
     def __init__(self, module: PlacedModule) -> None:
         self.module = module
-        self.alternatives: dict[Alternative, int] = {}
+        self.alternatives: dict[OpStrategy, int] = {}
         self.functions: list[dict[str, Any]] = []
         self._known: dict[int, int] = {}
 
@@ -160,7 +160,7 @@ class _Reader:
             k: self.instance(call, g.nodes[k].callee)
             for k, call in zip(g.calls, calls, strict=True)
         }
-        choice: dict[int, tuple[Alternative, ...]] = {}
+        choice: dict[int, tuple[OpStrategy, ...]] = {}
         for a, row in enumerate(rows):
             at = dict(zip(others, row, strict=True))
             column = [
@@ -177,23 +177,23 @@ class _Reader:
         return self.instances.of(g, choice, kids)
 
 
-def called(kid: Instance, a: int) -> Alternative:
+def called(kid: Instance, a: int) -> OpStrategy:
     """What a call needs and gives along an axis: what the boundary of its function says."""
     g, choice = kid.graph, kid.choice[a]
     needs = tuple([choice[p].gives[0] for p in g.params])
     gives = tuple([choice[r].needs[0] for r in g.rets])
-    return Alternative(needs, gives, None)
+    return OpStrategy(needs, gives, None)
 
 
-def _alternative(data: JsonValue) -> Alternative:
+def _alternative(data: JsonValue) -> OpStrategy:
     items = data.items()
     if len(items) != 3:
         raise data.wrong("an alternative is no needs, gives and factor", "Give [[], [], null].")
     needs, gives = items[0].integers(least=P), items[1].integers(least=P)
-    return Alternative(needs, gives, None if items[2].data is None else items[2].integer())
+    return OpStrategy(needs, gives, None if items[2].data is None else items[2].integer())
 
 
-def _may(g: Graph, node: Node, chosen: Alternative) -> bool:
+def _may(g: Graph, node: Node, chosen: OpStrategy) -> bool:
     """Whether a node can be done so, as far as its rule and its dims say."""
     needs, gives, factor = chosen
     if (len(needs), len(gives)) != (len(node.operands), len(node.results)):
@@ -212,7 +212,7 @@ def _may(g: Graph, node: Node, chosen: Alternative) -> bool:
     return set((*needs, *gives)) <= {R}
 
 
-def _walks(node: Node, chosen: Alternative) -> bool:
+def _walks(node: Node, chosen: OpStrategy) -> bool:
     """Whether operands and results lie as a factor walks them."""
     assert node.rule is not None and chosen.factor is not None
     factor = node.rule.factors[chosen.factor]

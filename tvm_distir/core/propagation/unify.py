@@ -22,7 +22,7 @@ Tie = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Unified:
+class DimClasses:
     """Classes of the dims of all graphs of a module.
 
     Attributes
@@ -48,8 +48,8 @@ def _tied(g: Graph, slots: Sequence[int], tie: Tie) -> list[int]:
     return [off[v] + d for v, d in dims if v >= 0 and off[v] + d < off[v + 1]]
 
 
-class Unifier:
-    """Computes :class:`Unified`.
+class DimUnifier:
+    """Computes :class:`DimClasses`.
 
     Parameters
     ----------
@@ -78,11 +78,11 @@ class Unifier:
         self._across: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._marks: dict[tuple[int, PinLabels], list[tuple[int, int]]] = {}
 
-    def run(self) -> Unified:
+    def run(self) -> DimClasses:
         """Classes and seeds of every graph, callees first."""
         for key in self.module.order:
             self._unify(self.module.graphs[key])
-        return Unified(self._root, self._seeds, self._across)
+        return DimClasses(self._root, self._seeds, self._across)
 
     def _tied_outside(self, g: Graph) -> list[tuple[int, Tie]]:
         """Classes that parameters and results have dims of, and these.

@@ -34,7 +34,7 @@ def costs_for(mod: ir.IRModule, system: System | str | None) -> Costs:
 
 def main_dtype(mod: ir.IRModule) -> str:
     """Floating type in which the parameters of a module have most bytes; ``float32`` for none."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for _, fn in relax_functions(mod):
         for ty in (leaf for param in fn.params[:] for leaf in value_types(param.ty)):
             tensor, shape = tensor_type(ty), known_shape(ty)
@@ -42,5 +42,5 @@ def main_dtype(mod: ir.IRModule) -> str:
                 continue
             dtype = str(tensor.dtype)
             if dtype.startswith(("float", "bfloat")):
-                found[dtype] = found.get(dtype, 0) + size_bytes(shape, dtype)
-    return max(sorted(found), key=lambda dtype: found[dtype], default="float32")
+                result[dtype] = result.get(dtype, 0) + size_bytes(shape, dtype)
+    return max(sorted(result), key=lambda dtype: result[dtype], default="float32")

@@ -20,7 +20,7 @@ from tvm_distir.support import UsageError
 from .costs import RingCosts, StepCosts, SystemCosts
 from .search import PathSearch
 from .steps import KINDS, Step
-from .transition import Means, Redistribution, Transition
+from .transition import PlannerOptions, Redistribution, Transition
 
 MAX_KNOWN = 1 << 15
 """Redistributions that a planner keeps."""
@@ -66,7 +66,7 @@ class Planner:
                 remedy="Give 1.0 or more, or None for no bound.",
             )
         costs: StepCosts = RingCosts() if system is None else SystemCosts(system)
-        self.means = Means(costs, memory_bound, memory_bytes, tuple(kinds), innermost)
+        self.means = PlannerOptions(costs, memory_bound, memory_bytes, tuple(kinds), innermost)
         self._known: OrderedDict[Transition, Redistribution] = OrderedDict()
 
     def plan(

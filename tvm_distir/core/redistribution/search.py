@@ -23,7 +23,7 @@ from tvm_distir.support import LoweringError
 from .costs import Groups, RingCosts
 from .shards import Bounds, bounds_of, lacking
 from .steps import Space, Step, can_exchange, exchange_step, steps_from
-from .transition import Means, Redistribution, Transition
+from .transition import PlannerOptions, Redistribution, Transition
 from .wire import Wire, step_wire
 
 ALL_DIMS_STATES = 300
@@ -53,11 +53,11 @@ class PathSearch:
 
     Parameters
     ----------
-    means : Means
+    means : PlannerOptions
     key : Transition
     """
 
-    def __init__(self, means: Means, key: Transition) -> None:
+    def __init__(self, means: PlannerOptions, key: Transition) -> None:
         self.means, self.key, self.costs = means, key, means.costs
         # Along an axis that ends partial, a sum is kept; along all others it is completed.
         finish = tuple(x != P for x in key.after)

@@ -30,7 +30,7 @@ def bounds_of(shape: tuple[int, ...], labels: Labels, mesh: tuple[int, ...]) -> 
 
     Those of :func:`tvm_distir.core.ir.placement.shard_slices`, of all devices at once.
     """
-    found = np.zeros((2, *mesh, len(shape)), np.int64)
+    bounds = np.zeros((2, *mesh, len(shape)), np.int64)
     for dim, extent in enumerate(shape):
         start: Any = 0
         stop: Any = int(extent)
@@ -41,8 +41,8 @@ def bounds_of(shape: tuple[int, ...], labels: Labels, mesh: tuple[int, ...]) -> 
                 places = np.arange(size).reshape([-1 if a == axis else 1 for a in range(len(mesh))])
                 start = np.minimum(stop, start + places * block)
                 stop = np.minimum(stop, start + block)
-        found[0, ..., dim], found[1, ..., dim] = start, stop
-    return found.reshape(2, math.prod(mesh), len(shape))
+        bounds[0, ..., dim], bounds[1, ..., dim] = start, stop
+    return bounds.reshape(2, math.prod(mesh), len(shape))
 
 
 def lacking(before: Bounds, after: Any) -> npt.NDArray[np.int64]:

@@ -66,7 +66,7 @@ class Transition:
 
 
 @dataclass(frozen=True)
-class Means:
+class PlannerOptions:
     """What redistributions may use: see :class:`.planner.Planner`."""
 
     costs: StepCosts

@@ -29,13 +29,13 @@ def public_functions(mod: ir.IRModule) -> list[str]:
 
 def reached_from(mod: ir.IRModule, names: Sequence[str]) -> dict[ir.GlobalVar, ir.BaseFunc]:
     """Functions of these names and all they call, directly or not, kernels included, by name."""
-    found: dict[ir.GlobalVar, ir.BaseFunc] = {}
+    result: dict[ir.GlobalVar, ir.BaseFunc] = {}
     todo = [mod.get_global_var(name) for name in names]
     while todo:
         gv = todo.pop()
-        if gv in found:
+        if gv in result:
             continue
-        fn = found[gv] = mod[gv]
+        fn = result[gv] = mod[gv]
         if isinstance(fn, relax.Function):
 
             def visit(node: object) -> None:
@@ -43,7 +43,7 @@ def reached_from(mod: ir.IRModule, names: Sequence[str]) -> dict[ir.GlobalVar, i
                     todo.append(node)
 
             relax.analysis.post_order_visit(fn, visit)
-    return dict(sorted(found.items(), key=lambda item: str(item[0].name_hint)))
+    return dict(sorted(result.items(), key=lambda item: str(item[0].name_hint)))
 
 
 def entry_of(mod: ir.IRModule) -> str:

@@ -188,8 +188,8 @@ class Tables:
         limit : int
             None is returned where a bucket of more entries would be joined.
         """
-        found = list(self._optimise(*problem.arrays, _listed(states), limit))
-        return (found[1:], bool(found[0])) if found else None
+        result = list(self._optimise(*problem.arrays, _listed(states), limit))
+        return (result[1:], bool(result[0])) if result else None
 
     def dual(self, problem: Problem, most: int) -> Dual:
         """Bounds of a problem whose factors stand over one or two variables.
@@ -237,13 +237,13 @@ def _elimination(said: Sequence[int]) -> Elimination:
 
 def _factors(flat: Sequence[int]) -> Factors:
     """Factors as the library lists them: table, number of variables, variables."""
-    found: Factors = {}
+    factors: Factors = {}
     at = 0
     while at < len(flat):
         table, rank = flat[at : at + 2]
-        found[tuple(flat[at + 2 : at + 2 + rank])] = table
+        factors[tuple(flat[at + 2 : at + 2 + rank])] = table
         at += 2 + rank
-    return found
+    return factors
 
 
 def _listed(states: Sequence[Sequence[int]]) -> Array:

@@ -65,13 +65,13 @@ def _folder(where: Path) -> dict[str, FileArray]:
     files = [p for p in sorted(where.iterdir()) if p.suffix in _KINDS]
     if not files:
         raise unreadable(where, "the folder holds no weights")
-    found: dict[str, FileArray] = {}
+    result: dict[str, FileArray] = {}
     for file in files:
         for name, array in open_weights(file).items():
-            if name in found:
-                raise unreadable(file, f'"{name}" stands in {found[name].path.name} too')
-            found[name] = array
-    return found
+            if name in result:
+                raise unreadable(file, f'"{name}" stands in {result[name].path.name} too')
+            result[name] = array
+    return result
 
 
 def _index(where: Path) -> dict[str, FileArray]:

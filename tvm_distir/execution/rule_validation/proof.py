@@ -151,7 +151,7 @@ def prove(cases: Sequence[Case], rules: Sequence[Rule] | None = None, hints: boo
         for group in _left_out(case, rule) if hints else ():
             proof.note(case.op, group, not_linear(machine, case, group) is None)
     proof.placements = len(placements)
-    proof.uneven = sum(one.factor.size % one.count != 0 for one in placements)
+    proof.uneven = sum(placement.factor.size % placement.count != 0 for placement in placements)
     proof.linear = sum(len(rule.linear) for rule in rules)
     return proof
 

@@ -59,7 +59,7 @@ def with_terms(
     terms = {i: found for i in wrong if (found := _terms(traced, i))}
     if not terms:
         return tuple(reports)
-    leaves = [(number, ()) for found in terms.values() for number in found]
+    leaves = [(number, ()) for term in terms.values() for number in term]
     sizes = iter([peak(array) for array in Reference(traced.returning(leaves)).run(values)])
     judged = list(reports)
     for i, found in terms.items():
@@ -81,7 +81,7 @@ def _terms(traced: Traced, index: int) -> list[int]:
         if index >= len(result.fields):
             return []
         result = result.fields[index]
-    found: list[int] = []
+    terms: list[int] = []
     while result in numbers:
         value = traced.steps[numbers[result]].value
         if isinstance(value, relax.Var):
@@ -92,5 +92,5 @@ def _terms(traced: Traced, index: int) -> list[int]:
             break
         result = value.args[0]
         if name in _SUMS and result in numbers:
-            found.append(numbers[result])
-    return found
+            terms.append(numbers[result])
+    return terms

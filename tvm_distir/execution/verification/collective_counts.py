@@ -17,7 +17,7 @@ Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
-class Claim:
+class ExpectedCollective:
     """Collectives of one kind along the same axes, as an exported program has them.
 
     Attributes
@@ -109,7 +109,7 @@ def _callees(op: Op) -> tuple[str, ...]:
     return (op.callee, op.otherwise) if op.kind == "branch" else (op.callee,)
 
 
-def claimed_collectives(program: Program) -> tuple[Claim, ...]:
+def claimed_collectives(program: Program) -> tuple[ExpectedCollective, ...]:
     """What each device of the program executes, summed over the meshes, sorted by key.
 
     Parameters
@@ -122,7 +122,7 @@ def claimed_collectives(program: Program) -> tuple[Claim, ...]:
         totals.include(summing.of(entry.function, entry))
     low, high = totals.low, totals.high
     return tuple(
-        Claim(
+        ExpectedCollective(
             *key,
             (low[key, "count"], high[key, "count"]),
             (low[key, "bytes"], high[key, "bytes"]),
@@ -131,7 +131,9 @@ def claimed_collectives(program: Program) -> tuple[Claim, ...]:
     )
 
 
-def differences(claims: Sequence[Claim], ran: Sequence[CollectiveCount]) -> tuple[str, ...]:
+def differences(
+    claims: Sequence[ExpectedCollective], ran: Sequence[CollectiveCount]
+) -> tuple[str, ...]:
     """One text for each kind, axes and group that did not run as claimed."""
     claimed = {(c.kind, c.mesh_axis, c.group_size): c for c in claims}
     executed = {(c.kind, c.mesh_axis, c.group_size): c for c in ran}
@@ -142,7 +144,9 @@ def differences(claims: Sequence[Claim], ran: Sequence[CollectiveCount]) -> tupl
     )
 
 
-def _difference(key: Key, claim: Claim | None, ran: CollectiveCount | None) -> Iterator[str]:
+def _difference(
+    key: Key, claim: ExpectedCollective | None, ran: CollectiveCount | None
+) -> Iterator[str]:
     kind, axes, size = key
     what = f'{kind} along "{axes}" in groups of {size}'
     count, moved = (ran.count, ran.bytes_per_device) if ran else (0, 0)

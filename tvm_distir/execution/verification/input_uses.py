@@ -116,9 +116,9 @@ class UseWalker:
                 if isinstance(nested, list):
                     self.tuples[binding.var] = nested
                     continue
-                found = self._same_values(value, roots)
-                if found:
-                    roots[binding.var] = found
+                same_values = self._same_values(value, roots)
+                if same_values:
+                    roots[binding.var] = same_values
                 weighted = self._weights_of_sum(value, roots, sums)
                 if weighted:
                     sums[binding.var] = weighted

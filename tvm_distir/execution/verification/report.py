@@ -13,7 +13,7 @@ from tvm_distir.execution.runtime.program.counts import CollectiveCount
 from tvm_distir.support import MismatchError
 
 from .bisect import Fault
-from .collective_counts import Claim
+from .collective_counts import ExpectedCollective
 from .compare import OutputReport
 
 SCHEMA_VERSION = 1
@@ -39,7 +39,7 @@ class VerifyReport:
         What one run executed; empty where the engine does not count.
     twin : tuple of OutputReport
         For such a model: the twin of the distributed program against that of the original.
-    claims : tuple of Claim
+    claims : tuple of ExpectedCollective
         What ``export`` says that a run executes.
     unlike_claims : tuple of str
         Collectives that ran otherwise than claimed, one text each.
@@ -62,7 +62,7 @@ class VerifyReport:
     outputs: tuple[OutputReport, ...]
     collectives: tuple[CollectiveCount, ...]
     twin: tuple[OutputReport, ...] = ()
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[ExpectedCollective, ...] = ()
     unlike_claims: tuple[str, ...] = ()
     replicas: str = ""
     fault: Fault | None = None

@@ -63,7 +63,7 @@ def file_weights(mod: ir.IRModule) -> dict[str, Any]:
     return load_weights(mod)
 
 
-class Draws:
+class RandomInputs:
     """Draws whole inputs for a module, in the order of the entry's parameters.
 
     Parameters
@@ -106,7 +106,7 @@ def refuse_nothing_proved(outputs: Sequence[Array]) -> None:
 
 
 def refuse_constant_outputs(
-    reference: Reference, draws: Draws, first: Sequence[Array], seed: int
+    reference: Reference, draws: RandomInputs, first: Sequence[Array], seed: int
 ) -> None:
     """Refuse outputs that are equal, up to signs of zeros, for every draw (DIST0621)."""
     constant = [i for i, value in enumerate(first) if value.size]
@@ -129,7 +129,7 @@ class _Case:
     """One model, its inputs and what one device makes of them."""
 
     plain: ir.IRModule
-    draws: Draws
+    draws: RandomInputs
     seed: int
     values: list[Array]
     reference: Reference
@@ -144,7 +144,7 @@ def _run_whole(engine: Engine, dist: ir.IRModule, values: Sequence[Array]) -> tu
         if error.code != "DIST0604":
             raise
         parts = engine.run(dist, values, "sharded")
-        return [one.whole() for one in parts], f"{error.place}: {error.what}"
+        return [part.whole() for part in parts], f"{error.place}: {error.what}"
 
 
 def _twins(
@@ -242,7 +242,7 @@ def verify(
     chosen = make_engine(engine)
     mod, dist = keep_entry(mod, entry), dist and keep_entry(dist, entry)
     plain = RunInTurn()(strip_annotations(mod))
-    draws = Draws(plain, exact)
+    draws = RandomInputs(plain, exact)
     values = draws.draw(seed) if inputs is None else _ordered(plain, inputs)
     reference = Reference(plain)
     expected = reference.run(values)

@@ -152,5 +152,5 @@ def script(mod: Any) -> str:
         return text
     end = text.index('""")', start + len(_METADATA))
     lines = text[start:end].split("\n")
-    short = ("\\\n".join(_PIECE.findall(one)) if len(one) > _LONG else one for one in lines)
+    short = ("\\\n".join(_PIECE.findall(line)) if len(line) > _LONG else line for line in lines)
     return text[:start] + "\n".join(short) + text[end:]

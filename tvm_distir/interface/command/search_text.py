@@ -21,7 +21,7 @@ def search_text(result: Any) -> str:
                 str(number),
                 row.candidate.key + (f" ({row.why})" if row.why else ""),
                 units.duration(found.time_s),
-                *("-" if one is None else units.share(one, 1.0) for one in row.shares),
+                *("-" if share is None else units.share(share, 1.0) for share in row.shares),
                 units.duration(row.price_s) if row.price_s is not None else "-",
                 f"{100 * row.gap:.2f}%" if row.gap is not None else "-",
                 units.size(row.peak_bytes or 0),

@@ -83,19 +83,19 @@ def grid_of(items: list[str] | None) -> dict[str, list[str]]:
     UsageError
         DIST0152 for another form, no value, or a column that stands twice.
     """
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for item in items or []:
         name, equals, text = (word.strip() for word in item.partition("="))
         values = [value.strip() for value in text.split(",")]
         what = None
         if not name or not equals or not all(values):
             what = f'"{shortened(item)}" is not COLUMN=VALUE,VALUE,...'
-        elif name in found:
+        elif name in result:
             what = f'the column "{shortened(name)}" stands twice'
         if what is not None:
             raise UsageError("DIST0152", what, place="--grid", remedy="Write --grid tp=1,2,4.")
-        found[name] = values
-    return found
+        result[name] = values
+    return result
 
 
 _SETTINGS = (

@@ -161,13 +161,13 @@ class InstanceIndex:
 
     def _named(self, inst: Instance, name: str) -> list[list[Target]]:
         """For each variable of that name, the values it holds."""
-        found = []
+        result = []
         for title, var in named_variables(self.mod[inst.graph.name]):
             if name in (title, str(var.name), plain_name(title)):
                 values = inst.graph.env.get(handle(var), ())
                 function, special = inst.graph.name, self.name(inst)
-                found.append([Target(inst, v, function, special, var, name) for v in values])
-        return found
+                result.append([Target(inst, v, function, special, var, name) for v in values])
+        return result
 
     def _unknown(self, text: str, where: Sequence[Instance]) -> PropagationError:
         """The error for a name nobody has, with the nearest names."""

@@ -26,22 +26,22 @@ class Limits:
         s = self.subject
         size = s.value.shape[d]
         sharding = tuple(s.axis_name(i) for i, label in enumerate(s.form) if label == d)
-        found: dict[str, None] = {}
+        result: dict[str, None] = {}
         for i in range(len(s.axes)):
             text = self.size_obstacle(d, i)
             if text:
-                found[text] = None
+                result[text] = None
         for inst, k, j in s.producers(s.inst, s.v):
             rule = inst.graph.nodes[k].rule
             why = rule.why_whole.get(f"out{j}.dim{d}") if rule is not None else None
             if why:
-                found[f"{s.node_text(inst, k)} makes it whole: {why}"] = None
+                result[f"{s.node_text(inst, k)} makes it whole: {why}"] = None
         for inst, k, j in s.consumers(s.inst, s.v):
             rule = inst.graph.nodes[k].rule
             why = rule.why_whole.get(f"in{j}.dim{d}") if rule is not None else None
             if why:
-                found[f"{s.node_text(inst, k)} takes it whole: {why}"] = None
-        return Dim(d, str(size), sharding, tuple(found))
+                result[f"{s.node_text(inst, k)} takes it whole: {why}"] = None
+        return Dim(d, str(size), sharding, tuple(result))
 
     def size_obstacle(self, d: int, i: int) -> str:
         """What the size of a dim says against an axis: nothing, padding, or never."""

@@ -27,13 +27,13 @@ def annotation_of(fn: relax.Function, var: Any) -> Any:
 
     A parameter with several annotations has none of its own.
     """
-    found = []
+    result = []
     for block in fn.body.blocks:
         for binding in block.bindings:
             value: Any = getattr(binding, "value", None)
             if is_annotation(value) and (binding.var.same_as(var) or value.args[0].same_as(var)):
-                found.append(binding)
-    return found[0] if len(found) == 1 else None
+                result.append(binding)
+    return result[0] if len(result) == 1 else None
 
 
 def annotated_labels(fn: relax.Function, binding: Any) -> OpenLabels:

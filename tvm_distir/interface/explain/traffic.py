@@ -112,13 +112,13 @@ def moves_of(decision: Decision, inst: Instance, value: int) -> list[tuple[Form,
     """Changes of form a value goes through: (from, to), the producer's own completion first."""
     route = decision.route(inst, value)
     produced = decision.value_form(inst, value)
-    found = []
+    moves = []
     if route.root != produced and inst.graph.uses[value]:
-        found.append((produced, route.root))
+        moves.append((produced, route.root))
     for form in route.forms:
         if form != route.root:
-            found.append((route.source(form), form))
-    return found
+            moves.append((route.source(form), form))
+    return moves
 
 
 def traffic_of(decision: Decision) -> ExecutionTraffic:

@@ -185,7 +185,7 @@ def _communication(analysis: Analysis, spent_s: float) -> Advice:
         return _advice(part, what, spent_s, "look at the timeline")
     axis = first.mesh_axis
     name = f"{first.kind} over {axis} ({first.count} times, {units.duration(first.time_s)})"
-    far = next((one for one in analysis.links if one.name.startswith("between nodes")), None)
+    far = next((link for link in analysis.links if link.name.startswith("between nodes")), None)
     how = f"give {axis} fewer devices, or let it run beside other work"
     if far is not None and f"{first.kind} over {axis}" in far.kinds and "->" not in axis:
         how = f"keep the groups of {axis} inside of nodes; else {how}"

@@ -11,8 +11,8 @@ from typing import Any
 
 from tvm_distir.core import System
 from tvm_distir.performance import (
+    DeviceGroupResult,
     Event,
-    Lane,
     Op,
     Program,
     Result,
@@ -86,9 +86,9 @@ def analysis_of(
     analysis : Analysis
         Ops and functions are those of the busiest device.
     """
-    lanes = tuple(_lane(one) for one in result.lanes)
+    lanes = tuple(_lane(lane) for lane in result.lanes)
     busiest = max(result.devices, key=lambda d: d.compute_s + d.exposed_comm_s, default=None)
-    shown = next((one for one in result.lanes if busiest and busiest.id in one.devices), None)
+    shown = next((lane for lane in result.lanes if busiest and busiest.id in lane.devices), None)
     return Analysis(
         model=model,
         command=command,
@@ -126,7 +126,7 @@ def _verdict(result: Result, program: Program) -> Verdict | None:
     return verdict(program, number, lane.account, result.memory_capacity_bytes)
 
 
-def _lane(lane: Lane) -> ReportLane:
+def _lane(lane: DeviceGroupResult) -> ReportLane:
     return ReportLane(
         mesh=lane.mesh,
         devices=tuple(lane.devices),
@@ -140,12 +140,12 @@ def _lane(lane: Lane) -> ReportLane:
 class _Events(Sequence[ReportEvent]):
     """The events of a lane, made when they are first read: text and JSON show none."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: DeviceGroupResult) -> None:
         self._lane = lane
 
     @functools.cached_property
     def _made(self) -> tuple[ReportEvent, ...]:
-        return tuple(_event(one) for one in self._lane.events())
+        return tuple(_event(event) for event in self._lane.events())
 
     def __len__(self) -> int:
         return len(self._made)
@@ -231,12 +231,12 @@ def hardware_of(system: System, dtype: str) -> Hardware:
 
 def parameters_of(program: Program) -> tuple[ReportParameter, ...]:
     """Inputs and weights of the whole step, with their placement."""
-    found = []
+    parameters = []
     for number, name, value in program.inputs():
         whole = value.whole_shape if value.whole_shape is not None else value.shape
         local = math.prod(value.shape)
         item_bytes = value.bytes // local if local else 0
-        found.append(
+        parameters.append(
             ReportParameter(
                 name=name,
                 shape=tuple(whole),
@@ -247,7 +247,7 @@ def parameters_of(program: Program) -> tuple[ReportParameter, ...]:
                 device_bytes=value.bytes,
             )
         )
-    return tuple(found)
+    return tuple(parameters)
 
 
 def batch_of(program: Program) -> int | None:

@@ -36,7 +36,7 @@ class Comparison:
     def ratios(self) -> tuple[float | None, ...]:
         """Time of each step by that of the first; None where the first takes no time."""
         first_s = self.outcomes[0].time_s
-        return tuple(one.time_s / first_s if first_s > 0 else None for one in self.outcomes)
+        return tuple(outcome.time_s / first_s if first_s > 0 else None for outcome in self.outcomes)
 
     def to_dict(self) -> dict[str, Any]:
         """Give the content of the JSON of ``tvm-distir compare``."""
@@ -56,8 +56,8 @@ class Comparison:
 
     def _about(self) -> list[str]:
         """Model and system, where all have them in common."""
-        models = {one.model for one in self.outcomes}
-        systems = {one.system for one in self.outcomes}
+        models = {outcome.model for outcome in self.outcomes}
+        systems = {outcome.system for outcome in self.outcomes}
         words = [kind.pop() for kind in (models, systems) if len(kind) == 1 and None not in kind]
         return [" on ".join(word for word in words if word)] if words else []
 
@@ -83,27 +83,27 @@ class Comparison:
 
     def _memory(self) -> tuple[list[str], list[list[str]], str]:
         rows = []
-        for one in self.outcomes:
-            capacity = one.memory_capacity_bytes
+        for outcome in self.outcomes:
+            capacity = outcome.memory_capacity_bytes
             rows.append(
                 [
-                    one.name,
-                    units.size(one.peak_memory_bytes),
+                    outcome.name,
+                    units.size(outcome.peak_memory_bytes),
                     units.size(capacity) if capacity else "-",
-                    {True: "yes", False: "NO", None: "-"}[one.fits],
-                    units.size(sum(one.wire_bytes.values())),
+                    {True: "yes", False: "NO", None: "-"}[outcome.fits],
+                    units.size(sum(outcome.wire_bytes.values())),
                 ]
             )
         return ["", "peak memory", "of", "fits", "traffic"], rows, "lrrlr"
 
     def _traffic(self) -> list[str]:
         """Bytes on the wire by collective, where there is any."""
-        kinds = sorted({kind for one in self.outcomes for kind in one.wire_bytes})
+        kinds = sorted({kind for outcome in self.outcomes for kind in outcome.wire_bytes})
         if not kinds:
             return []
         rows = [
-            [one.name, *(units.size(one.wire_bytes.get(kind, 0)) for kind in kinds)]
-            for one in self.outcomes
+            [outcome.name, *(units.size(outcome.wire_bytes.get(kind, 0)) for kind in kinds)]
+            for outcome in self.outcomes
         ]
         head = "Bytes on the wire of the device that has most"
         return ["", head, *table(["", *kinds], rows, "l" + "r" * len(kinds))]
@@ -177,7 +177,8 @@ def _of_result(result: Result, name: str) -> Outcome:
         peak_memory_bytes=result.peak_memory_bytes,
         memory_capacity_bytes=result.memory_capacity_bytes,
         wire_bytes=Outcome.most_wire(
-            (one.mesh, one.kind, one.wire_bytes_per_device) for one in result.collectives
+            (collective.mesh, collective.kind, collective.wire_bytes_per_device)
+            for collective in result.collectives
         ),
         bubble=None if result.pipeline is None else result.pipeline.bubble,
     )

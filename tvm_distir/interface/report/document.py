@@ -47,7 +47,10 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
             for mesh in analysis.meshes
         ],
         "devices": [device.to_dict() for device in analysis.devices],
-        "collectives": [{**one.to_dict(), "time_s": one.time_s} for one in analysis.collectives],
+        "collectives": [
+            {**collective.to_dict(), "time_s": collective.time_s}
+            for collective in analysis.collectives
+        ],
         "ops": [dict(vars(one)) for one in analysis.ops],
         "memory": [
             {"mesh": lane.mesh, "devices": list(lane.devices), **lane.account.to_dict()}
@@ -57,9 +60,9 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "out_of_memory": None if analysis.verdict is None else analysis.verdict.to_dict(),
         "warnings": list(analysis.warnings),
         "advice": [one.to_dict() for one in advice(analysis)],
-        "links": [dict(vars(one)) for one in analysis.links],
+        "links": [dict(vars(link)) for link in analysis.links],
         "unmodelled_ops": list(analysis.unmodelled_ops),
-        "branches": [dict(vars(one)) for one in analysis.branches],
+        "branches": [dict(vars(branch)) for branch in analysis.branches],
         "engine": analysis.engine,
         "timings_s": {stage: round(took, 6) for stage, took in analysis.timings_s.items()},
         **({} if analysis.pipeline is None else {"pipeline": analysis.pipeline.to_dict()}),

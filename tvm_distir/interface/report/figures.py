@@ -132,7 +132,7 @@ def critical_path(analysis: Analysis) -> str:
     if not parts:
         return ""
     colours = op_colours(analysis)
-    most, whole_s = parts[0].time_s, sum(one.time_s for one in parts)
+    most, whole_s = parts[0].time_s, sum(part.time_s for part in parts)
     rows = []
     for one in parts:
         known = colours.get(one.name)

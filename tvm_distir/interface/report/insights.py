@@ -136,10 +136,10 @@ def parameter_groups(parameters: tuple[ReportParameter, ...]) -> list[ParameterG
         Ordered by the bytes they take on one device, most first.
     """
     found: dict[tuple[object, ...], list[ReportParameter]] = {}
-    for one in parameters:
-        pattern = re.sub(r"\d+", "*", one.name)
-        key = (pattern, one.shape, one.dtype, one.mesh, one.placement)
-        found.setdefault(key, []).append(one)
+    for parameter in parameters:
+        pattern = re.sub(r"\d+", "*", parameter.name)
+        key = (pattern, parameter.shape, parameter.dtype, parameter.mesh, parameter.placement)
+        found.setdefault(key, []).append(parameter)
     groups = [
         ParameterGroup(
             str(key[0]) if len(same) > 1 else same[0].name,

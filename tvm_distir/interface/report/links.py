@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tvm_distir.core import FETCH, STORE, Spread, System, pair_up, wire_bytes
+from tvm_distir.core import FETCH, STORE, GroupTopology, System, pair_up, wire_bytes
 from tvm_distir.performance import CollectiveTotal, Program
 
 from . import units
@@ -45,14 +45,16 @@ def links_of(
         host = f"to the host and back ({system.host_link.name})"
         tiers[host] = "device"
     found: dict[tuple[str, str], list[_Moved]] = {}
-    for one in collectives:
-        if one.kind in (STORE, FETCH):
-            moved = {host: _at_host(one, system)}
+    for collective in collectives:
+        if collective.kind in (STORE, FETCH):
+            moved = {host: _at_host(collective, system)}
         else:
-            moved = dict(zip((inside, between), _on_network(one, program, system), strict=True))
+            moved = dict(
+                zip((inside, between), _on_network(collective, program, system), strict=True)
+            )
         for tier, part in moved.items():
             if part.bytes:
-                found.setdefault((tier, one.mesh), []).append(part)
+                found.setdefault((tier, collective.mesh), []).append(part)
     uses = []
     for tier, per in tiers.items():
         own = [some for (name, _), some in found.items() if name == tier]
@@ -88,7 +90,7 @@ def _on_network(one: CollectiveTotal, program: Program, system: System) -> tuple
     where = max(
         layout.kinds,
         key=lambda kind: (kind.nodes, kind.per_node, kind.ranks),
-        default=Spread(1, 1, 1),
+        default=GroupTopology(1, 1, 1),
     )
     sent, left = _parts(one, where, bool(system.constants))
     factor = min(1.0, system.constant("collective_factor") if system.constants else 1.0)
@@ -102,7 +104,7 @@ def _on_network(one: CollectiveTotal, program: Program, system: System) -> tuple
     )
 
 
-def _parts(one: CollectiveTotal, where: Spread, hierarchical: bool) -> tuple[int, int]:
+def _parts(one: CollectiveTotal, where: GroupTopology, hierarchical: bool) -> tuple[int, int]:
     """Bytes that a device of a group sends inside of its node, and that the group sends out."""
     payload, wire = one.bytes_per_device, one.wire_bytes_per_device
     ranks, nodes, members = where.ranks, where.nodes, where.per_node
@@ -141,14 +143,14 @@ def link_lines(analysis: Analysis) -> list[str]:
     """Lines of a text."""
     if not analysis.links:
         return []
-    return ["", *table(_HEAD, [_cells(one) for one in analysis.links], "llrrrr")]
+    return ["", *table(_HEAD, [_cells(link) for link in analysis.links], "llrrrr")]
 
 
 def link_section(analysis: Analysis) -> str:
     """The section of a page."""
     if not analysis.links:
         return ""
-    rows = [row([esc(cell) for cell in _cells(one)], "llrrrr") for one in analysis.links]
+    rows = [row([esc(cell) for cell in _cells(link)], "llrrrr") for link in analysis.links]
     note = (
         "What a device sends inside of its node, and what leaves a node over the adapters that its "
         "devices share, of the mesh that sends most; the time of the collectives that move it, "

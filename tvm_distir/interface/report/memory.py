@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tvm_distir.performance import Holder, MemoryAccount
+from tvm_distir.performance import BufferGroup, MemoryAccount
 from tvm_distir.support import printable
 
 from . import units
@@ -60,13 +60,12 @@ def verdict_words(analysis: Analysis) -> list[str]:
     found = analysis.verdict
     if found is None:
         return []
-    largest = ", ".join(f"{_what(one)} {units.size(one.bytes)}" for one in found.holders)
+    largest = ", ".join(f"{_what(holder)} {units.size(holder.bytes)}" for holder in found.holders)
     lines = [f"It lacks {units.size(found.missing_bytes)}. The largest holders: {largest}."]
-    for one in found.remedies:
-        fits = one.peak_bytes <= (analysis.capacity_bytes or 0)
-        lines.append(
-            f"{one.name}: about {units.size(one.peak_bytes)}, {'fits' if fits else 'not enough'}"
-        )
+    for remedy in found.remedies:
+        fits = remedy.peak_bytes <= (analysis.capacity_bytes or 0)
+        outcome = "fits" if fits else "not enough"
+        lines.append(f"{remedy.name}: about {units.size(remedy.peak_bytes)}, {outcome}")
     last = f"Cheapest that fits: {found.chosen}." if found.chosen else "None of these is enough."
     return [printable(line) for line in (*lines, last)]
 
@@ -77,21 +76,21 @@ def memory_section(analysis: Analysis) -> str:
     if lane is None or lane.account is None:
         return ""
     account = lane.account
-    most = max((one.bytes for one in account.holders), default=0)
+    most = max((holder.bytes for holder in account.holders), default=0)
     rows = [
         row(
             [
-                units.size(one.bytes),
-                drawn_bar(one.bytes, most, "--compute"),
-                units.share(one.bytes, account.peak_bytes),
-                esc(one.role),
-                esc(_what(one)),
-                esc(one.function or "-"),
-                esc(one.unit or "-"),
+                units.size(holder.bytes),
+                drawn_bar(holder.bytes, most, "--compute"),
+                units.share(holder.bytes, account.peak_bytes),
+                esc(holder.role),
+                esc(_what(holder)),
+                esc(holder.function or "-"),
+                esc(holder.unit or "-"),
             ],
             "rlrllll",
         )
-        for one in account.holders
+        for holder in account.holders
     ]
     head = ("bytes", "", "share", *_HEAD[2:])
     words = "".join(f"<li>{esc(line)}</li>" for line in verdict_words(analysis))
@@ -101,7 +100,7 @@ def memory_section(analysis: Analysis) -> str:
     return section("What holds the peak", "memory", body, note)
 
 
-def _what(holder: Holder) -> str:
+def _what(holder: BufferGroup) -> str:
     return holder.what if holder.count == 1 else f"{holder.what} ({holder.count})"
 
 

@@ -171,8 +171,8 @@ def read_outcomes(path: Path) -> list[Outcome]:
         return [_read(path / ANALYSIS, path.name or str(path))]
     files = sorted(path.glob("*.json"))
     folders = [one.parent for one in path.glob(f"*/{ANALYSIS}")]
-    found = [_read(one, f"{path.name}/{one.stem}") for one in files]
-    found += [_read(one / ANALYSIS, f"{path.name}/{one.name}") for one in sorted(folders)]
+    found = [_read(file, f"{path.name}/{file.stem}") for file in files]
+    found += [_read(folder / ANALYSIS, f"{path.name}/{folder.name}") for folder in sorted(folders)]
     if not found:
         raise _refuse(
             str(path), "the folder has no result", "Name the folder of `analyze -o`, or its parent."

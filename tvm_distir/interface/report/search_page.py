@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from tvm_distir.planning import Row, SearchResult
+from tvm_distir.planning import CandidateRow, SearchResult
 
 from . import units
 from .markup import esc
@@ -52,7 +52,7 @@ def search_page(result: SearchResult, title: str, limit_bytes: int) -> str:
         "<h2>Plans</h2>",
         _table(
             ("plan", "step", "compute", "comm", "likely", "labels", "gap", "peak"),
-            [_cells(found.row) for found in result.plans],
+            [_cells(plan.row) for plan in result.plans],
         ),
     ]
     if result.why:
@@ -141,11 +141,11 @@ def _word(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{esc(text)}</text>'
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: CandidateRow) -> list[str]:
     return [
         row.candidate.key,
         units.duration(row.time_s or 0.0),
-        *("-" if one is None else units.share(one, 1.0) for one in row.shares),
+        *("-" if share is None else units.share(share, 1.0) for share in row.shares),
         "-" if row.likely_s is None else units.duration(row.likely_s),
         "-" if row.price_s is None else units.duration(row.price_s),
         "-" if row.gap is None else f"{100 * row.gap:.2f}%",

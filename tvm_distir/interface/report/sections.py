@@ -153,8 +153,8 @@ def functions(analysis: Analysis) -> str:
     """The hierarchical program: time per function, callees included."""
     if not analysis.functions:
         return ""
-    most = max(one.compute_s + one.comm_s for one in analysis.functions)
-    rows = [_function_row(one, most) for one in analysis.functions]
+    most = max(function.compute_s + function.comm_s for function in analysis.functions)
+    rows = [_function_row(function, most) for function in analysis.functions]
     head = ["function", "calls", "compute", "communication", "", "work"]
     note = f"All calls together{_on(analysis)}, callees included."
     return section("Functions", "functions", table(head, rows, "lrrrlr"), note)

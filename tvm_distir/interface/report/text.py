@@ -60,10 +60,10 @@ def _unmodelled(analysis: Analysis, paint: Painter) -> list[str]:
 def branch_words(analysis: Analysis) -> list[str]:
     """What was simulated of every ``If``."""
     return [
-        f"If {printable(one.place)}: counted as its dearer branch {printable(one.taken)} "
-        f"({units.duration(one.taken_s)}), not {printable(one.other)} "
-        f"({units.duration(one.other_s)})"
-        for one in analysis.branches
+        f"If {printable(branch.place)}: counted as its dearer branch {printable(branch.taken)} "
+        f"({units.duration(branch.taken_s)}), not {printable(branch.other)} "
+        f"({units.duration(branch.other_s)})"
+        for branch in analysis.branches
     ]
 
 
@@ -96,15 +96,15 @@ def _collectives(analysis: Analysis, paint: Painter) -> list[str]:
         return [*lines, "  none"]
     rows = [
         [
-            one.kind,
-            analysis.axis_words(one),
-            str(one.group_size),
-            str(one.count),
-            units.size(one.bytes_per_device),
-            units.size(one.wire_bytes_per_device),
-            units.duration(one.time_s),
+            collective.kind,
+            analysis.axis_words(collective),
+            str(collective.group_size),
+            str(collective.count),
+            units.size(collective.bytes_per_device),
+            units.size(collective.wire_bytes_per_device),
+            units.duration(collective.time_s),
         ]
-        for one in analysis.collectives
+        for collective in analysis.collectives
     ]
     head = ["kind", "axis", "group", "count", "bytes", "wire bytes", "time"]
     return [*lines, *table(head, rows, "llrrrrr")]
@@ -152,13 +152,13 @@ def _functions(analysis: Analysis, paint: Painter) -> list[str]:
         return []
     rows = [
         [
-            "  " * one.depth + one.name,
-            str(one.calls),
-            units.duration(one.compute_s),
-            units.duration(one.comm_s),
-            work(one.flops),
+            "  " * function.depth + function.name,
+            str(function.calls),
+            units.duration(function.compute_s),
+            units.duration(function.comm_s),
+            work(function.flops),
         ]
-        for one in analysis.functions[: 2 * _ROWS]
+        for function in analysis.functions[: 2 * _ROWS]
     ]
     hidden = len(analysis.functions) - len(rows)
     if hidden > 0:

@@ -36,14 +36,16 @@ def check_fits(analysis: Analysis) -> None:
         found, held = analysis.verdict, ""
         remedy = "Use more devices, a smaller batch, or in training --recompute."
         if found is not None:
-            most = (f"{one.what} {units.size(one.bytes)}" for one in found.holders)
+            most = (f"{holder.what} {units.size(holder.bytes)}" for holder in found.holders)
             held = f"; most is held by {', '.join(most)}"
             remedy = (
                 f"{found.chosen} would make it fit, by the account of the peak."
                 if found.chosen
                 else "ZeRO, recomputation, micro-batch / 2, tp x 2: none of these is enough."
             )
-        tried = next((one for one in analysis.trials if one.part == "fit" and one.fits), None)
+        tried = next(
+            (trial for trial in analysis.trials if trial.part == "fit" and trial.fits), None
+        )
         if tried is not None:
             held_then = units.size(tried.peak_memory_bytes)
             remedy = f"{tried.change} makes it fit: {held_then}, {units.duration(tried.time_s)}."

@@ -55,14 +55,14 @@ def verdict_text(
     ]
     rows = [
         [
-            str(one.index),
-            units.shape(one.shape),
-            one.dtype,
-            "equal" if one.equal else "DIFFERENT",
-            f"{one.max_abs_diff:.3g}",
-            f"{one.max_rel_diff:.3g}",
+            str(output.index),
+            units.shape(output.shape),
+            output.dtype,
+            "equal" if output.equal else "DIFFERENT",
+            f"{output.max_abs_diff:.3g}",
+            f"{output.max_rel_diff:.3g}",
         ]
-        for one in outcome.outputs
+        for output in outcome.outputs
     ]
     head = ["number", "shape", "type", "verdict", "difference", "relative"]
     lines += table(head, rows, "rlllrr")
@@ -71,14 +71,14 @@ def verdict_text(
         lines += ["", paint("bold", "Collectives that ran, per device")]
         rows = [
             [
-                one.kind,
-                one.mesh_axis,
-                str(one.group_size),
-                str(one.count),
-                units.size(one.bytes_per_device),
-                units.size(one.wire_bytes_per_device),
+                collective.kind,
+                collective.mesh_axis,
+                str(collective.group_size),
+                str(collective.count),
+                units.size(collective.bytes_per_device),
+                units.size(collective.wire_bytes_per_device),
             ]
-            for one in outcome.collectives
+            for collective in outcome.collectives
         ]
         lines += table(["kind", "axis", "group", "count", "bytes", "wire bytes"], rows, "llrrrr")
     lines += ["", paint("bold", "This took")]

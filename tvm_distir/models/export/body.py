@@ -78,9 +78,9 @@ class Body:
     def special(self, name: str, operands: Sequence[Ssa], kind: str, attributes: str) -> Handle:
         """Write an operation whose result is no tensor."""
         self._count += 1
-        found = Handle(f"%v{self._count}", (), kind)
-        self._line(f"{found.name} = ", name, operands, kind, attributes, "")
-        return found
+        handle = Handle(f"%v{self._count}", (), kind)
+        self._line(f"{handle.name} = ", name, operands, kind, attributes, "")
+        return handle
 
     def several(
         self,

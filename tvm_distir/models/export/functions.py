@@ -79,8 +79,8 @@ class FunctionWriter:
         for binding in all_bindings(self._fn.body):
             self._bind(binding.var, binding.value)
         try:
-            found = _leaves(self._value(self._fn.body.body))
-            return [self._at_edge(*pair) for pair in zip(found, flat_types(self._fn.body.ty))]
+            leaves = _leaves(self._value(self._fn.body.body))
+            return [self._at_edge(*pair) for pair in zip(leaves, flat_types(self._fn.body.ty))]
         except Unwritable as error:
             raise fault(self._name, str(error)) from error
 
@@ -217,7 +217,7 @@ class FunctionWriter:
 
     def _first_annotations(self) -> dict[str, str]:
         """What annotations say of parameters, by name of the argument."""
-        found: dict[str, str] = {}
+        first_annotations: dict[str, str] = {}
         for binding in all_bindings(self._fn.body):
             call = binding.value
             if op_name(call) != "dist.annotate_sharding" or call.args[0] not in self._fn.params:
@@ -226,8 +226,8 @@ class FunctionWriter:
             labels = labels_of(attrs.placement)
             value = self._values[call.args[0]]
             text = self._devices.sharding(attrs.device_mesh, labels, len(value.shape))
-            found.setdefault(value.name, f"sdy.sharding = #sdy.sharding{text}")
-        return found
+            first_annotations.setdefault(value.name, f"sdy.sharding = #sdy.sharding{text}")
+        return first_annotations
 
     def results(self, values: Sequence[Ssa], said: Sequence[str] | None = None) -> list[str]:
         """Types of the results as text, with how they lie, or what is said of each."""

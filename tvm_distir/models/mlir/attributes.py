@@ -94,14 +94,14 @@ class Attributes:
     def dictionary(self, close: str = "}") -> dict[str, Any]:
         """Take ``key = value, ...`` up to the closing bracket; the opening one is taken."""
         scan = self._scan
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         while not scan.take(close):
             quoted = scan.match(STRING)
             key = unescaped(quoted.group(1)) if quoted else scan.word(NAME, "an attribute")
-            found[key] = self.value() if scan.take("=") else True
+            result[key] = self.value() if scan.take("=") else True
             if not scan.peek(close):
                 scan.expect(",")
-        return found
+        return result
 
     def value(self, typed: bool = True) -> Any:
         """Take one attribute.
@@ -174,12 +174,12 @@ class Attributes:
 
     def _items(self, close: str) -> list[Any]:
         scan = self._scan
-        found = []
+        items = []
         while not scan.take(close):
-            found.append(self.value())
+            items.append(self.value())
             if not scan.peek(close):
                 scan.expect(",")
-        return found
+        return items
 
     def _of_dialect(self) -> Any:
         """``#dialect.name<...>``, or what an alias stands for."""

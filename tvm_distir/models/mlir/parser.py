@@ -118,12 +118,12 @@ class _Parser:
     def _module(self) -> Operation:
         scan = self._scan
         scan.match(SYMBOL)
-        found = Operation("builtin.module")
+        operation = Operation("builtin.module")
         if scan.take("attributes"):
             scan.expect("{")
-            found.attributes = self._attributes.dictionary()
-        found.regions = [self._region()]
-        return found
+            operation.attributes = self._attributes.dictionary()
+        operation.regions = [self._region()]
+        return operation
 
     def _function(self) -> Operation:
         scan = self._scan
@@ -223,11 +223,11 @@ class _Parser:
         scan = self._scan
         name = scan.word(VALUE, "an argument")
         scan.expect(":")
-        found = Argument(name, self._attributes.type())
+        argument = Argument(name, self._attributes.type())
         if scan.take("{"):
-            found.attributes = self._attributes.dictionary()
-        found.location = self._location()
-        return found
+            argument.attributes = self._attributes.dictionary()
+        argument.location = self._location()
+        return argument
 
     def _location(self) -> str:
         return self._scan.balanced() if self._scan.take("loc") else ""

@@ -194,9 +194,9 @@ def _without_kernel(mod: ir.IRModule) -> str:
     """The first call of ``main`` that TVM cannot legalize."""
     for block in mod["main"].body.blocks:
         for binding in block.bindings:
-            one = relax.BindingBlock([binding])
+            binding_block = relax.BindingBlock([binding])
             params = list(relax.analysis.free_vars(binding.value))
-            body = relax.SeqExpr([one], binding.var)
+            body = relax.SeqExpr([binding_block], binding.var)
             fn = relax.Function(params, body, binding.var.ty).with_attr("global_symbol", "main")
             functions = {gv: f for gv, f in mod.functions.items() if str(gv.name_hint) != "main"}
             try:

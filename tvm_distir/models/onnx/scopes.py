@@ -174,7 +174,14 @@ def _is_transposed(node: onnx.NodeProto, position: int, weight: Weight) -> bool:
 
 
 def _metadata(node: onnx.NodeProto, key: str) -> str:
-    return next((str(one.value) for one in node.metadata_props if one.key == key), "")
+    return next(
+        (
+            str(metadata_prop.value)
+            for metadata_prop in node.metadata_props
+            if metadata_prop.key == key
+        ),
+        "",
+    )
 
 
 def _plain(name: str) -> str:

@@ -159,15 +159,15 @@ def _fields(key: str, given: dict[str, Any]) -> dict[str, Any] | None:
     kinds = {str(field.name): str(field.ty) for field in info.fields}
     if set(given) - set(kinds):
         return None
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name, kind in kinds.items():
         may_lack = kind.endswith(" | None")
         make: Callable[[Any], Any] = _KINDS.get(kind.removesuffix(" | None"), _nothing)
         made = make(given.get(name))
         if made is None and (name in given or not may_lack):
             return None
-        found[name] = made
-    return found
+        fields[name] = made
+    return fields
 
 
 def _tensors(arguments: Any) -> int:

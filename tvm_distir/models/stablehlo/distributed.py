@@ -264,10 +264,10 @@ def _edges(module: Module) -> Iterator[Mapping[str, Any]]:
 def _partial(said: str) -> dict[str, dict[str, list[int]]]:
     """What ``dist.partial`` of a function says."""
     try:
-        found = json.loads(said)
+        loads = json.loads(said)
         return {
             str(side): {str(n): [int(a) for a in axes] for n, axes in held.items()}
-            for side, held in found.items()
+            for side, held in loads.items()
         }
     except (ValueError, AttributeError, TypeError) as error:
         raise Unsupported(f'the {PARTIAL} "{said}"') from error

@@ -256,15 +256,15 @@ class _Body:
         self._write.hint = identifier(short)[:40]
         try:
             self._check(operation, operands, operation.operand_types, "operand")
-            found = self._results(operation, operands)
-            self._check(operation, found, operation.result_types, "result")
-            self._functions.distributed.note(operation, found)
+            results = self._results(operation, operands)
+            self._check(operation, results, operation.result_types, "result")
+            self._functions.distributed.note(operation, results)
         except Unsupported as error:
             raise self._functions.fault(operation, f"no import of {error}") from error
         except IMPORT_ERRORS as error:
             what = f"its operands do not fit: {reason(error)}"
             raise self._functions.fault(operation, what) from error
-        return found
+        return results
 
     def _check(
         self, operation: Operation, values: Sequence[Value], types: Sequence[Any], what: str

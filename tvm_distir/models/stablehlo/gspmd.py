@@ -109,8 +109,8 @@ def labels_of_tiles(text: str, mesh: Sequence[int]) -> list[int]:
 def _said(labels: Sequence[int], mesh: Sequence[int], dims: int) -> npt.NDArray[Any]:
     """The tile of each device by labels."""
     places = np.indices(mesh)
-    found = np.zeros((*mesh, dims), int)
+    result = np.zeros((*mesh, dims), int)
     for axis, (label, size) in enumerate(zip(labels, mesh)):
         if label >= 0:
-            found[..., label] = found[..., label] * size + places[axis]
-    return found
+            result[..., label] = result[..., label] * size + places[axis]
+    return result

@@ -97,8 +97,8 @@ def _count(function: Operation) -> int | None:
 def _distinct(names: list[str]) -> list[str]:
     """Names with a number behind those that stand twice."""
     seen: dict[str, int] = {}
-    found = []
+    result = []
     for name in names:
         seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name}_{seen[name] - 1}")
-    return found
+        result.append(name if seen[name] == 1 else f"{name}_{seen[name] - 1}")
+    return result

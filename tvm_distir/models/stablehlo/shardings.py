@@ -207,18 +207,18 @@ def _axis_words(text: str) -> list[str]:
 
 
 def _meshes(module: Module) -> list[Mesh]:
-    found = []
+    meshes = []
     for operation in module.operations:
         mesh: Any = operation.attributes.get("mesh")
         if operation.name == "shard.grid":
-            found.append(_grid(operation))
+            meshes.append(_grid(operation))
         if operation.name != "sdy.mesh" or not isinstance(mesh, Opaque):
             continue
         ids = _IDS.search(mesh.body)
         numbers = tuple(parse_int(n) or 0 for n in ids.group(1).split(",")) if ids else None
         axes = {unescaped(n): parse_int(size) or 0 for n, size in _AXIS.findall(mesh.body)}
-        found.append(Mesh(str(operation.attributes["sym_name"]), axes, numbers))
-    return found
+        meshes.append(Mesh(str(operation.attributes["sym_name"]), axes, numbers))
+    return meshes
 
 
 def _says(before: Any, placed: Any) -> bool:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .functions import STREAM_PORTS, Ints, Maps
-from .units import COPY, MARK, RANK_STREAMS, RECV, RUN, SEND, WAIT, Units
+from .functions import STREAM_PORTS, FunctionSummaries, Ints
+from .units import COPY, MARK, RANK_STREAMS, RECV, RUN, SEND, WAIT, RankPrograms
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,7 +32,7 @@ ENDLESS = 2.0**62
 class Loads:
     """What classes of activities put on links at full speed, piece by piece.
 
-    Classes are the rows of ``Units.steps``, for the runs of units, then the edges.
+    Classes are the rows of ``RankPrograms.steps``, for the runs of units, then the edges.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Loads:
     beside: float
 
     @staticmethod
-    def none(units: Units) -> Loads:
+    def none(units: RankPrograms) -> Loads:
         """Nothing meets."""
         classes = len(units.steps) + len(units.edges)
         return Loads(
@@ -105,7 +105,7 @@ class Activities:
 
 
 @dataclass(frozen=True)
-class Woven:
+class ActivityGraph:
     """The activities of units on ranks.
 
     Attributes
@@ -128,10 +128,10 @@ class Woven:
     position: Ints
 
 
-class Weaver:
+class ActivityGraphBuilder:
     """Goes through the programs of all ranks, with tokens instead of times."""
 
-    def __init__(self, maps: Maps, units: Units) -> None:
+    def __init__(self, maps: FunctionSummaries, units: RankPrograms) -> None:
         self.units = units
         ranks = units.program_begin.size - 1
         self.streams = [[AT_ZERO] * RANK_STREAMS for _ in range(ranks)]
@@ -157,7 +157,7 @@ class Weaver:
             rows = [*range(STREAM_PORTS), *(STREAM_PORTS + r for r in kept)]
             self.matrices.append(matrix[rows])
 
-    def woven(self) -> Woven:
+    def woven(self) -> ActivityGraph:
         """Go on with each rank until none gets further."""
         units, ranks = self.units, len(self.streams)
         position, step, moved = [0] * ranks, [0] * ranks, True
@@ -176,13 +176,15 @@ class Weaver:
                         break
                     step[rank] += 1
                     moved = True
-        sizes = [one.size for one in self.matrices]
+        sizes = [matrice.size for matrice in self.matrices]
         rows = np.array(self.rows, np.int64).reshape(-1, 4)
         kind, group, owner, spent = np.ascontiguousarray(rows.T)
         activities = Activities(
-            np.concatenate([np.zeros(0, np.int64), *(one.ravel() for one in self.matrices)]),
+            np.concatenate(
+                [np.zeros(0, np.int64), *(matrice.ravel() for matrice in self.matrices)]
+            ),
             np.cumsum([0, *sizes])[:-1].astype(np.int64),
-            np.array([one.shape[1] for one in self.matrices], np.int64),
+            np.array([matrice.shape[1] for matrice in self.matrices], np.int64),
             kind,
             group,
             owner,
@@ -191,7 +193,7 @@ class Weaver:
             np.array(self.ins, np.int64),
             np.array(self.out_begin, np.int64),
         )
-        return Woven(
+        return ActivityGraph(
             activities,
             np.array([one for own in self.runs for one in own], np.int64),
             self.sent,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tvm_distir.support import SimulationError
 
-from .units import Ran, Units
+from .units import ActionTimes, RankPrograms
 
 Ints = npt.NDArray[np.int64]
 
@@ -37,7 +37,7 @@ AT_HAND, SETTLED, FREE = range(3)
 """When an operand is there: all along; no later than the compute stream is free; whenever."""
 
 IS_SETTLED, IS_FREE = -1, -2
-"""Where a result comes from, if it is no parameter: see :meth:`Maps.origins`."""
+"""Where a result comes from, if it is no parameter: see :meth:`FunctionSummaries.origins`."""
 
 AFTER, HOLDS, SYNC = 1, 2, 4
 """Flags of a communication: it waits for the compute ops issued before it; it stops those issued
@@ -86,7 +86,7 @@ def representable() -> Iterator[None]:
         ) from err
 
 
-class Maps(Protocol):
+class FunctionSummaries(Protocol):
     """Functions of a table, by number. Times are integers, none later than 2**60.
 
     All methods that run something raise SimulationError DIST0721 for times beyond
@@ -117,10 +117,10 @@ class Maps(Protocol):
     def spans(self, function: int, times: Ints) -> Ints:
         """Start of the first and end of the last compute op, (runs, 2); NEVER without one."""
 
-    def run(self, units: Units) -> Ran:
+    def run(self, units: RankPrograms) -> ActionTimes:
         """Run units on ranks as early as possible."""
 
-    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: Units) -> Ints:
+    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: RankPrograms) -> Ints:
         """Ends of many runs of units, with other durations.
 
         Parameters
@@ -130,7 +130,7 @@ class Maps(Protocol):
         spent : int64 array (durations, rows)
         sent : int64 array (messages, rows)
             Durations of messages.
-        units : Units
+        units : RankPrograms
 
         Returns
         -------

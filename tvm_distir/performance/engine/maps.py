@@ -11,12 +11,12 @@ import numpy as np
 
 from tvm_distir.support import InternalError, load_library
 
-from .functions import STREAM_PORTS, FunctionTable, Ints, Maps, representable
+from .functions import STREAM_PORTS, FunctionSummaries, FunctionTable, Ints, representable
 from .maps_reference import ReferenceMaps
-from .units import RANK_STREAMS, Ran, Units
+from .units import RANK_STREAMS, ActionTimes, RankPrograms
 
 
-def maps_of(table: FunctionTable, engine: str = "native") -> Maps:
+def maps_of(table: FunctionTable, engine: str = "native") -> FunctionSummaries:
     """The functions of a table.
 
     Parameters
@@ -44,7 +44,7 @@ def know_overflows() -> None:
 
 
 class NativeMaps:
-    """See :class:`.functions.Maps`."""
+    """See :class:`.functions.FunctionSummaries`."""
 
     def __init__(self, table: FunctionTable) -> None:
         (
@@ -64,72 +64,72 @@ class NativeMaps:
         self._results = table.functions[3::4]
 
     def origins(self, function: int) -> list[int]:
-        """See :class:`.functions.Maps`."""
+        """See :class:`.functions.FunctionSummaries`."""
         return list(self._origins(function))
 
     def apart(self, function: int) -> list[bool]:
-        """See :class:`.functions.Maps`."""
+        """See :class:`.functions.FunctionSummaries`."""
         return [bool(one) for one in self._apart(function)]
 
     def open(self, function: int, classes: Sequence[int]) -> None:
-        """See :class:`.functions.Maps`."""
+        """See :class:`.functions.FunctionSummaries`."""
         self._open(function, np.array(classes, np.int64))
 
     def ports(self, function: int) -> list[int]:
-        """See :class:`.functions.Maps`."""
+        """See :class:`.functions.FunctionSummaries`."""
         with representable():
             return list(self._ports(function))[1:]
 
     def tasks(self, function: int) -> int:
-        """See :class:`.functions.Maps`."""
+        """See :class:`.functions.FunctionSummaries`."""
         with representable():
             return int(self._ports(function)[0])
 
     def matrix(self, function: int) -> Ints:
-        """See :class:`.functions.Maps`."""
+        """See :class:`.functions.FunctionSummaries`."""
         ports = STREAM_PORTS + len(self.ports(function))
-        found = np.empty((STREAM_PORTS + self._results[function]) * ports, np.int64)
-        self._matrix(function, found)
-        return found.reshape(-1, ports)
+        result = np.empty((STREAM_PORTS + self._results[function]) * ports, np.int64)
+        self._matrix(function, result)
+        return result.reshape(-1, ports)
 
     def expand(self, function: int, times: Ints) -> Ints:
-        """See :class:`.functions.Maps`."""
+        """See :class:`.functions.FunctionSummaries`."""
         runs, tasks = times.shape[0], self.tasks(function)
-        found = np.empty(runs * tasks, np.int64)
-        self._expand(function, np.ascontiguousarray(times).ravel(), found)
-        return found.reshape(runs, tasks)
+        result = np.empty(runs * tasks, np.int64)
+        self._expand(function, np.ascontiguousarray(times).ravel(), result)
+        return result.reshape(runs, tasks)
 
     def spans(self, function: int, times: Ints) -> Ints:
-        """See :class:`.functions.Maps`."""
+        """See :class:`.functions.FunctionSummaries`."""
         self.ports(function)
         found = np.empty(2 * times.shape[0], np.int64)
         self._spans(function, np.ascontiguousarray(times).ravel(), found)
         return found.reshape(-1, 2)
 
-    def run(self, units: Units) -> Ran:
-        """See :class:`.functions.Maps`."""
+    def run(self, units: RankPrograms) -> ActionTimes:
+        """See :class:`.functions.FunctionSummaries`."""
         with representable():
             sizes = self._run(*units.arrays())
         times, finish, sent, position = (np.empty(size, np.int64) for size in sizes)
         self._outcome(times, finish, sent, position)
-        return Ran(
+        return ActionTimes(
             times, finish.reshape(-1, RANK_STREAMS), sent.reshape(-1, units.micros), position
         )
 
-    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: Units) -> Ints:
-        """See :class:`.functions.Maps`."""
-        found = np.empty(spent.shape[1], np.int64)
+    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: RankPrograms) -> Ints:
+        """See :class:`.functions.FunctionSummaries`."""
+        result = np.empty(spent.shape[1], np.int64)
         self._sweep(
             columns,
             np.ascontiguousarray(spent).ravel(),
             np.ascontiguousarray(sent).ravel(),
             *units.arrays(),
-            found,
+            result,
         )
-        return found
+        return result
 
     def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
-        """See :class:`.functions.Maps`."""
+        """See :class:`.functions.FunctionSummaries`."""
         with representable():
             compute, comm, both = self._busy(runs, times, computing, talking)
         return int(compute), int(comm), int(both)

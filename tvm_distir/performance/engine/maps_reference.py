@@ -30,7 +30,7 @@ from .functions import (
     Ints,
     representable,
 )
-from .units import Ran, Units
+from .units import ActionTimes, RankPrograms
 from .units_reference import checked, run_units, times_of
 
 
@@ -62,7 +62,7 @@ def _read(table: FunctionTable) -> list[_Function]:
     def take(source: Iterator[int], count: int) -> list[int]:
         return [next(source) for _ in range(count)]
 
-    found = []
+    result = []
     rows = table.functions
     for at in range(0, len(rows), 4):
         own = []
@@ -70,8 +70,8 @@ def _read(table: FunctionTable) -> list[_Function]:
             stream, flags, duration, issue, callee, reads, writes = take(ops, 7)
             operands, made = take(ins, reads), take(outs, writes)
             own.append(_Op(stream, flags, duration, issue, callee, operands, made))
-        found.append(_Function(rows[at], rows[at + 1], own, take(results, rows[at + 3])))
-    return found
+        result.append(_Function(rows[at], rows[at + 1], own, take(results, rows[at + 3])))
+    return result
 
 
 def _plus(row: Ints, by: int) -> Ints:
@@ -175,15 +175,15 @@ class ReferenceMaps:
             found[:, 1] = start[:, ops[-1][0]] + ops[-1][1].duration
         return found
 
-    def run(self, units: Units) -> Ran:
+    def run(self, units: RankPrograms) -> ActionTimes:
         """See :class:`.functions.Maps`."""
         with representable():
             return run_units(self, units)
 
-    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: Units) -> Ints:
+    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: RankPrograms) -> Ints:
         """See :class:`.functions.Maps`."""
-        found = np.full(spent.shape[1], -1, np.int64)
-        for row in range(found.size):
+        result = np.full(spent.shape[1], -1, np.int64)
+        for row in range(result.size):
             column = iter(columns.tolist())
             one = copy.copy(self)
             one._known = {}
@@ -196,8 +196,8 @@ class ReferenceMaps:
                 with representable():
                     ran = run_units(one, replace(units, edges=edges))
                 if (ran.position == np.diff(units.program_begin)).all():
-                    found[row] = ran.finish.max(initial=0)
-        return found
+                    result[row] = ran.finish.max(initial=0)
+        return result
 
     def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
         """See :class:`.functions.Maps`."""

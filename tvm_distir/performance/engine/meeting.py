@@ -10,20 +10,20 @@ import numpy as np
 
 from tvm_distir.support import load_library
 
-from .activities import Activities, Loads, Weaver
-from .functions import Ints, Maps, representable
+from .activities import Activities, ActivityGraphBuilder, Loads
+from .functions import FunctionSummaries, Ints, representable
 from .maps import know_overflows
 from .meeting_reference import Meeting
-from .units import Ran, Units
+from .units import ActionTimes, RankPrograms
 
 
 @dataclass(frozen=True)
-class Met:
+class ContendedTimes:
     """What came of units whose activities met.
 
     Attributes
     ----------
-    ran : Ran
+    ran : ActionTimes
         As without meeting, but for the times; those of a run at full speed.
     ended : int64 array (edges, micros)
         End of each message, -1 where there is none.
@@ -34,7 +34,7 @@ class Met:
         run that is never slowed.
     """
 
-    ran: Ran
+    ran: ActionTimes
     ended: Ints
     clock_begin: Ints
     clock: Ints
@@ -50,16 +50,18 @@ class Met:
         return np.where(times > rows[-1, 0], times + (rows[-1, 1] - rows[-1, 0]), found)
 
 
-def meet(maps: Maps, units: Units, loads: Loads, engine: str = "native") -> Met:
+def meet(
+    maps: FunctionSummaries, units: RankPrograms, loads: Loads, engine: str = "native"
+) -> ContendedTimes:
     """Run units on ranks as early as possible, where messages and units share links.
 
-    Equal to :meth:`.functions.Maps.run` where nothing meets. An activity begins when all that it
-    waits for is over.
+    Equal to :meth:`.functions.FunctionSummaries.run` where nothing meets. An activity begins when
+    all that it waits for is over.
 
     Parameters
     ----------
-    maps : Maps
-    units : Units
+    maps : FunctionSummaries
+    units : RankPrograms
     loads : Loads
     engine : str
         ``native`` or ``reference``.
@@ -69,7 +71,7 @@ def meet(maps: Maps, units: Units, loads: Loads, engine: str = "native") -> Met:
     SimulationError
         DIST0721 for times beyond 2**53 picoseconds.
     """
-    woven = Weaver(maps, units).woven()
+    woven = ActivityGraphBuilder(maps, units).woven()
     own = woven.activities
     with representable():
         if engine == "native":
@@ -90,8 +92,8 @@ def meet(maps: Maps, units: Units, loads: Loads, engine: str = "native") -> Met:
     ports = np.diff(own.in_begin)[woven.runs]
     begin = np.repeat(own.in_begin[woven.runs] - np.cumsum(ports) + ports, ports)
     times = time[own.ins[begin + np.arange(ports.sum())]]
-    ran = Ran(times, time[woven.finish], sent, woven.position)
-    return Met(ran, ended, np.concatenate(([0], np.cumsum(counts))), clock[order, 1:])
+    ran = ActionTimes(times, time[woven.finish], sent, woven.position)
+    return ContendedTimes(ran, ended, np.concatenate(([0], np.cumsum(counts))), clock[order, 1:])
 
 
 def _native(own: Activities, loads: Loads) -> tuple[Ints, Ints]:

@@ -29,7 +29,7 @@ SEND_STREAM, STORE_STREAM, FETCH_STREAM = 3, 4, 5
 
 
 @dataclass(frozen=True)
-class Units:
+class RankPrograms:
     """What ranks run.
 
     Attributes
@@ -102,7 +102,7 @@ class Units:
 
 
 @dataclass(frozen=True)
-class Ran:
+class ActionTimes:
     """What came of it.
 
     Attributes

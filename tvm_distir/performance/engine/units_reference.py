@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from .functions import LATEST, NEVER, STREAM_PORTS, Ints, Maps
-from .units import COPY, MARK, RANK_STREAMS, RECV, RUN, SEND, WAIT, Ran, Units
+from .functions import LATEST, NEVER, STREAM_PORTS, FunctionSummaries, Ints
+from .units import COPY, MARK, RANK_STREAMS, RECV, RUN, SEND, WAIT, ActionTimes, RankPrograms
 
 
-def run_units(maps: Maps, units: Units) -> Ran:
-    """Run units as early as possible; see :meth:`.functions.Maps.run`."""
+def run_units(maps: FunctionSummaries, units: RankPrograms) -> ActionTimes:
+    """Run units as early as possible; see :meth:`.functions.FunctionSummaries.run`."""
     return _Run(maps, units).go()
 
 
@@ -33,7 +33,7 @@ def checked(found: Ints) -> Ints:
 class _Run:
     """One run of units."""
 
-    def __init__(self, maps: Maps, units: Units) -> None:
+    def __init__(self, maps: FunctionSummaries, units: RankPrograms) -> None:
         self.maps, self.units = maps, units
         ranks = units.program_begin.size - 1
         self.cells = np.full(units.cells, NEVER, np.int64)
@@ -50,13 +50,13 @@ class _Run:
             self.places.append(units.kind_places[at : at + 2 * count].reshape(-1, 2))
             at += 2 * count
 
-    def go(self) -> Ran:
+    def go(self) -> ActionTimes:
         """Ask each rank again and again how far it gets."""
         moved = True
         while moved:
             moved = any([self._advance(rank) for rank in range(len(self.step))])
         times = np.array([time for own in self.times for time in own], np.int64)
-        return Ran(times, self.finish, self.sent, self.position)
+        return ActionTimes(times, self.finish, self.sent, self.position)
 
     def _advance(self, rank: int) -> bool:
         units, moved = self.units, False

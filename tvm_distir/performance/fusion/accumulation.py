@@ -55,11 +55,11 @@ def accumulated(program: Program) -> Program:
 
 def _readers(fn: Function) -> dict[int, list[Op]]:
     """By value the ops that read it."""
-    found: dict[int, list[Op]] = {}
+    readers: dict[int, list[Op]] = {}
     for op in fn.ops:
         for value in op.inputs:
-            found.setdefault(value, []).append(op)
-    return found
+            readers.setdefault(value, []).append(op)
+    return readers
 
 
 def _reader(

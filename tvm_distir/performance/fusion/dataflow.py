@@ -106,16 +106,16 @@ class Dataflow:
         """
         fixed = {*self.fn.params, *self.kept}
         casts = [n for n in range(len(self.fn.ops)) if self.casts and self.is_cast(n)]
-        found: dict[int, tuple[str, int]] = {}
+        result: dict[int, tuple[str, int]] = {}
         for number in casts:
             op = self.fn.ops[number]
             value, cast = self.source[op.inputs[0]], self.fn.values[op.outputs[0]]
             if value not in self.maker or value in fixed:
                 continue
-            have = found.get(value, ("", self.fn.values[value].bytes))
+            have = result.get(value, ("", self.fn.values[value].bytes))
             if cast.bytes < have[1]:
-                found[value] = (cast.dtype, cast.bytes)
-        return found
+                result[value] = (cast.dtype, cast.bytes)
+        return result
 
     def after_gradients(self) -> set[int]:
         """Ops that wait for a gradient that the function is given: those of its backward part."""

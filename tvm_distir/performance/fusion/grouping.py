@@ -112,7 +112,7 @@ def plain(flow: Dataflow, profile: Profile) -> tuple[set[int], int]:
     launches : int
         What the host does besides.
     """
-    found: set[int] = set()
+    result: set[int] = set()
     launches = 0
     for rule in profile.rules:
         if rule.batch_multiple == 1:
@@ -130,5 +130,5 @@ def plain(flow: Dataflow, profile: Profile) -> tuple[set[int], int]:
                     if number not in seen and size in sizes and fits:
                         seen.add(number)
                         todo.append(number)
-            found.update(number for number in seen if flow.is_cast(number))
-    return found, launches
+            result.update(number for number in seen if flow.is_cast(number))
+    return result, launches

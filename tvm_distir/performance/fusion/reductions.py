@@ -19,8 +19,8 @@ from tvm_distir.performance.program.staged import (
     PART,
     WEIGHT,
     Edge,
-    Role,
-    Staged,
+    PipelineProgram,
+    StageKind,
 )
 
 from .dataflow import Dataflow
@@ -59,31 +59,33 @@ def reduced(program: Program, profile: Profile) -> Program:
     return dataclasses.replace(program, functions=functions, staged=staged)
 
 
-def _called(functions: dict[str, Function], staged: Staged, phases: tuple[str, ...]) -> list[str]:
+def _called(
+    functions: dict[str, Function], staged: PipelineProgram, phases: tuple[str, ...]
+) -> list[str]:
     todo = [
         phase.function
         for role in staged.roles
         for phase in role.phases
         if phase.name.partition(":")[0] in phases
     ]
-    found: dict[str, None] = {}
+    result: dict[str, None] = {}
     while todo:
         name = todo.pop()
-        if name not in found:
-            found[name] = None
+        if name not in result:
+            result[name] = None
             todo.extend(callee for op in functions[name].ops for callee in op.callees)
-    return list(found)
+    return list(result)
 
 
-def _data_axes(role: Role) -> set[int]:
+def _data_axes(role: StageKind) -> set[int]:
     """Axes that cut the data of a kind of stage."""
-    found: set[int] = set()
+    data_axes: set[int] = set()
     for slot in role.params:
         value = role.slots[slot]
         if value.role == "input" and value.placement:
             labels = [label.strip() for label in value.placement.split(", ")]
-            found.update(axis for axis, label in enumerate(labels) if label.startswith("S"))
-    return found
+            data_axes.update(axis for axis, label in enumerate(labels) if label.startswith("S"))
+    return data_axes
 
 
 def _later(fn: Function, data: set[int]) -> tuple[Function, list[Op]]:
@@ -103,7 +105,9 @@ def _later(fn: Function, data: set[int]) -> tuple[Function, list[Op]]:
     return dataclasses.replace(fn, ops=tuple(ops)), left
 
 
-def _at_the_end(functions: dict[str, Function], role: Role, later: dict[str, list[Op]]) -> None:
+def _at_the_end(
+    functions: dict[str, Function], role: StageKind, later: dict[str, list[Op]]
+) -> None:
     """Make the sums that were left out with those behind all micro-batches."""
     phases = [role.phase(name) for name in (BACKWARD, WEIGHT, END)]
     end = phases[-1]
@@ -175,7 +179,7 @@ def _marked(fn: Function) -> Function:
     return dataclasses.replace(fn, ops=tuple(ops))
 
 
-def _split(edge: Edge, meshes: tuple[Mesh, ...], staged: Staged) -> Edge:
+def _split(edge: Edge, meshes: tuple[Mesh, ...], staged: PipelineProgram) -> Edge:
     """Send what several devices hold alike in parts."""
     mesh = meshes[staged.schedule.rank_of[edge.source[0]]]
     labels = [label.strip() for label in edge.placements[0].split(", ")]
@@ -190,14 +194,14 @@ class _Narrowing:
     ----------
     functions : dict of str to Function
         They are replaced.
-    staged : Staged
+    staged : PipelineProgram
     """
 
-    def __init__(self, functions: dict[str, Function], staged: Staged) -> None:
+    def __init__(self, functions: dict[str, Function], staged: PipelineProgram) -> None:
         self.functions, self.staged = functions, staged
         self._known: dict[str, set[int]] = {}
 
-    def run(self) -> Staged:
+    def run(self) -> PipelineProgram:
         """Narrow, phase by phase; the stages with narrower slots and messages."""
         roles = []
         slots: list[set[int]] = []

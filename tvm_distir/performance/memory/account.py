@@ -45,7 +45,7 @@ class Label(NamedTuple):
     unit: str = ""
 
 
-class Held(NamedTuple):
+class LiveBuffer(NamedTuple):
     """A buffer that is there at the peak."""
 
     label: Label
@@ -54,7 +54,7 @@ class Held(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Holder:
+class BufferGroup:
     """Buffers alike that are there at the peak.
 
     Attributes
@@ -101,7 +101,7 @@ class MemoryAccount:
         Bytes by role at the peak: they add up to it.
     most : mapping of str to int
         Most bytes of each role at any time, each for itself.
-    holders : tuple of Holder
+    holders : tuple of BufferGroup
         What holds the peak, the largest first, at most :data:`NAMED`.
     host_bytes : int
         Most that it keeps in the host's memory.
@@ -113,7 +113,7 @@ class MemoryAccount:
     moment: str
     at_peak: Mapping[str, int]
     most: Mapping[str, int]
-    holders: tuple[Holder, ...]
+    holders: tuple[BufferGroup, ...]
     host_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class MemoryAccount:
             **self.__dict__,
             "at_peak": dict(self.at_peak),
             "most": dict(self.most),
-            "holders": [one.to_dict() for one in self.holders],
+            "holders": [holder.to_dict() for holder in self.holders],
         }
         if not self.host_bytes:
             del found["host_bytes"]
@@ -134,15 +134,15 @@ def by_role(sizes: Iterable[int]) -> dict[str, int]:
     return {role: size for role, size in zip(ROLES, sizes, strict=True) if size}
 
 
-def holders(found: Iterable[Held]) -> tuple[Holder, ...]:
+def holders(found: Iterable[LiveBuffer]) -> tuple[BufferGroup, ...]:
     """Join buffers alike: of one maker, one role and one size, whose names differ in numbers."""
-    groups: dict[Any, list[Held]] = {}
+    groups: dict[Any, list[LiveBuffer]] = {}
     for one in found:
         label = one.label
         key = (_pattern(label.what), label.maker, label.function, label.unit, one.role, one.bytes)
         groups.setdefault(key, []).append(one)
     joined = [
-        Holder(
+        BufferGroup(
             _name([one.label.what for one in same]),
             ROLES[same[0].role],
             same[0].label.function,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import bisect
 
-from .caching_allocator import DROPPED, Framework, Use
+from .caching_allocator import DROPPED, CachingAllocator, CallVariant
 
 
 class Arena:
@@ -74,24 +74,24 @@ class Arenas:
 
     Parameters
     ----------
-    framework : Framework
+    framework : CachingAllocator
     """
 
-    def __init__(self, framework: Framework) -> None:
+    def __init__(self, framework: CachingAllocator) -> None:
         self.framework = framework
-        self._known: dict[Use, int] = {}
+        self._known: dict[CallVariant, int] = {}
 
-    def inside(self, use: Use) -> int:
+    def inside(self, use: CallVariant) -> int:
         """Bytes that a use takes for what it does not return."""
         if use not in self._known:
             self._known[use] = self._place(use, False)
         return self._known[use]
 
-    def whole(self, use: Use) -> int:
+    def whole(self, use: CallVariant) -> int:
         """Bytes that a use takes, its results included."""
         return self._place(use, True)
 
-    def _place(self, use: Use, results: bool) -> int:
+    def _place(self, use: CallVariant, results: bool) -> int:
         framework, arena = self.framework, Arena()
         lives, shape = framework.lives[use.function], framework.shape(use)
         dropped = {b for b, role in zip(lives.results, use.given) if role == DROPPED}

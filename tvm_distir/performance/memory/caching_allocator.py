@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from tvm_distir.performance.program.program import Program
 
-from .account import GRADIENTS, ROLES, Held, Label
-from .liveness import AllLives, Lives, Step
+from .account import GRADIENTS, ROLES, Label, LiveBuffer
+from .liveness import FunctionBuffers, ProgramBuffers, Step
 
 BLOCK_BYTES = 512
 """Sizes are multiples of it."""
@@ -28,7 +28,7 @@ caller does not look at, freed inside."""
 _SCALAR_BYTES = 8
 
 
-class Use(NamedTuple):
+class CallVariant(NamedTuple):
     """A way in which a function is called.
 
     Attributes
@@ -50,7 +50,7 @@ class Use(NamedTuple):
 
 
 @dataclass
-class Level:
+class MemoryLevel:
     """Live bytes above those at the entry, in all and by role, and the most so far.
 
     Attributes
@@ -74,7 +74,7 @@ class Level:
         if self.roles[role] > self.most[role]:
             self.most[role] = self.roles[role]
 
-    def over(self, inner: Level, at: int) -> None:
+    def over(self, inner: MemoryLevel, at: int) -> None:
         """Run something: its peak counts above what is live, then what it leaves."""
         if self.live + inner.peak > self.peak:
             self.peak, self.at = self.live + inner.peak, at
@@ -98,21 +98,21 @@ class Shape(NamedTuple):
     ends: Sequence[tuple[int, ...]]
 
 
-class Inner(NamedTuple):
+class NestedCall(NamedTuple):
     """A function that a step runs: its use, and buffers of the caller that it frees."""
 
-    use: Use
+    use: CallVariant
     handed: dict[int, int]
 
 
-class Framework:
+class CachingAllocator:
     """Levels of the functions of a program.
 
     Parameters
     ----------
     program : Program
     block_bytes : int
-    level : callable giving Level
+    level : callable giving MemoryLevel
         Makes a level to which nothing has been added.
     """
 
@@ -120,21 +120,21 @@ class Framework:
         self,
         program: Program,
         block_bytes: int = BLOCK_BYTES,
-        level: Callable[[], Level] = Level,
+        level: Callable[[], MemoryLevel] = MemoryLevel,
     ) -> None:
         self.new = level
-        self.lives = AllLives(program, block_bytes)
+        self.lives = ProgramBuffers(program, block_bytes)
         self.values = {name: fn.values for name, fn in program.functions.items()}
-        self._known: dict[Use, Level] = {}
+        self._known: dict[CallVariant, MemoryLevel] = {}
 
-    def level(self, use: Use) -> Level:
+    def level(self, use: CallVariant) -> MemoryLevel:
         """What a use takes and leaves, its results included."""
         found = self._known.get(use)
         if found is None:
             found = self._known[use] = self._walk(use)
         return found
 
-    def _walk(self, use: Use) -> Level:
+    def _walk(self, use: CallVariant) -> MemoryLevel:
         lives, level = self.lives[use.function], self.new()
         shape = self.shape(use)
         for param in shape.owned & lives.unread:
@@ -154,13 +154,13 @@ class Framework:
                     level.add(shape.roles[buffer], -shape.sizes[buffer])
         return level
 
-    def run(self, step: Step, inner: Sequence[Inner], shape: Shape) -> Level:
+    def run(self, step: Step, inner: Sequence[NestedCall], shape: Shape) -> MemoryLevel:
         """What a call takes and leaves; of a branch the most of either side."""
         if len(inner) == 1:
             return self.level(inner[0].use)
-        both, handed = Level(), {buffer for one in inner for buffer in one.handed}
+        both, handed = MemoryLevel(), {buffer for one in inner for buffer in one.handed}
         for one in inner:
-            side = Level()
+            side = MemoryLevel()
             for buffer in handed - set(one.handed):
                 side.add(shape.roles[buffer], -shape.sizes[buffer])
             side.over(self.level(one.use), 0)
@@ -173,7 +173,7 @@ class Framework:
         both.reach(0)
         return both
 
-    def shape(self, use: Use) -> Shape:
+    def shape(self, use: CallVariant) -> Shape:
         """Sizes and roles of the buffers of a use."""
         lives = self.lives[use.function]
         sizes, roles = list(lives.sizes), list(lives.roles)
@@ -199,7 +199,7 @@ class Framework:
             ends[lives.last[buffer]] += (buffer,)
         return Shape(sizes, roles, {param for param, _, _ in use.owned}, ends)
 
-    def inner(self, lives: Lives, number: int, shape: Shape) -> list[Inner]:
+    def inner(self, lives: FunctionBuffers, number: int, shape: Shape) -> list[NestedCall]:
         """How a step calls: what nobody reads behind it is handed over."""
         step, ends = lives.steps[number], set(shape.ends[number])
         found, times = [], Counter(step.reads)
@@ -225,16 +225,18 @@ class Framework:
                 (param, shape.roles[buffer], shape.sizes[buffer])
                 for buffer, param in handed.items()
             )
-            found.append(Inner(Use(callee.name, owned, given), handed))
+            found.append(NestedCall(CallVariant(callee.name, owned, given), handed))
         return found
 
-    def held(self, use: Use, labels: Mapping[int, Label] | None = None) -> Iterator[Held]:
+    def held(
+        self, use: CallVariant, labels: Mapping[int, Label] | None = None
+    ) -> Iterator[LiveBuffer]:
         """What a use holds at its peak, owned parameters included; ``labels`` names those."""
         lives, shape, at = self.lives[use.function], self.shape(use), self.level(use).at
         gone = set(lives.unread) if at >= 0 else set[int]()
         for ends in shape.ends[: max(at, 0)]:
             gone.update(ends)
-        inner: Sequence[Inner] = ()
+        inner: Sequence[NestedCall] = ()
         if at >= 0 and lives.steps[at].op.callees:
             inner = self.inner(lives, at, shape)
         here = [self.level(one.use).peak for one in inner]
@@ -247,7 +249,7 @@ class Framework:
             if any(buffer in one.handed for one in inner):
                 continue
             if not (inner and lives.makers[buffer] == at):
-                yield Held(named[buffer], shape.roles[buffer], size)
+                yield LiveBuffer(named[buffer], shape.roles[buffer], size)
         if inner:
             one = inner[here.index(max(here))]
             below = {
@@ -255,7 +257,7 @@ class Framework:
             }
             yield from self.held(one.use, below)
 
-    def moment(self, use: Use) -> str:
+    def moment(self, use: CallVariant) -> str:
         """Where the peak of a use is: functions and op, joined by ``/``."""
         lives, at = self.lives[use.function], self.level(use).at
         if at < 0:
@@ -267,7 +269,7 @@ class Framework:
         dearest = max(inner, key=lambda one: self.level(one.use).peak)
         return f"{use.function}/{self.moment(dearest.use)}"
 
-    def label(self, lives: Lives, buffer: int) -> Label:
+    def label(self, lives: FunctionBuffers, buffer: int) -> Label:
         """Name of a buffer that a function makes."""
         maker = lives.makers[buffer]
         op = lives.steps[maker].op if maker >= 0 else None
@@ -275,7 +277,7 @@ class Framework:
         return Label(what, "" if op is None else op.callee or op.op, lives.name)
 
     def _mark_gradients(
-        self, lives: Lives, donated: set[int], roles: list[int], sizes: list[int]
+        self, lives: FunctionBuffers, donated: set[int], roles: list[int], sizes: list[int]
     ) -> None:
         """Gradients: what a call reads that only updates, and what a collective makes it of.
 

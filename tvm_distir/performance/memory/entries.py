@@ -21,16 +21,16 @@ from .account import (
     TEMPORARIES,
     VALUE_ROLES,
     WEIGHTS,
-    Held,
     Label,
+    LiveBuffer,
     MemoryAccount,
     by_role,
     holders,
 )
 from .best_fit import Arenas
-from .caching_allocator import DONATED, Framework, Use
-from .live_bytes import Courses
-from .liveness import Lives
+from .caching_allocator import DONATED, CachingAllocator, CallVariant
+from .live_bytes import LiveBytes
+from .liveness import FunctionBuffers
 
 Ints = npt.NDArray[np.int64]
 
@@ -46,14 +46,14 @@ class EntryMemory:
     account : MemoryAccount
     resident_bytes : int
         There from beginning to end: inputs, weights, constants, in whole blocks.
-    framework : Framework
-    use : Use
+    framework : CachingAllocator
+    use : CallVariant
     """
 
     account: MemoryAccount
     resident_bytes: int
-    framework: Framework
-    use: Use
+    framework: CachingAllocator
+    use: CallVariant
 
     def course(self, taken: Mapping[str, str]) -> tuple[Ints, int]:
         """Live bytes while each op runs, in the order of issue, and behind the last one.
@@ -63,11 +63,11 @@ class EntryMemory:
         taken : mapping of str to str
             Of each branch, ``function/binding``, the function that runs.
         """
-        during, after = Courses(self.framework, taken).of(self.use)
+        during, after = LiveBytes(self.framework, taken).of(self.use)
         return during + self.resident_bytes, after + self.resident_bytes
 
 
-def entry_memory(program: Program, entry: Entry, framework: Framework) -> EntryMemory:
+def entry_memory(program: Program, entry: Entry, framework: CachingAllocator) -> EntryMemory:
     """Measure an entry as a framework would run it; see :mod:`.framework`."""
     fn = program.functions[entry.function]
     resident = [
@@ -92,10 +92,10 @@ def entry_memory(program: Program, entry: Entry, framework: Framework) -> EntryM
     return EntryMemory(account, base, framework, use)
 
 
-def residents(framework: Framework, values: Iterable[Value]) -> list[Held]:
+def residents(framework: CachingAllocator, values: Iterable[Value]) -> list[LiveBuffer]:
     """What is there from the beginning."""
     return [
-        Held(
+        LiveBuffer(
             Label(value.name, "", ""),
             VALUE_ROLES.get(value.role, INPUTS),
             framework.lives.rounded(value.bytes),
@@ -104,17 +104,19 @@ def residents(framework: Framework, values: Iterable[Value]) -> list[Held]:
     ]
 
 
-def constants(program: Program, framework: Framework, roots: Iterable[str]) -> list[Held]:
+def constants(
+    program: Program, framework: CachingAllocator, roots: Iterable[str]
+) -> list[LiveBuffer]:
     """Constants of functions and of all that they call."""
     return [
-        Held(Label(value.name, "", name), WEIGHTS, framework.lives.rounded(value.bytes))
+        LiveBuffer(Label(value.name, "", name), WEIGHTS, framework.lives.rounded(value.bytes))
         for name in reached(program.functions, roots)
         for value in program.functions[name].values
         if value.role == "constant"
     ]
 
 
-def role_sums(found: Iterable[Held]) -> list[int]:
+def role_sums(found: Iterable[LiveBuffer]) -> list[int]:
     """Bytes by number of role."""
     sums = [0] * 8
     for one in found:
@@ -122,16 +124,18 @@ def role_sums(found: Iterable[Held]) -> list[int]:
     return sums
 
 
-def _use(lives: Lives, alias: Mapping[int, int]) -> Use:
+def _use(lives: FunctionBuffers, alias: Mapping[int, int]) -> CallVariant:
     """How an entry runs: results that replace a parameter take its memory.
 
     Where there are such, it is a step of training, whose first result is the loss.
     """
     given = tuple(DONATED if place in alias else RESULTS for place in range(len(lives.results)))
-    return Use(lives.name, (), given, tuple(sorted(_stashes(lives).items())) if alias else ())
+    return CallVariant(
+        lives.name, (), given, tuple(sorted(_stashes(lives).items())) if alias else ()
+    )
 
 
-def _stashes(lives: Lives) -> dict[int, int]:
+def _stashes(lives: FunctionBuffers) -> dict[int, int]:
     """What the ops that the loss needs hand to others, as roles of buffers."""
     wanted, forward = {lives.results[0]}, set[int]()
     for number in range(len(lives.steps) - 1, -1, -1):
@@ -139,12 +143,12 @@ def _stashes(lives: Lives) -> dict[int, int]:
         if wanted.intersection(step.writes):
             wanted.update(step.reads)
             forward.add(number)
-    found = {}
+    stashes = {}
     for number, step in enumerate(lives.steps):
         if number in forward:
             continue
         for buffer in step.reads:
             if buffer >= lives.params and lives.makers[buffer] in forward:
-                found[buffer] = STASHES
+                stashes[buffer] = STASHES
     kept = set(lives.results)
-    return {b: role for b, role in found.items() if b not in kept and lives.roles[b] in _PLAIN}
+    return {b: role for b, role in stashes.items() if b not in kept and lives.roles[b] in _PLAIN}

@@ -9,26 +9,26 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from .caching_allocator import Framework, Use
+from .caching_allocator import CachingAllocator, CallVariant
 
 Ints = npt.NDArray[np.int64]
 
 
-class Courses:
+class LiveBytes:
     """Live bytes of uses of functions, op by op, callees spliced in.
 
     Parameters
     ----------
-    framework : Framework
+    framework : CachingAllocator
     taken : mapping of str to str
         Of each branch, ``function/binding``, the function that runs.
     """
 
-    def __init__(self, framework: Framework, taken: Mapping[str, str]) -> None:
+    def __init__(self, framework: CachingAllocator, taken: Mapping[str, str]) -> None:
         self.framework, self.taken = framework, taken
-        self._known: dict[Use, tuple[Ints, int]] = {}
+        self._known: dict[CallVariant, tuple[Ints, int]] = {}
 
-    def of(self, use: Use) -> tuple[Ints, int]:
+    def of(self, use: CallVariant) -> tuple[Ints, int]:
         """Live bytes while each op runs, above those at the entry, and behind the last.
 
         Views are no ops.
@@ -37,7 +37,7 @@ class Courses:
             self._known[use] = self._walk(use)
         return self._known[use]
 
-    def _walk(self, use: Use) -> tuple[Ints, int]:
+    def _walk(self, use: CallVariant) -> tuple[Ints, int]:
         framework = self.framework
         lives, shape = framework.lives[use.function], framework.shape(use)
         parts: list[Ints] = []

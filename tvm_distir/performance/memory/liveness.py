@@ -38,7 +38,7 @@ class Step:
 
 
 @dataclass
-class Lives:
+class FunctionBuffers:
     """The buffers of a function: its parameters first, then what its ops make.
 
     Attributes
@@ -79,7 +79,7 @@ class Lives:
     lent: tuple[tuple[int, int], ...] = ()
 
 
-class AllLives:
+class ProgramBuffers:
     """The buffers of all functions of a program.
 
     Parameters
@@ -92,19 +92,19 @@ class AllLives:
     def __init__(self, program: Program, block_bytes: int) -> None:
         self.functions: Mapping[str, Function] = program.functions
         self.block_bytes = block_bytes
-        self._known: dict[str, Lives] = {}
+        self._known: dict[str, FunctionBuffers] = {}
 
     def rounded(self, size_bytes: int) -> int:
         """A size in whole blocks."""
         return -(-size_bytes // self.block_bytes) * self.block_bytes
 
-    def __getitem__(self, name: str) -> Lives:
+    def __getitem__(self, name: str) -> FunctionBuffers:
         found = self._known.get(name)
         if found is None:
             found = self._known[name] = self._read(name, self.functions[name])
         return found
 
-    def called(self, op: Op, reads: Sequence[int]) -> list[tuple[Lives, Sequence[int]]]:
+    def called(self, op: Op, reads: Sequence[int]) -> list[tuple[FunctionBuffers, Sequence[int]]]:
         """Functions that a call or a branch may run, with the buffers that are their arguments."""
         first, found = int(op.kind == "branch"), []
         for name in op.callees:
@@ -113,8 +113,8 @@ class AllLives:
             first += callee.params
         return found
 
-    def _read(self, name: str, fn: Function) -> Lives:
-        lives = Lives(name, len(fn.params))
+    def _read(self, name: str, fn: Function) -> FunctionBuffers:
+        lives = FunctionBuffers(name, len(fn.params))
         at = [CONSTANT] * len(fn.values)
         last: list[int] = []
         held: dict[int, tuple[int, ...]] = {}
@@ -179,7 +179,7 @@ class AllLives:
         """
         called = self.called(op, reads)
         callee = called[0][0]
-        found: list[tuple[int, int | None, int, int]] = []
+        result: list[tuple[int, int | None, int, int]] = []
         for place, buffer in enumerate(callee.results):
             there = {
                 CONSTANT if one.results[place] < 0 else own[one.results[place]]
@@ -188,15 +188,17 @@ class AllLives:
             }
             same = all(one.results[place] < one.params for one, _ in called)
             if same and len(there) == 1:
-                found.append((there.pop(), None, TEMPORARIES, -1))
+                result.append((there.pop(), None, TEMPORARIES, -1))
             elif len(called) > 1:
-                found.append((CONSTANT, place, TEMPORARIES, -1))
+                result.append((CONSTANT, place, TEMPORARIES, -1))
             else:
-                found.append((CONSTANT, buffer, callee.roles[buffer], callee.sizes[buffer]))
-        return found
+                result.append((CONSTANT, buffer, callee.roles[buffer], callee.sizes[buffer]))
+        return result
 
 
-def _ended(lives: Lives, results: tuple[int, ...], last: Sequence[int]) -> Lives:
+def _ended(
+    lives: FunctionBuffers, results: tuple[int, ...], last: Sequence[int]
+) -> FunctionBuffers:
     """Say where buffers end that are no results."""
     kept = set(results)
     ends: list[list[int]] = [[] for _ in lives.steps]

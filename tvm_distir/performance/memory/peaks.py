@@ -20,13 +20,13 @@ from tvm_distir.core import FETCH, RECV, Step, programs
 from tvm_distir.performance.program.numbers import Numbers
 from tvm_distir.performance.program.parts import Value
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import Staged
+from tvm_distir.performance.program.staged import PipelineProgram
 
-from .caching_allocator import BLOCK_BYTES, Framework, Level
+from .caching_allocator import BLOCK_BYTES, CachingAllocator, MemoryLevel
 from .rank_events import RankEvents
 from .ranks import RankMemories, deaths_of
-from .steady_state import Cut, cut, steady
-from .units import Death, Unit
+from .steady_state import SteadyState, cut, steady
+from .units import LastUse, Unit
 
 Ints = npt.NDArray[np.int64]
 
@@ -34,7 +34,7 @@ _AT_ONCE = 64
 """Rows that are compared with each other at once."""
 
 
-class Forms(Level):
+class PeakFormula(MemoryLevel):
     """A level whose bytes are counts by kind of size: tensors are ``BLOCK_BYTES (kind + 1)``.
 
     Parameters
@@ -52,9 +52,9 @@ class Forms(Level):
         if size:
             self.held[abs(size) // BLOCK_BYTES - 1] += 1 if size > 0 else -1
 
-    def over(self, inner: Level, at: int) -> None:
+    def over(self, inner: MemoryLevel, at: int) -> None:
         """Run something: its peak counts above what is live, then what it leaves."""
-        assert isinstance(inner, Forms)
+        assert isinstance(inner, PeakFormula)
         self._most.append(self.held + inner.most_held)
         self.held += inner.held
 
@@ -140,9 +140,9 @@ class Peaks:
         self.kinds = len(found)
         program = dataclasses.replace(program, functions=functions, staged=staged)
         self._staged = staged
-        framework = Framework(program, level=functools.partial(Forms, self.kinds))
+        framework = CachingAllocator(program, level=functools.partial(PeakFormula, self.kinds))
         self._memories = RankMemories(program, staged, framework)
-        self._levels: dict[Hashable, Forms] = {}
+        self._levels: dict[Hashable, PeakFormula] = {}
         self._moments: dict[int, Ints] = {}
 
     def of(self, quantities: Ints, micro_batches: int) -> Ints:
@@ -163,7 +163,7 @@ class Peaks:
             self._moments[micro_batches] = highest(np.concatenate(found))
         return self._moments[micro_batches]
 
-    def _rank(self, staged: Staged, rank: int, steps: Sequence[Step]) -> Ints:
+    def _rank(self, staged: PipelineProgram, rank: int, steps: Sequence[Step]) -> Ints:
         """Moments of a rank that takes these steps."""
         shorter = cut(steps, staged.schedule)
         if shorter is not None:
@@ -175,12 +175,12 @@ class Peaks:
         assert whole is not None
         return whole
 
-    def _walked(self, walk: RankEvents, shorter: Cut | None) -> Ints | None:
+    def _walked(self, walk: RankEvents, shorter: SteadyState | None) -> Ints | None:
         """Moments of a walk; None where the periods left out are not like those around them."""
-        base = Forms(self.kinds)
+        base = PeakFormula(self.kinds)
         for one in self._memories.resident(walk):
             base.add(one.role, one.bytes)
-        known: list[Forms] = []
+        known: list[PeakFormula] = []
         number: dict[int, int] = {}
         order = []
         for place, death in enumerate(deaths_of(walk)):
@@ -200,7 +200,7 @@ class Peaks:
             found.append((own[:, None] + level.most_held[None]).reshape(-1, self.kinds))
         return highest(np.concatenate(found))
 
-    def _level(self, walk: RankEvents, place: int, death: Death) -> Forms:
+    def _level(self, walk: RankEvents, place: int, death: LastUse) -> PeakFormula:
         """Level of an event: one object for those alike."""
         event, levels = walk.events[place], self._levels
         if event.unit is None:
@@ -214,16 +214,16 @@ class Peaks:
             levels[key] = self._unit(event.unit, death)
         return levels[key]
 
-    def _unit(self, unit: Unit, death: Death) -> Forms:
-        level, memories = Forms(self.kinds), self._memories
+    def _unit(self, unit: Unit, death: LastUse) -> PeakFormula:
+        level, memories = PeakFormula(self.kinds), self._memories
         for number, use, rest in memories.levels.uses(unit, death):
             level.over(memories.framework.level(use), number)
             for buffer in rest:
                 level.add(death.roles[buffer], -death.sizes[buffer])
         return level
 
-    def _message(self, made: bool, dead: bool, size: int) -> Forms:
-        level = Forms(self.kinds)
+    def _message(self, made: bool, dead: bool, size: int) -> PeakFormula:
+        level = PeakFormula(self.kinds)
         if made:
             level.add(0, size)
             level.reach(0)

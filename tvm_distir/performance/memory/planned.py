@@ -7,8 +7,8 @@ from __future__ import annotations
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support import SimulationError
 
-from .account import TEMPORARIES, Held, Label, MemoryAccount, by_role, holders
-from .caching_allocator import Framework
+from .account import TEMPORARIES, Label, LiveBuffer, MemoryAccount, by_role, holders
+from .caching_allocator import CachingAllocator
 from .entries import constants, residents, role_sums
 
 ALLOCATORS = ("framework", "tvm")
@@ -45,7 +45,7 @@ def planned_account(program: Program, number: int) -> MemoryAccount:
             place="program",
             remedy="Give it one: dataclasses.replace(program, storage=td.plan_storage(module)).",
         )
-    exact = Framework(program, block_bytes=1)
+    exact = CachingAllocator(program, block_bytes=1)
     if program.staged is None:
         entry = program.entries[number]
         fn = program.functions[entry.function]
@@ -59,7 +59,7 @@ def planned_account(program: Program, number: int) -> MemoryAccount:
     function = storage.entries[number]
     walk = storage.walk(function)
     blocks = storage.held(function, walk.top)
-    held = [Held(Label(name, "", where), TEMPORARIES, size) for where, name, size in blocks]
+    held = [LiveBuffer(Label(name, "", where), TEMPORARIES, size) for where, name, size in blocks]
     base = sum(one.bytes for one in resident)
     found = [*resident, *held]
     most = role_sums(resident)

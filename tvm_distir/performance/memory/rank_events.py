@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core import BACKWARD, FETCH, FORWARD, RUN, SEND, STORE, WEIGHT, Step
-from tvm_distir.performance.program.staged import BEGIN, END, Edge, Staged
+from tvm_distir.performance.program.staged import BEGIN, END, Edge, PipelineProgram
 from tvm_distir.performance.program.unit_phases import UPDATE, once_slots
 
 from .stages import Stages
@@ -68,7 +68,7 @@ class RankEvents:
 
     Parameters
     ----------
-    staged : Staged
+    staged : PipelineProgram
     stages : Stages
     rank : int
     steps : sequence of Step
@@ -89,7 +89,9 @@ class RankEvents:
         By instance the event that reads it last.
     """
 
-    def __init__(self, staged: Staged, stages: Stages, rank: int, steps: Sequence[Step]) -> None:
+    def __init__(
+        self, staged: PipelineProgram, stages: Stages, rank: int, steps: Sequence[Step]
+    ) -> None:
         self.staged, self.stages, self.rank = staged, stages, rank
         self.rank_of = staged.schedule.rank_of
         self.own = [k for k, owner in enumerate(self.rank_of) if owner == rank]

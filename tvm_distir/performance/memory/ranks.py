@@ -14,16 +14,16 @@ import numpy.typing as npt
 
 from tvm_distir.core import BACKWARD, FETCH, FORWARD, RECV, WEIGHT, Step, absences
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import Staged
+from tvm_distir.performance.program.staged import PipelineProgram
 
-from .account import Held, Label, MemoryAccount, by_role, holders
+from .account import Label, LiveBuffer, MemoryAccount, by_role, holders
 from .best_fit import Arenas
-from .caching_allocator import Framework, Level
+from .caching_allocator import CachingAllocator, MemoryLevel
 from .entries import constants, residents, role_sums
 from .rank_events import ALWAYS, Event, RankEvents
 from .stages import Stages
-from .steady_state import Cut, cut, steady
-from .units import Death, UnitLevels
+from .steady_state import SteadyState, cut, steady
+from .units import LastUse, UnitLevels
 
 Ints = npt.NDArray[np.int64]
 
@@ -58,11 +58,13 @@ class RankMemories:
     Parameters
     ----------
     program : Program
-    staged : Staged
-    framework : Framework
+    staged : PipelineProgram
+    framework : CachingAllocator
     """
 
-    def __init__(self, program: Program, staged: Staged, framework: Framework) -> None:
+    def __init__(
+        self, program: Program, staged: PipelineProgram, framework: CachingAllocator
+    ) -> None:
         self.program, self.staged, self.framework = program, staged, framework
         self.stages = Stages(program, staged, framework)
         self.levels = UnitLevels(framework, Arenas(framework))
@@ -85,7 +87,9 @@ class RankMemories:
         assert whole is not None
         return whole
 
-    def _measured(self, walk: RankEvents, which: Ints, shorter: Cut | None) -> RankMemory | None:
+    def _measured(
+        self, walk: RankEvents, which: Ints, shorter: SteadyState | None
+    ) -> RankMemory | None:
         """Measure a rank whose events are those of a walk, some again and again.
 
         None where the periods that were left out are not like those around them.
@@ -140,12 +144,12 @@ class RankMemories:
             if event.name == FETCH
         }
         changes = np.zeros(len(schedule.orders[walk.rank]) + 1, np.int64)
-        for one in absences(schedule, walk.rank):
-            changes[one.stored] += sizes[one.stage, one.micro]
-            changes[one.fetched + 1] -= sizes[one.stage, one.micro]
+        for absence in absences(schedule, walk.rank):
+            changes[absence.stored] += sizes[absence.stage, absence.micro]
+            changes[absence.fetched + 1] -= sizes[absence.stage, absence.micro]
         return int(np.cumsum(changes).max())
 
-    def resident(self, walk: RankEvents) -> list[Held]:
+    def resident(self, walk: RankEvents) -> list[LiveBuffer]:
         """Inputs of the step, and constants of what the rank runs."""
         given = self.staged.inputs(walk.rank)
         roots = {p.function for k in walk.own for p in self.staged.role_of(k).phases}
@@ -154,11 +158,11 @@ class RankMemories:
             *constants(self.program, self.framework, sorted(roots)),
         ]
 
-    def _level(self, walk: RankEvents, number: int, death: Death) -> tuple[Level, int]:
+    def _level(self, walk: RankEvents, number: int, death: LastUse) -> tuple[MemoryLevel, int]:
         event = walk.events[number]
         if event.unit is not None:
             return self.levels.level(event.unit, death)
-        level = Level()
+        level = MemoryLevel()
         made = event.name in (RECV, FETCH)
         for instance in event.ids.tolist() if made else ():
             level.add(walk.roles[instance], walk.sizes[instance])
@@ -169,7 +173,7 @@ class RankMemories:
             level.add(walk.roles[instance], -walk.sizes[instance])
         return level, level.peak
 
-    def _held(self, walk: RankEvents, deaths: Sequence[Death], at: int) -> Iterator[Held]:
+    def _held(self, walk: RankEvents, deaths: Sequence[LastUse], at: int) -> Iterator[LiveBuffer]:
         """What is there at the peak, beside what always is."""
         event, death = walk.events[at], deaths[at]
         inside = set[int]()
@@ -186,7 +190,7 @@ class RankMemories:
             if instance == ALWAYS or instance in inside or not walk.sizes[instance]:
                 continue
             label = self._label(walk, instance)
-            yield Held(label, walk.roles[instance], walk.sizes[instance])
+            yield LiveBuffer(label, walk.roles[instance], walk.sizes[instance])
 
     def _label(self, walk: RankEvents, instance: int) -> Label:
         number, buffer = walk.maker(instance)
@@ -211,7 +215,7 @@ class RankMemories:
         many = self.staged.schedule.rank_of.count(self.staged.schedule.rank_of[event.stage]) > 1
         return f"{word} of stage {event.stage}" if many else word
 
-    def _moment(self, walk: RankEvents, deaths: Sequence[Death], at: int, later: int) -> str:
+    def _moment(self, walk: RankEvents, deaths: Sequence[LastUse], at: int, later: int) -> str:
         event = walk.events[at]
         word = self._word(event)
         if event.micro >= 0:
@@ -221,7 +225,7 @@ class RankMemories:
         return f"{word}: {self.levels.moment(event.unit, deaths[at])}"
 
 
-def _later(walk: RankEvents, shorter: Cut | None, at: int) -> int:
+def _later(walk: RankEvents, shorter: SteadyState | None, at: int) -> int:
     """By how many micro-batches an event of the whole is later than the one of the walk."""
     if shorter is None:
         return 0
@@ -229,11 +233,11 @@ def _later(walk: RankEvents, shorter: Cut | None, at: int) -> int:
     return min(max(at - begin, 0) // (end - begin), shorter.times) * shorter.stride
 
 
-def deaths_of(walk: RankEvents) -> list[Death]:
+def deaths_of(walk: RankEvents) -> list[LastUse]:
     """By event which buffers die in it."""
     roles, sizes = np.array(walk.roles, np.int64), np.array(walk.sizes, np.int64)
-    known: dict[Any, Death] = {}
-    found = []
+    known: dict[Any, LastUse] = {}
+    deaths = []
     for number, event in enumerate(walk.events):
         ids = event.ids
         dying, own, size = walk.last[ids] == number, roles[ids], sizes[ids]
@@ -242,12 +246,12 @@ def deaths_of(walk: RankEvents) -> list[Death]:
         if key not in known:
             buffers = np.flatnonzero(dying).tolist()
             first = same or tuple(range(ids.size))
-            known[key] = Death(
+            known[key] = LastUse(
                 tuple(b for b in buffers if first[b] == b), first,
                 tuple(own.tolist()), tuple(size.tolist()),
             )  # fmt: skip
-        found.append(known[key])
-    return found
+        deaths.append(known[key])
+    return deaths
 
 
 def _same(ids: Sequence[int]) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from typing import Any
 from tvm_distir.performance.program.parts import Value, reached
 from tvm_distir.performance.program.program import Program
 
-from .account import Holder, MemoryAccount
+from .account import BufferGroup, MemoryAccount
 
 NAMED = 5
 """So many holders a verdict names."""
@@ -60,7 +60,7 @@ class Verdict:
     Attributes
     ----------
     missing_bytes : int
-    holders : tuple of Holder
+    holders : tuple of BufferGroup
         The largest, at most :data:`NAMED`.
     remedies : tuple of Remedy
         Those that apply, the cheapest first.
@@ -69,7 +69,7 @@ class Verdict:
     """
 
     missing_bytes: int
-    holders: tuple[Holder, ...]
+    holders: tuple[BufferGroup, ...]
     remedies: tuple[Remedy, ...]
     chosen: str
 
@@ -77,8 +77,8 @@ class Verdict:
         """Give the fields by name."""
         return {
             "missing_bytes": self.missing_bytes,
-            "holders": [one.to_dict() for one in self.holders],
-            "remedies": [one.to_dict() for one in self.remedies],
+            "holders": [holder.to_dict() for holder in self.holders],
+            "remedies": [remedy.to_dict() for remedy in self.remedies],
             "chosen": self.chosen,
         }
 

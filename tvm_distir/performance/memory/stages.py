@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from tvm_distir.core import BACKWARD, FORWARD, WEIGHT
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import Role, Staged
+from tvm_distir.performance.program.staged import PipelineProgram, StageKind
 from tvm_distir.performance.program.unit_phases import unit_phases
 
 from .account import COMMUNICATION, GRADIENTS, RESULTS, STASHES, WEIGHTS
-from .caching_allocator import Framework
+from .caching_allocator import CachingAllocator
 from .units import Unit, make_unit
 
 _BEHIND = ("backward", "weight", "accumulate", "accumulate_next")
@@ -22,11 +22,13 @@ class Stages:
     Parameters
     ----------
     program : Program
-    staged : Staged
-    framework : Framework
+    staged : PipelineProgram
+    framework : CachingAllocator
     """
 
-    def __init__(self, program: Program, staged: Staged, framework: Framework) -> None:
+    def __init__(
+        self, program: Program, staged: PipelineProgram, framework: CachingAllocator
+    ) -> None:
         self.program, self.staged, self.framework = program, staged, framework
         self._known: dict[tuple[int, tuple[bool, ...]], dict[str, Unit]] = {}
         self._of_stage: dict[int, dict[str, Unit]] = {}
@@ -99,7 +101,7 @@ class Stages:
         return set(role.results) - given - read
 
 
-def _slot_roles(role: Role, arriving: set[int]) -> dict[int, int]:
+def _slot_roles(role: StageKind, arriving: set[int]) -> dict[int, int]:
     """Roles of slots by who writes and who reads them."""
     read: dict[str, set[int]] = {}
     written: dict[str, set[int]] = {}
@@ -107,20 +109,20 @@ def _slot_roles(role: Role, arriving: set[int]) -> dict[int, int]:
         name = phase.name.partition(":")[0]
         read.setdefault(name, set()).update(phase.inputs)
         written.setdefault(name, set()).update(phase.outputs)
-    found = dict.fromkeys(role.results, RESULTS)
-    found.update({result: WEIGHTS for _, result in role.updates})
-    found.update(dict.fromkeys(arriving, COMMUNICATION))
+    slot_roles = dict.fromkeys(role.results, RESULTS)
+    slot_roles.update({result: WEIGHTS for _, result in role.updates})
+    slot_roles.update(dict.fromkeys(arriving, COMMUNICATION))
     later = set().union(*(read.get(name, set()) for name in _BEHIND))
     made = arriving.union(*(written.get(name, set()) for name in ("rows", "forward")))
-    found.update(dict.fromkeys(made & later, STASHES))
+    slot_roles.update(dict.fromkeys(made & later, STASHES))
     sums = written.get("accumulate", set())
     terms = read.get("accumulate", set()) & set().union(
         *(written.get(name, set()) for name in ("backward", "weight"))
     )
-    found.update(dict.fromkeys(sums | terms | written.get("part", set()), GRADIENTS))
+    slot_roles.update(dict.fromkeys(sums | terms | written.get("part", set()), GRADIENTS))
     for _, total in role.sums:
-        found[total] = GRADIENTS
-    return found
+        slot_roles[total] = GRADIENTS
+    return slot_roles
 
 
 __all__ = ["BACKWARD", "FORWARD", "WEIGHT", "Stages"]

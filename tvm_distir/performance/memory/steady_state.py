@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Cut:
+class SteadyState:
     """Steps without periods of the middle.
 
     Attributes
@@ -41,7 +41,7 @@ class Cut:
     stride: int
 
 
-def cut(steps: Sequence[Step], schedule: Schedule) -> Cut | None:
+def cut(steps: Sequence[Step], schedule: Schedule) -> SteadyState | None:
     """Leave out what repeats; None where nothing does, or memory may depend on more than that."""
     if schedule.stash or schedule.offload:
         return None
@@ -71,18 +71,18 @@ def cut(steps: Sequence[Step], schedule: Schedule) -> Cut | None:
                 s._replace(unit=s.unit._replace(micro=s.unit.micro - gone))
                 for s in steps[at + times * period :]
             ]
-            return Cut([*steps[:at], *kept], at, period, times, stride)
+            return SteadyState([*steps[:at], *kept], at, period, times, stride)
     return None
 
 
-def steady(before: Sequence[int], shorter: Cut, facts: Ints, left: Ints) -> bool:
+def steady(before: Sequence[int], shorter: SteadyState, facts: Ints, left: Ints) -> bool:
     """Whether the periods before and behind those left out are alike, and leave nothing.
 
     Parameters
     ----------
     before : sequence of int
         By step how many events there are before it.
-    shorter : Cut
+    shorter : SteadyState
     facts : int64 array (events, ...)
         What memory depends on.
     left : int64 array (events, sizes)

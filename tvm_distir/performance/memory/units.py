@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from tvm_distir.performance.program.staged import Phase
 
-from .account import Held, Label
+from .account import Label, LiveBuffer
 from .best_fit import Arenas
-from .caching_allocator import DONATED, DROPPED, OWN, Framework, Level, Use
+from .caching_allocator import DONATED, DROPPED, OWN, CachingAllocator, CallVariant, MemoryLevel
 
 RESIDENT = -1
 """Instead of a buffer: what is there all the time, or takes the memory of such."""
@@ -66,7 +66,7 @@ class Unit:
 def make_unit(
     name: str,
     phases: Sequence[Phase],
-    framework: Framework,
+    framework: CachingAllocator,
     codes: Mapping[int, int],
     donated: Collection[int],
     dropped: Collection[int],
@@ -78,7 +78,7 @@ def make_unit(
     name : str
     phases : sequence of Phase
         In order.
-    framework : Framework
+    framework : CachingAllocator
     codes : mapping of int to int
         Roles of slots, where their functions do not say them.
     donated : collection of int
@@ -128,7 +128,7 @@ def make_unit(
     )  # fmt: skip
 
 
-class Death(NamedTuple):
+class LastUse(NamedTuple):
     """Which buffers of a unit nobody reads behind it.
 
     Attributes
@@ -152,21 +152,21 @@ class UnitLevels:
 
     Parameters
     ----------
-    framework : Framework
+    framework : CachingAllocator
     arenas : Arenas
     """
 
-    def __init__(self, framework: Framework, arenas: Arenas) -> None:
+    def __init__(self, framework: CachingAllocator, arenas: Arenas) -> None:
         self.framework, self.arenas = framework, arenas
-        self._known: dict[tuple[int, Death], tuple[Level, int]] = {}
+        self._known: dict[tuple[int, LastUse], tuple[MemoryLevel, int]] = {}
         self._units: list[Unit] = []
 
-    def level(self, unit: Unit, death: Death) -> tuple[Level, int]:
+    def level(self, unit: Unit, death: LastUse) -> tuple[MemoryLevel, int]:
         """Level of a unit, and the bytes that best-fit placement needs for it."""
         key = (id(unit), death)
         if key not in self._known:
             self._units.append(unit)  # no other takes its identity
-            level, top = Level(), 0
+            level, top = MemoryLevel(), 0
             for number, use, rest in self.uses(unit, death):
                 top = max(top, level.live + self.arenas.whole(use))
                 level.over(self.framework.level(use), number)
@@ -176,8 +176,8 @@ class UnitLevels:
         return self._known[key]
 
     def held(
-        self, unit: Unit, death: Death, labels: Mapping[int, Label], word: str
-    ) -> Iterator[Held]:
+        self, unit: Unit, death: LastUse, labels: Mapping[int, Label], word: str
+    ) -> Iterator[LiveBuffer]:
         """What a unit holds at its peak of what it makes, and of what dies in it."""
         at = self.level(unit, death)[0].at
         first = len(unit.inputs)
@@ -209,15 +209,15 @@ class UnitLevels:
                 there = dead if buffer < first else buffer <= made
                 over = dead and lasts[buffer] < at
                 if there and not over and buffer not in handed and size:
-                    yield Held(named[buffer], death.roles[buffer], size)
+                    yield LiveBuffer(named[buffer], death.roles[buffer], size)
 
-    def moment(self, unit: Unit, death: Death) -> str:
+    def moment(self, unit: Unit, death: LastUse) -> str:
         """Where the peak of a unit is."""
         at = max(self.level(unit, death)[0].at, 0)
         use = next(use for number, use, _ in self.uses(unit, death) if number == at)
         return self.framework.moment(use)
 
-    def uses(self, unit: Unit, death: Death) -> Iterator[tuple[int, Use, list[int]]]:
+    def uses(self, unit: Unit, death: LastUse) -> Iterator[tuple[int, CallVariant, list[int]]]:
         """Number of each part, how it runs, and what is freed behind it."""
         dying: dict[int, list[int]] = {}
         lasts = _lasts(unit, death)
@@ -232,11 +232,11 @@ class UnitLevels:
                 if buffer in here and times[buffer] == 1 and param not in given:
                     owned.append((param, death.roles[buffer], death.sizes[buffer]))
             gone = {reads[param] for param, _, _ in owned}
-            use = Use(part.function, tuple(owned), part.given)
+            use = CallVariant(part.function, tuple(owned), part.given)
             yield number, use, [buffer for buffer in dead if buffer not in gone]
 
 
-def _lasts(unit: Unit, death: Death) -> dict[int, int]:
+def _lasts(unit: Unit, death: LastUse) -> dict[int, int]:
     """By buffer, the first of its instance, the part that reads it last."""
     lasts: dict[int, int] = {}
     for one, last in zip(death.same, unit.last, strict=True):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from tvm_distir.support import SimulationError, nearest
 
 from .parts import Entry, Function, Mesh, Op
-from .staged import Staged
+from .staged import PipelineProgram
 from .staged_checks import StagedChecks
 
 Functions = Mapping[str, Function]
@@ -27,7 +27,7 @@ def check_program(
     meshes: Sequence[Mesh],
     functions: Functions,
     entries: Sequence[Entry],
-    staged: Staged | None,
+    staged: PipelineProgram | None,
     place: str,
 ) -> None:
     """Refuse the parts of a program that contradict each other: see :meth:`Program.check`."""
@@ -43,7 +43,7 @@ def check_program(
     steps: dict[str, int] = {}
     for name in order:
         ops = functions[name].ops
-        steps[name] = sum(max([steps[one] for one in op.callees], default=1) for op in ops)
+        steps[name] = sum(max([steps[callee] for callee in op.callees], default=1) for op in ops)
     roots = [entry.function for entry in entries] if staged is None else staged.functions()
     total = sum(steps[root] for root in roots)
     if total > MOST_STEPS:

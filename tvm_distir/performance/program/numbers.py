@@ -11,7 +11,7 @@ from typing import Any
 
 from .parts import Function, Value
 from .program import Program
-from .staged import Edge, Staged
+from .staged import Edge, PipelineProgram
 
 OP_NUMBERS = 4
 """Of an op: FLOPs, bytes moved, payload, size of the group."""
@@ -49,7 +49,7 @@ class Numbers:
     dims_from: int = 0
 
 
-def edges_of(staged: Staged) -> list[Edge]:
+def edges_of(staged: PipelineProgram) -> list[Edge]:
     """Edges between stages, then those of sums over stages."""
     return [*staged.edges, *(edge for one in staged.sums for edge in one.edges)]
 

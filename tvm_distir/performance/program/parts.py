@@ -189,14 +189,14 @@ class Function:
 
 def reached(functions: Mapping[str, Function], roots: Iterable[str]) -> set[str]:
     """Names of functions, and of all that they call, directly or not."""
-    found: set[str] = set()
+    result: set[str] = set()
     todo = list(roots)
     while todo:
         name = todo.pop()
-        if name not in found:
-            found.add(name)
+        if name not in result:
+            result.add(name)
             todo.extend(callee for op in functions[name].ops for callee in op.callees)
-    return found
+    return result
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from .parts import (
     Value,
 )
 from .reading import load, parse, parse_text
-from .staged import Staged
+from .staged import PipelineProgram
 from .storage import Storage
 from .writing import lines_of
 
@@ -38,7 +38,7 @@ class Program:
     entries : tuple of Entry
         One per mesh that runs something; where meshes share devices, one for all devices that
         belong to the same meshes. None where the step is in stages.
-    staged : Staged, optional
+    staged : PipelineProgram, optional
         Stages and schedule, whose phases take the place of entries.
     storage : Storage, optional
         TVM's storage plan: what is taken and freed where TVM runs the program.
@@ -47,7 +47,7 @@ class Program:
     meshes: tuple[Mesh, ...]
     functions: Mapping[str, Function]
     entries: tuple[Entry, ...]
-    staged: Staged | None = None
+    staged: PipelineProgram | None = None
     storage: Storage | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Program:
             **({} if self.storage is None else {"storage": self.storage.to_dict()}),
         }
         if self.staged is None:
-            return {**out, "entries": [_entry_dict(one) for one in self.entries]}
+            return {**out, "entries": [_entry_dict(entry) for entry in self.entries]}
         return {**out, **self.staged.to_dict(_value_dict)}
 
     def to_json(self) -> str:

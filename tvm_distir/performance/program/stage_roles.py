@@ -30,7 +30,19 @@ from tvm_distir.transforms import Ports, StageBody, When
 
 from .body import FunctionExporter
 from .parts import Function, Value
-from .staged import ACCUMULATE, ADD, BACKWARD, BEGIN, END, FORWARD, NEXT, ROWS, WEIGHT, Phase, Role
+from .staged import (
+    ACCUMULATE,
+    ADD,
+    BACKWARD,
+    BEGIN,
+    END,
+    FORWARD,
+    NEXT,
+    ROWS,
+    WEIGHT,
+    Phase,
+    StageKind,
+)
 from .staged import PART as PART_PHASE
 from .sums import next_sums
 from .training import state_names
@@ -92,7 +104,7 @@ class RoleExporter:
             for var in variables(value):
                 self.read_by.setdefault(var, set()).add("")
 
-    def run(self) -> Role:
+    def run(self) -> StageKind:
         """Export all phases, in the order in which they are run."""
         outputs = set(self.pipeline.outputs)
         params = [slot for what, var in self.body.params.items() for slot in self._param(what, var)]
@@ -105,7 +117,7 @@ class RoleExporter:
                 self._next(bindings)
             if name.startswith(PART_PHASE):
                 self._add(name.partition(":")[2])
-        return Role(
+        return StageKind(
             self.note.function,
             tuple(self.slots),
             tuple(params),

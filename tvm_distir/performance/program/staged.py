@@ -47,7 +47,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Role:
+class StageKind:
     """A kind of stage.
 
     Attributes
@@ -175,14 +175,14 @@ class StageSum:
 
 
 @dataclass(frozen=True)
-class Staged:
+class PipelineProgram:
     """Stages, schedule, and what goes from stage to stage.
 
     Attributes
     ----------
     schedule : Schedule
         Its rank r works on mesh r of the program.
-    roles : tuple of Role
+    roles : tuple of StageKind
     stages : tuple of Stage
     edges : tuple of Edge
         Activations and gradients, in the order in which a stage sends them.
@@ -191,12 +191,12 @@ class Staged:
     """
 
     schedule: Schedule
-    roles: tuple[Role, ...]
+    roles: tuple[StageKind, ...]
     stages: tuple[Stage, ...]
     edges: tuple[Edge, ...]
     sums: tuple[StageSum, ...] = ()
 
-    def role_of(self, stage: int) -> Role:
+    def role_of(self, stage: int) -> StageKind:
         """The kind of a stage."""
         return self.roles[self.stages[stage].role]
 
@@ -236,12 +236,12 @@ class Staged:
                     "updates": [list(pair) for pair in role.updates],
                     "phases": [
                         {
-                            "name": one.name,
-                            "function": one.function,
-                            "inputs": list(one.inputs),
-                            "outputs": list(one.outputs),
+                            "name": phase.name,
+                            "function": phase.function,
+                            "inputs": list(phase.inputs),
+                            "outputs": list(phase.outputs),
                         }
-                        for one in role.phases
+                        for phase in role.phases
                     ],
                 }
                 for role in self.roles

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from tvm_distir.support import SimulationError, nearest
 
 from .parts import Function, Mesh, reached
-from .staged import BACKWARD, FORWARD, PHASES, Edge, Role, Staged
+from .staged import BACKWARD, FORWARD, PHASES, Edge, PipelineProgram, StageKind
 
 Broken = Callable[..., SimulationError]
 """Place, what is wrong and a remedy to the error."""
@@ -24,13 +24,13 @@ class StagedChecks:
     meshes : sequence of Mesh
     functions : mapping of str to Function
         Each checked on its own.
-    staged : Staged
+    staged : PipelineProgram
     place : str
     broken : callable
     """
 
     def __init__(
-        self, meshes: Sequence[Mesh], functions: Mapping[str, Function], staged: Staged,
+        self, meshes: Sequence[Mesh], functions: Mapping[str, Function], staged: PipelineProgram,
         place: str, broken: Broken,
     ) -> None:  # fmt: skip
         self.meshes, self.functions, self.staged = meshes, functions, staged
@@ -69,7 +69,7 @@ class StagedChecks:
                         f"device {device} belongs to rank {owner[device]} already",
                     )
 
-    def _role(self, role: Role, arriving: set[int], place: str) -> None:
+    def _role(self, role: StageKind, arriving: set[int], place: str) -> None:
         self._slots(
             role,
             [*role.params, *role.results, *(s for p in (*role.sums, *role.updates) for s in p)],
@@ -110,23 +110,23 @@ class StagedChecks:
         for edge in self.staged.edges:
             if edge.target[0] < len(slots):
                 slots[edge.target[0]].add(edge.target[1])
-        found: dict[int, set[int]] = {}
+        result: dict[int, set[int]] = {}
         for number, stage in enumerate(self.staged.stages):
-            if found.setdefault(stage.role, slots[number]) != slots[number]:
+            if result.setdefault(stage.role, slots[number]) != slots[number]:
                 raise self.broken(
                     f"{self.place}/stages[{number}]",
                     f"it gets the slots {sorted(slots[number])}, a stage alike "
-                    f"{sorted(found[stage.role])}",
+                    f"{sorted(result[stage.role])}",
                 )
-        return found
+        return result
 
-    def _slots(self, role: Role, slots: Iterable[int], place: str) -> None:
+    def _slots(self, role: StageKind, slots: Iterable[int], place: str) -> None:
         for slot in slots:
             if slot >= len(role.slots):
                 raise self.broken(place, f"slot {slot} of {len(role.slots)}")
 
     def _calls(
-        self, role: Role, name: str, inputs: Sequence[int], outputs: Sequence[int], place: str
+        self, role: StageKind, name: str, inputs: Sequence[int], outputs: Sequence[int], place: str
     ) -> None:
         fn = self.functions.get(name)
         if fn is None:

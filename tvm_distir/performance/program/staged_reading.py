@@ -10,18 +10,18 @@ from tvm_distir.core import Schedule
 from tvm_distir.support import JsonValue, PlanError
 
 from .parts import Value
-from .staged import DIRECTIONS, Edge, Phase, Role, Stage, Staged, StageSum
+from .staged import DIRECTIONS, Edge, Phase, PipelineProgram, Stage, StageKind, StageSum
 
 KEYS = ("roles", "schedule", "stages", "edges", "sums")
 
 
-def read_staged(top: JsonValue, value: Callable[[JsonValue], Value]) -> Staged:
+def read_staged(top: JsonValue, value: Callable[[JsonValue], Value]) -> PipelineProgram:
     """Read the keys :data:`KEYS` of a program; ``value`` reads a :class:`Value`."""
     try:
         schedule = Schedule.from_json(top["schedule"])
     except PlanError as error:
         raise top["schedule"].wrong(error.what, error.remedy) from None
-    return Staged(
+    return PipelineProgram(
         schedule,
         tuple(_role(one, value) for one in top["roles"].items()),
         tuple(_stage(one) for one in top["stages"].items()),
@@ -30,9 +30,9 @@ def read_staged(top: JsonValue, value: Callable[[JsonValue], Value]) -> Staged:
     )
 
 
-def _role(data: JsonValue, value: Callable[[JsonValue], Value]) -> Role:
+def _role(data: JsonValue, value: Callable[[JsonValue], Value]) -> StageKind:
     found = data.object(("name", "slots", "params", "results", "sums", "updates", "phases"))
-    return Role(
+    return StageKind(
         found["name"].text(),
         tuple(value(one) for one in found["slots"].items()),
         found["params"].integers(),

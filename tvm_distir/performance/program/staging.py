@@ -30,7 +30,7 @@ from .callees import with_callees
 from .parts import Mesh
 from .program import Program
 from .stage_roles import RoleExporter
-from .staged import Edge, Stage, Staged, StageSum
+from .staged import Edge, PipelineProgram, Stage, StageSum
 
 
 def export_stages(mod: ir.IRModule, pipeline: Pipeline) -> Program:
@@ -62,14 +62,16 @@ class _Staging:
     def run(self) -> Program:
         """Export phases, then what they call; then say who runs them."""
         roles = {name: one.run() for name, one in self.exporters.items()}
-        functions = {k: fn for one in self.exporters.values() for k, fn in one.functions.items()}
-        made = {k: fn for one in self.exporters.values() for k, fn in one.made.items()}
+        functions = {
+            k: fn for exporter in self.exporters.values() for k, fn in exporter.functions.items()
+        }
+        made = {k: fn for exporter in self.exporters.values() for k, fn in exporter.made.items()}
         mod = self.mod
         if made:
             mod = mod.clone()
             mod.update(ir.IRModule({ir.GlobalVar(name): fn for name, fn in made.items()}))
-        calling = [e for one in self.exporters.values() for e in one.exporters]
-        found = with_callees(mod, functions, calling)
+        calling = [e for exporter in self.exporters.values() for e in exporter.exporters]
+        callees = with_callees(mod, functions, calling)
         first = {number: rank for rank, number in reversed(list(enumerate(self.wires.of_rank)))}
         numbers = {name: i for i, name in enumerate(roles)}
         given: set[str] = set()
@@ -81,7 +83,7 @@ class _Staging:
             given.update(results)
             inputs = [plain_name(w) for w in note.params if w in known]
             stages.append(Stage(numbers[note.function], tuple(inputs), tuple(names)))
-        staged = Staged(
+        staged = PipelineProgram(
             self.schedule, tuple(roles.values()), tuple(stages),
             tuple(self._neighbours()), tuple(self._sums()),
         )  # fmt: skip
@@ -98,7 +100,7 @@ class _Staging:
                     self.wires.names, self.wires.of_rank, self.wires.meshes, strict=True
                 )
             ),
-            functions={name: fn.on(first[fn.mesh]) for name, fn in found.items()},
+            functions={name: fn.on(first[fn.mesh]) for name, fn in callees.items()},
             entries=(),
             staged=staged,
         )
@@ -107,7 +109,7 @@ class _Staging:
 
     def _neighbours(self) -> list[Edge]:
         """Edges of activations and gradients."""
-        found = []
+        neighbours = []
         for stage, note in enumerate(self.pipeline.stages):
             for kind, step in ((ACTIVATION, 1), (GRADIENT, -1)):
                 for what in [w for w in note.results if w.startswith(f"{kind}:")]:
@@ -115,12 +117,12 @@ class _Staging:
                     source = (stage, self._slot(stage, what))
                     target = (stage + step, self._slot(stage + step, what, True))
                     direction = "forward" if step > 0 else "backward"
-                    found.append(self._edge(source, target, direction, what, made, read))
-        return found
+                    neighbours.append(self._edge(source, target, direction, what, made, read))
+        return neighbours
 
     def _sums(self) -> list[StageSum]:
         """Sums over stages, with their edges."""
-        found = []
+        sums = []
         for one in self.pipeline.sums:
             term, total = f"{PART}:{one.name}", f"{TOTAL}:{one.name}"
             slots = {k: self._slot(k, total, True) for k in one.stages}
@@ -139,8 +141,8 @@ class _Staging:
                 ends = (last, slots[last]), (stage, slots[stage])
                 made, read = self.wires.made(last, term), self.wires.read(stage, total)
                 edges.append(self._edge(*ends, "total", total, made, read))
-            found.append(StageSum(plain_name(one.name), one.stages, tuple(edges)))
-        return found
+            sums.append(StageSum(plain_name(one.name), one.stages, tuple(edges)))
+        return sums
 
     def _slot(self, stage: int, what: str, read: bool = False) -> int:
         """Slot of a parameter or result of a stage, by its position among its function's."""

@@ -81,7 +81,8 @@ class Storage:
             "functions": {
                 name: {
                     "steps": [
-                        [one.kind, list(one.blocks), one.bytes, list(one.names)] for one in fn.steps
+                        [step.kind, list(step.blocks), step.bytes, list(step.names)]
+                        for step in fn.steps
                     ],
                     "results": list(fn.results),
                 }

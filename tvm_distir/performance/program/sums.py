@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core import typed
-from tvm_distir.transforms import GoingOn
+from tvm_distir.transforms import ContinuedAccumulation
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def next_sums(mod: ir.IRModule, bindings: Sequence[Any], each: Collection[Any]) 
         Those of them that are not summed.
     """
     made = NextSums([], [], {}, {})
-    going_on = GoingOn()
+    going_on = ContinuedAccumulation()
     for binding in bindings:
         value, ty = binding.value, binding.var.ty
         if binding.var not in each:

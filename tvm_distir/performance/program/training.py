@@ -18,7 +18,7 @@ from .parts import Function
 def state_names(fn: relax.Function) -> set[str]:
     """Plain names of the inputs that are states of an optimizer, counters included."""
     states = training_notes(fn, "states").values()
-    names = [str(name) for found in states for name in found[:]]
+    names = [str(name) for state in states for name in state[:]]
     return {plain_name(name) for name in (*names, *training_notes(fn, "counters"))}
 
 

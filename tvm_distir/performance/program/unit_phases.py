@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from tvm_distir.core import BACKWARD, FORWARD, WEIGHT, Schedule
 
-from .staged import BEGIN, END, Role
+from .staged import BEGIN, END, StageKind
 
 UPDATE = "update"
 """Unit behind each micro-batch, where the schedule stashes weights."""
 
 
-def unit_phases(role: Role, schedule: Schedule) -> dict[str, list[str]]:
+def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
     """Phases of each unit of a role.
 
     The first micro-batch of a stage begins its sums: ``B``, or ``W`` where gradients of weights
@@ -38,7 +38,7 @@ def unit_phases(role: Role, schedule: Schedule) -> dict[str, list[str]]:
     }
 
 
-def once_slots(role: Role, schedule: Schedule, unit: str) -> set[int]:
+def once_slots(role: StageKind, schedule: Schedule, unit: str) -> set[int]:
     """Slots that are there once, not per micro-batch, as a unit sees them.
 
     A micro-batch has weights of its own where the schedule stashes them, and what is made of them;

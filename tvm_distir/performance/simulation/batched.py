@@ -18,8 +18,8 @@ from tvm_distir.core import System
 from tvm_distir.performance.program.numbers import Numbers
 from tvm_distir.performance.program.parts import Mesh
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import Staged
-from tvm_distir.performance.simulation.pipeline.kinds import Kinds, axes_used, lying
+from tvm_distir.performance.program.staged import PipelineProgram
+from tvm_distir.performance.simulation.pipeline.kinds import RankClasses, axes_used, lying
 from tvm_distir.performance.simulation.pipeline.steps import StageSteps
 
 from .batched_costs import BOUNDS, BatchPrices
@@ -29,7 +29,7 @@ from .timeline import short_name
 Ints = npt.NDArray[np.int64]
 
 
-class Ran(NamedTuple):
+class BatchedTimes(NamedTuple):
     """What steps came to.
 
     Attributes
@@ -85,7 +85,7 @@ class Batch:
             self._lying[shape] = tuple(map(keys.index, keys))
         return self._lying[shape]
 
-    def run(self, quantities: Ints, shapes: Sequence[Sequence[Mesh]], shape: Ints) -> Ran:
+    def run(self, quantities: Ints, shapes: Sequence[Sequence[Mesh]], shape: Ints) -> BatchedTimes:
         """Simulate steps.
 
         Parameters
@@ -97,7 +97,7 @@ class Batch:
             Which of them each row has.
         """
         rows = quantities.shape[1]
-        found = Ran(np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.ones(rows, bool))
+        ran = BatchedTimes(np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.ones(rows, bool))
         lies = [self.lies(meshes) for meshes in shapes]
         for pattern in dict.fromkeys(lies):
             own = [number for number, one in enumerate(lies) if one == pattern]
@@ -110,9 +110,9 @@ class Batch:
             part = self._plans[pattern].run(
                 quantities[:, at], [shapes[number] for number in own], renumbered
             )
-            for whole, one in zip(found, part, strict=True):
+            for whole, one in zip(ran, part, strict=True):
                 whole[at] = one
-        return found
+        return ran
 
 
 class _Plan:
@@ -122,8 +122,8 @@ class _Plan:
         self.batch = batch
         self.program = dataclasses.replace(batch.program, meshes=tuple(meshes))
         staged = self.program.staged
-        assert isinstance(staged, Staged)
-        self.kinds = Kinds(self.program, staged, batch.system, batch.blocking, "native")
+        assert isinstance(staged, PipelineProgram)
+        self.kinds = RankClasses(self.program, staged, batch.system, batch.blocking, "native")
         costs = OpCosts(self.program, batch.system)
         self.steps = StageSteps(staged, self.kinds, costs)
         lowering = self.kinds.lowering
@@ -132,7 +132,7 @@ class _Plan:
         self.names = [short_name(row.op.op) for row in lowering.rows]
         self.counts = self._counts()
 
-    def run(self, quantities: Ints, shapes: Sequence[Sequence[Mesh]], shape: Ints) -> Ran:
+    def run(self, quantities: Ints, shapes: Sequence[Sequence[Mesh]], shape: Ints) -> BatchedTimes:
         """As :meth:`Batch.run`."""
         batch, rows = self.batch, quantities.shape[1]
         prices = BatchPrices(
@@ -165,21 +165,21 @@ class _Plan:
         columns = np.where(self.order >= 0, of_row[self.order], -1)
         time_ps = self.kinds.maps.sweep(columns, spent, sent, self.steps.units)
         bound = self._bound(of_row, spent, np.array(codes), time_ps)
-        return Ran(time_ps, bound, prices.fits & (time_ps >= 0))
+        return BatchedTimes(time_ps, bound, prices.fits & (time_ps >= 0))
 
     def _counts(self) -> list[Ints]:
         """How often ranks run each row; equal ones once."""
         units = self.steps.units
         _, step, begin = units.runs()
         lowering = self.kinds.lowering
-        found: dict[bytes, Ints] = {}
+        counts: dict[bytes, Ints] = {}
         for first, last in zip(begin[:-1].tolist(), begin[1:].tolist(), strict=True):
             total = np.zeros(len(lowering.rows), np.int64)
             used, times = np.unique(step[first:last], return_counts=True)
             for one, count in zip(used.tolist(), times.tolist(), strict=True):
                 total += count * lowering.counts(self.steps.runs[one].unit.function)
-            found.setdefault(total.tobytes(), total)
-        return list(found.values())
+            counts.setdefault(total.tobytes(), total)
+        return list(counts.values())
 
     def _bound(self, of_row: Ints, spent: Ints, codes: npt.NDArray[np.int8], time_ps: Ints) -> Ints:
         """What most of the busiest rank's step goes to."""

@@ -124,30 +124,30 @@ class BatchPrices:
         return self._picoseconds(spent.whole), codes.astype(np.int8)
 
     def _collective(self, op: Op, payload: Ints) -> Ints:
-        found = np.zeros(self.rows, np.int64)
+        result = np.zeros(self.rows, np.int64)
         gradients = op.kernel_class == _GRADIENTS
         for rows, costs in self._of_shape:
             layout = costs.layout(op.mesh, op.mesh_axes)
-            found[rows] = self._slowest(op.collective, payload[rows], layout, rows, gradients)
-        return found
+            result[rows] = self._slowest(op.collective, payload[rows], layout, rows, gradients)
+        return result
 
     def _slowest(
         self, kind: str, payload: Ints, layout: GroupLayout, rows: Ints, gradients: bool = False
     ) -> Ints:
         """As :meth:`~.Clock.collective_ps`, for the payloads of some rows."""
-        found = np.zeros(payload.size, np.int64)
+        result = np.zeros(payload.size, np.int64)
         for where in layout.kinds:
             fits = payload < _LARGEST // (2 * where.ranks)
             self.fits[rows] &= fits
             own = np.where(fits, payload, 0)
             spent = self.system.spread_time_s(kind, own, where, layout.sharing, gradients)
-            np.maximum(found, self._picoseconds(spent, rows), out=found)
-        return found
+            np.maximum(result, self._picoseconds(spent, rows), out=result)
+        return result
 
     def edge(self, edge: Edge, here: int, there: int) -> Ints:
         """Durations of a message between ranks: as :meth:`.costs.OpCosts.edge_ps`."""
         at = self._edges[id(edge)]
-        found = np.zeros(self.rows, np.int64)
+        result = np.zeros(self.rows, np.int64)
         for rows, costs in self._of_shape:
             sent, taken, _, into, split = self.quantities[self.which[at : at + 5]][:, rows]
             both = []
@@ -159,8 +159,8 @@ class BatchPrices:
                 own = split == count
                 layout = costs.parts_layout(there, count)
                 both[0][own] += self._slowest("all_gather", into[own], layout, rows[own])
-            found[rows] = np.maximum(*both)
-        return found
+            result[rows] = np.maximum(*both)
+        return result
 
     def _picoseconds(self, time_s: npt.NDArray[np.float64], rows: Ints | None = None) -> Ints:
         """As :func:`tvm_distir.core.cost_model.clock.picoseconds`, of some rows or all."""

@@ -12,17 +12,19 @@ from typing import Any
 from tvm_distir.performance.traces.files import write_file
 
 from .costs import RECV, STREAMS
-from .device_results import Event, Lane
+from .device_results import DeviceGroupResult, Event
 
 
-def write_trace(system: str, lanes: Sequence[Lane], device_count: int, path: str | Path) -> None:
+def write_trace(
+    system: str, lanes: Sequence[DeviceGroupResult], device_count: int, path: str | Path
+) -> None:
     """Write the trace of a result into a new file and move it to its place.
 
     Parameters
     ----------
     system : str
         Name of the system.
-    lanes : sequence of Lane
+    lanes : sequence of DeviceGroupResult
     device_count : int
         Of all lanes together.
     path : str or Path
@@ -40,7 +42,7 @@ def write_trace(system: str, lanes: Sequence[Lane], device_count: int, path: str
     )
 
 
-def _pieces(system: str, lanes: Sequence[Lane], device_count: int) -> Iterator[str]:
+def _pieces(system: str, lanes: Sequence[DeviceGroupResult], device_count: int) -> Iterator[str]:
     """The JSON text, an event at a time."""
     head = {
         "schemaVersion": 1,
@@ -62,7 +64,7 @@ def _pieces(system: str, lanes: Sequence[Lane], device_count: int) -> Iterator[s
     yield "\n]}\n"
 
 
-def _events(lanes: Sequence[Lane]) -> Iterator[dict[str, Any]]:
+def _events(lanes: Sequence[DeviceGroupResult]) -> Iterator[dict[str, Any]]:
     correlation = 0
     for lane in lanes:
         threads = _Threads()
@@ -122,7 +124,7 @@ class _Threads:
         return tid
 
 
-def _names(lane: Lane, threads: dict[int, str]) -> Iterator[dict[str, Any]]:
+def _names(lane: DeviceGroupResult, threads: dict[int, str]) -> Iterator[dict[str, Any]]:
     """Names of the process (devices) and its threads (streams), in order."""
     pid, count = lane.devices[0], len(lane.devices)
     others = f" and {count - 1} alike" if count > 1 else ""

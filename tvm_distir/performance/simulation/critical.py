@@ -9,9 +9,9 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tvm_distir.performance.traces.records import Sheet, Traced
+from tvm_distir.performance.traces.records import OpRecords, Traced
 
-from .device_results import Lane
+from .device_results import DeviceGroupResult
 from .timeline import seconds
 
 WAITING = "waiting"
@@ -40,7 +40,7 @@ class _Event(NamedTuple):
     flow: Hashable
 
 
-def critical_path(lanes: Sequence[Lane]) -> tuple[PathPart, ...]:
+def critical_path(lanes: Sequence[DeviceGroupResult]) -> tuple[PathPart, ...]:
     """What the longest chain of events is made of, the longest part first.
 
     Everything starts when something ends that it waited for; the path goes back from the last end
@@ -49,7 +49,7 @@ def critical_path(lanes: Sequence[Lane]) -> tuple[PathPart, ...]:
 
     Parameters
     ----------
-    lanes : sequence of Lane
+    lanes : sequence of DeviceGroupResult
     """
     events = list(_events([lane.traced() for lane in lanes]))
     if not events:
@@ -99,20 +99,20 @@ def _events(lanes: Sequence[Traced]) -> Iterator[_Event]:
     for number, (lane, own) in enumerate(zip(lanes, sheets, strict=True)):
         for sheet in own:
             yield from _units(number, sheet) if whole and sheet.unit else _ops(number, sheet)
-        for one in lane.wires():
-            stream = one.stream.partition(" ")[0]
-            times = zip(one.flows, one.start.tolist(), one.end.tolist(), strict=True)
+        for wire in lane.wires():
+            stream = wire.stream.partition(" ")[0]
+            times = zip(wire.flows, wire.start.tolist(), wire.end.tolist(), strict=True)
             for flow, start, end in times:  # one that takes no time leads to its sender
                 yield _Event(number, stream, "message", start, end, flow)
 
 
-def _units(number: int, sheet: Sheet) -> Iterator[_Event]:
+def _units(number: int, sheet: OpRecords) -> Iterator[_Event]:
     for start, end in sheet.span.tolist():
         if end > start:
             yield _Event(number, "compute", sheet.unit, start, end, None)
 
 
-def _ops(number: int, sheet: Sheet) -> Iterator[_Event]:
+def _ops(number: int, sheet: OpRecords) -> Iterator[_Event]:
     for starts, ends in zip(sheet.start.tolist(), sheet.end.tolist(), strict=True):
         for kind, start, end in zip(sheet.kinds, starts, ends, strict=True):
             if end > start:

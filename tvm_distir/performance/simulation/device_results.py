@@ -177,7 +177,7 @@ Tables = tuple[tuple[OpTime, ...], tuple[FunctionTime, ...]]
 
 
 @dataclass(frozen=True)
-class Lane:
+class DeviceGroupResult:
     """Devices that do the same at the same times.
 
     Attributes

@@ -11,7 +11,7 @@ from typing import overload
 
 import numpy as np
 
-from .device_results import DeviceResult, Lane
+from .device_results import DeviceGroupResult, DeviceResult
 from .statistics import Work
 
 
@@ -20,13 +20,13 @@ class Devices(Sequence[DeviceResult]):
 
     Parameters
     ----------
-    lanes : sequence of Lane
+    lanes : sequence of DeviceGroupResult
         Devices that have the same result but for its id.
     works : sequence of Work
         What each device of each lane did.
     """
 
-    def __init__(self, lanes: Sequence[Lane], works: Sequence[Work]) -> None:
+    def __init__(self, lanes: Sequence[DeviceGroupResult], works: Sequence[Work]) -> None:
         self._lanes, self._works = lanes, works
 
     @functools.cached_property
@@ -35,7 +35,7 @@ class Devices(Sequence[DeviceResult]):
         pairs = zip(self._lanes, self._works, strict=True)
         return tuple(work.of(lane) for lane, work in pairs)
 
-    def on(self, lanes: Sequence[Lane]) -> Devices:
+    def on(self, lanes: Sequence[DeviceGroupResult]) -> Devices:
         """The same work of the devices of other lanes."""
         return Devices(lanes, self._works)
 

@@ -27,8 +27,8 @@ from tvm_distir.performance.engine.functions import (
     SETTLED,
     STREAM_PORTS,
     SYNC,
+    FunctionSummaries,
     Ints,
-    Maps,
 )
 
 from .costs import COMM, COMPUTE, SEND
@@ -137,7 +137,7 @@ def unrolled(lowering: Lowering, root: int) -> EntryTasks:
     return EntryTasks(pieces, frames)
 
 
-def open_calls(lowering: Lowering, maps: Maps, pieces: Sequence[Piece]) -> None:
+def open_calls(lowering: Lowering, maps: FunctionSummaries, pieces: Sequence[Piece]) -> None:
     """Tell closed functions that pieces call how late their parameters may be."""
     late = {-1: AT_HAND}
     for piece in pieces:
@@ -162,11 +162,11 @@ class TaskWriter:
     Parameters
     ----------
     lowering : Lowering
-    maps : Maps
+    maps : FunctionSummaries
         Of its closed functions, which know how late their parameters may be.
     """
 
-    def __init__(self, lowering: Lowering, maps: Maps) -> None:
+    def __init__(self, lowering: Lowering, maps: FunctionSummaries) -> None:
         self.lowering, self.maps = lowering, maps
         self._hosts = any(row.issue_ps or row.host_waits for row in lowering.rows)
 

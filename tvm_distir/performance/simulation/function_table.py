@@ -15,7 +15,7 @@ from .lowering import Lowering
 
 
 @dataclass(frozen=True)
-class Spent:
+class ElapsedTimes:
     """All calls of a function within another one.
 
     Attributes
@@ -33,9 +33,9 @@ class Spent:
     other_ps: int = 0
     flops: int = 0
 
-    def plus(self, other: Spent, times: int = 1) -> Spent:
+    def plus(self, other: ElapsedTimes, times: int = 1) -> ElapsedTimes:
         """Add so many times what other calls took."""
-        return Spent(
+        return ElapsedTimes(
             self.depth,
             self.calls + times * other.calls,
             self.compute_ps + times * other.compute_ps,
@@ -44,7 +44,7 @@ class Spent:
         )
 
 
-Table = dict[str, Spent]
+Table = dict[str, ElapsedTimes]
 
 
 class FunctionTables:
@@ -58,7 +58,7 @@ class FunctionTables:
         """Table of one call of a function, itself first."""
         if function not in self._known:
             fn = self.lowering.functions[function]
-            found: Table = {fn.name: Spent(0, 1)}
+            found: Table = {fn.name: ElapsedTimes(0, 1)}
             for step in fn.steps:
                 if step.callee >= 0:
                     add_call(found, [fn.name], self.of(step.callee))
@@ -72,18 +72,20 @@ class FunctionTables:
 def add_op(table: Table, around: list[str], stream: int, spent_ps: int, flops: int) -> None:
     """Add an op to the functions around it."""
     busy = stream == COMPUTE
-    spent = Spent(0, 0, spent_ps if busy else 0, 0 if busy else spent_ps, flops)
+    spent = ElapsedTimes(0, 0, spent_ps if busy else 0, 0 if busy else spent_ps, flops)
     for name in dict.fromkeys(around):
         table[name] = table[name].plus(spent)
 
 
-def add_call(table: Table, around: list[str], called: Mapping[str, Spent], times: int = 1) -> None:
+def add_call(
+    table: Table, around: list[str], called: Mapping[str, ElapsedTimes], times: int = 1
+) -> None:
     """Add calls of a function to those around them, the innermost last."""
     whole = replace(next(iter(called.values())), calls=0)
     for name in dict.fromkeys(around):
         table[name] = table[name].plus(whole, times)
     for name, spent in called.items():
-        empty = Spent(spent.depth + len(around), 0)
+        empty = ElapsedTimes(spent.depth + len(around), 0)
         table[name] = table.get(name, empty).plus(spent, times)
 
 

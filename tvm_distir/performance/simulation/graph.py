@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_distir.performance.engine.functions import Maps
+from tvm_distir.performance.engine.functions import FunctionSummaries
 from tvm_distir.performance.engine.maps import maps_of
 from tvm_distir.performance.engine.tasks import Tasks
 from tvm_distir.performance.program.parts import reached
@@ -45,7 +45,7 @@ class TaskGraph:
     numbers : dict of str to int
         Functions in ``lowering``.
     lowering : Lowering
-    maps : Maps
+    maps : FunctionSummaries
     """
 
     tasks: Tasks
@@ -53,7 +53,7 @@ class TaskGraph:
     entries: Mapping[str, EntryTasks]
     numbers: Mapping[str, int]
     lowering: Lowering
-    maps: Maps
+    maps: FunctionSummaries
 
 
 def build_graph(

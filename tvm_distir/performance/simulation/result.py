@@ -16,7 +16,7 @@ from tvm_distir.performance.traces.hta import hta_pages
 from tvm_distir.performance.traces.perfetto import write_perfetto
 
 from .chrome_trace import write_trace
-from .device_results import Branch, CollectiveTotal, Event, Lane
+from .device_results import Branch, CollectiveTotal, DeviceGroupResult, Event
 from .devices import Devices
 
 SCHEMA_VERSION = 1
@@ -67,7 +67,7 @@ class Result:
         Ops whose work is not known (their time is that of moving their operands).
     branches : tuple of Branch
         The ``If`` of the program, and which way they go.
-    lanes : tuple of Lane
+    lanes : tuple of DeviceGroupResult
         Devices that behave alike, once.
     engine : str
         The event loop: ``native`` or ``reference``.
@@ -85,7 +85,7 @@ class Result:
     devices: Devices
     collectives: tuple[CollectiveTotal, ...]
     unmodelled_ops: tuple[str, ...]
-    lanes: tuple[Lane, ...]
+    lanes: tuple[DeviceGroupResult, ...]
     engine: str
     timings_s: Mapping[str, float]
     branches: tuple[Branch, ...] = ()
@@ -123,7 +123,7 @@ class Result:
             "memory_capacity_bytes": self.memory_capacity_bytes,
             "fits": self.fits,
             "devices": [device.to_dict() for device in self.devices],
-            "collectives": [one.to_dict() for one in self.collectives],
+            "collectives": [collective.to_dict() for collective in self.collectives],
             "memory": [
                 {"mesh": lane.mesh, "devices": list(lane.devices), **lane.account.to_dict()}
                 for lane in self.lanes

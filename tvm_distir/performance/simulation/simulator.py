@@ -12,7 +12,7 @@ from tvm_distir.core import System
 from tvm_distir.performance.engine.schedule import schedule
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.fusion.profile import Profile
-from tvm_distir.performance.memory.caching_allocator import Framework
+from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.entries import EntryMemory, entry_memory
 from tvm_distir.performance.memory.planned import ALLOCATORS
 from tvm_distir.performance.program.exporter import export
@@ -20,13 +20,13 @@ from tvm_distir.performance.program.program import Program
 from tvm_distir.support import SimulationError, UsageError, nearest
 
 from .costs import OpCosts
-from .device_results import Lane
+from .device_results import DeviceGroupResult
 from .devices import Devices
 from .function_table import FunctionTables
 from .graph import TaskNames, build_graph
 from .result import Result
 from .statistics import Work, account, collectives, unmodelled
-from .stopwatch import Laps
+from .stopwatch import StageTimes
 from .timeline import Timeline, seconds
 from .tvm_storage_plan import with_plan
 
@@ -103,7 +103,7 @@ def simulate(
             place="simulate",
             remedy=nearest(allocator, ALLOCATORS),
         )
-    laps = Laps()
+    laps = StageTimes()
     profile = Profile.known(system.kernels if kernels is None else kernels)
     program, blocking = grouped(program, profile), blocking or profile.blocking
     laps.end("kernels")
@@ -135,13 +135,13 @@ def simulate(
     finish = int(end.max(initial=0))
     taken = {branch.place: branch.taken for branch in lowering.branches}
     tables = FunctionTables(lowering)
-    framework = functools.cache(functools.partial(Framework, program))
+    framework = functools.cache(functools.partial(CachingAllocator, program))
 
     @functools.cache
     def memory(number: int) -> EntryMemory:
         return entry_memory(program, program.entries[number], framework())
 
-    lanes: list[Lane] = []
+    lanes: list[DeviceGroupResult] = []
     works: list[Work] = []
     counts: dict[int, list[int]] = {}
     for part in graph.parts:

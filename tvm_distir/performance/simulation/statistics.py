@@ -17,7 +17,7 @@ from tvm_distir.performance.program.parts import Mesh, Value, reached
 from tvm_distir.performance.program.program import Program
 
 from .costs import COMPUTE, SEND, OpRow
-from .device_results import CollectiveTotal, DeviceResult, Held, Lane, Tables
+from .device_results import CollectiveTotal, DeviceGroupResult, DeviceResult, Held, Tables
 from .function_table import FunctionTables
 from .synchronization import DeviceTasks
 from .timeline import Timeline, all_seconds, op_times, seconds, total_flops
@@ -39,7 +39,7 @@ def account(
     tables: FunctionTables,
     memory: Callable[[], EntryMemory],
     taken: Mapping[str, str],
-) -> tuple[Lane, Work]:
+) -> tuple[DeviceGroupResult, Work]:
     """Sum up what the devices of a part did; the work is that of each of them.
 
     Parameters
@@ -73,7 +73,7 @@ def account(
     def shown() -> Tables:
         return op_times(rows, counts), timeline.function_times(tables)
 
-    lane = Lane(program.place_of(entry), part.devices, timeline, held, shown)
+    lane = DeviceGroupResult(program.place_of(entry), part.devices, timeline, held, shown)
     return lane, Work(*timeline.busy(), finish, total_flops(rows, counts))
 
 
@@ -94,7 +94,7 @@ class Work(NamedTuple):
         """Time in which it does neither."""
         return self.finish_ps - self.compute_ps - self.comm_ps + self.both_ps
 
-    def of(self, lane: Lane) -> DeviceResult:
+    def of(self, lane: DeviceGroupResult) -> DeviceResult:
         """The result of the first device of a lane."""
         held = lane.held()
         return DeviceResult(
@@ -150,7 +150,7 @@ def traffic(program: Program, rows: Sequence[OpRow], counts: Sequence[int]) -> T
     """Collectives and transfers of rows that are run so often, on their meshes."""
     sums: Traffic = {}
     moves = zip(rows, counts, strict=True)
-    add_moves(sums, program, (one for one in moves if one[1] and is_moved(one[0])))
+    add_moves(sums, program, (move for move in moves if move[1] and is_moved(move[0])))
     return sums
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 
 
-class Laps:
+class StageTimes:
     """A clock that stages end one after the other.
 
     Attributes

@@ -42,7 +42,7 @@ class DeviceTasks:
 
 
 @dataclass(frozen=True)
-class Meetings:
+class CollectiveGroups:
     """The collectives on one mesh.
 
     Attributes
@@ -91,7 +91,7 @@ def meetings(
     entries: Mapping[str, EntryTasks],
     rows: Sequence[OpRow],
     tied: Collection[int],
-) -> Iterator[Meetings]:
+) -> Iterator[CollectiveGroups]:
     """Collectives by mesh, of the meshes ``tied``.
 
     Raises
@@ -115,7 +115,7 @@ def meetings(
         _, first, _ = members[0]
         for part, other, _ in members[1:]:
             _check_same(mesh, part, [rows[i] for i in first], [rows[i] for i in other])
-        yield Meetings(
+        yield CollectiveGroups(
             mesh, first, tuple(m[0] for m in members), np.stack([tasks for _, _, tasks in members])
         )
 
@@ -231,7 +231,7 @@ class Groups:
                 ]
 
     def collectives(
-        self, shared: Meetings, rows: Sequence[OpRow], costs: OpCosts, durations: Ints
+        self, shared: CollectiveGroups, rows: Sequence[OpRow], costs: OpCosts, durations: Ints
     ) -> None:
         """Tie the members of every group of every collective, each with its own duration."""
         part_of = {part.devices[0]: i for i, part in enumerate(shared.parts)}
@@ -244,7 +244,7 @@ class Groups:
                 durations[members] = time_ps
                 self.add(members)
 
-    def shared(self, shared: Meetings, rows: Sequence[OpRow]) -> None:
+    def shared(self, shared: CollectiveGroups, rows: Sequence[OpRow]) -> None:
         """Tie the tasks of every collective over the entries whose devices form groups."""
         together: dict[tuple[int, ...], list[list[int]]] = {}
         for number, tasks in zip(shared.row.tolist(), shared.tasks.T, strict=True):
@@ -255,7 +255,7 @@ class Groups:
                 self.add(tasks[members])
 
 
-def _joined_parts(shared: Meetings, axes: tuple[int, ...]) -> list[list[int]]:
+def _joined_parts(shared: CollectiveGroups, axes: tuple[int, ...]) -> list[list[int]]:
     """Sets of parts of which some group has devices, more than one each."""
     part_of = {device: i for i, part in enumerate(shared.parts) for device in part.devices}
     found: list[set[int]] = []
@@ -272,7 +272,7 @@ def _transfer_ends(
     entries: Mapping[str, EntryTasks],
     rows: Sequence[OpRow],
 ) -> dict[TransferKey, _Ends]:
-    found: dict[TransferKey, _Ends] = {}
+    transfer_ends: dict[TransferKey, _Ends] = {}
     is_transfer = np.array([*(row.op.kind == "transfer" for row in rows), False], bool)
     for part in parts:
         own = entries[program.entries[part.entry].function].row
@@ -281,7 +281,7 @@ def _transfer_ends(
             op, sends = row.op, row.stream == SEND
             src, dst = (op.mesh, op.peer_mesh) if sends else (op.peer_mesh, op.mesh)
             place = f"{row.function}/{op.name}"
-            ends = found.setdefault((op.tag, src, dst), _Ends(place, {}, {}))
+            ends = transfer_ends.setdefault((op.tag, src, dst), _Ends(place, {}, {}))
             side = ends.sends if sends else ends.receives
             side.setdefault(part, []).append(part.first + task)
-    return found
+    return transfer_ends

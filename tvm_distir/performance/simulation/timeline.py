@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from tvm_distir.core import PICOSECONDS
-from tvm_distir.performance.engine.functions import NEVER, STREAM_PORTS, Ints, Maps
-from tvm_distir.performance.traces.records import Kind, Sheet, Task, Wires
+from tvm_distir.performance.engine.functions import NEVER, STREAM_PORTS, FunctionSummaries, Ints
+from tvm_distir.performance.traces.records import Kind, MessageRecords, OpRecords, Task
 
 from .costs import COMPUTE, SEND, STREAMS, OpRow
 from .dependencies import Dependencies
 from .device_results import Event, FunctionTime, OpTime
 from .entry_tasks import EntryTasks
-from .function_table import FunctionTables, Spent, Table, add_call, add_op, listed
+from .function_table import ElapsedTimes, FunctionTables, Table, add_call, add_op, listed
 from .lowering import Lowering
 
 
@@ -49,7 +49,7 @@ class Timeline:
     device : int
     entry : EntryTasks
     lowering : Lowering
-    maps : Maps
+    maps : FunctionSummaries
     task_start, task_end : int64 arrays
         Of the entry's tasks, in picoseconds.
     """
@@ -57,7 +57,7 @@ class Timeline:
     device: int
     entry: EntryTasks
     lowering: Lowering
-    maps: Maps
+    maps: FunctionSummaries
     task_start: Ints
     task_end: Ints
 
@@ -68,7 +68,9 @@ class Timeline:
     def _sizes(self) -> Ints:
         """Number of ops of each piece."""
         known = self.lowering.functions
-        sizes = [1 if one.function < 0 else known[one.function].tasks for one in self.entry.pieces]
+        sizes = [
+            1 if piece.function < 0 else known[piece.function].tasks for piece in self.entry.pieces
+        ]
         return np.array(sizes, np.int64)
 
     @functools.cached_property
@@ -115,19 +117,21 @@ class Timeline:
         """Ends of all ops, in order of issue."""
         start, end, _ = self.single
         called = [
-            self.lowering.durations(one.function) for one in self.entry.pieces if one.function >= 0
+            self.lowering.durations(piece.function)
+            for piece in self.entry.pieces
+            if piece.function >= 0
         ]
         return self.start + self._in_order(end - start, called)
 
     def _in_order(self, single: Ints, called: Sequence[Ints]) -> Ints:
         """Join what is known of ops and of calls."""
-        found = np.empty(len(self), np.int64)
+        result = np.empty(len(self), np.int64)
         first = np.cumsum(self._sizes) - self._sizes
-        is_op = np.array([one.function < 0 for one in self.entry.pieces], bool)
-        found[first[is_op]] = single
+        is_op = np.array([piece.function < 0 for piece in self.entry.pieces], bool)
+        result[first[is_op]] = single
         for place, values in zip(first[~is_op].tolist(), called, strict=True):
-            found[place : place + values.size] = values
-        return found
+            result[place : place + values.size] = values
+        return result
 
     def __iter__(self) -> Iterator[Event]:
         columns = (self.start.tolist(), self.end.tolist())
@@ -137,15 +141,17 @@ class Timeline:
                 seconds(end - start), event_args(row, scope),
             )  # fmt: skip
 
-    def sheets(self) -> Iterator[Sheet]:
+    def sheets(self) -> Iterator[OpRecords]:
         """The ops but for transfers."""
         ops, whole = list(self._ops()), np.zeros(1, np.int64)
         own = [k for k, (row, _) in enumerate(ops) if row.op.kind != "transfer"]
         kinds = op_kinds(ops[k] for k in own)
         span = np.array([[0, self.end.max(initial=0)]], np.int64)
-        yield Sheet(kinds, self.start[None, own], self.end[None, own], whole, "", "", whole, span)
+        yield OpRecords(
+            kinds, self.start[None, own], self.end[None, own], whole, "", "", whole, span
+        )
 
-    def wires(self) -> Iterator[Wires]:
+    def wires(self) -> Iterator[MessageRecords]:
         """The transfers by peer, in the order of time."""
         found: dict[str, list[tuple[int, int, OpRow, str, Hashable]]] = {}
         often: dict[Hashable, int] = {}
@@ -164,13 +170,13 @@ class Timeline:
             start, end, rows, scopes, flows = zip(*some, strict=True)
             kinds = op_kinds(zip(rows, scopes, strict=True))
             names = [row.op.name for row in rows]
-            yield Wires(stream, kinds, names, np.array(start), np.array(end), flows)
+            yield MessageRecords(stream, kinds, names, np.array(start), np.array(end), flows)
 
     def tasks(self) -> list[Task]:
         """The ops and what they wait for."""
-        found = Dependencies(self.lowering)
-        found.entry(self.entry)
-        return found.tasks
+        dependencies = Dependencies(self.lowering)
+        dependencies.entry(self.entry)
+        return dependencies.tasks
 
     def _ops(self) -> Iterator[tuple[OpRow, str]]:
         """All ops and the calls around them, ``main/layer_3``: names of bindings."""
@@ -219,7 +225,7 @@ class Timeline:
         frame = self.entry.frames[len(around)]
         outer = around[frame.parent] if frame.parent >= 0 else []
         name = self.lowering.functions[frame.function].name
-        table[name] = table.get(name, Spent(len(outer), 0)).plus(Spent(0, 1))
+        table[name] = table.get(name, ElapsedTimes(len(outer), 0)).plus(ElapsedTimes(0, 1))
         return [*outer, name]
 
 

@@ -102,11 +102,11 @@ def _kernels(lane: Traced) -> Iterator[_Kernel]:
                     stream = _COMPUTE if computes else _COMM
                     yield name, stream, start, end - start, _args(kind.args)
     receives = itertools.count(_RECV)
-    for one in lane.wires():
-        stream = _SEND if one.stream == "send" else next(receives)
-        for kind, (start, end) in zip(one.kinds, _times(one.start, one.end), strict=True):
+    for wire in lane.wires():
+        stream = _SEND if wire.stream == "send" else next(receives)
+        for kind, (start, end) in zip(wire.kinds, _times(wire.start, wire.end), strict=True):
             if end > start:
-                name = _COPIES.get(one.stream) or _nccl(kind.name)
+                name = _COPIES.get(wire.stream) or _nccl(kind.name)
                 yield name, stream, start, end - start, _args(kind.args)
 
 

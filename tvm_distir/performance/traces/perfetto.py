@@ -20,7 +20,7 @@ from tvm_distir.core import PICOSECONDS
 from tvm_distir.performance.engine.functions import Ints
 
 from .packets import NS, SIZE_BYTES, counters, descriptor, interned, pairs, start_packet
-from .records import Kind, Sheet, Traced, Wires
+from .records import Kind, MessageRecords, OpRecords, Traced
 
 UNITS, COMPUTE, COMM, SEND, MEMORY, RECV = range(1, 7)
 """Numbers of the tracks of a process; receives, of several peers, come last."""
@@ -75,7 +75,7 @@ class _Writer:
         self._wires(uuid, lane.wires())
         self._memory(uuid + MEMORY, uuid, lane.memory())
 
-    def _sheet(self, uuid: int, sheet: Sheet, runs: list[tuple[int, memoryview]]) -> set[int]:
+    def _sheet(self, uuid: int, sheet: OpRecords, runs: list[tuple[int, memoryview]]) -> set[int]:
         """Make the packets of all runs; returns the tracks."""
         if not sheet.kinds or not sheet.start.size:
             return set()
@@ -88,7 +88,7 @@ class _Writer:
         runs += [(k, row.data) for k, row in zip(sheet.order.tolist(), flat, strict=True)]
         return set(ids[:, 2].tolist())
 
-    def _units(self, uuid: int, sheet: Sheet) -> Any:
+    def _units(self, uuid: int, sheet: OpRecords) -> Any:
         """Packets of the units themselves, (runs, 1, bytes)."""
         word, args = sheet.unit, {"unit": sheet.unit, "place": sheet.place}
         names = [f"{word} {micro}" if micro >= 0 else word for micro in sheet.micros.tolist()]
@@ -131,29 +131,29 @@ class _Writer:
         """Say what new numbers stand for."""
         self._stream.write(interned(self._names.new(), self._notes.new()))
 
-    def _wires(self, uuid: int, wires: Iterable[Wires]) -> None:
+    def _wires(self, uuid: int, wires: Iterable[MessageRecords]) -> None:
         """Write sends, and receives by peer, each with its arrow."""
         tracks: dict[str, int] = {}
         rows: dict[int, list[tuple[Ints, Any]]] = {}
-        for one in wires:
-            if not one.start.size:
+        for wire in wires:
+            if not wire.start.size:
                 continue
-            receives = one.stream not in ("send", "store")
-            other = SEND if one.stream == "send" else RECV + len(tracks)
-            track = tracks.setdefault(one.stream, other)
-            spent = (one.end - one.start).tolist()
-            keys = [(id(kind), took) for kind, took in zip(one.kinds, spent, strict=True)]
+            receives = wire.stream not in ("send", "store")
+            other = SEND if wire.stream == "send" else RECV + len(tracks)
+            track = tracks.setdefault(wire.stream, other)
+            spent = (wire.end - wire.start).tolist()
+            keys = [(id(kind), took) for kind, took in zip(wire.kinds, spent, strict=True)]
             notes = {
                 key: self._note(kind.args, key[1])
-                for key, kind in dict(zip(keys, one.kinds, strict=True)).items()
+                for key, kind in dict(zip(keys, wire.kinds, strict=True)).items()
             }
-            ids = [(self._name(name), notes[key]) for name, key in zip(one.names, keys)]
-            flows = [self._flows.setdefault(key, len(self._flows) + 1) for key in one.flows]
+            ids = [(self._name(name), notes[key]) for name, key in zip(wire.names, keys)]
+            flows = [self._flows.setdefault(key, len(self._flows) + 1) for key in wire.flows]
             found = np.array(ids, np.int64)
             place = np.full(len(ids), uuid + track)
-            times = (one.start[None] // NS, one.end[None] // NS)
+            times = (wire.start[None] // NS, wire.end[None] // NS)
             made = pairs(place, found[:, 0], found[:, 1], *times, np.array(flows), receives)
-            rows.setdefault(track, []).append((one.start, made[0]))
+            rows.setdefault(track, []).append((wire.start, made[0]))
         self._flush()
         for name, track in tracks.items():
             self._stream.write(descriptor(uuid + track, name, parent=uuid, rank=track))

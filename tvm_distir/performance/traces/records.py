@@ -20,7 +20,7 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sheet:
+class OpRecords:
     """Ops that are issued one after the other, as often as they are run.
 
     Attributes
@@ -51,7 +51,7 @@ class Sheet:
 
 
 @dataclass(frozen=True)
-class Wires:
+class MessageRecords:
     """Messages of one end, in time one after the other.
 
     Attributes
@@ -112,8 +112,8 @@ class Traced:
     ----------
     mesh : str
     devices : tuple of int
-    sheets : callable giving an iterator of Sheet
-    wires : callable giving an iterator of Wires
+    sheets : callable giving an iterator of OpRecords
+    wires : callable giving an iterator of MessageRecords
     tasks : callable giving a list of Task
         What they do without times.
     memory : callable giving a sequence of (time_s, bytes)
@@ -122,8 +122,8 @@ class Traced:
 
     mesh: str
     devices: tuple[int, ...]
-    sheets: Callable[[], Iterator[Sheet]]
-    wires: Callable[[], Iterator[Wires]]
+    sheets: Callable[[], Iterator[OpRecords]]
+    wires: Callable[[], Iterator[MessageRecords]]
     tasks: Callable[[], Sequence[Task]]
     memory: Callable[[], Sequence[tuple[float, int]]]
 

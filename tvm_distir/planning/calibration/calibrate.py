@@ -185,8 +185,8 @@ class _Work:
         means = [MEANINGS.get(name) or LINKS[name] for name in self.names]
         center = [self._now(n) or m.begin for n, m in zip(self.names, means, strict=True)]
         self.center = np.log(np.clip(center, [m.least for m in means], [m.most for m in means]))
-        self.spread = np.array([one.spread for one in means])
-        self.bounds = np.log([one.least for one in means]), np.log([one.most for one in means])
+        self.spread = np.array([mean.spread for mean in means])
+        self.bounds = np.log([mean.least for mean in means]), np.log([mean.most for mean in means])
 
     def _now(self, name: str) -> float:
         """What a number is before the fit."""

@@ -9,8 +9,16 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tvm_distir.core import Spread, System
-from tvm_distir.performance import HOST, HOSTS, Edge, Function, Program, Staged, unit_phases
+from tvm_distir.core import GroupTopology, System
+from tvm_distir.performance import (
+    HOST,
+    HOSTS,
+    Edge,
+    Function,
+    PipelineProgram,
+    Program,
+    unit_phases,
+)
 
 
 class Kernel(NamedTuple):
@@ -27,13 +35,13 @@ class Collective(NamedTuple):
 
     kind: str
     payload_bytes: int
-    spread: Spread
+    spread: GroupTopology
     sharing: int
     gradients: bool
 
 
 @dataclass(frozen=True)
-class Body:
+class KernelBatch:
     """What a function launches itself: its kernels and how many, and launches by Python."""
 
     kernels: tuple[tuple[Kernel, int], ...]
@@ -41,22 +49,22 @@ class Body:
 
 
 @dataclass
-class Parts:
+class CostTerms:
     """What some work consists of.
 
     Attributes
     ----------
-    bodies : Counter of Body
+    bodies : Counter of KernelBatch
     collectives : Counter of Collective
     marks : Counter of str
         Constants that count.
     """
 
-    bodies: Counter[Body] = field(default_factory=Counter)
+    bodies: Counter[KernelBatch] = field(default_factory=Counter)
     collectives: Counter[Collective] = field(default_factory=Counter)
     marks: Counter[str] = field(default_factory=Counter)
 
-    def add(self, other: Parts, count: int = 1) -> None:
+    def add(self, other: CostTerms, count: int = 1) -> None:
         """Add another's parts so many times."""
         for own, theirs in (
             (self.bodies, other.bodies),
@@ -67,27 +75,27 @@ class Parts:
                 own[key] += number * count  # type: ignore[index]
 
 
-class StepParts:
+class StepCostTerms:
     """Parts of the units and messages of a step in stages.
 
     Parameters
     ----------
     program : Program
         Grouped into kernels.
-    staged : Staged
+    staged : PipelineProgram
         Its own.
     system : System
         Of whose nodes the sizes count.
     """
 
-    def __init__(self, program: Program, staged: Staged, system: System) -> None:
+    def __init__(self, program: Program, staged: PipelineProgram, system: System) -> None:
         self.program, self.staged, self.system = program, staged, system
-        self._functions: dict[tuple[str, int], Parts] = {}
-        self._edges: dict[Hashable, Parts] = {}
-        self._layouts: dict[tuple[int, tuple[int, ...]], tuple[Spread, int]] = {}
+        self._functions: dict[tuple[str, int], CostTerms] = {}
+        self._edges: dict[Hashable, CostTerms] = {}
+        self._layouts: dict[tuple[int, tuple[int, ...]], tuple[GroupTopology, int]] = {}
         self._phases = [unit_phases(role, staged.schedule) for role in staged.roles]
 
-    def phases(self, stage: int, name: str) -> list[tuple[str, Parts]]:
+    def phases(self, stage: int, name: str) -> list[tuple[str, CostTerms]]:
         """Phases of a unit on the rank of its stage, in turn, with their parts."""
         number = self.staged.stages[stage].role
         rank = self.staged.schedule.rank_of[stage]
@@ -97,7 +105,7 @@ class StepParts:
             (phase, self._function(one.function, rank)) for phase, one in found if one is not None
         ]
 
-    def known(self) -> list[Parts]:
+    def known(self) -> list[CostTerms]:
         """Parts of all phases and messages."""
         for stage, own in enumerate(self.staged.stages):
             for name in self._phases[own.role]:
@@ -106,7 +114,7 @@ class StepParts:
             self.edge(edge)
         return [*self._functions.values(), *self._edges.values()]
 
-    def edge(self, edge: Edge) -> Parts:
+    def edge(self, edge: Edge) -> CostTerms:
         """Parts of a message."""
         rank_of = self.staged.schedule.rank_of
         here, there = rank_of[edge.source[0]], rank_of[edge.target[0]]
@@ -116,22 +124,22 @@ class StepParts:
         ids = [self.program.meshes[rank].device_ids for rank in (here, there)]
         layout = self.system.layout(list(zip(*ids, strict=True)))
         size = max(-(-n // edge.split) for n in edge.wire_bytes)
-        found = Parts()
+        parts = CostTerms()
         for where in layout.kinds:
-            found.collectives[Collective("send", size, where, layout.sharing, False)] += 1
+            parts.collectives[Collective("send", size, where, layout.sharing, False)] += 1
         if edge.split > 1:
             near = [ids[1][k : k + edge.split] for k in range(0, len(ids[1]), edge.split)]
             layout = self.system.layout(near)
             for where in layout.kinds:
                 gather = Collective("all_gather", edge.bytes[1], where, layout.sharing, False)
-                found.collectives[gather] += 1
-        self._edges[key] = found
-        return found
+                parts.collectives[gather] += 1
+        self._edges[key] = parts
+        return parts
 
-    def _function(self, name: str, rank: int) -> Parts:
+    def _function(self, name: str, rank: int) -> CostTerms:
         if (name, rank) in self._functions:
             return self._functions[name, rank]
-        fn, found = self.program.functions[name], Parts()
+        fn, found = self.program.functions[name], CostTerms()
         for op in fn.ops:
             if op.kind == "call":
                 found.add(self._function(op.callee, rank))
@@ -147,7 +155,7 @@ class StepParts:
         self._functions[name, rank] = found
         return found
 
-    def _layout(self, rank: int, axes: tuple[int, ...]) -> tuple[Spread, int]:
+    def _layout(self, rank: int, axes: tuple[int, ...]) -> tuple[GroupTopology, int]:
         if (rank, axes) not in self._layouts:
             layout = self.system.layout(self.program.meshes[rank].groups(axes))
             worst = max(layout.kinds, key=lambda one: (one.nodes, one.ranks))
@@ -155,7 +163,7 @@ class StepParts:
         return self._layouts[rank, axes]
 
 
-def _body(fn: Function) -> Body:
+def _body(fn: Function) -> KernelBatch:
     kernels: Counter[Kernel] = Counter()
     launches = 0
     for op in fn.ops:
@@ -166,4 +174,4 @@ def _body(fn: Function) -> Body:
         elif op.kernel_class not in HOSTS:
             moved = op.bytes_read + op.bytes_written
             kernels[Kernel(op.kernel_class, op.dtype, op.flops, moved)] += 1
-    return Body(tuple(kernels.items()), launches)
+    return KernelBatch(tuple(kernels.items()), launches)

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tvm_distir.core import BACKWARD, FORWARD, RUN, SEND, Step, Unit, programs
+from tvm_distir.core import BACKWARD, FORWARD, RUN, SEND, PipelineAction, Step, programs
 from tvm_distir.performance import Edge
 
-from .cost_terms import Parts, StepParts
+from .cost_terms import CostTerms, StepCostTerms
 
-Price = Callable[[Parts], float]
+Price = Callable[[CostTerms], float]
 
 
 class _Event(NamedTuple):
@@ -29,11 +29,11 @@ class _Event(NamedTuple):
 class _Walk:
     """Runs a step, event by event."""
 
-    def __init__(self, parts: StepParts, price: Price) -> None:
+    def __init__(self, parts: StepCostTerms, price: Price) -> None:
         self.parts, self.staged, self.price = parts, parts.staged, price
         self.rank_of = self.staged.schedule.rank_of
         self.events = [_Event(0.0, -1, -1)]
-        self.work: list[Parts] = []
+        self.work: list[CostTerms] = []
         self._number: dict[int, tuple[int, float]] = {}
         count = self.staged.schedule.stages
         self.computed, self.sent = [0] * count, [0] * count  # last event of the streams
@@ -69,7 +69,7 @@ class _Walk:
             last = self.events[last].before
         return time_s, found
 
-    def _event(self, parts: Parts, waits: list[int]) -> int:
+    def _event(self, parts: CostTerms, waits: list[int]) -> int:
         known = self._number.get(id(parts))
         if known is None:
             known = self._number[id(parts)] = (len(self.work), self.price(parts))
@@ -92,7 +92,7 @@ class _Walk:
             return True
         return (stage, unit.micro, direction) in self.arrived
 
-    def _run(self, stage: int, unit: Unit) -> None:
+    def _run(self, stage: int, unit: PipelineAction) -> None:
         name = unit.phase
         if (stage, name) in self.ran and self.parts.phases(stage, f"{name}+"):
             name = f"{name}+"
@@ -107,7 +107,7 @@ class _Walk:
                 self.arrived.setdefault(there, []).append(source)
 
     def _unit(
-        self, stage: int, name: str, waits: Sequence[int] = (), unit: Unit | None = None
+        self, stage: int, name: str, waits: Sequence[int] = (), unit: PipelineAction | None = None
     ) -> None:
         rank = self.rank_of[stage]
         for phase, parts in self.parts.phases(stage, name):
@@ -143,18 +143,18 @@ class _Walk:
                 )
 
 
-def longest(parts: StepParts, price: Price) -> tuple[float, Parts]:
+def longest(parts: StepCostTerms, price: Price) -> tuple[float, CostTerms]:
     """Time of a step, and the parts of what lies on its longest way.
 
     Parameters
     ----------
-    parts : StepParts
+    parts : StepCostTerms
     price : callable
         Seconds of parts that run one behind the other.
     """
     walk = _Walk(parts, price)
     time_s, found = walk.run()
-    whole = Parts()
+    whole = CostTerms()
     for number, count in found.items():
         whole.add(walk.work[number], count)
     return time_s, whole

@@ -14,24 +14,24 @@ import numpy.typing as npt
 from tvm_distir.core import LINKS, Constant, System
 from tvm_distir.performance import HOST, HOSTS
 
-from .cost_terms import Body, Collective, Kernel, Parts
+from .cost_terms import Collective, CostTerms, Kernel, KernelBatch
 
 Floats = npt.NDArray[np.float64]
 
 
 def with_constants(system: System, values: Mapping[str, float], source: str = "") -> System:
     """A system with other values of some constants, and of numbers of :data:`LINKS`."""
-    found: dict[str, Constant] = dict(system.constants)
+    constants: dict[str, Constant] = dict(system.constants)
     links: dict[str, Any] = {}
     for name, value in values.items():
         if name in LINKS:
             links[name.removeprefix("intra_node.")] = float(value)
         else:
-            known = found[name].source if name in found else ""
-            found[name] = Constant(float(value), source or known)
+            known = constants[name].source if name in constants else ""
+            constants[name] = Constant(float(value), source or known)
     near = dataclasses.replace(system.intra_node, **links) if links else system.intra_node
     sources = {**system.sources, **{n: source for n in values if n in LINKS and source}}
-    return dataclasses.replace(system, constants=found, intra_node=near, sources=sources)
+    return dataclasses.replace(system, constants=constants, intra_node=near, sources=sources)
 
 
 class _Table(dict[Hashable, int]):
@@ -46,11 +46,11 @@ class Steps:
 
     Parameters
     ----------
-    ways : sequence of Parts
+    ways : sequence of CostTerms
         One per step.
     """
 
-    def __init__(self, ways: Sequence[Parts]) -> None:
+    def __init__(self, ways: Sequence[CostTerms]) -> None:
         self.count = len(ways)
         kernels, bodies, collectives = _Table(), _Table(), _Table()
         uses, moves, marks = [], [], []
@@ -61,11 +61,11 @@ class Steps:
         own = [
             (number, kernels.number(kernel), n)
             for body, number in list(bodies.items())
-            if isinstance(body, Body)
+            if isinstance(body, KernelBatch)
             for kernel, n in body.kernels
         ]
         self._uses, self._moves, self._own = map(_columns, (uses, moves, own))
-        self._launches = np.array([b.launches for b in bodies if isinstance(b, Body)], float)
+        self._launches = np.array([b.launches for b in bodies if isinstance(b, KernelBatch)], float)
         self._collectives = [c for c in collectives if isinstance(c, Collective)]
         found = [k for k in kernels if isinstance(k, Kernel)]
         kinds: dict[tuple[str, str], int] = {}

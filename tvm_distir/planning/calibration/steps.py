@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core import System
-from tvm_distir.performance import Staged, grouped
+from tvm_distir.performance import PipelineProgram, grouped
 
-from .cost_terms import Body, Kernel, Parts, StepParts
+from .cost_terms import CostTerms, Kernel, KernelBatch, StepCostTerms
 from .critical_path import longest
 from .programs import program_of
 from .rows import AnyRow, ProductRow
@@ -35,7 +35,7 @@ class Model:
     def __init__(self, rows: Sequence[AnyRow], system: System) -> None:
         self.system, self._rows = system, rows
         self._steps = [_parts(row, system) for row in rows]
-        self._ways: list[Parts] = []
+        self._ways: list[CostTerms] = []
         self.steps = Steps([])
         self.walk({})
 
@@ -43,7 +43,7 @@ class Model:
         """Find the longest ways with these constants; seconds of each step."""
         system = with_constants(self.system, values)
         self._ways = [
-            step if isinstance(step, Parts) else longest(step, _Pricer(step, system))[1]
+            step if isinstance(step, CostTerms) else longest(step, _Pricer(step, system))[1]
             for step in self._steps
         ]
         self.steps = Steps(self._ways)
@@ -60,13 +60,13 @@ class Model:
         its bytes, above the bandwidth.
         """
         floors = self.steps.floors_s(self.system)
-        found = []
+        result = []
         for number, (row, floor_s) in enumerate(zip(self._rows, floors.tolist(), strict=True)):
             if isinstance(row, ProductRow):
                 floor_s = max(floor_s, row.bytes / self.system.memory_bandwidth_bytes_per_s)
             if row.time_s >= floor_s:
-                found.append(number)
-        return found
+                result.append(number)
+        return result
 
     def keep(self, rows: Sequence[int]) -> None:
         """Forget all but some of the rows."""
@@ -83,22 +83,22 @@ class Model:
 class _Pricer:
     """Seconds of the parts of one step."""
 
-    def __init__(self, step: StepParts, system: System) -> None:
+    def __init__(self, step: StepCostTerms, system: System) -> None:
         self.system = system
         known = {id(parts): parts for parts in step.known()}
         times = Steps(list(known.values())).times_s(system)
         self.times: dict[int, float] = dict(zip(known, times.tolist(), strict=True))
 
-    def __call__(self, parts: Parts) -> float:
+    def __call__(self, parts: CostTerms) -> float:
         return self.times[id(parts)]
 
 
-def _parts(row: AnyRow, system: System) -> StepParts | Parts:
+def _parts(row: AnyRow, system: System) -> StepCostTerms | CostTerms:
     if isinstance(row, ProductRow):
         kernel = Kernel("matmul", row.dtype, row.flops, row.bytes)
-        return Parts(Counter({Body(((kernel, 1),), 0): 1}))
+        return CostTerms(Counter({KernelBatch(((kernel, 1),), 0): 1}))
     made = grouped(program_of(row), system.kernels)
     staged = made.staged
-    if not isinstance(staged, Staged):
+    if not isinstance(staged, PipelineProgram):
         raise TypeError("a program that is not in stages")
-    return StepParts(made, staged, system)
+    return StepCostTerms(made, staged, system)

@@ -16,9 +16,9 @@ from tvm_distir.core import (
     WIDTH,
     Graph,
     Labeller,
-    Net,
     Problem,
-    Starts,
+    ShardingProblem,
+    WarmStarts,
     data_positions,
     minimise,
     param_names,
@@ -27,7 +27,7 @@ from tvm_distir.core import (
 )
 
 
-class Second(NamedTuple):
+class MinMarginal(NamedTuple):
     """What it would cost to place a weight otherwise, all else as good as can be (min-marginal).
 
     Attributes
@@ -57,7 +57,7 @@ class Second(NamedTuple):
         return self._asdict()
 
 
-def second_choices(labeller: Labeller, gap: float = 0.0) -> tuple[Second, ...]:
+def second_choices(labeller: Labeller, gap: float = 0.0) -> tuple[MinMarginal, ...]:
     """The second best forms of all weights, the ones that matter most first.
 
     Parameters
@@ -76,8 +76,8 @@ def second_choices(labeller: Labeller, gap: float = 0.0) -> tuple[Second, ...]:
 
 
 def _of_entry(
-    labeller: Labeller, entry: str, net: Net, values: list[int], gap: float
-) -> Iterator[Second]:
+    labeller: Labeller, entry: str, net: ShardingProblem, values: list[int], gap: float
+) -> Iterator[MinMarginal]:
     g, tables = labeller.module.graphs[labeller.module.entries[entry]], labeller.tables
     price, _ = tables.evaluate(Problem(net.domains, net.factors), values)
     alike: dict[tuple[Any, ...], list[int]] = {}
@@ -86,7 +86,7 @@ def _of_entry(
         if variable >= 0:
             form, v = states.gives(0)[values[variable]], g.nodes[k].results[0]
             alike.setdefault((re.sub(r"\d+", "*", name), g.values[v].shape, form), []).append(k)
-    starts = Starts()
+    starts = WarmStarts()
     for (pattern, _, form), nodes in alike.items():
         states, variable = net.ends[nodes[0]]
         forms = states.gives(0)
@@ -105,7 +105,7 @@ def _of_entry(
         total, forbidden = tables.evaluate(problem, other.values)
         if forbidden or not other.feasible:
             continue
-        yield Second(
+        yield MinMarginal(
             entry,
             pattern,
             len(nodes),
@@ -117,7 +117,9 @@ def _of_entry(
 
 def _weights(g: Graph) -> Iterator[tuple[int, str]]:
     """Nodes and names of the parameters that are neither data nor states of an optimizer."""
-    states = {str(x) for one in training_notes(g.fn, "states").values() for x in one}
+    states = {
+        str(x) for training_note in training_notes(g.fn, "states").values() for x in training_note
+    }
     data = set(data_positions(g.fn, g.name))
     names = param_names(g.fn)
     if len(names) != len(g.params):  # tuples among them have no names of their own

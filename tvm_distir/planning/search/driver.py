@@ -18,11 +18,11 @@ from tvm_distir.support import InfeasibleError
 from .candidates import Candidate, Constraints, Enumeration
 from .folder import Folder
 from .modules import Make, Source
-from .queue import Queue, Waiting
-from .result import LEFT, MEMORY, SOLVED, Found, Row, SearchResult
+from .queue import Queue, QueuedCandidate
+from .result import LEFT, MEMORY, SOLVED, CandidateRow, FoundPlan, SearchResult
 from .trials import Compare, Trials
 
-OnProgress = Callable[[Mapping[str, int], "Found | None"], None]
+OnProgress = Callable[[Mapping[str, int], "FoundPlan | None"], None]
 
 MARGIN = 0.05
 """How far what is likely may be from what is so, as a share of it."""
@@ -117,13 +117,13 @@ def search(
             if not isinstance(what, Plan):
                 baseline = trials.compared(name, what, enumeration.meshes())
             result = _with_baseline(result, baseline, top)
-        best = next((one.row for one in result.plans if one.row is not result.baseline), None)
+        best = next((plan.row for plan in result.plans if plan.row is not result.baseline), None)
         if why and best is not None and not result.interrupted:
             result = replace(result, why=trials.why(best.candidate))
         return result
 
 
-def _with_baseline(result: SearchResult, other: Found | None, top: int) -> SearchResult:
+def _with_baseline(result: SearchResult, other: FoundPlan | None, top: int) -> SearchResult:
     """Add what plans are compared with; where it is among the best, it is given with them."""
     if other is None:
         return result
@@ -145,11 +145,11 @@ class _Search:
         self.trials, self.enumeration = trials, enumeration
         self.top, self.folder = top, folder
         self.queue = Queue(trials)
-        self.rows: list[Row] = []
-        self.plans: list[Found] = []
+        self.rows: list[CandidateRow] = []
+        self.plans: list[FoundPlan] = []
         self.interrupted = False
 
-    def begin_with(self, known: Iterable[Found]) -> None:
+    def begin_with(self, known: Iterable[FoundPlan]) -> None:
         """Take plans that candidates must be better than."""
         for one in known:
             self._keep(one)
@@ -163,7 +163,7 @@ class _Search:
             row = self.queue.cut(one, self._worst_s)
             if row is None and time_limit_s is not None and time.monotonic() - began > time_limit_s:
                 complete = False
-                row = Row(one.candidate, LEFT, one.least_s)
+                row = CandidateRow(one.candidate, LEFT, one.least_s)
             if row is not None:
                 self.rows.append(row)
                 continue
@@ -171,7 +171,7 @@ class _Search:
                 row = self._known(one.candidate) or self._tried(one)
             except KeyboardInterrupt:
                 complete, time_limit_s, self.interrupted = False, -1.0, True
-                self.rows.append(Row(one.candidate, LEFT, one.least_s))
+                self.rows.append(CandidateRow(one.candidate, LEFT, one.least_s))
                 continue
             self.rows.append(row)
             self.queue.saw(one, row)
@@ -188,7 +188,7 @@ class _Search:
         """What a plan must be better than."""
         return self.plans[self.top - 1].time_s if len(self.plans) >= self.top else math.inf
 
-    def _known(self, candidate: Candidate) -> Row | None:
+    def _known(self, candidate: Candidate) -> CandidateRow | None:
         """What a search before found of a candidate."""
         if self.folder is None:
             return None
@@ -197,19 +197,19 @@ class _Search:
             return None
         row, plan = kept
         if plan is not None:
-            self._keep(Found(row, plan))
+            self._keep(FoundPlan(row, plan))
         return row
 
-    def _tried(self, one: Waiting) -> Row:
+    def _tried(self, one: QueuedCandidate) -> CandidateRow:
         """Label a candidate and simulate its plan."""
         row, plan, result = self.trials.of(one.candidate, one.least_s, one.likely_s)
         if plan is not None:
-            self._keep(Found(row, plan, result))
+            self._keep(FoundPlan(row, plan, result))
         if self.folder is not None:
             self.folder.add(row, plan)
         return row
 
-    def _keep(self, found: Found) -> None:
+    def _keep(self, found: FoundPlan) -> None:
         if found.row.state != SOLVED:
             return
         self.plans.append(found)

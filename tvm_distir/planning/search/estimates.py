@@ -29,7 +29,7 @@ SURE = 2
 wide, and that they were longer than was likely counts for nothing."""
 
 
-class Outlook(NamedTuple):
+class Estimate(NamedTuple):
     """What a candidate is likely to take.
 
     Attributes
@@ -46,7 +46,7 @@ class Outlook(NamedTuple):
     peak_bytes: int
     zero: int = 1
 
-    def corrected(self, seen: Sequence[tuple[Outlook, Outlook]]) -> Outlook:
+    def corrected(self, seen: Sequence[tuple[Estimate, Estimate]]) -> Estimate:
         """By how much others turned out to be longer and larger than was likely, at least.
 
         That all were longer counts only where they are :data:`SURE` enough.
@@ -61,7 +61,7 @@ class Outlook(NamedTuple):
         )
 
 
-class Outlooks:
+class Estimator:
     """The outlook of candidates by tables of their layers.
 
     Parameters
@@ -75,7 +75,7 @@ class Outlooks:
         self.system, self.limit = system, limit
         self._prices: dict[tuple[tuple[str, int], ...], MeshPrices] = {}
 
-    def of(self, one: Candidate, table: Layers) -> Outlook:
+    def of(self, one: Candidate, table: Layers) -> Estimate:
         """The fastest way to do a candidate that fits; where none does, that which keeps least."""
         found = [self._cut(one, table, zero) for zero in self.ways(one)]
         fitting = [x for x in found if x.peak_bytes <= self.limit]
@@ -89,7 +89,7 @@ class Outlooks:
             return ZERO[:1]
         return ZERO if one.schedule is not None else (1, 3)
 
-    def _cut(self, one: Candidate, table: Layers, zero: int) -> Outlook:
+    def _cut(self, one: Candidate, table: Layers, zero: int) -> Estimate:
         count = one.stages * one.chunks
         needs = [self.needs(one, table, zero, rank) for rank in range(one.stages)]
         groups = cut(table.times_ps, count, needs, self.limit) if one.chunks == 1 else None
@@ -114,7 +114,7 @@ class Outlooks:
         zero: int,
         needs: Sequence[Sequence[int]],
         groups: Sequence[range],
-    ) -> Outlook:
+    ) -> Estimate:
         """What a candidate takes and keeps, with its layers in these stages.
 
         ``needs`` has the bytes of each layer, rank by rank.
@@ -129,7 +129,7 @@ class Outlooks:
             for rank, row in enumerate(needs)
         )
         step_ps = self._with_gradients(one, step_ps, sum(table.weights_bytes) // one.stages, zero)
-        return Outlook(step_ps / PICOSECONDS, peak, zero)
+        return Estimate(step_ps / PICOSECONDS, peak, zero)
 
     def _with_gradients(self, one: Candidate, step_ps: int, weights: int, zero: int) -> int:
         """Add what is sent of a rank's weights and of their gradients along the axis of the batch.

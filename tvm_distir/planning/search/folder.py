@@ -14,7 +14,7 @@ from tvm_distir.core import Plan
 from tvm_distir.support import OutputRecord, UsageError, write_whole
 
 from .candidates import Candidate
-from .result import SOLVED, Row, SearchResult
+from .result import SOLVED, CandidateRow, SearchResult
 
 SETTINGS = "search.json"
 ROWS = "rows.jsonl"
@@ -106,7 +106,7 @@ class Folder:
                 raise _unwritable(self.path, error) from error
             self._write(self.path / ROWS, json.dumps({"settings": self.settings}) + "\n")
 
-    def known(self, candidate: Candidate) -> tuple[Row, Plan | None] | None:
+    def known(self, candidate: Candidate) -> tuple[CandidateRow, Plan | None] | None:
         """The row of a candidate, and its plan."""
         data = self._known.get(candidate.key)
         if data is None:
@@ -125,11 +125,11 @@ class Folder:
             "compute_s",
             "exposed_comm_s",
         )
-        row = Row(candidate, **{key: data[key] for key in fields if key in data})
+        row = CandidateRow(candidate, **{key: data[key] for key in fields if key in data})
         plan = self._plan(candidate)
         return row, Plan.load(plan) if plan.exists() else None
 
-    def add(self, row: Row, plan: Plan | None) -> None:
+    def add(self, row: CandidateRow, plan: Plan | None) -> None:
         """Write the plan of a candidate, then its row."""
         self._begin()
         if plan is not None:

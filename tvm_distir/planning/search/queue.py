@@ -12,22 +12,22 @@ from tvm_distir.core import Clock, work_of_step
 from tvm_distir.support import InfeasibleError
 
 from .candidates import ANY, Candidate, Enumeration
-from .estimates import SURE, Outlook, Outlooks
+from .estimates import SURE, Estimate, Estimator
 from .infeasible import contradiction
 from .layers import Tables
-from .result import BOUND, ESTIMATE, Row
+from .result import BOUND, ESTIMATE, CandidateRow
 from .trials import Trials
 from .uneven_stages import Uneven
 
 
-class Waiting(NamedTuple):
+class QueuedCandidate(NamedTuple):
     """A candidate: by what it is likely to take, or by its bound, it is ordered."""
 
     order_s: float
     key: str
     least_s: float
     candidate: Candidate
-    outlook: Outlook | None
+    outlook: Estimate | None
 
     @property
     def likely_s(self) -> float | None:
@@ -49,9 +49,9 @@ class Queue:
     def __init__(self, trials: Trials) -> None:
         self.trials = trials
         self._tables: Tables | None = None
-        self._outlooks = Outlooks(trials.system, trials.limit)
-        self._waiting: list[Waiting] = []
-        self._seen: list[tuple[Candidate, Outlook, Outlook]] = []  # what was likely, what was so
+        self._outlooks = Estimator(trials.system, trials.limit)
+        self._waiting: list[QueuedCandidate] = []
+        self._seen: list[tuple[Candidate, Estimate, Estimate]] = []  # what was likely, what was so
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -67,7 +67,7 @@ class Queue:
         candidates, trials = list(enumeration), self.trials
         uneven = enumeration.constraints.stage_devices == ANY and enumeration.stages
         work, clock = work_of_step(trials.source.module(None, "none")), Clock(trials.system)
-        if uneven or any(one.schedule is not None for one in candidates):
+        if uneven or any(candidate.schedule is not None for candidate in candidates):
             self._tables = Tables(trials.source, trials.system)
         for one in candidates:
             sizes = one.stages, one.micro_batches, one.chunks
@@ -86,14 +86,14 @@ class Queue:
                 remedy="Leave out one of these.",
             )
 
-    def pop(self) -> Waiting:
+    def pop(self) -> QueuedCandidate:
         """Take the next one."""
         return heapq.heappop(self._waiting)
 
-    def saw(self, one: Waiting, row: Row) -> None:
+    def saw(self, one: QueuedCandidate, row: CandidateRow) -> None:
         """Note what became of a candidate: others of its kind are judged by it."""
         if one.outlook is not None and row.time_s is not None and row.peak_bytes is not None:
-            so = Outlook(row.time_s, row.peak_bytes)
+            so = Estimate(row.time_s, row.peak_bytes)
             self._seen.append((one.candidate, one.outlook, so))
 
     def with_more_recomputed(self, candidate: Candidate, least_s: float) -> None:
@@ -103,17 +103,17 @@ class Queue:
         if self.trials.source.train is not None and number < len(policies):
             self._push(replace(candidate, recompute=policies[number]), least_s)
 
-    def cut(self, one: Waiting, worst_s: float) -> Row | None:
+    def cut(self, one: QueuedCandidate, worst_s: float) -> CandidateRow | None:
         """Why a candidate need not be done; None where it must.
 
         Parameters
         ----------
-        one : Waiting
+        one : QueuedCandidate
         worst_s : float
             What a plan must be better than.
         """
         if one.least_s >= worst_s:
-            return Row(one.candidate, BOUND, one.least_s, likely_s=one.likely_s)
+            return CandidateRow(one.candidate, BOUND, one.least_s, likely_s=one.likely_s)
         if one.outlook is None:
             return None
         kind = _kind(one.candidate)
@@ -121,12 +121,12 @@ class Queue:
         expected = one.outlook.corrected(seen)
         margin = self.trials.margin * (1 if len(seen) >= SURE else 2)
         if seen and expected.time_s >= (1 + margin) * worst_s:
-            return Row(one.candidate, ESTIMATE, one.least_s, likely_s=one.likely_s)
+            return CandidateRow(one.candidate, ESTIMATE, one.least_s, likely_s=one.likely_s)
         if expected.peak_bytes <= self.trials.limit:
             return None
         self.with_more_recomputed(one.candidate, one.least_s)
         kept = f"its layers keep about {expected.peak_bytes / 2**30:.2f} GiB"
-        return Row(
+        return CandidateRow(
             one.candidate,
             ESTIMATE,
             one.least_s,
@@ -141,9 +141,11 @@ class Queue:
         outlook = None if table is None else self._outlooks.of(candidate, table)
         self._wait(candidate, least_s, outlook)
 
-    def _wait(self, candidate: Candidate, least_s: float, outlook: Outlook | None) -> None:
+    def _wait(self, candidate: Candidate, least_s: float, outlook: Estimate | None) -> None:
         order_s = least_s if outlook is None else outlook.time_s
-        heapq.heappush(self._waiting, Waiting(order_s, candidate.key, least_s, candidate, outlook))
+        heapq.heappush(
+            self._waiting, QueuedCandidate(order_s, candidate.key, least_s, candidate, outlook)
+        )
 
 
 def _kind(candidate: Candidate) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from tvm_distir.core import Plan
 from tvm_distir.performance import Result
 
-from .alternatives import Second
+from .alternatives import MinMarginal
 from .candidates import Candidate
 
 SOLVED, MEMORY, BOUND, REFUSED, LEFT = "solved", "memory", "bound", "refused", "left"
@@ -23,7 +23,7 @@ ESTIMATE = "estimate"
 
 
 @dataclass(frozen=True)
-class Row:
+class CandidateRow:
     """What became of one candidate.
 
     Attributes
@@ -78,7 +78,7 @@ class Row:
             None if comm is None else comm / whole,
         )
 
-    def simulated(self, result: Result, limit_bytes: int) -> Row:
+    def simulated(self, result: Result, limit_bytes: int) -> CandidateRow:
         """The row with what simulation says, solved where it fits into the bytes of a device."""
         busiest = max(result.devices.distinct, key=lambda d: d.compute_s + d.exposed_comm_s)
         return replace(
@@ -107,19 +107,19 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundPlan:
     """One plan.
 
     Attributes
     ----------
-    row : Row
+    row : CandidateRow
     plan : Plan
         Complete: ``analyze --plan``, ``verify --plan`` and ``deploy --plan`` take it.
     simulated : Result, optional
         None where it was taken from a search before.
     """
 
-    row: Row
+    row: CandidateRow
     plan: Plan
     simulated: Result | None = None
 
@@ -136,48 +136,48 @@ class SearchResult:
 
     Attributes
     ----------
-    plans : tuple of Found
+    plans : tuple of FoundPlan
         The fastest first.
-    rows : tuple of Row
+    rows : tuple of CandidateRow
         Everything that was enumerated.
     excluded : mapping of str to int
         Meshes that were not enumerated, by what excluded them.
-    baseline : Row, optional
+    baseline : CandidateRow, optional
         What the plans are compared with.
     complete : bool
         Whether the search came to its end.
     interrupted : bool
         Whether it was stopped by Ctrl-C.
-    why : tuple of Second
+    why : tuple of MinMarginal
         Of the best plan, where it was asked for.
     """
 
-    plans: tuple[Found, ...]
-    rows: tuple[Row, ...]
+    plans: tuple[FoundPlan, ...]
+    rows: tuple[CandidateRow, ...]
     excluded: Mapping[str, int] = field(default_factory=dict)
-    baseline: Row | None = None
+    baseline: CandidateRow | None = None
     complete: bool = True
     interrupted: bool = False
-    why: tuple[Second, ...] = ()
+    why: tuple[MinMarginal, ...] = ()
 
     @property
     def space(self) -> dict[str, int]:
         """How many candidates came to which end."""
-        found = dict(self.excluded)
+        result = dict(self.excluded)
         for row in self.rows:
-            found[row.state] = found.get(row.state, 0) + 1
-        return found
+            result[row.state] = result.get(row.state, 0) + 1
+        return result
 
     @property
-    def front(self) -> tuple[Row, ...]:
+    def front(self) -> tuple[CandidateRow, ...]:
         """Solved rows of which no other is faster and smaller, the fastest first."""
         solved = [row for row in self.rows if row.state == SOLVED]
         solved.sort(key=lambda row: (row.time_s, row.peak_bytes, row.candidate.key))
-        found: list[Row] = []
+        result: list[CandidateRow] = []
         for row in solved:
-            if not found or row.peak_bytes < found[-1].peak_bytes:  # type: ignore[operator]
-                found.append(row)
-        return tuple(found)
+            if not result or row.peak_bytes < result[-1].peak_bytes:  # type: ignore[operator]
+                result.append(row)
+        return tuple(result)
 
     @property
     def least_s(self) -> float:
@@ -188,7 +188,7 @@ class SearchResult:
         """Give the content of ``search.json``."""
         return {
             "schema_version": 1,
-            "plans": [found.row.to_dict() for found in self.plans],
+            "plans": [plan.row.to_dict() for plan in self.plans],
             "front": [row.candidate.key for row in self.front],
             "space": self.space,
             "complete": self.complete,

@@ -73,7 +73,7 @@ def _filled(
     return found if begin == count else None
 
 
-class Share(NamedTuple):
+class StageAssignment(NamedTuple):
     """What a stage has: layers, and the number of the kind of mesh it is on."""
 
     layers: range
@@ -87,7 +87,7 @@ def shared_out(
     devices: int,
     micro_batches: int,
     room: int,
-) -> tuple[int, list[Share]] | None:
+) -> tuple[int, list[StageAssignment]] | None:
     """Cut a sequence into stages on meshes of some kinds, so that a step takes least.
 
     A step takes ``(M - 1) * dearest + sum`` over its stages. For each time that the dearest may
@@ -130,7 +130,7 @@ def shared_out(
             low = middle + 1
         else:
             high = middle
-    best: tuple[int, list[Share]] | None = None
+    best: tuple[int, list[StageAssignment]] | None = None
     for most in taken[low:]:
         if best is not None and (micro_batches - 1) * most + least >= best[0]:
             break
@@ -154,7 +154,7 @@ class _Finder:
     ) -> None:
         self.spans, self.fits, self.sizes, self.devices = spans, fits, sizes, devices
 
-    def within(self, most: int) -> tuple[int | None, list[Share]]:
+    def within(self, most: int) -> tuple[int | None, list[StageAssignment]]:
         """The least sum, and its stages; None where there are none."""
         count, none = len(self.spans[0]) - 1, np.iinfo(np.int64).max // 4
         sums = np.full((count + 1, self.devices + 1), none)  # by layers done and devices used
@@ -178,10 +178,10 @@ class _Finder:
             sums = np.minimum(after, none)
         if sums[count, self.devices] >= none:
             return None, []
-        shares: list[Share] = []
+        shares: list[StageAssignment] = []
         end, used = count, self.devices
         for source in reversed(came):
             begin, kind = map(int, source[end, used])
-            shares.append(Share(range(begin, end), kind))
+            shares.append(StageAssignment(range(begin, end), kind))
             end, used = begin, used - self.sizes[kind]
         return int(sums[count, self.devices]), shares[::-1]

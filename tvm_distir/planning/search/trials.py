@@ -17,11 +17,11 @@ from tvm_distir.planning.strategies.training import with_updates
 from tvm_distir.support import DistIRError, InternalError, UsageError
 from tvm_distir.transforms import distribute
 
-from .alternatives import Second, second_choices
+from .alternatives import MinMarginal, second_choices
 from .auto_sharding import labeller_of
 from .candidates import BATCH, Candidate, Constraints, kept_rules
 from .modules import Source
-from .result import MEMORY, REFUSED, SOLVED, Found, Row
+from .result import MEMORY, REFUSED, SOLVED, CandidateRow, FoundPlan
 
 Make = Callable[[ir.IRModule, Mapping[str, int], System], Plan]
 """Makes a plan of a module on a mesh."""
@@ -77,7 +77,7 @@ class Trials:
 
     def of(
         self, candidate: Candidate, least_s: float, likely_s: float | None
-    ) -> tuple[Row, Plan | None, Result | None]:
+    ) -> tuple[CandidateRow, Plan | None, Result | None]:
         """What becomes of a candidate.
 
         Parameters
@@ -95,22 +95,22 @@ class Trials:
                 raise
             state = MEMORY if error.code in TOO_LARGE else REFUSED
             needs = error.least_bytes if isinstance(error, TooLargeError) else None
-            row = Row(
+            row = CandidateRow(
                 candidate, state, least_s, why=str(error), likely_s=likely_s, needs_bytes=needs
             )
             return row, None, None
 
     def _solved(
         self, candidate: Candidate, least_s: float, likely_s: float | None
-    ) -> tuple[Row, Plan, Result]:
+    ) -> tuple[CandidateRow, Plan, Result]:
         module = self.source.module(candidate.schedule, candidate.recompute)
-        row = Row(candidate, SOLVED, least_s, likely_s=likely_s)
+        row = CandidateRow(candidate, SOLVED, least_s, likely_s=likely_s)
         tried = [self._simulated(module, *one) for one in self._labelled(module, row)]
         return min(tried, key=lambda one: _order(one[0]))
 
-    def _labelled(self, module: ir.IRModule, row: Row) -> list[tuple[Row, Plan]]:
+    def _labelled(self, module: ir.IRModule, row: CandidateRow) -> list[tuple[CandidateRow, Plan]]:
         """Different plans of a candidate, from labels with different prices."""
-        candidate, found = row.candidate, list[tuple[Row, Plan]]()
+        candidate, found = row.candidate, list[tuple[CandidateRow, Plan]]()
         fixed = self._fixed(candidate)
         labeller = labeller_of(module, fixed.meshes, self.system, fixed)
         for hidden in HIDDEN[:1] if self.in_stages else HIDDEN:
@@ -127,7 +127,9 @@ class Trials:
                 found.append((priced, plan))
         return found
 
-    def _simulated(self, module: ir.IRModule, row: Row, plan: Plan) -> tuple[Row, Plan, Result]:
+    def _simulated(
+        self, module: ir.IRModule, row: CandidateRow, plan: Plan
+    ) -> tuple[CandidateRow, Plan, Result]:
         """What simulation says of a plan."""
         result = simulate(export(self._distributed(module, plan)), self.system)
         row = row.simulated(result, self.limit)
@@ -148,7 +150,7 @@ class Trials:
             plan = with_updates(module, plan)
         return distribute(module, plan, system=self.system)
 
-    def why(self, candidate: Candidate) -> tuple[Second, ...]:
+    def why(self, candidate: Candidate) -> tuple[MinMarginal, ...]:
         """What other placements of its weights would cost."""
         module = self.source.module(candidate.schedule, candidate.recompute)
         fixed = self._fixed(candidate)
@@ -156,7 +158,7 @@ class Trials:
         labeller.run(self.gap, self.limit)
         return second_choices(labeller.labeller, self.gap)
 
-    def known(self, meshes: Iterable[Mapping[str, int]]) -> Iterator[Found]:
+    def known(self, meshes: Iterable[Mapping[str, int]]) -> Iterator[FoundPlan]:
         """Plans of strategies that hide well what they send, along the axis of data alone.
 
         None where there are stages, whose tables have such plans, or where rules are to hold.
@@ -177,7 +179,7 @@ class Trials:
             if found is not None:
                 yield found
 
-    def given(self, name: str, plan: Plan, devices: int) -> Found:
+    def given(self, name: str, plan: Plan, devices: int) -> FoundPlan:
         """A plan of the model on so many devices, as it is.
 
         Raises
@@ -205,17 +207,19 @@ class Trials:
                 candidate, stages=schedule.stages, micro_batches=schedule.micro_batches,
                 chunks=schedule.chunks, cuts=tuple(schedule.cuts),
             )  # fmt: skip
-        row = Row(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
-        return Found(row, plan, result)
+        row = CandidateRow(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
+        return FoundPlan(row, plan, result)
 
-    def compared(self, name: str, make: Make, meshes: Iterable[Mapping[str, int]]) -> Found | None:
+    def compared(
+        self, name: str, make: Make, meshes: Iterable[Mapping[str, int]]
+    ) -> FoundPlan | None:
         """The fastest plan of another maker, without stages; None where none fits.
 
         Meshes that it refuses are left out; where it refuses all of them, its error is raised.
         """
         policy = self.constraints.recompute[0]
         module = self.source.module(None, policy)
-        best: Found | None = None
+        best: FoundPlan | None = None
         refusals, took = [], False
         for mesh in meshes:
             try:
@@ -228,9 +232,9 @@ class Trials:
                 continue
             took = True
             candidate = Candidate(tuple(mesh.items()), recompute=policy)
-            row = Row(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
+            row = CandidateRow(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
             if row.state == SOLVED and (best is None or result.time_s < best.time_s):
-                best = Found(row, candidate.completed(plan), result)
+                best = FoundPlan(row, candidate.completed(plan), result)
         if refusals and not took:
             raise refusals[0]
         return best
@@ -241,7 +245,7 @@ def _strategy(text: str, mod: ir.IRModule, mesh: Mapping[str, int], system: Syst
     return make_plan(mod, text, mesh, system)
 
 
-def _order(row: Row) -> tuple[bool, float]:
+def _order(row: CandidateRow) -> tuple[bool, float]:
     """What a row is judged by: whether it fits, and its time."""
     assert row.time_s is not None
     return row.state != SOLVED, row.time_s

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from tvm_distir.core import PICOSECONDS
 
 from .candidates import BATCH, STAGES, Axes, Candidate, Enumeration, factorisations
-from .estimates import ZERO, Outlook, Outlooks
+from .estimates import ZERO, Estimate, Estimator
 from .layers import Layers, Tables
-from .stage_partition import Share, shared_out
+from .stage_partition import StageAssignment, shared_out
 
 
 class Uneven:
@@ -26,13 +26,13 @@ class Uneven:
     ----------
     enumeration : Enumeration
     tables : Tables
-    outlooks : Outlooks
+    outlooks : Estimator
     """
 
-    def __init__(self, enumeration: Enumeration, tables: Tables, outlooks: Outlooks) -> None:
+    def __init__(self, enumeration: Enumeration, tables: Tables, outlooks: Estimator) -> None:
         self.enumeration, self.tables, self.outlooks = enumeration, tables, outlooks
 
-    def candidates(self) -> Iterator[tuple[Candidate, Outlook]]:
+    def candidates(self) -> Iterator[tuple[Candidate, Estimate]]:
         """Each with what it is likely to take; where nothing fits, with the next policy."""
         found, rules = self.enumeration, self.enumeration.constraints
         if not found.stages or STAGES not in rules.axes or found.batch is None:
@@ -76,15 +76,15 @@ class Uneven:
 
     def _shared(
         self, stages: int, samples: int, micro_batches: int, policy: str
-    ) -> tuple[Candidate, Outlook] | None:
+    ) -> tuple[Candidate, Estimate] | None:
         """The candidate of a number of stages; None where none fits, or stages are equal."""
         kinds, alone, tables = [], list[Candidate](), list[Layers]()
         for axes in self._kinds(stages, samples):
-            one = Candidate(axes, stages, micro_batches, recompute=policy)
-            table = self.tables.of(one, at_layers=True)
+            candidate = Candidate(axes, stages, micro_batches, recompute=policy)
+            table = self.tables.of(candidate, at_layers=True)
             if table is not None:
                 kinds.append(axes)
-                alone.append(one)
+                alone.append(candidate)
                 tables.append(table)
         if not kinds:
             return None
@@ -105,7 +105,7 @@ class Uneven:
                 sum(needs[rank][kind][i] for i in layers)
                 for rank, (layers, kind) in enumerate(shares)
             )
-            outlook = Outlook(step_ps / PICOSECONDS, peak, zero)
+            outlook = Estimate(step_ps / PICOSECONDS, peak, zero)
             ranks = tuple([kinds[share.kind] for share in shares])
             if len(set(ranks)) == 1:
                 return None
@@ -123,7 +123,11 @@ class Uneven:
         ]
 
     def _candidate(
-        self, ranks: tuple[Axes, ...], shares: list[Share], micro_batches: int, policy: str
+        self,
+        ranks: tuple[Axes, ...],
+        shares: list[StageAssignment],
+        micro_batches: int,
+        policy: str,
     ) -> Candidate:
         cuts = tuple([self.tables.ends[share.layers.stop - 1] for share in shares[:-1]])
         return Candidate(

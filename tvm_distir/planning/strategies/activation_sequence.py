@@ -119,7 +119,7 @@ def _whole(mod: ir.IRModule, plan: Plan, mesh: MeshSpec, number: int) -> Left:
     ]
     placed = PropagateSharding()(AnnotateSharding(replace(plan, rules=tuple(closed)))(mod))
     key = mesh_key(mesh.device_mesh())
-    found: dict[tuple[str, str], bool] = {}
+    result: dict[tuple[str, str], bool] = {}
     for gv, fn in relax_functions(placed):
         name = str(gv.name_hint)
         terms: set[Any] = set()
@@ -129,14 +129,14 @@ def _whole(mod: ir.IRModule, plan: Plan, mesh: MeshSpec, number: int) -> Left:
                 terms.add(var)
                 for operand in variables(value):  # none where the term is a constant
                     terms.add(operand)
-                    found[name, str(operand.name)] = False
+                    result[name, str(operand.name)] = False
             elif not is_redistribute(value) and terms.intersection(variables(value)):
                 terms.add(var)
             placement = getattr(var.ty, "placement", None)
             if placement is not None and mesh_key(var.ty.device_mesh) == key:
                 lies = labels_of(placement)[number] == R
-                found[name, str(var.name)] = lies and var not in terms
-    return found
+                result[name, str(var.name)] = lies and var not in terms
+    return result
 
 
 __all__ = ["sequence"]

@@ -145,7 +145,7 @@ class Consumers:
 
     def _reached(self, first: View) -> list[Use]:
         """The consumers of a view of a weight."""
-        found: list[Use] = []
+        result: list[Use] = []
         waiting, seen = [first], set[View]()
         while waiting:
             state = waiting.pop(0)
@@ -156,11 +156,11 @@ class Consumers:
             for bound, value, position in self.readers(where, var):
                 step = self._step(where, var, bound, value, position, dims)
                 if isinstance(step, Use):
-                    if step not in found:
-                        found.append(step)
+                    if step not in result:
+                        result.append(step)
                 else:
                     waiting.append(step)
-        return found
+        return result
 
     def _step(
         self, where: str, var: Any, bound: Any, value: Any, position: int, dims: tuple[int, ...]

@@ -84,8 +84,8 @@ def _key_heads(mod: ir.IRModule, consumers: Consumers) -> Iterator[int]:
     for name, fn, rule_name in entries(mod):
         data = data_positions(fn, name)
         for parameter in tensor_parameters(name, fn, rule_name):
-            found = role_of(parameter.name)
-            if parameter.position in data or found is None or found[0] != "key_value":
+            role = role_of(parameter.name)
+            if parameter.position in data or role is None or role[0] != "key_value":
                 continue
             weight = known_weight(parameter, fn, consumers)
             if weight is not None:

@@ -91,8 +91,8 @@ def local_layers(
         g = module.graphs[module.entries[name]]
         loss = loss_place(fn)
         results = range(len(g.rets)) if loss is None else [loss]
-        found = branches_of(module, g, results, least)
-        if not found.groups:
+        branches = branches_of(module, g, results, least)
+        if not branches.groups:
             raise PlanError(
                 "DIST0233",
                 f"no two branches that do not depend on each other have {least} percent of the "
@@ -100,7 +100,7 @@ def local_layers(
                 place=f"{name} (local_layers)",
                 remedy='Use another strategy, or lower "local_layers:least=".',
             )
-        rules += _Placing(g, found, places, rule_name).rules(name, fn)
+        rules += _Placing(g, branches, places, rule_name).rules(name, fn)
     return Plan(tuple(places), tuple(rules))
 
 

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from tvm_distir.core import Explorer, Plan, R, Trial
+from tvm_distir.core import CandidatePlacement, PlacementSearch, Plan, R
 from tvm_distir.core.propagation.search import Labels
 
 from .model_info import Parameter
@@ -57,12 +57,12 @@ def taken_dims(
 
 
 def avoid(
-    explorer: Explorer,
-    trial: Trial,
+    explorer: PlacementSearch,
+    trial: CandidatePlacement,
     weights: Weights,
     taken: Mapping[tuple[str, int, int], int],
     most_bytes: int,
-) -> Trial:
+) -> CandidatePlacement:
     """Move weights off dims that are used up, to where the fewest bytes move.
 
     Weights of one shape that lie on a dim used up move together. All combinations are tried,
@@ -71,8 +71,8 @@ def avoid(
 
     Parameters
     ----------
-    explorer : Explorer
-    trial : Trial
+    explorer : PlacementSearch
+    trial : CandidatePlacement
         The labels found without regard to others.
     weights, taken : mapping
         See :func:`taken_dims`.
@@ -102,7 +102,7 @@ def avoid(
         divided = [d for d in free if _divides(weights[name][i].shape, d, explorer.ranks)]
         return [*divided, R]
 
-    def moved() -> Iterator[Trial]:
+    def moved() -> Iterator[CandidatePlacement]:
         members = list(groups.values())
         options, kept = [], 1
         for group in members:
@@ -117,7 +117,7 @@ def avoid(
                     labels[name][i] = label
             yield explorer.settled(labels)
 
-    def order(one: Trial) -> tuple[int, int]:
+    def order(one: CandidatePlacement) -> tuple[int, int]:
         found = one.footprint
         return max(found.param_bytes - most_bytes, 0), explorer.sent(found)
 

@@ -15,8 +15,8 @@ from tvm_distir.support import (
     Option,
     PlanError,
     Registry,
+    Token,
     Unreadable,
-    Word,
     as_term,
     nearest,
     options_of,
@@ -229,7 +229,7 @@ def checked(spec: StrategySpec) -> StrategySpec:
                 place=f'strategy "{spec.name}"',
                 remedy=nearest(key, known),
             )
-        term = Word(value) if isinstance(value, str) else as_term(value)
+        term = Token(value) if isinstance(value, str) else as_term(value)
         try:
             options[key] = known[key].make(known[key].read(term))
         except Unreadable as fault:

@@ -49,7 +49,7 @@ def warn_of_whole(projections: Iterable[Projection], strategy: str, axis: str) -
     strategy, axis : str
         For the message.
     """
-    known = [one for one in projections if _NUMBER.search(one.parameter.name)]
+    known = [projection for projection in projections if _NUMBER.search(projection.parameter.name)]
     whole = [one for one in known if one.why_whole]
     total = sum(one.elements for one in known)
     share = sum(one.elements for one in whole) / total if total else 0.0

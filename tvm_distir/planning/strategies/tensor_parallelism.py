@@ -19,15 +19,15 @@ from collections.abc import Mapping, Sequence
 from tvm import ir
 
 from tvm_distir.core import (
+    CandidatePlacement,
     Costs,
-    Explorer,
     MeshSpec,
-    Pin,
+    PlacementConstraint,
+    PlacementSearch,
     Plan,
     PlanRule,
     R,
     System,
-    Trial,
     all_bindings,
     axis_groups,
     data_positions,
@@ -119,10 +119,10 @@ def tensor_parallel(
     }
     weights = _weights(mod, parameters)
     labels: Labels = {name: dict.fromkeys(found, R) for name, found in weights.items()}
-    pins: tuple[Pin, ...] = ()
+    pins: tuple[PlacementConstraint, ...] = ()
     stored: Labels = {}
     if ranks > 1:
-        explorer = Explorer(
+        explorer = PlacementSearch(
             lift_branches(inner_made_private(mod)),
             axis,
             ranks,
@@ -160,7 +160,9 @@ def _costs(mod: ir.IRModule, mesh: MeshSpec, axis: str, system: System | None) -
     return Costs.for_axes(system, main_dtype(mod), [groups])
 
 
-def _standing(mod: ir.IRModule, pins: Sequence[Pin]) -> tuple[Pin, ...]:
+def _standing(
+    mod: ir.IRModule, pins: Sequence[PlacementConstraint]
+) -> tuple[PlacementConstraint, ...]:
     """Return the values to be pinned that the module has too, not only its lifted branches."""
     asked = {pin.function for pin in pins}
     names = {
@@ -175,12 +177,12 @@ def _weights(
     mod: ir.IRModule, parameters: Mapping[str, Sequence[Parameter]]
 ) -> dict[str, dict[int, Parameter]]:
     """Return the weights of each entry by their number among its flat parameters."""
-    found: dict[str, dict[int, Parameter]] = {}
+    weights: dict[str, dict[int, Parameter]] = {}
     for name, known in parameters.items():
         fn = mod[name]
         data, first = set(data_positions(fn, name)), flat_positions(fn)
-        found[name] = {first[p.position]: p for p in known if p.position not in data}
-    return found
+        weights[name] = {first[p.position]: p for p in known if p.position not in data}
+    return weights
 
 
 def bounds_of(mod: ir.IRModule, ranks: int, axis: str = "tp", slack: int = SLACK_PERCENT) -> Bounds:
@@ -197,11 +199,11 @@ def bounds_of(mod: ir.IRModule, ranks: int, axis: str = "tp", slack: int = SLACK
         name: tensor_parameters(name, fn, rule_name) for name, fn, rule_name in entries(mod)
     }
     weights = _weights(mod, parameters)
-    explorer = Explorer(lift_branches(inner_made_private(mod)), axis, ranks, weights)
+    explorer = PlacementSearch(lift_branches(inner_made_private(mod)), axis, ranks, weights)
     return bounds_for(explorer, weights, ranks, slack)
 
 
-def _report(trial: Trial, bounds: Bounds, axis: str) -> None:
+def _report(trial: CandidatePlacement, bounds: Bounds, axis: str) -> None:
     """Warn of a bound that does not hold."""
     found, missed = trial.footprint, []
     if found.param_bytes > bounds.param_bytes:

@@ -71,11 +71,11 @@ def known_weight(
     parameter: Parameter, fn: relax.Function, consumers: Consumers
 ) -> KnownWeight | None:
     """A weight whose name says its role; None for others."""
-    found = role_of(parameter.name)
-    if found is None:
+    role = role_of(parameter.name)
+    if role is None:
         return None
     uses = consumers.uses(parameter.entry, fn.params[parameter.position])
-    return KnownWeight(parameter, found[0], found[1], tuple(uses))
+    return KnownWeight(parameter, role[0], role[1], tuple(uses))
 
 
 def cut_dim(weight: KnownWeight) -> int:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tvm_distir.core import Explorer, Footprint, Trial, collector_paused
+from tvm_distir.core import CandidatePlacement, DeviceCost, PlacementSearch, collector_paused
 from tvm_distir.core.propagation.search import Labels
 from tvm_distir.support import PlanError
 
@@ -58,19 +58,22 @@ class Bounds:
     whole: Mapping[str, str]
     whole_flops: Mapping[str, int]
 
-    def excess(self, found: Footprint) -> float:
+    def excess(self, found: DeviceCost) -> float:
         """By how much a footprint is over the bounds, as a ratio; 0 within them."""
         held = found.param_bytes / max(self.param_bytes, 1)
         worked = found.flops / max(self.flops, 1)
         return max(held - 1, 0) + max(worked - 1, 0)
 
-    def order(self, explorer: Explorer, trial: Trial) -> tuple[float, int]:
+    def order(self, explorer: PlacementSearch, trial: CandidatePlacement) -> tuple[float, int]:
         """What makes one trial better than another: the bounds, then what is sent."""
         return self.excess(trial.footprint), explorer.sent(trial.footprint)
 
 
 def bounds_for(
-    explorer: Explorer, weights: Mapping[str, Mapping[int, Parameter]], ranks: int, slack: int
+    explorer: PlacementSearch,
+    weights: Mapping[str, Mapping[int, Parameter]],
+    ranks: int,
+    slack: int,
 ) -> Bounds:
     """Return the bounds (DIST0233 when no op takes any weight cut)."""
     whole: dict[str, str] = {}
@@ -103,12 +106,12 @@ def bounds_for(
     return Bounds(fixed + share(cut), rest + share(alone - rest), whole, whole_flops)
 
 
-def find(explorer: Explorer, bounds: Bounds, parts: int) -> Trial:
+def find(explorer: PlacementSearch, bounds: Bounds, parts: int) -> CandidatePlacement:
     """Find the best placement: weights used as they lie, and where that holds too much, stored.
 
     Parameters
     ----------
-    explorer : Explorer
+    explorer : PlacementSearch
     bounds : Bounds
     parts : int
         Devices of the mesh: what ops may divide the batch by.
@@ -126,18 +129,18 @@ def find(explorer: Explorer, bounds: Bounds, parts: int) -> Trial:
         return best
 
 
-def _used_as_they_lie(explorer: Explorer, bounds: Bounds, parts: int) -> Trial:
+def _used_as_they_lie(explorer: PlacementSearch, bounds: Bounds, parts: int) -> CandidatePlacement:
     plain, prices = search(explorer, bounds)
     wide, _ = search(explorer, bounds, parts, prices)
     return min(plain, wide, key=lambda trial: bounds.order(explorer, trial))
 
 
-def _storable(explorer: Explorer, labels: Labels, over: int) -> list[Labels]:
+def _storable(explorer: PlacementSearch, labels: Labels, over: int) -> list[Labels]:
     """Sets of weights that no op takes cut, with dims to store them by: just enough, and all.
 
     Parameters
     ----------
-    explorer : Explorer
+    explorer : PlacementSearch
     labels : mapping
         What has been found.
     over : int
@@ -164,11 +167,11 @@ def _storable(explorer: Explorer, labels: Labels, over: int) -> list[Labels]:
 
 
 def search(
-    explorer: Explorer,
+    explorer: PlacementSearch,
     bounds: Bounds,
     parts: int = 0,
     start: tuple[float, float] = (1.0, 1.0),
-) -> tuple[Trial, tuple[float, float]]:
+) -> tuple[CandidatePlacement, tuple[float, float]]:
     """Find the labels that meet the bounds and move the fewest bytes.
 
     Both prices fall together until a bound breaks, then each alone. A duality gap may remain:
@@ -178,7 +181,7 @@ def search(
 
     Parameters
     ----------
-    explorer : Explorer
+    explorer : PlacementSearch
     bounds : Bounds
     parts : int
         Not 0: ops may divide what follows from the data inputs (the batch), where this number
@@ -188,15 +191,15 @@ def search(
 
     Returns
     -------
-    Trial
+    CandidatePlacement
     (float, float)
         The lowest prices, of bytes held and of FLOPs, that met the bounds.
     """
     alone = explorer.alone()
     known: dict[object, float] = {}
-    ranked: list[tuple[tuple[float, ...], int, Trial]] = []
+    ranked: list[tuple[tuple[float, ...], int, CandidatePlacement]] = []
 
-    def note(trial: Trial) -> float:
+    def note(trial: CandidatePlacement) -> float:
         f, excess = trial.footprint, bounds.excess(trial.footprint)
         order = (excess, explorer.sent(f), len(trial.pins), f.collectives, f.param_bytes, f.flops)
         ranked.append((order, len(ranked), trial))

@@ -174,11 +174,11 @@ def _dims(
             return None
         return not even, cut > 1, dim
 
-    found = {}
+    dims = {}
     for position, weight in weights.items():
         ranked = [rank(position, dim) for dim in range(len(weight.shape or ()))]
-        found[position] = min((one for one in ranked if one), default=(True, True, R))[2]
-    return found
+        dims[position] = min((one for one in ranked if one), default=(True, True, R))[2]
+    return dims
 
 
 def _nothing(name: str, stage: int, strategy: str) -> PlanError:

@@ -114,20 +114,20 @@ class Configuration:
         training : bool
             Whether the step is one of training, in micro-batches.
         """
-        found = []
+        result = []
         if training:
             options = [f"micro_batches={self.micro_batches}"]
             options += [f"schedule={self.schedule}"] * (self.schedule != WORDS["schedule"])
             options += [f"chunks={self.chunks}"] * (self.chunks > 1)
-            found.append(f"pipeline:{','.join(options)}")
+            result.append(f"pipeline:{','.join(options)}")
         if self.zero:
-            found.append(f"zero:stage={self.zero}")
+            result.append(f"zero:stage={self.zero}")
         elif self.dp > 1 or (not training and self.tp == 1):
-            found.append("data_parallel")
+            result.append("data_parallel")
         if self.tp > 1:
             mark = ("," if ":" in tensor else ":") + "sequence=1"
-            found.append(tensor + mark * bool(self.sequence_parallel))
-        return "+".join(found)
+            result.append(tensor + mark * bool(self.sequence_parallel))
+        return "+".join(result)
 
     def check(self, training: bool) -> None:
         """Refuse what no model can do.
@@ -151,10 +151,10 @@ class Configuration:
 
     def to_dict(self) -> dict[str, Any]:
         """Columns of the configuration."""
-        found: dict[str, Any] = dict(self.sizes)
+        result: dict[str, Any] = dict(self.sizes)
         for name in (*INTEGERS, *WORDS):
-            found[name] = getattr(self, name)
-        return {**found, GLOBAL_BATCH: self.global_batch, "devices": self.devices}
+            result[name] = getattr(self, name)
+        return {**result, GLOBAL_BATCH: self.global_batch, "devices": self.devices}
 
 
 def refused(what: str, remedy: str, place: str = "configuration") -> SimulationError:

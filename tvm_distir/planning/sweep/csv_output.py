@@ -24,7 +24,7 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-class Sheet:
+class CsvOutput:
     """Rows on disk.
 
     Parameters

@@ -18,7 +18,7 @@ from tvm_distir.planning.strategies.memory_fit import is_auto
 from tvm_distir.support import UsageError, nearest
 
 from .configuration import Configuration
-from .csv_output import Sheet
+from .csv_output import CsvOutput
 from .outcome import COLUMNS, OK, Outcome, through_pipeline
 from .pipeline import CUTS, DECIDE, Pipeline, check_model_given
 from .result import Progress, SweepResult
@@ -152,7 +152,7 @@ class _Sweep:
         self._written_s = time.monotonic()
         self.sheet = None
         if output is not None:
-            self.sheet = Sheet(Path(output), settings, self.header, self.keys, resume=resume)
+            self.sheet = CsvOutput(Path(output), settings, self.header, self.keys, resume=resume)
 
     def run(self) -> SweepResult:
         interrupted, differences = False, list[Difference]()
@@ -213,18 +213,18 @@ class _Sweep:
 
     def _checked(self, rows: list[int]) -> list[Difference]:
         """Take one row in :data:`CHECKED`, and at least one, through the whole pipeline."""
-        found = []
+        result = []
         count = -(-len(rows) // CHECKED)
         for row in random.Random(len(rows)).sample(rows, count):
             cells = self.found[row]
             assert cells is not None
             whole = through_pipeline(self.pipeline, self.table.row(row))
-            one = Difference(row, float(cells[0]), int(cells[1]), whole)
-            found.append(one)
-            self.progress.checked = len(found)
-            if not one.within:
-                raise one.error()
-        return found
+            difference = Difference(row, float(cells[0]), int(cells[1]), whole)
+            result.append(difference)
+            self.progress.checked = len(result)
+            if not difference.within:
+                raise difference.error()
+        return result
 
     def _again(self) -> None:
         """Take rows from a sweep before."""

@@ -120,11 +120,11 @@ class Fit:
 
 def independent(table: Floats) -> list[int]:
     """Columns that do not follow from those before them."""
-    found: list[int] = []
+    result: list[int] = []
     for column in range(table.shape[1]):
-        if np.linalg.matrix_rank(table[:, [*found, column]], 1e-9) > len(found):
-            found.append(column)
-    return found
+        if np.linalg.matrix_rank(table[:, [*result, column]], 1e-9) > len(result):
+            result.append(column)
+    return result
 
 
 def _fitting(scaled: Floats, count: int) -> list[tuple[int, ...]]:

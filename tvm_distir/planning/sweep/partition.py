@@ -19,7 +19,7 @@ from tvm_distir.support import SimulationError
 
 from .samples import best_split, spanning
 from .symbols import Symbols
-from .template import Structure
+from .template import ProgramTemplate
 
 Ints = npt.NDArray[np.int64]
 
@@ -33,13 +33,13 @@ REFUSED = "refused"
 
 
 @dataclass
-class Part:
+class RowGroup:
     """Rows of a table.
 
     Attributes
     ----------
     rows : int64 array
-    structure : Structure, optional
+    structure : ProgramTemplate, optional
         Of all of them; None: each goes through the pipeline.
     refused : bool
         Whether all samples were impossible.
@@ -48,12 +48,12 @@ class Part:
     """
 
     rows: Ints
-    structure: Structure | None = None
+    structure: ProgramTemplate | None = None
     refused: bool = False
     why: str = ""
 
 
-class Learner:
+class TemplateLearner:
     """Finds structures.
 
     Parameters
@@ -69,11 +69,11 @@ class Learner:
         self._kinds: dict[int, str] = {}
         self._features = np.concatenate((symbols.values, symbols.hints)).astype(np.float64)
 
-    def parts(self, rows: Ints) -> Iterator[Part]:
+    def parts(self, rows: Ints) -> Iterator[RowGroup]:
         """Parts of rows that have one key."""
         yield from self._parts(rows, DEEPEST)
 
-    def _parts(self, rows: Ints, depth: int) -> Iterator[Part]:
+    def _parts(self, rows: Ints, depth: int) -> Iterator[RowGroup]:
         position = {int(row): number for number, row in enumerate(rows)}
         known = [position[row] for row in self._kinds if row in position]
         places = spanning(self.symbols.values[:, rows], known)
@@ -88,7 +88,7 @@ class Learner:
             return
         below = best_split(self._features[:, rows], places, kinds) if depth else None
         if below is None:
-            yield Part(rows, why="ops differ between rows that no size tells apart")
+            yield RowGroup(rows, why="ops differ between rows that no size tells apart")
             return
         for part in (below, ~below):
             yield from self._parts(rows[part], depth - 1)
@@ -100,16 +100,16 @@ class Learner:
         number = number.ravel() if sizes.size else np.zeros(rows.size, np.int64)
         return [rows[number == one] for one in range(int(number.max(initial=0)) + 1)]
 
-    def _single(self, rows: Ints) -> Part:
+    def _single(self, rows: Ints) -> RowGroup:
         """Rows of equal sizes: a few numbers of micro-batches tell of the others."""
         micros, first = np.unique(self.symbols.values[-1, rows], return_index=True)
         chosen = np.unique(np.linspace(0, micros.size - 1, FEW).astype(np.int64))
         samples = [int(row) for row in rows[first[chosen]]]
         if rows.size <= len(samples):
-            return Part(rows)
+            return RowGroup(rows)
         kinds = {self._kind(row) for row in samples}
         if len(kinds) > 1:
-            return Part(rows, why="ops depend on the number of micro-batches")
+            return RowGroup(rows, why="ops depend on the number of micro-batches")
         return self._part(rows, samples, kinds.pop())
 
     def _kind(self, row: int) -> str:
@@ -118,12 +118,12 @@ class Learner:
             self._kinds[row] = REFUSED if program is None else numbers_of(program).skeleton
         return self._kinds[row]
 
-    def _part(self, rows: Ints, samples: Sequence[int], kind: str) -> Part:
+    def _part(self, rows: Ints, samples: Sequence[int], kind: str) -> RowGroup:
         if kind == REFUSED:
-            return Part(rows, refused=True)
+            return RowGroup(rows, refused=True)
         programs = [one for one in map(self._programs.get, samples) if one is not None]
         try:
             sizes = self.symbols.values[:, samples].T.tolist()
-            return Part(rows, Structure.of(programs, sizes))
+            return RowGroup(rows, ProgramTemplate.of(programs, sizes))
         except SimulationError as error:
-            return Part(rows, why=str(error))
+            return RowGroup(rows, why=str(error))

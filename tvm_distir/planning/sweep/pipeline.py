@@ -174,20 +174,20 @@ class Pipeline:
         row.check(training)
         text = row.strategy(self.strategy, training)
         system = self.system if self.decide == "times" else None
-        found: list[ir.IRModule] = []
+        result: list[ir.IRModule] = []
 
         def planned(step: ir.IRModule) -> Plan:
             return make_plan(step, text, row.mesh(training), self.system)
 
         def placed(step: ir.IRModule, plan: Plan) -> ir.IRModule:
-            found.append(distribute(step, plan, system=system, bucket_bytes=0, ahead_bytes=0))
-            return found[-1]
+            result.append(distribute(step, plan, system=system, bucket_bytes=0, ahead_bytes=0))
+            return result[-1]
 
         again = evenly_cut(row.recompute, row.tp * row.dp)
         step, plan = fitted(
             lambda said: self.step(row, said), planned, again, self.system, placed=placed
         )
-        return export(found[-1] if found else placed(step, plan))
+        return export(result[-1] if result else placed(step, plan))
 
 
 def layer_ends(model: ir.IRModule) -> list[str]:

@@ -17,7 +17,7 @@ from tvm_distir.performance import Batch, Mesh, Peaks, Profile, Program
 
 from .symbols import Symbols
 from .table import Table
-from .template import Structure
+from .template import ProgramTemplate
 
 Ints = npt.NDArray[np.int64]
 
@@ -48,12 +48,12 @@ class Predictor:
     ----------
     table : Table
     symbols : Symbols
-    structure : Structure
+    structure : ProgramTemplate
     system : System
     """
 
     def __init__(
-        self, table: Table, symbols: Symbols, structure: Structure, system: System
+        self, table: Table, symbols: Symbols, structure: ProgramTemplate, system: System
     ) -> None:
         self.table, self.symbols, self.structure = table, symbols, structure
         self.system = system
@@ -94,10 +94,10 @@ class Predictor:
 def meshes_of(program: Program, dp: int, tp: int) -> list[Mesh]:
     """Meshes of the ranks of a program whose axes have these sizes, one behind the other."""
     known = {"dp": dp, "tp": tp}
-    found = []
+    meshes = []
     for rank, mesh in enumerate(program.meshes):
         shape = tuple(known.get(axis, 1) for axis in mesh.axes)
         count = math.prod(shape)
         ids = tuple(range(rank * count, (rank + 1) * count))
-        found.append(Mesh(mesh.name, mesh.axes, shape, ids))
-    return found
+        meshes.append(Mesh(mesh.name, mesh.axes, shape, ids))
+    return meshes

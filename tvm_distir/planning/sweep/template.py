@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass
-class Structure:
+class ProgramTemplate:
     """Programs alike.
 
     Attributes
@@ -43,7 +43,7 @@ class Structure:
     formulas: list[Formula]
 
     @staticmethod
-    def of(programs: Sequence[Program], sizes: Sequence[Sequence[int]]) -> Structure:
+    def of(programs: Sequence[Program], sizes: Sequence[Sequence[int]]) -> ProgramTemplate:
         """Fit formulas to programs of one skeleton, given the symbols of each.
 
         Raises
@@ -57,7 +57,7 @@ class Structure:
         fit = Fit(sizes)
         rows = distinct.tolist()
         found = [fit.monomial(row) for row in rows]
-        made = Structure(programs[0], known[0], which.ravel(), [])
+        made = ProgramTemplate(programs[0], known[0], which.ravel(), [])
         missing = {number for number, one in enumerate(found) if one is None}
         for number, basis, ins, outs in made._contexts(missing, found):
             if found[number] is None:

@@ -18,7 +18,7 @@ from tvm_distir.support import DistIRError, InternalError, SimulationError
 
 from .cache import kept_program
 from .outcome import BOUNDS, OK, STRUCTURE, Outcome, reason
-from .partition import Learner
+from .partition import TemplateLearner
 from .pipeline import Pipeline
 from .predictor import Predictor
 from .symbols import Symbols
@@ -31,7 +31,7 @@ BOUND = 0.02
 
 
 @dataclass
-class Found:
+class TemplateMatch:
     """Predicted rows."""
 
     rows: Ints
@@ -147,9 +147,9 @@ class StructureSweep:
         self.structures = 0
         self.notes: list[str] = []
 
-    def run(self, rows: Ints) -> Iterator[Found]:
+    def run(self, rows: Ints) -> Iterator[TemplateMatch]:
         """Predict rows; what is left over has no structure, or is impossible."""
-        learner = Learner(self.symbols, self._sample)
+        learner = TemplateLearner(self.symbols, self._sample)
         by_key: dict[Hashable, list[int]] = {}
         for row in rows.tolist():
             by_key.setdefault(self.symbols.keys[row], []).append(row)
@@ -164,7 +164,7 @@ class StructureSweep:
                     self.table, self.symbols, part.structure, self.pipeline.system
                 )
                 for one in predictor.predict(part.rows):
-                    yield Found(*one)
+                    yield TemplateMatch(*one)
 
     def _sample(self, row: int) -> Program | None:
         """The program of a row, grouped into kernels; None where it is impossible."""

@@ -35,15 +35,15 @@ def parameter_help(thing: Callable[..., Any] | type) -> dict[str, str]:
     """First sentence on each parameter (of a dataclass: each attribute), by its name."""
     parts = _SECTION.split(inspect.getdoc(thing) or "")
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for title in ("Parameters", "Attributes"):
         names: list[str] = []
         said: list[str] = []
         for line in [*sections.get(title, "").splitlines(), "end"]:
             if line and not line[0].isspace():
-                found.update({name: _sentence(" ".join(said)) for name in names})
+                result.update({name: _sentence(" ".join(said)) for name in names})
                 names = [name.strip() for name in line.partition(" : ")[0].split(",")]
                 said = []
             else:
                 said.append(line)
-    return found
+    return result

@@ -31,7 +31,7 @@ from typing import Any
 
 from tvm_distir.support.errors.values import nearest, parse_int, shortened
 
-from .notation import Items, NamedFields, Term, Word
+from .notation import ListToken, NamedFields, Term, Token
 
 LARGEST = 2**63 - 1
 """The largest integer: bytes and counts, which native code keeps in 64 bits."""
@@ -57,7 +57,7 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True)
-class Kind:
+class OptionType:
     """How the values of a type are read.
 
     Attributes
@@ -84,7 +84,7 @@ def _keep(value: Any) -> Any:
 
 def _bare(term: Term, expects: str) -> str:
     """A word without quotes."""
-    if not isinstance(term, Word) or term.quoted:
+    if not isinstance(term, Token) or term.quoted:
         raise Unreadable(expects)
     return term.text
 
@@ -116,7 +116,7 @@ def _read_float(term: Term) -> float:
 
 
 def _read_str(term: Term) -> str:
-    if not isinstance(term, Word) or not term.text:
+    if not isinstance(term, Token) or not term.text:
         raise Unreadable("a text")
     return term.text
 
@@ -126,16 +126,16 @@ def _read_none(term: Term) -> None:
         raise Unreadable("none")
 
 
-_SIMPLE: dict[Any, Kind] = {
-    bool: Kind("bool", "true or false", _read_bool, _keep),
-    int: Kind("int", "an integer", _read_int, _keep),
-    float: Kind("float", "a number", _read_float, _keep),
-    str: Kind("text", "a text", _read_str, _keep),
-    type(None): Kind("none", "none", _read_none, _keep),
+_SIMPLE: dict[Any, OptionType] = {
+    bool: OptionType("bool", "true or false", _read_bool, _keep),
+    int: OptionType("int", "an integer", _read_int, _keep),
+    float: OptionType("float", "a number", _read_float, _keep),
+    str: OptionType("text", "a text", _read_str, _keep),
+    type(None): OptionType("none", "none", _read_none, _keep),
 }
 
 
-def kind_of(annotation: Any) -> Kind | None:
+def kind_of(annotation: Any) -> OptionType | None:
     """How values of an annotated type are read; None where the type has no text."""
     if annotation in _SIMPLE:
         return _SIMPLE[annotation]
@@ -154,7 +154,7 @@ def kind_of(annotation: Any) -> Kind | None:
     return None
 
 
-def _union(members: Sequence[Any]) -> Kind | None:
+def _union(members: Sequence[Any]) -> OptionType | None:
     """The first of the members that can read it; a class's ``load`` takes the texts."""
     named = any(hasattr(member, "load") for member in members)
     found = [kind_of(member) for member in members if not (named and member is str)]
@@ -166,7 +166,7 @@ def _union(members: Sequence[Any]) -> Kind | None:
     expects = " or ".join(kind.expects for kind in shown)
 
     def read(term: Term) -> Any:
-        if optional and term == Word("none"):
+        if optional and term == Token("none"):
             return None
         for kind in kinds[:-1]:
             with contextlib.suppress(Unreadable):
@@ -179,55 +179,55 @@ def _union(members: Sequence[Any]) -> Kind | None:
     def make(value: Any) -> Any:
         return value if value is None else kinds[0].make(value)
 
-    return Kind("|".join(kind.word for kind in shown), expects, read, make)
+    return OptionType("|".join(kind.word for kind in shown), expects, read, make)
 
 
-def _literal(values: Sequence[Any]) -> Kind | None:
+def _literal(values: Sequence[Any]) -> OptionType | None:
     if not all(isinstance(value, str) for value in values):
         return None
     expects = "one of " + ", ".join(values)
 
     def read(term: Term) -> str:
-        if not isinstance(term, Word) or term.text not in values:
+        if not isinstance(term, Token) or term.text not in values:
             raise Unreadable(expects)
         return term.text
 
-    return Kind("|".join(values), expects, read, _keep)
+    return OptionType("|".join(values), expects, read, _keep)
 
 
-def _sequence(item: Any) -> Kind | None:
+def _sequence(item: Any) -> OptionType | None:
     kind = kind_of(item)
     if kind is None:
         return None
     expects = f"a list in brackets, each {kind.expects}"
 
     def read(term: Term) -> tuple[Any, ...]:
-        if not isinstance(term, Items):
+        if not isinstance(term, ListToken):
             raise Unreadable(expects)
         return tuple(kind.read(item) for item in term.items)
 
     def make(value: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(kind.make(item) for item in value)
 
-    return Kind(f"[{kind.word},...]", expects, read, make)
+    return OptionType(f"[{kind.word},...]", expects, read, make)
 
 
-def _loaded(cls: Any) -> Kind:
+def _loaded(cls: Any) -> OptionType:
     word = cls.__name__.lower()
     expects = f"the name or file of a {word}"
 
     def read(term: Term) -> str:
-        if not isinstance(term, Word) or not term.text:
+        if not isinstance(term, Token) or not term.text:
             raise Unreadable(expects)
         return term.text
 
     def make(value: Any) -> Any:
         return cls.load(value) if isinstance(value, str) else value
 
-    return Kind(word, expects, read, make)
+    return OptionType(word, expects, read, make)
 
 
-def _record(cls: Any) -> Kind | None:
+def _record(cls: Any) -> OptionType | None:
     hints = typing.get_type_hints(cls)
     found = {field.name: kind_of(hints[field.name]) for field in dataclasses.fields(cls)}
     kinds = {name: kind for name, kind in found.items() if kind is not None}
@@ -250,19 +250,19 @@ def _record(cls: Any) -> Kind | None:
             return value
         return cls(**{name: kinds[name].make(item) for name, item in value.items()})
 
-    return Kind(cls.__name__.lower(), expects, read, make)
+    return OptionType(cls.__name__.lower(), expects, read, make)
 
 
 def as_term(value: Any) -> Term:
     """Write a plain value as the text that reads back as it."""
     if value is None or isinstance(value, bool):
-        return Word(str(value).lower())
+        return Token(str(value).lower())
     if isinstance(value, int) and abs(value) > LARGEST:  # its digits would be no integer either
-        return Word(shortened(value), quoted=True)
+        return Token(shortened(value), quoted=True)
     if isinstance(value, int | float):
-        return Word(repr(value))
+        return Token(repr(value))
     if isinstance(value, str):
-        return Word(value, quoted=value.lower() in _KEYWORDS)
+        return Token(value, quoted=value.lower() in _KEYWORDS)
     if isinstance(value, Mapping):
         return NamedFields(tuple((str(name), as_term(item)) for name, item in value.items()))
-    return Items(tuple(as_term(item) for item in value))
+    return ListToken(tuple(as_term(item) for item in value))

@@ -29,7 +29,7 @@ _PLAIN = re.compile(r'[^\s",={}\[\]]+')
 
 
 @dataclass(frozen=True)
-class Word:
+class Token:
     """A text; in quotes it is nothing but a text."""
 
     text: str
@@ -43,7 +43,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Items:
+class ListToken:
     """Values in brackets."""
 
     items: tuple[Term, ...]
@@ -62,7 +62,7 @@ class NamedFields:
         return "{" + ",".join(f"{name}={value}" for name, value in self.pairs) + "}"
 
 
-Term = Word | Items | NamedFields
+Term = Token | ListToken | NamedFields
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,12 @@ class _Reader:
                 if items:
                     self.need(",")
                 items.append(self.value())
-            return Items(tuple(items))
+            return ListToken(tuple(items))
         match = _TOKEN.match(self.text, self.at)
         if match is not None and match["quoted"] is not None:
             self.at = match.end()
-            return Word(re.sub(r"\\(.)", r"\1", match["quoted"], flags=re.DOTALL), quoted=True)
-        return Word(self.word("a value"))
+            return Token(re.sub(r"\\(.)", r"\1", match["quoted"], flags=re.DOTALL), quoted=True)
+        return Token(self.word("a value"))
 
     def word(self, wanted: str) -> str:
         match = _TOKEN.match(self.text, self.at)

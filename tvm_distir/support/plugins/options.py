@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .docstrings import parameter_help
-from .kinds import Kind, as_term, kind_of
+from .kinds import OptionType, as_term, kind_of
 from .notation import Term
 
 REQUIRED = inspect.Parameter.empty
@@ -25,7 +25,7 @@ class Option:
     Attributes
     ----------
     name : str
-    kind : Kind
+    kind : OptionType
         How its text is read.
     default : value
         :data:`REQUIRED` where there is none.
@@ -34,7 +34,7 @@ class Option:
     """
 
     name: str
-    kind: Kind
+    kind: OptionType
     default: Any
     help: str
 
@@ -74,7 +74,7 @@ def options_of(function: Callable[..., Any], without: Collection[str] = ()) -> d
         Parameters that are no options.
     """
     said = parameter_help(function)
-    found = {}
+    options = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name in without:
             continue
@@ -82,8 +82,8 @@ def options_of(function: Callable[..., Any], without: Collection[str] = ()) -> d
         kind = kind_of(_annotation(function, parameter))
         if kind is not None:
             help_text = said.get(parameter.name, "")
-            found[parameter.name] = Option(parameter.name, kind, default, help_text)
-    return found
+            options[parameter.name] = Option(parameter.name, kind, default, help_text)
+    return options
 
 
 def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:

@@ -157,11 +157,11 @@ def _still_used(functions: dict[str, Any], chosen: list[str]) -> set[str]:
 
 
 def _mentioned(fn: relax.Function) -> list[str]:
-    found: dict[str, None] = {}
+    result: dict[str, None] = {}
 
     def visit(node: Any) -> None:
         if isinstance(node, ir.GlobalVar):
-            found[str(node.name_hint)] = None
+            result[str(node.name_hint)] = None
 
     relax.analysis.post_order_visit(fn.body, visit)
-    return list(found)
+    return list(result)

@@ -13,9 +13,9 @@ from tvm_distir.core import (
     COLLECTIVES,
     TRANSFERS,
     Clock,
+    FunctionView,
     GroupLayout,
     LikeKernels,
-    Reading,
     System,
     axis_groups,
     branches_of,
@@ -46,7 +46,7 @@ class BindingCosts:
         self._layouts: dict[Any, GroupLayout] = {}
         self._functions: dict[str, int] = {}
 
-    def of(self, reading: Reading, devices: Collection[int] = ()) -> BodyCosts:
+    def of(self, reading: FunctionView, devices: Collection[int] = ()) -> BodyCosts:
         """Times of the bindings of a body; ``devices`` run it, where not all of its mesh do."""
         return BodyCosts(self, reading, devices)
 
@@ -99,13 +99,15 @@ class BodyCosts:
     Parameters
     ----------
     costs : BindingCosts
-    reading : Reading
+    reading : FunctionView
         Of a function of the module.
     devices : collection of int
         Run the body, where not all of its mesh do.
     """
 
-    def __init__(self, costs: BindingCosts, reading: Reading, devices: Collection[int]) -> None:
+    def __init__(
+        self, costs: BindingCosts, reading: FunctionView, devices: Collection[int]
+    ) -> None:
         self.costs, self.reading, self.devices = costs, reading, devices
         self.kernels = LikeKernels(costs.mod, reading)
         self._spent_ps: dict[tuple[int, bool], int] = {}

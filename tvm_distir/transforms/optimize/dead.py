@@ -11,8 +11,8 @@ from tvm import ir
 from tvm_distir.core import (
     ITEM,
     TUPLE,
+    FunctionView,
     Member,
-    Reading,
     Readings,
     handle,
     is_pure,
@@ -54,13 +54,13 @@ def without_dead(member: Member, readings: Readings) -> Member:
     return Member(member.gv, new, readings.of([new])[0])
 
 
-def _fields_taken(reading: Reading) -> dict[int, int]:
+def _fields_taken(reading: FunctionView) -> dict[int, int]:
     """Bindings that take a field of a tuple that was just made: from which variable it was made.
 
     Only of variables that no block hides.
     """
     numbers: dict[Any, int] = {}
-    found: dict[int, int] = {}
+    result: dict[int, int] = {}
     for number, (kind, like) in enumerate(zip(reading.kinds, reading.like)):
         if kind != ITEM or like < 0:
             continue
@@ -71,5 +71,5 @@ def _fields_taken(reading: Reading) -> dict[int, int]:
         if type(item) is ir.Var:
             if not numbers:
                 numbers = {handle(var): n for n, var in enumerate(reading.variables)}
-            found[number] = numbers[handle(item)]
-    return found
+            result[number] = numbers[handle(item)]
+    return result

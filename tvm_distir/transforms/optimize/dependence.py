@@ -17,7 +17,7 @@ from tvm_distir.core import (
     IF,
     OP_CALL,
     OTHER_CALL,
-    Reading,
+    FunctionView,
     flat_types,
     is_pure,
     local_bytes,
@@ -134,7 +134,7 @@ def _last_read(scan: Scan) -> list[int]:
 class _Sizes:
     """Bytes of variables; those of a type are computed once."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: FunctionView) -> None:
         self.reading = reading
         self._known: dict[int, int] = {}
 

@@ -194,13 +194,13 @@ class KeptGathers:
         root = self._root
         barred = {root[slot] for slot in self._barred}
         wanted = {root[slot] for slot in self._read_late} - barred
-        found: dict[int, Gathered] = {}
+        result: dict[int, Gathered] = {}
         for var, gathered in self.own.items():
             (slot,) = self._slot[var]
-            one = found.setdefault(root[slot], gathered)
+            one = result.setdefault(root[slot], gathered)
             if one.way != gathered.way:
                 wanted.discard(root[slot])
-        return {number: one for number, one in found.items() if number in wanted}
+        return {number: one for number, one in result.items() if number in wanted}
 
 
 def forward_part(member: Member) -> Sequence[Any]:

@@ -58,7 +58,7 @@ def _all_known(value: Any, known: Collection[Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Lifted:
+class HoistedGathers:
     """A function in two.
 
     Attributes
@@ -80,7 +80,7 @@ class Lifted:
     wire_ps: int
 
 
-class Head:
+class GatherPrologue:
     """The collectives of a function that read parameters alone, or other layouts of them.
 
     Parameters
@@ -172,12 +172,12 @@ class Head:
     def _wire_ps(self, out: Iterable[Any]) -> int:
         return sum(self._ps[self._number[var]] for var in out)
 
-    def lifted(self, count: int) -> Lifted:
+    def lifted(self, count: int) -> HoistedGathers:
         """Take the first starts out."""
         out = self.starts[:count]
         given, gathers = self._gathers(out)
         kept, rest = self._rest(out)
-        return Lifted(gathers, rest, given, kept, self._wire_ps(out))
+        return HoistedGathers(gathers, rest, given, kept, self._wire_ps(out))
 
     def _gathers(self, out: list[Any]) -> tuple[tuple[int, ...], relax.Function]:
         numbers = self._needed(out)

@@ -163,21 +163,21 @@ class _Slices(Editor):
 
     def _wanted(self) -> dict[Any, tuple[tuple[int, ...], int]]:
         """Values that only a slice reads, it and the ops between: mesh axes and dim."""
-        found: dict[Any, tuple[tuple[int, ...], int]] = {}
+        result: dict[Any, tuple[tuple[int, ...], int]] = {}
         rows = [row for rows in self.scan.blocks for row in rows]
         for _, var, value, kind in reversed(rows):
             if kind == "local_slice":
                 if self.readers[value.args[0]] == 1:
-                    found[value.args[0]] = axes_dim(value)
-            elif var in found:
-                cut = self._cut(var, value, *found[var])
+                    result[value.args[0]] = axes_dim(value)
+            elif var in result:
+                cut = self._cut(var, value, *result[var])
                 if cut is None:
-                    del found[var]
+                    del result[var]
                     continue
                 for expr, dim in zip(cut.operands, cut.factor.ins):
                     if dim is not None and isinstance(expr, ir.Var) and self.readers[expr] == 1:
-                        found[expr] = (cut.axes, dim)
-        return found
+                        result[expr] = (cut.axes, dim)
+        return result
 
     def _cut(self, var: Any, value: Any, axes: tuple[int, ...], dim: int) -> Cut | None:
         cut = cut_at(self, value, axes, None, dim) if is_plain_op(value, var) else None

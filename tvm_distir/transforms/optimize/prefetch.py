@@ -31,7 +31,7 @@ from tvm_distir.core import (
 
 from .costs import BindingCosts, BodyCosts
 from .dependence import block_nodes, peak_bytes
-from .lifting import Head, Lifted, laid_out
+from .lifting import GatherPrologue, HoistedGathers, laid_out
 from .scan import Scan
 
 
@@ -91,7 +91,7 @@ class _Prefetch:
         """Return the module, or itself where nothing is to be begun earlier."""
         if any(_shares_mesh(fn) for fn in self.functions.values()):
             return self.mod
-        parts: dict[Any, Lifted] = {}
+        parts: dict[Any, HoistedGathers] = {}
         for gv, fn in self.functions.items():
             lifted = self._lifted(gv, fn)
             if lifted is not None:
@@ -100,11 +100,11 @@ class _Prefetch:
             return self.mod
         made = dict(self.mod.functions.items())
         taken = {str(gv.name_hint) for gv in made}
-        named: dict[Any, Begun] = {}
+        named: dict[Any, SplitPrefetch] = {}
         for gv, lifted in parts.items():
             gathers = ir.GlobalVar(_free_name(f"{gv.name_hint}_gathers", taken))
             rest = retyped(gv, _type(lifted.rest))
-            named[gv] = Begun(lifted, retyped(gathers, _type(lifted.gathers)), rest)
+            named[gv] = SplitPrefetch(lifted, retyped(gathers, _type(lifted.gathers)), rest)
         callers = {caller for gv in parts for caller, _ in self.sites[gv]}
         functions: dict[Any, Any] = {}
         for gv, fn in made.items():
@@ -117,7 +117,7 @@ class _Prefetch:
             functions[gv if own is None else own.rest] = body
         return ir.IRModule(functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
 
-    def _lifted(self, gv: Any, fn: relax.Function) -> Lifted | None:
+    def _lifted(self, gv: Any, fn: relax.Function) -> HoistedGathers | None:
         """What is taken out of a function, None where it is nothing."""
         if not is_private(fn) or gv in self.barred or not self.sites[gv]:
             return None
@@ -125,7 +125,7 @@ class _Prefetch:
             return None
         if not any(started_op(b.value) for b in fn.body.blocks[0].bindings):
             return None
-        head = Head(fn, self._early_params(gv), self.costs)
+        head = GatherPrologue(fn, self._early_params(gv), self.costs)
         if not head.starts:
             return None
         most_bytes = min(self._most_bytes(c) for c in dict.fromkeys(c for c, _ in self.sites[gv]))
@@ -165,17 +165,19 @@ class _Prefetch:
         return self._early[gv]
 
 
-class Begun:
+class SplitPrefetch:
     """A function in two, with their names in the new module."""
 
-    def __init__(self, lifted: Lifted, gathers: Any, rest: Any) -> None:
+    def __init__(self, lifted: HoistedGathers, gathers: Any, rest: Any) -> None:
         self.lifted, self.gathers, self.rest = lifted, gathers, rest
 
 
 class _Caller:
     """Has gathers begun before the functions are called that wait for them."""
 
-    def __init__(self, fn: relax.Function, named: Mapping[Any, Begun], costs: BindingCosts) -> None:
+    def __init__(
+        self, fn: relax.Function, named: Mapping[Any, SplitPrefetch], costs: BindingCosts
+    ) -> None:
         self.fn, self.named, self.costs = fn, named, costs
 
     def run(self) -> relax.Function:

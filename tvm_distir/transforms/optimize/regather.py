@@ -70,20 +70,20 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
     def gather_again(mod: ir.IRModule) -> ir.IRModule:
         numbers = numbers_of_axes(mod, axes, "GatherAgain")
         members = read_module(mod) if axes else []
-        found = KeptGathers(members, numbers)
-        if not found:
+        kept_gathers = KeptGathers(members, numbers)
+        if not kept_gathers:
             return mod
         renamed: dict[Any, Any] = {}
         for gv, fn, _ in members:
-            ends = [(p.ty, found.of(p)) for p in fn.params]
-            ends.append((fn.ret_ty, found.of_result(str(gv.name_hint))))
+            ends = [(p.ty, kept_gathers.of(p)) for p in fn.params]
+            ends.append((fn.ret_ty, kept_gathers.of_result(str(gv.name_hint))))
             if any(one for _, kept in ends for one in kept):
                 *params, result = (_type(ty, iter(kept)) for ty, kept in ends)
                 renamed[gv] = retyped(gv, relax.FuncType(params, result, bool(fn.is_pure)))
         functions = dict(mod.functions.items())
         for gv, fn, _ in members:
             del functions[gv]
-            functions[renamed.get(gv, gv)] = _Regathering(fn, found, renamed).run()
+            functions[renamed.get(gv, gv)] = _Regathering(fn, kept_gathers, renamed).run()
         return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
     return gather_again

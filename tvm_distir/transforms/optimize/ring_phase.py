@@ -185,27 +185,27 @@ class Phase:
 
     def _finished(self) -> dict[Any, Any]:
         """The outputs, once all blocks have come by."""
-        found: dict[Any, Any] = {}
+        result: dict[Any, Any] = {}
         self._stats.update(self._running)
         for node in self._sums:
             value = self._sum[node.var]
             if node.online is not None:
                 total = self._running[node.online][1]
                 value = self._emit(relax.op.divide(value, total), f"{node.var.name}_wide")
-            found[node.var] = value
+            result[node.var] = value
         for node in self._scatters:
             value = self._own[node.var]
             if node.var in self._moving:
                 home = self._moving[node.var]
                 value = self._emit(relax.op.add(value, home), f"{node.var.name}_home")
-            found[node.var] = value
+            result[node.var] = value
         for node in self._softmaxes:
             softmax, stats = self._region.softmaxes[node.var], self._running[node.var]
             both = zip((softmax.top, softmax.total), stats, strict=True)
-            found.update((v, s) for v, s in both if v is not None)
+            result.update((v, s) for v, s in both if v is not None)
             if node.var in self._region.whole_softmaxes:
-                found[node.var] = self._in_order(node)
-        return {var: self._typed(value, var) for var, value in found.items()}
+                result[node.var] = self._in_order(node)
+        return {var: self._typed(value, var) for var, value in result.items()}
 
     def _typed(self, value: Any, var: Any) -> Any:
         if str(value.ty.dtype) == str(var.ty.dtype):

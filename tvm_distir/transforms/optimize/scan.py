@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core import CAST, FUNCTION, IF, Reading, dist_ops, read_functions, variables
+from tvm_distir.core import CAST, FUNCTION, IF, FunctionView, dist_ops, read_functions, variables
 
 Row = tuple[Any, Any, Any, "str | None"]
 """A binding, its variable, its value, and the name of the ``R.dist`` op that this is, if it is."""
@@ -21,7 +21,7 @@ class Scan:
     Parameters
     ----------
     fn : relax.Function
-    reading : Reading
+    reading : FunctionView
         Of the function.
 
     Attributes
@@ -32,7 +32,7 @@ class Scan:
         Whether it has an ``If``.
     """
 
-    def __init__(self, fn: relax.Function, reading: Reading) -> None:
+    def __init__(self, fn: relax.Function, reading: FunctionView) -> None:
         self.fn, self.reading = fn, reading
         self.straight = not {CAST, FUNCTION}.intersection(reading.kinds)
         self.branches = IF in reading.kinds

@@ -114,12 +114,12 @@ def traffic(mod: ir.IRModule) -> Traffic:
 
 def _roots(functions: dict[str, relax.Function]) -> dict[tuple[int, ...], list[str]]:
     """Public functions, those that share meshes with others by the devices that run them."""
-    found: dict[tuple[int, ...], list[str]] = {}
+    roots: dict[tuple[int, ...], list[str]] = {}
     for name, fn in functions.items():
         if not is_private(fn):
             io: Any = fn.attrs.get(IO_ATTR, {}) if fn.attrs else {}
-            found.setdefault(tuple(int(d) for d in io.get("devices", ())), []).append(name)
-    return found
+            roots.setdefault(tuple(int(d) for d in io.get("devices", ())), []).append(name)
+    return roots
 
 
 class _Count:

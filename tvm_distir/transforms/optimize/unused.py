@@ -134,9 +134,9 @@ def _alike(
     """Let all branches of an ``If`` keep the same fields: those that anybody reads of any."""
     groups: dict[str, list[tuple[str, relax.Function]]] = {}
     for gv, fn in order:
-        found = branch_of(fn)
-        if found is not None:
-            groups.setdefault(found[0], []).append((str(gv.name_hint), fn))
+        branch = branch_of(fn)
+        if branch is not None:
+            groups.setdefault(branch[0], []).append((str(gv.name_hint), fn))
     for members in groups.values():
         read: set[int] | None = set()
         for name, fn in members:

@@ -113,7 +113,10 @@ def _parameters(
 
 def _all_equal(constants: tuple[Any, ...]) -> bool:
     first = constants[0]
-    return all(one.same_as(first) or tvm_ffi.structural_equal(one, first) for one in constants[1:])
+    return all(
+        constant.same_as(first) or tvm_ffi.structural_equal(constant, first)
+        for constant in constants[1:]
+    )
 
 
 def _computed(sequence: Sequence, column: tuple[Any, ...]) -> bool:

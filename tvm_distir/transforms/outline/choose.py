@@ -143,14 +143,14 @@ class _Chooser:
     def _with_others(self, own: list[int], length: int) -> list[int]:
         """Starts of a run's parts and of the stretches elsewhere that equal them."""
         pattern = self.symbols[own[0] : own[0] + length]
-        found = list(own)
+        others = list(own)
         free_from = 0
         for start in occurrences(self.symbols, pattern):
             inside = start + length > own[0] and start < own[-1] + length
             if start >= free_from and not inside:
-                found.append(start)
+                others.append(start)
                 free_from = start + length
-        return sorted(found)
+        return sorted(others)
 
     def _repeats(self, starts: Iterable[int], length: int) -> list[Repeat]:
         """Group stretches by their wiring; those groups that pay."""

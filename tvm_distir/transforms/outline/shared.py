@@ -70,12 +70,12 @@ def shared_in_front(
 def _shared(sequence: Sequence, repeat: Repeat) -> set[int]:
     """Positions of the values that stand at one place of all stretches."""
     stretches = [sequence.operands(s, s + repeat.length) for s in repeat.starts]
-    found = set()
+    result = set()
     for same in zip(*stretches, strict=True):
         first = same[0]
         if isinstance(first, ir.Var) and all(leaf.same_as(first) for leaf in same):
-            found.add(sequence.position.get(first))
-    return {place for place in found if place is not None}
+            result.add(sequence.position.get(first))
+    return {place for place in result if place is not None}
 
 
 def _made_of(sequence: Sequence, places: set[int]) -> set[int]:

@@ -10,7 +10,7 @@ import pytest
 
 from tvm_distir.core.cost_model.model import System
 from tvm_distir.core.ir.placement import P, R
-from tvm_distir.core.propagation.solve.conversions import Route
+from tvm_distir.core.propagation.solve.conversions import ReshardPath
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.solver.problem import INFINITE
 
@@ -69,35 +69,35 @@ def test_a_held_value_is_not_communicated():
 
 def test_a_reduction_wanted_whole_is_complete_at_once():
     """P wanted as R and as a shard: the sum is finished first, the shard cut from it."""
-    route = Route([Conversions(Costs())], (P,), [(R,), (0,)], [0], [BYTES], [RANKS])
+    route = ReshardPath([Conversions(Costs())], (P,), [(R,), (0,)], [0], [BYTES], [RANKS])
     assert route.root == (R,)
     assert route.source((0,)) == (R,)
 
 
 def test_a_reduction_wanted_sharded_stays_partial():
     """P wanted as a shard only is reduce-scattered."""
-    route = Route([Conversions(Costs())], (P,), [(0,)], [0], [BYTES], [RANKS])
+    route = ReshardPath([Conversions(Costs())], (P,), [(0,)], [0], [BYTES], [RANKS])
     assert route.root == (P,)
     assert route.source((0,)) == (P,)
 
 
 def test_a_reduction_wanted_both_ways_stays_partial():
     """One consumer carries the partial sum on, another wants it whole: it is kept partial."""
-    route = Route([Conversions(Costs())], (P,), [(R,), (P,)], [0], [BYTES], [RANKS])
+    route = ReshardPath([Conversions(Costs())], (P,), [(R,), (P,)], [0], [BYTES], [RANKS])
     assert route.root == (P,)
     assert route.source((R,)) == (P,)
 
 
 def test_a_carried_partial_sum_is_not_complete_by_itself():
     """Without a reduction of its own the value stays partial until redistributed."""
-    route = Route([Conversions(Costs())], (P,), [(R,)], [], [BYTES], [RANKS])
+    route = ReshardPath([Conversions(Costs())], (P,), [(R,)], [], [BYTES], [RANKS])
     assert route.root == (P,)
     assert route.source((R,)) == (P,)
 
 
 def test_two_axes_share_the_first_step():
     """Forms that differ along one axis come from the nearest form on their way."""
-    route = Route(
+    route = ReshardPath(
         [Conversions(Costs())] * 2, (0, 1), [(R, 1), (R, R)], [], [BYTES, BYTES], [RANKS, RANKS]
     )
     assert route.source((R, R)) == (R, 1)

@@ -17,7 +17,7 @@ from tvm_distir.core.passes.lower.passes import LowerDistIR
 from tvm_distir.core.passes.propagate.passes import PropagateSharding
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.propagation.decide import propagate
-from tvm_distir.core.propagation.memory import Keeper
+from tvm_distir.core.propagation.memory import MemoryMeter
 from tvm_distir.execution.verification.verifying import verify
 from tvm_distir.performance.simulation.simulator import simulate
 from tvm_distir.support.errors.tree import InfeasibleError
@@ -57,7 +57,7 @@ def chain(nested):
 
 def kept(mod, memory_bytes=None):
     """What a device keeps at its worst moment."""
-    return Keeper(propagate(AnnotateSharding(PLAN)(mod), memory_bytes=memory_bytes)).kept()
+    return MemoryMeter(propagate(AnnotateSharding(PLAN)(mod), memory_bytes=memory_bytes)).kept()
 
 
 @pytest.mark.parametrize("nested", [False, True])

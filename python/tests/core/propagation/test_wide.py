@@ -153,7 +153,7 @@ def test_messages_of_another_problem_are_refused():
 def test_what_was_found_hastens_and_does_not_mislead(limit, rounds, monkeypatch):
     """Problems of one structure, solved one after the other, reach their own optima."""
     monkeypatch.setattr(exact, "ROUNDS", rounds)
-    starts, (_, problem) = exact.Starts(), dense_problem(5, triples=2)
+    starts, (_, problem) = exact.WarmStarts(), dense_problem(5, triples=2)
     for seed in range(8):
         rng, tables = np.random.default_rng(seed), Tables()
         factors = {

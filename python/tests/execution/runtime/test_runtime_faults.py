@@ -53,7 +53,7 @@ def test_ranks_that_are_all_stopped_are_given_up_when_they_are_found(monkeypatch
     fabric = SimpleNamespace(
         failure=None, progress=lambda: 7, fail=lambda rank, error: failures.append(error.code)
     )
-    watch = ends.EndWatch(fabric, [0, 1, 2], 1.0, work=lambda: 5)
+    watch = ends.TerminationWatch(fabric, [0, 1, 2], 1.0, work=lambda: 5)
     assert watch.go_on([])
     now_s[0] = 1.0 + ends.GRACE_S
     assert watch.go_on([]) and not failures

@@ -12,7 +12,7 @@ import tvm_distir as td
 from tests.execution.verification.test_verify_bisect import COLUMNS_THEN_ROWS, layered, plan
 from tvm_distir.execution.runtime.program.counts import CollectiveCount, CollectiveCounter
 from tvm_distir.execution.verification.collective_counts import (
-    Claim,
+    ExpectedCollective,
     claimed_collectives,
     differences,
 )
@@ -82,7 +82,7 @@ def test_a_run_with_other_collectives_is_refused(monkeypatch):
 
 
 COUNT = CollectiveCount("all_gather", "tp", 4, 3, 96, 72)
-CLAIM = Claim("all_gather", "tp", 4, (3, 3), (96, 96))
+CLAIM = ExpectedCollective("all_gather", "tp", 4, (3, 3), (96, 96))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.performance.native.random_maps import STREAMS, Flat, random_function,
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.core.plan.schedules.units import BACKWARD, FORWARD, WEIGHT
 from tvm_distir.performance.engine.functions import FREE, IS_FREE, SETTLED
-from tvm_distir.performance.engine.units import COPY, RECV, RUN, SEND, SEND_STREAM, Units
+from tvm_distir.performance.engine.units import COPY, RECV, RUN, SEND, SEND_STREAM, RankPrograms
 
 X, Y, KEPT, GRAD, DX, LEFT, SLOTS = range(7)
 SHAPES = {FORWARD: ([X], [Y, KEPT]), BACKWARD: ([KEPT, GRAD], [DX, LEFT]), WEIGHT: ([LEFT], [])}
@@ -59,7 +59,7 @@ class Pipeline:
                 found[slot] = FREE if origin == IS_FREE else whence
         return found
 
-    def units(self, maps) -> Units:
+    def units(self, maps) -> RankPrograms:
         """The arrays; each stage has a template per phase."""
         micros = self.schedule.micro_batches + 1
         kinds, places, steps, begin, edges, number = [], [], [], [0], [], {}
@@ -95,7 +95,7 @@ class Pipeline:
             for rank, units in enumerate(self.schedule.orders)
         ]
         ints = lambda one: np.array(one, np.int64)  # noqa: E731
-        return Units(
+        return RankPrograms(
             ints(kinds), ints(places).ravel(), ints(steps), ints(begin),
             np.cumsum([0, *map(len, programs)]), ints([row for own in programs for row in own]),
             ints(edges), self.stages * SLOTS * micros, micros,
@@ -142,7 +142,7 @@ class Pipeline:
         return flat, found
 
 
-def starts_of(maps, units: Units) -> list:
+def starts_of(maps, units: RankPrograms) -> list:
     """Starts of the ops of each run, ranks in turn."""
     ran = maps.run(units)
     _, steps, _ = units.runs()

@@ -14,7 +14,7 @@ from tvm_distir.performance.engine.functions import FunctionTable
 from tvm_distir.performance.engine.maps import maps_of
 from tvm_distir.performance.engine.meeting import meet
 from tvm_distir.performance.engine.meeting_reference import fair_speeds
-from tvm_distir.performance.engine.units import RUN, SEND, Units
+from tvm_distir.performance.engine.units import RUN, SEND, RankPrograms
 
 ENGINES = ("native", "reference")
 
@@ -22,7 +22,7 @@ ENGINES = ("native", "reference")
 def messages(spent, links, capacity, lead=0, engine="native"):
     """When messages of so many picoseconds end, all sent at 0 by ranks of their own."""
     count = len(spent)
-    units = Units(
+    units = RankPrograms(
         np.zeros(0, np.int64),
         np.zeros(0, np.int64),
         np.array([[SEND, k, k, 0, 3] for k in range(count)], np.int64),
@@ -76,7 +76,7 @@ def work(spent):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_message_slows_the_unit_beside_it(engine):
-    units = Units(
+    units = RankPrograms(
         np.array([0], np.int64),
         np.array([0, 0], np.int64),
         np.array([[SEND, 0, 0, 0, 3], [RUN, 0, 0, 0, 0]], np.int64),

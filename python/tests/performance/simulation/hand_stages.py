@@ -11,7 +11,14 @@ from tests.performance.simulation.hand_programs import Build
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.performance.program.parts import Mesh, Value
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import Edge, Phase, Role, Stage, Staged, StageSum
+from tvm_distir.performance.program.staged import (
+    Edge,
+    Phase,
+    PipelineProgram,
+    Stage,
+    StageKind,
+    StageSum,
+)
 
 X, GRAD, Y, DX, KEPT, WEIGHTS, SUM, NEW, TOTAL = range(9)
 """Slots."""
@@ -33,7 +40,7 @@ def stages(schedule: Schedule, sizes: Sizes, summed: bool = False) -> Program:
     """Equal stages; with ``summed`` the first and the last one add up a number."""
     last = schedule.stage_count - 1
     functions: dict[str, Any] = {}
-    roles: dict[str, Role] = {}
+    roles: dict[str, StageKind] = {}
     made = []
     for stage in range(last + 1):
         name = "only" if not last else {0: "first", last: "last"}.get(stage, "middle")
@@ -60,7 +67,7 @@ def stages(schedule: Schedule, sizes: Sizes, summed: bool = False) -> Program:
         )
         sums = (StageSum("norm", (0, last), ends),)
     meshes = tuple(Mesh(f"rank{r}", ("x",), (1,), (8 * r,)) for r in range(schedule.stages))
-    staged = Staged(schedule, tuple(roles.values()), tuple(made), tuple(edges), sums)
+    staged = PipelineProgram(schedule, tuple(roles.values()), tuple(made), tuple(edges), sums)
     program = Program(meshes, functions, (), staged)
     program.check()
     return program
@@ -74,7 +81,7 @@ def _role(
     sizes: Sizes,
     functions: dict[str, Any],
     summed: bool,
-) -> Role:
+) -> StageKind:
     slots = [
         Value("x", (sizes.moved,), "int8", sizes.moved),
         Value("grad", (sizes.moved,), "int8", sizes.moved),
@@ -118,7 +125,7 @@ def _role(
             phase("add:0", [TOTAL, len(slots) - 1], [TOTAL], 1)
         reads = [*reads, TOTAL]
     phase("end", reads, [NEW], 0)
-    return Role(name, tuple(slots), (WEIGHTS,), (NEW,), pairs, (), tuple(phases))
+    return StageKind(name, tuple(slots), (WEIGHTS,), (NEW,), pairs, (), tuple(phases))
 
 
 def without(program: Program, **changes: Any) -> Program:

@@ -17,7 +17,7 @@ from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.core.plan.schedules.timeline import in_flight
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.fusion.profile import profile_names
-from tvm_distir.performance.memory.caching_allocator import Framework
+from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.ranks import RankMemories, RankMemory
 from tvm_distir.performance.program.program import Program
 from tvm_distir.planning.strategies.composition import make_plan
@@ -69,10 +69,12 @@ def exported(model: str, schedule: str, recompute: str) -> Program:
 
 
 @functools.cache
-def framework(case: tuple[str, str, str], profile: str, block: int) -> tuple[Program, Framework]:
+def framework(
+    case: tuple[str, str, str], profile: str, block: int
+) -> tuple[Program, CachingAllocator]:
     """The step grouped into kernels, and the levels of its functions."""
     program = grouped(exported(*case), profile)
-    return program, Framework(program, block)
+    return program, CachingAllocator(program, block)
 
 
 def measured(case: tuple[str, str, str], profile: str, block: int, count: int) -> list[RankMemory]:
@@ -138,7 +140,7 @@ def test_tensors_have_the_type_that_other_units_read(
     """Grouping ops into kernels leaves in memory what a phase hands over, not a wider value."""
     program = grouped(exported(*case), profile)
     assert program.staged is not None
-    lives = Framework(program, 1).lives
+    lives = CachingAllocator(program, 1).lives
     for role in program.staged.roles:
         for phase in role.phases:
             own = lives[phase.function]

@@ -11,7 +11,7 @@ from tests.performance.simulation.hand_stages import Sizes, stages
 from tvm_distir.core.plan.schedules.programs import programs
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.performance.memory import ranks
-from tvm_distir.performance.memory.caching_allocator import Framework
+from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.ranks import RankMemories
 
 
@@ -21,7 +21,7 @@ def test_memory_of_steady_periods(kind, monkeypatch):
     for count in (1, 3):
         schedule = Schedule(kind, count, 30, 2 if kind == "interleaved" else 1)
         program = stages(schedule, Sizes(kept=3000, moved=700, weights=5000), summed=True)
-        memories = RankMemories(program, program.staged, Framework(program))
+        memories = RankMemories(program, program.staged, CachingAllocator(program))
         for rank, steps in enumerate(programs(schedule)):
             monkeypatch.setattr(ranks, "cut", shorter)
             found.append(shorter(steps, schedule))

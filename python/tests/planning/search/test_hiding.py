@@ -11,7 +11,7 @@ from tvm.script import relax as R
 import tvm_distir as td
 from tests.planning.search.systems import QUICK
 from tvm_distir.core.plan.plan import Plan
-from tvm_distir.core.propagation.auto_sharding.overlap import Hiding
+from tvm_distir.core.propagation.auto_sharding.overlap import OverlapDiscount
 from tvm_distir.core.propagation.module import PlacedModule
 from tvm_distir.planning.search.auto_sharding import label
 from tvm_distir.support.errors.tree import UsageError
@@ -55,7 +55,7 @@ def _apart(updated, hidden=0.5):
     plan = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2}, "rules": []})
     module = PlacedModule.of(td.transform.AnnotateSharding(plan)(Step))
     key = module.entries["main"]
-    hiding = Hiding(module, key, updated, hidden)
+    hiding = OverlapDiscount(module, key, updated, hidden)
     return {
         g.name: {
             value.name

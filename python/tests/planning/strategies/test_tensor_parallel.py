@@ -17,7 +17,7 @@ from tvm.script.parser import relax as R
 import tvm_distir as td
 from tvm_distir.core.ir.placement import R as WHOLE
 from tvm_distir.core.plan.plan import Plan
-from tvm_distir.core.propagation.placement_search import Explorer
+from tvm_distir.core.propagation.placement_search import PlacementSearch
 from tvm_distir.core.propagation.solve import exact
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.performance.simulation.result import Result
@@ -249,7 +249,7 @@ def test_names_play_no_part() -> None:
     assert labels(plan_of(renamed, 2)) == labels(plan_of(mod, 2))
 
 
-def equal_shares(explorer: Explorer, devices: int) -> Bounds:
+def equal_shares(explorer: PlacementSearch, devices: int) -> Bounds:
     """Bounds of a model all of whose weights and FLOPs can be sharded, worked out here."""
     alone = explorer.alone()
     parts = 10 * devices
@@ -261,7 +261,7 @@ def equal_shares(explorer: Explorer, devices: int) -> Bounds:
 def test_the_search_finds_what_exhaustion_finds(name: str, count: int, devices: int) -> None:
     """All placements of the weights are tried: none within the bounds moves fewer bytes."""
     mod = SMALL[name]
-    explorer = Explorer(mod, "tp", devices, {"main": range(1, count + 1)})
+    explorer = PlacementSearch(mod, "tp", devices, {"main": range(1, count + 1)})
     bounds = equal_shares(explorer, devices)
     found, _ = search(explorer, bounds)
     assert bounds.excess(found.footprint) == 0

@@ -16,7 +16,7 @@ from tvm.relax.frontend import nn
 import tvm_distir as td
 from tvm_distir.models.zoo import layers
 from tvm_distir.performance.simulation.costs import OpCosts
-from tvm_distir.performance.simulation.pipeline.kinds import Kinds
+from tvm_distir.performance.simulation.pipeline.kinds import RankClasses
 from tvm_distir.performance.simulation.pipeline.steps import StageSteps
 from tvm_distir.planning.sweep import driver
 from tvm_distir.planning.sweep.cache import kept_program
@@ -152,7 +152,7 @@ def test_many_durations_at_once_by_both_engines() -> None:
     assert staged is not None
     ends = []
     for engine in ("native", "reference"):
-        kinds = Kinds(program, staged, system, True, engine)
+        kinds = RankClasses(program, staged, system, True, engine)
         units = StageSteps(staged, kinds, OpCosts(program, system)).units
         lowering = kinds.lowering
         steps = [step.row for fn in lowering.functions if fn.number >= 0 for step in fn.steps]

@@ -9,18 +9,25 @@ import random
 import pytest
 
 from tvm_distir.support.errors.tree import UsageError
-from tvm_distir.support.plugins.notation import Call, Items, NamedFields, Term, Word, read_calls
+from tvm_distir.support.plugins.notation import (
+    Call,
+    ListToken,
+    NamedFields,
+    Term,
+    Token,
+    read_calls,
+)
 
 
 def made_value(draw: random.Random, depth: int) -> Term:
     """Any value; texts hold every sign of the grammar."""
     kind = draw.randrange(4 if depth else 2)
     if kind == 0:
-        return Word("".join(draw.choices("ab1.-/:+\\'é", k=draw.randrange(1, 5))))
+        return Token("".join(draw.choices("ab1.-/:+\\'é", k=draw.randrange(1, 5))))
     if kind == 1:
-        return Word("".join(draw.choices('a ,={}[]"\\\n\t', k=draw.randrange(0, 6))), quoted=True)
+        return Token("".join(draw.choices('a ,={}[]"\\\n\t', k=draw.randrange(0, 6))), quoted=True)
     if kind == 2:
-        return Items(tuple(made_value(draw, depth - 1) for _ in range(draw.randrange(4))))
+        return ListToken(tuple(made_value(draw, depth - 1) for _ in range(draw.randrange(4))))
     return made_fields(draw, depth - 1)
 
 
@@ -43,11 +50,11 @@ def test_the_parts_of_a_call() -> None:
     assert bare == Call("split")
     assert call.name == "x"
     assert dict(call.options.pairs) == {
-        "n": Word("1"),
-        "s": Word("a b", quoted=True),
-        "l": Items((Word("1"), Items((Word("2"),)))),
-        "o": NamedFields((("p", Word("q")),)),
-        "e": Items(()),
+        "n": Token("1"),
+        "s": Token("a b", quoted=True),
+        "l": ListToken((Token("1"), ListToken((Token("2"),)))),
+        "o": NamedFields((("p", Token("q")),)),
+        "e": ListToken(()),
         "z": NamedFields(()),
     }
 

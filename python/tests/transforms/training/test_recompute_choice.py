@@ -21,13 +21,13 @@ from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
-from tvm_distir.performance.memory.caching_allocator import Framework
+from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.entries import entry_memory
 from tvm_distir.planning import strategies as strategy
 from tvm_distir.support.errors.tree import DistIRError, InfeasibleError
 from tvm_distir.transforms.training.auto_recompute.automatic import chain_of
 from tvm_distir.transforms.training.auto_recompute.chain import (
-    Link,
+    ChainCall,
     Option,
     least_bytes,
     least_time,
@@ -50,7 +50,7 @@ A100 = td.System.load("dgx-a100")
 class RandomChain:
     """A chain, and all ways through it."""
 
-    links: list[Link]
+    links: list[ChainCall]
     gaps: list[int]
 
     @staticmethod
@@ -62,7 +62,7 @@ class RandomChain:
                 Option(f"{k}", *map(int, rng.integers(0, 30, 4)))
                 for k in range(rng.integers(1, 4 if count < 10 else 3))
             )
-            links.append(Link(options, *map(int, rng.integers(0, 40, 2))))
+            links.append(ChainCall(options, *map(int, rng.integers(0, 40, 2))))
         return RandomChain(links, [int(n) for n in rng.integers(0, 40, count + 1)])
 
     def of(self, chosen: tuple[Option, ...]) -> tuple[int, int]:
@@ -164,7 +164,7 @@ def peak(step) -> int:
     """Peak memory of a step on one device, in bytes, not in whole blocks."""
     plan = strategy.make_plan(step, "data_parallel", {"dp": 1})
     program = td.export(td.distribute(step, plan))
-    framework = Framework(program, block_bytes=1)
+    framework = CachingAllocator(program, block_bytes=1)
     return entry_memory(program, program.entries[0], framework).account.peak_bytes
 
 

@@ -24,9 +24,9 @@ from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy
 from tvm_distir.support.errors.tree import InfeasibleError
-from tvm_distir.transforms.training.auto_recompute.chain import Link, Option, all_ways
+from tvm_distir.transforms.training.auto_recompute.chain import ChainCall, Option, all_ways
 from tvm_distir.transforms.training.auto_recompute.stage_memory import memory_of
-from tvm_distir.transforms.training.auto_recompute.staged_automatic import Kinds
+from tvm_distir.transforms.training.auto_recompute.staged_automatic import StageKinds
 from tvm_distir.transforms.training.autodiff.functions import Functions
 from tvm_distir.transforms.training.pipeline.expand_passes import RunInTurn
 from tvm_distir.transforms.training.pipeline.staged import StagedStep
@@ -53,7 +53,7 @@ def test_the_least_of_all_ways_beside_others(seed: int) -> None:
     """What others keep counts as often as they are there: the whole stash, not what is so far."""
     rng = np.random.default_rng(seed)
     links = [
-        Link(
+        ChainCall(
             tuple(Option(f"{k}", *map(int, rng.integers(0, 30, 4))) for k in range(3)),
             *map(int, rng.integers(0, 40, 2)),
         )
@@ -121,7 +121,7 @@ def least(name: str, model: Any = None, **options: Any) -> float:
     return float(re.search(r"needs (\S+) GiB", str(refused.value)).group(1)) * GIB
 
 
-def measured(name: str, model: Any, loss: str, optimizer: str) -> Kinds:
+def measured(name: str, model: Any, loss: str, optimizer: str) -> StageKinds:
     """What ``auto`` knows of the stages of a step."""
     recipe = recipe_of(
         loss, optimizer, {}, reread=False, clip=0.0, loss_scale=1.0, master=False,
@@ -135,7 +135,7 @@ def measured(name: str, model: Any, loss: str, optimizer: str) -> Kinds:
     functions_of = [note.function for note in written.pipeline.stages]
     known = list(dict.fromkeys(functions_of))
     memories = [memory_of(written, functions_of.index(one), Auto()) for one in known]
-    return Kinds(memories, [known.index(one) for one in functions_of], schedule)
+    return StageKinds(memories, [known.index(one) for one in functions_of], schedule)
 
 
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])

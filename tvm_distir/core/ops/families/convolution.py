@@ -30,18 +30,18 @@ FAMILY: Family = Family()
 
 def _contracted(cx: LocalCall, layout: str) -> list[tuple[int, int]]:
     """Spatial dims, of data and kernel, that several devices sum over (a weight's gradient)."""
-    found = []
+    result = []
     for factor in cx.form.factors:
         if factor is None or not factor.reduces:
             continue
         dim, kernel_dim = factor.ins
         if dim is None or kernel_dim is None or layout[dim] in "NC":
             continue
-        if cx.ins[0].shard.counts[dim] > 1 and (dim, kernel_dim) not in found:
+        if cx.ins[0].shard.counts[dim] > 1 and (dim, kernel_dim) not in result:
             cx.check_order(cx.ins[0].shard, dim)
             cx.check_order(cx.ins[1].shard, kernel_dim)
-            found.append((dim, kernel_dim))
-    return found
+            result.append((dim, kernel_dim))
+    return result
 
 
 def convolution_on_shards(cx: LocalCall) -> Any:

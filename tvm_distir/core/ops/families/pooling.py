@@ -61,7 +61,7 @@ class _Border:
 
 def _borders(cx: LocalCall, names: list[str], sliding: list[Window]) -> list[_Border]:
     a, own, out = cx.call.attrs, cx.ins[0].shard, cx.outs[0]
-    found = []
+    borders = []
     for dim, result_dim in () if a.count_include_pad else halo_dims(cx):
         k = names.index(str(a.layout)[dim])
         extent, result, count = own.whole[dim], out.whole[result_dim], own.counts[dim]
@@ -78,8 +78,8 @@ def _borders(cx: LocalCall, names: list[str], sliding: list[Window]) -> list[_Bo
             )
         over = max(0, sliding[k].overhang(extent, result))
         end = sliding[k].before + own.local[dim]
-        found.append(_Border(dim, result_dim, k, sliding[k], first, last, end, over))
-    return found
+        borders.append(_Border(dim, result_dim, k, sliding[k], first, last, end, over))
+    return borders
 
 
 def _averaged(cx: LocalCall, x: Any, pads: list[int], borders: list[_Border]) -> Any:

@@ -131,7 +131,7 @@ class _Repair:
 
     def _inside(self, shape: Any, indices: Any) -> list[Any]:
         """Conditions under which computed indices lie in a buffer, but for those that hold."""
-        found: list[Any] = []
+        result: list[Any] = []
         for index, extent in zip(indices, shape):
             if isinstance(index, tirx.IntImm) or not str(index.ty.dtype).startswith(
                 ("int", "uint")
@@ -141,8 +141,8 @@ class _Repair:
                 continue
             for condition in (index >= tirx.const(0, index.ty.dtype), index < extent):
                 if not self._analyzer.can_prove(condition):
-                    found.append(condition)
-        return found
+                    result.append(condition)
+        return result
 
     def _load(self, load: Any) -> Any:
         conditions = self._inside(load.source.ty.shape, load.indices)

@@ -66,15 +66,15 @@ def _without_mixed(mod: ir.IRModule) -> ir.IRModule:
     known: dict[str, set[Any]] = {}
     mixed = set()
     for gv, fn in relax_functions(mod):
-        found = branch_of(fn)
-        if found is not None and len(_meshes(mod, gv, known)) > 1:
-            mixed.add(found[0])
+        branch = branch_of(fn)
+        if branch is not None and len(_meshes(mod, gv, known)) > 1:
+            mixed.add(branch[0])
     if not mixed:
         return mod
     functions = {}
     for gv, fn in mod.functions.items():
-        found = branch_of(fn)
-        if found is not None and found[0] in mixed:
+        branch = branch_of(fn)
+        if branch is not None and branch[0] in mixed:
             attrs = {str(k): v for k, v in fn.attrs.items() if str(k) != BRANCH_ATTR}
             made = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
             fn = relax.Function(fn.params, fn.body, fn.ret_ty, bool(fn.is_pure), made)

@@ -128,12 +128,12 @@ def _boundary(
     fn: relax.Function, side: str, numbers: dict[Any, int], changed: dict[Any, list[int]]
 ) -> dict[str, list[int]]:
     """Partial parameters or results after the change, by flat number."""
-    found: dict[str, list[int]] = {}
+    result: dict[str, list[int]] = {}
     if fn.attrs and PARTIAL_ATTR in fn.attrs:
         for key, axes in fn.attrs[PARTIAL_ATTR][side].items():
-            found[str(key)] = [int(a) for a in axes]
+            result[str(key)] = [int(a) for a in axes]
     for where, axes in changed.items():
-        found.pop(str(numbers[where]), None)
+        result.pop(str(numbers[where]), None)
         if axes:
-            found[str(numbers[where])] = axes
-    return dict(sorted(found.items()))
+            result[str(numbers[where])] = axes
+    return dict(sorted(result.items()))

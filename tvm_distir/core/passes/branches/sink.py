@@ -141,8 +141,8 @@ class _Sinker:
     def _caller(self, name: str, fn: relax.Function) -> relax.Function:
         state = PartialState(self.mod, name, fn, legalized=self.legalized)
         state.check()
-        found = self._plans(fn)
-        removed = {var for sunk in found.values() for var in sunk.removed}
+        plans = self._plans(fn)
+        removed = {var for sunk in plans.values() for var in sunk.removed}
         env: dict[Any, Any] = {}
         blocks = []
         for block in fn.body.blocks:
@@ -150,11 +150,11 @@ class _Sinker:
             for b in block.bindings:
                 if b.var in removed:
                     continue
-                if b.var in found:
-                    bindings.append(self._call(b, found[b.var], state, env))
+                if b.var in plans:
+                    bindings.append(self._call(b, plans[b.var], state, env))
                 else:
                     bindings.append(self._binding(b, env))
-                for sunk in found.values():
+                for sunk in plans.values():
                     env.update(
                         {last: env[leaf] for last, leaf in sunk.finals.items() if leaf in env}
                     )
@@ -210,13 +210,13 @@ class _Sinker:
     def _plans(self, fn: relax.Function) -> dict[Any, Sunk]:
         """What each call of a branch takes in, by its variable."""
         calls = [b for b, _, _ in branch_calls(self.mod, fn)]
-        found: dict[Any, Sunk] = {}
+        plans: dict[Any, Sunk] = {}
         if calls:
             def_use, moved = DefUse(fn, legalized=self.legalized), set[Any]()
             for b in calls:
-                found[b.var] = self._plan(def_use, b, moved)
-                moved |= found[b.var].removed
-        return found
+                plans[b.var] = self._plan(def_use, b, moved)
+                moved |= plans[b.var].removed
+        return plans
 
     @staticmethod
     def _plan(def_use: DefUse, b: Any, moved: set[Any]) -> Sunk:

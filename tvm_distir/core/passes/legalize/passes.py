@@ -121,7 +121,7 @@ def _transferring(members: Sequence[Member]) -> set[str]:
     LevelError
         DIST0451 for an annotation.
     """
-    found: set[str] = set()
+    result: set[str] = set()
     known: dict[int, bool] = learned("transfers")
     for gv, _, reading in members:
         name = str(gv.name_hint)
@@ -135,8 +135,8 @@ def _transferring(members: Sequence[Member]) -> set[str]:
                 if like >= 0:
                     known[like] = transfers
             if transfers:
-                found.add(name)
-    return found
+                result.add(name)
+    return result
 
 
 def _is_transfer(function: str, var: Any, value: ir.Call) -> bool:

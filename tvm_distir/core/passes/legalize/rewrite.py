@@ -20,7 +20,7 @@ from tvm_distir.core.ops.dist_ops import dist_ops
 from tvm_distir.core.ops.packed import is_packed_call
 from tvm_distir.core.ops.terms import attribute_axes, sums
 from tvm_distir.core.rewriting.calls import is_redistribute, is_tensors, leaves_of, tensor_args
-from tvm_distir.core.rewriting.native.reading import Reading
+from tvm_distir.core.rewriting.native.reading import FunctionView
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
 from tvm_distir.core.rewriting.writer import with_body
 
@@ -37,7 +37,7 @@ class FunctionLegalizer:
     ----------
     classes : Classes
     fn : relax.Function
-    reading : Reading
+    reading : FunctionView
         Of the function; it has no control flow.
     values : LegalizedValues
     moves : Moves
@@ -48,7 +48,7 @@ class FunctionLegalizer:
         self,
         classes: Classes,
         fn: relax.Function,
-        reading: Reading,
+        reading: FunctionView,
         values: LegalizedValues,
         moves: Moves,
     ) -> None:

@@ -11,7 +11,7 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir.ops import dist_op_name
 from tvm_distir.core.ops.registry import registration_of
-from tvm_distir.core.rewriting.native.reading import ALIAS, Reading
+from tvm_distir.core.rewriting.native.reading import ALIAS, FunctionView
 from tvm_distir.core.rewriting.nodes import make_binding, make_var
 from tvm_distir.core.rewriting.substitute import VARIABLES
 
@@ -28,7 +28,7 @@ class LikeBindings:
     Parameters
     ----------
     values : LocalValues
-    reading : Reading
+    reading : FunctionView
         Of the function.
 
     Attributes
@@ -39,7 +39,7 @@ class LikeBindings:
         The local form of each variable that is one like others: of its state.
     """
 
-    def __init__(self, values: LocalValues, reading: Reading) -> None:
+    def __init__(self, values: LocalValues, reading: FunctionView) -> None:
         self.values, self.reading, self._first = values, reading, reading.params
         self.templates = values.context.templates_on(values.number)
         self.names = reading.names
@@ -130,8 +130,8 @@ class LikeBindings:
     def _constants(self, value: Any, template: Template) -> list[Any]:
         """Local forms of the constants that a value holds."""
         recast, types = self.values.recast, template.constant_types
-        found = template.constants(value)
-        return [recast(c, ty) for c, ty in zip(found, types, strict=True)]
+        constants = template.constants(value)
+        return [recast(c, ty) for c, ty in zip(constants, types, strict=True)]
 
     @staticmethod
     def _reads_data(value: Any, used: Sequence[int]) -> bool:

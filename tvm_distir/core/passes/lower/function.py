@@ -16,7 +16,7 @@ from tvm_distir.core.ops.terms import attribute_axes, axes_of, sums
 from tvm_distir.core.rewriting.calls import bindings_of, is_tensors, leaves_of, typed
 from tvm_distir.core.rewriting.native.making import make_variables
 from tvm_distir.core.rewriting.native.pruning import pruned_bindings
-from tvm_distir.core.rewriting.native.reading import Reading
+from tvm_distir.core.rewriting.native.reading import FunctionView
 from tvm_distir.core.rewriting.writer import with_body
 from tvm_distir.support import LevelError, LoweringError
 
@@ -66,7 +66,7 @@ class LocalFunction:
         Of the function on the mesh.
     fn : relax.Function
         The function at level 4.
-    reading : Reading
+    reading : FunctionView
         Of it.
     entry : bool
         Whether it is a public function: its inputs arrive padded with zeros, its tuple
@@ -74,7 +74,7 @@ class LocalFunction:
     """
 
     def __init__(
-        self, values: LocalValues, fn: relax.Function, reading: Reading, entry: bool
+        self, values: LocalValues, fn: relax.Function, reading: FunctionView, entry: bool
     ) -> None:
         self.values, self.fn, self.reading, self.entry = values, fn, reading, entry
         self.bindings = Bindings(values)

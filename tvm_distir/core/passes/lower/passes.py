@@ -157,13 +157,13 @@ def _entries(
     parts = {n: _part(LocalValues(context, name, n, infos[n]), member, indices) for n in where}
     classes = device_classes(infos, where)
     order = transfer_order(member.reading)
-    found = {}
+    entries = {}
     for one, entry in zip(classes, entry_names(name, infos, classes)):
         new = merged([parts[n] for n in one.meshes], infos, one, order, entry)
         gv = ir.GlobalVar(entry)
         relax.expr._update_type(gv, new.ty)
-        found[gv] = new
-    return found
+        entries[gv] = new
+    return entries
 
 
 def _part(

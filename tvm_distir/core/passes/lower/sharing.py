@@ -23,7 +23,7 @@ from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR
 from tvm_distir.core.ir.mesh import mesh_devices, mesh_shape
 from tvm_distir.core.ir.ops import dist_op_name
 from tvm_distir.core.rewriting.calls import typed
-from tvm_distir.core.rewriting.native.reading import OP_CALL, Reading
+from tvm_distir.core.rewriting.native.reading import OP_CALL, FunctionView
 from tvm_distir.core.rewriting.writer import with_body
 
 Transfer = tuple[str, int]
@@ -97,7 +97,7 @@ def _transfer(value: Any) -> Transfer | None:
     return (kind, int(value.attrs["tag"])) if kind in ("send", "recv") else None
 
 
-def transfer_order(reading: Reading) -> dict[Transfer, int]:
+def transfer_order(reading: FunctionView) -> dict[Transfer, int]:
     """Position of every send and receive of a level-4 function among them."""
     found = [
         _transfer(value) for kind, value in zip(reading.kinds, reading.values) if kind == OP_CALL
@@ -130,7 +130,7 @@ def _items(fn: relax.Function, side: str, mesh: Any, home: int) -> list[dict[str
     """Ports of an entry; those that do not lie on the mesh of the merged one say where."""
     own = int(fn.attrs[IO_ATTR]["mesh"])
     data_count = int(fn.attrs[NUM_INPUT_ATTR]) if NUM_INPUT_ATTR in fn.attrs else None
-    found = []
+    items = []
     for position, item in enumerate(fn.attrs[IO_ATTR][side]):
         port = {str(k): v for k, v in item.items()}
         if side == "inputs" and data_count is not None:
@@ -140,8 +140,8 @@ def _items(fn: relax.Function, side: str, mesh: Any, home: int) -> list[dict[str
                 "shape": list(mesh_shape(mesh)),
                 "devices": [int(d) for d in mesh_devices(mesh).ravel()],
             }
-        found.append(port)
-    return found
+        items.append(port)
+    return items
 
 
 def merged(

@@ -17,7 +17,7 @@ from tvm_distir.core.ir.mesh import meshes
 from tvm_distir.core.ir.placement import P, R, placement_of
 from tvm_distir.core.ir.types import as_dtensor
 from tvm_distir.core.propagation.decision import Decision, Instance
-from tvm_distir.core.propagation.solve.conversions import Form, Route
+from tvm_distir.core.propagation.solve.conversions import Form, ReshardPath
 from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.nodes import make_binding, make_var
 
@@ -63,7 +63,7 @@ class PlacedValues:
         self.bindings: list[Any] = []
         self.dataflow = False
         self._converted: dict[tuple[int, Form], Any] = {}
-        self._routes: dict[int, Route] = decision.settled(inst)
+        self._routes: dict[int, ReshardPath] = decision.settled(inst)
         self._types: dict[tuple[int, int, Form], Any] = {}
         # What the open dataflow block hides, beside its own variables: outputs that have another
         # name inside, fields of tuples bound in it, values that came from another mesh in it, and
@@ -131,7 +131,7 @@ class PlacedValues:
         """The mesh on which a value lies."""
         return self.meshes[self.g.values[value].mesh]
 
-    def known_route(self, value: int) -> Route | None:
+    def known_route(self, value: int) -> ReshardPath | None:
         """Return :meth:`route` where it is settled, or was asked for before."""
         return self._routes.get(value)
 
@@ -140,7 +140,7 @@ class PlacedValues:
         route = self._routes.get(value)
         return route is not None and route.settled
 
-    def route(self, value: int) -> Route:
+    def route(self, value: int) -> ReshardPath:
         """The form in which a value is produced, and how others are made of it."""
         found = self._routes.get(value)
         if found is None:

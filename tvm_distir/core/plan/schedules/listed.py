@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tvm_distir.support import JsonValue, PlanError, shortened
 
 from .timeline import Times, timeline
-from .units import BACKWARD, FORWARD, PHASES, WEIGHT, Unit, stages_of
+from .units import BACKWARD, FORWARD, PHASES, WEIGHT, PipelineAction, stages_of
 
 
 def unfit(what: str, remedy: str, place: str = "schedule") -> PlanError:
@@ -17,7 +17,7 @@ def unfit(what: str, remedy: str, place: str = "schedule") -> PlanError:
     return PlanError("DIST0236", what, place=place, remedy=remedy)
 
 
-def read_unit(data: JsonValue) -> Unit:
+def read_unit(data: JsonValue) -> PipelineAction:
     """Read ``[phase, micro-batch, chunk]``."""
     words = data.items()
     if not 2 <= len(words) <= 3:
@@ -26,11 +26,14 @@ def read_unit(data: JsonValue) -> Unit:
     if phase not in PHASES:
         raise words[0].wrong(f'no phase is called "{shortened(phase)}"', "Write F, B or W.")
     chunk = words[2].integer(least=0) if len(words) > 2 else 0
-    return Unit(phase, words[1].integer(least=0), chunk)
+    return PipelineAction(phase, words[1].integer(least=0), chunk)
 
 
 def check_units(
-    units: Sequence[Sequence[Unit]], rank_of: Sequence[int], micro_batches: int, ranks: int
+    units: Sequence[Sequence[PipelineAction]],
+    rank_of: Sequence[int],
+    micro_batches: int,
+    ranks: int,
 ) -> None:
     """Refuse a list that does not run every phase of every stage and micro-batch once."""
     stages = stages_of(rank_of)
@@ -44,13 +47,13 @@ def check_units(
     phases = PHASES if split else (FORWARD, BACKWARD)
     for rank, own in enumerate(units):
         wanted = {
-            Unit(phase, micro, chunk)
+            PipelineAction(phase, micro, chunk)
             for r, chunk in stages
             if r == rank
             for phase in phases
             for micro in range(micro_batches)
         }
-        seen: set[Unit] = set()
+        seen: set[PipelineAction] = set()
         for unit in own:
             if unit in seen or unit not in wanted:
                 fault = "stands twice" if unit in seen else "is none of this rank's"

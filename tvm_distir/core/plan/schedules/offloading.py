@@ -17,7 +17,7 @@ LEAST = 4
 """Least distance from a forward to its backward unit, for a stash to be away during a unit."""
 
 
-class Absence(NamedTuple):
+class OffloadWindow(NamedTuple):
     """A stash that goes to the host.
 
     Attributes
@@ -35,7 +35,7 @@ class Absence(NamedTuple):
     fetched: int
 
 
-def absences(schedule: Schedule, rank: int) -> list[Absence]:
+def absences(schedule: Schedule, rank: int) -> list[OffloadWindow]:
     """The stashes of a rank that go to the host, in the order in which they are stored."""
     chosen = set(schedule.offload)
     own = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
@@ -50,8 +50,8 @@ def absences(schedule: Schedule, rank: int) -> list[Absence]:
         if phase == FORWARD:
             made[stage, micro] = place
         elif phase == BACKWARD and place - made[stage, micro] >= LEAST:
-            found.append(Absence(stage, micro, made[stage, micro] + 1, place - 1))
+            found.append(OffloadWindow(stage, micro, made[stage, micro] + 1, place - 1))
     return sorted(found, key=lambda one: one.stored)
 
 
-__all__ = ["Absence", "absences"]
+__all__ = ["OffloadWindow", "absences"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .units import BACKWARD, FORWARD, WEIGHT, Orders, Unit, Work, stages_of, waits_for
+from .units import BACKWARD, FORWARD, WEIGHT, Orders, PipelineAction, Work, stages_of, waits_for
 
 
 def in_turn(ranks: int, chunks: int) -> tuple[int, ...]:
@@ -22,8 +22,12 @@ def there_and_back(ranks: int, chunks: int) -> tuple[int, ...]:
 
 def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
     """All forward, then all backward (Huang et al. 2019): every micro-batch is in flight."""
-    forward = [Unit(FORWARD, i, c) for c in range(chunks) for i in range(micro_batches)]
-    backward = [Unit(BACKWARD, i, c) for c in reversed(range(chunks)) for i in range(micro_batches)]
+    forward = [PipelineAction(FORWARD, i, c) for c in range(chunks) for i in range(micro_batches)]
+    backward = [
+        PipelineAction(BACKWARD, i, c)
+        for c in reversed(range(chunks))
+        for i in range(micro_batches)
+    ]
     return [[*forward, *backward] for _ in range(ranks)]
 
 
@@ -32,16 +36,16 @@ def one_f_one_b(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
 
     Rank s has at most ``ranks - s`` micro-batches in flight.
     """
-    forward = [Unit(FORWARD, i) for i in range(micro_batches)]
-    backward = [Unit(BACKWARD, i) for i in range(micro_batches)]
-    found = []
+    forward = [PipelineAction(FORWARD, i) for i in range(micro_batches)]
+    backward = [PipelineAction(BACKWARD, i) for i in range(micro_batches)]
+    result = []
     for rank in range(ranks):
         warm = min(ranks - 1 - rank, micro_batches)
         steady = forward[warm:] * 2
         steady[::2] = forward[warm:]
         steady[1::2] = backward[: micro_batches - warm]
-        found.append([*forward[:warm], *steady, *backward[micro_batches - warm :]])
-    return found
+        result.append([*forward[:warm], *steady, *backward[micro_batches - warm :]])
+    return result
 
 
 def interleaved(ranks: int, micro_batches: int, chunks: int) -> Orders:
@@ -52,23 +56,23 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> Orders:
     groups = -(-micro_batches // ranks)
     total = groups * ranks * chunks
 
-    def unit(phase: str, number: int) -> Unit | None:
+    def unit(phase: str, number: int) -> PipelineAction | None:
         group, rest = divmod(number, ranks * chunks)
         chunk, place = divmod(rest, ranks)
         micro = group * ranks + place
         if micro >= micro_batches:
             return None
-        return Unit(phase, micro, chunk if phase == FORWARD else chunks - 1 - chunk)
+        return PipelineAction(phase, micro, chunk if phase == FORWARD else chunks - 1 - chunk)
 
-    found = []
+    result = []
     for rank in range(ranks):
         warm = min(total, (ranks - 1 - rank) * 2 + (chunks - 1) * ranks)
         units = [unit(FORWARD, k) for k in range(warm)]
         for k in range(total - warm):
             units += [unit(FORWARD, warm + k), unit(BACKWARD, k)]
         units += [unit(BACKWARD, k) for k in range(total - warm, total)]
-        found.append([one for one in units if one is not None])
-    return found
+        result.append([one for one in units if one is not None])
+    return result
 
 
 def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
@@ -77,16 +81,16 @@ def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
     Rank s makes them s micro-batches after those of activations: at most as many activations are
     held, until the gradients of weights, as 1F1B has in flight on its first rank.
     """
-    found = []
+    result = []
     for rank, units in enumerate(one_f_one_b(ranks, micro_batches)):
-        order: list[Unit] = []
+        order: list[PipelineAction] = []
         for unit in units:
             order.append(unit)
             if unit.phase == BACKWARD and unit.micro >= rank:
-                order.append(Unit(WEIGHT, unit.micro - rank))
+                order.append(PipelineAction(WEIGHT, unit.micro - rank))
         left = range(max(micro_batches - rank, 0), micro_batches)
-        found.append([*order, *(Unit(WEIGHT, micro) for micro in left)])
-    return found
+        result.append([*order, *(PipelineAction(WEIGHT, micro) for micro in left)])
+    return result
 
 
 def zero_bubble_v(ranks: int, micro_batches: int, chunks: int = 2) -> Orders:
@@ -143,7 +147,7 @@ def _greedy(rank_of: Sequence[int], micro_batches: int, most: int) -> Orders:
                 continue
             phase, stage = one
             micro = next_of[one]
-            found[rank].append(Unit(phase, micro, chunk_of[stage]))
+            found[rank].append(PipelineAction(phase, micro, chunk_of[stage]))
             done[phase, stage, micro] = now + 1
             next_of[one] += 1
             left -= 1

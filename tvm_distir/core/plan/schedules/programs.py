@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .offloading import Absence, absences
+from .offloading import OffloadWindow, absences
 from .schedule import Schedule
-from .timeline import Ran, Times, timeline
-from .units import FORWARD, WEIGHT, Unit
+from .timeline import TimelineEntry, Times, timeline
+from .units import FORWARD, WEIGHT, PipelineAction
 
 RUN, SEND, RECV = "run", "send", "recv"
 STORE, FETCH = "store", "fetch"
@@ -30,7 +30,7 @@ class Step(NamedTuple):
     kind : str
         ``run``, ``send``, ``recv``; ``store``: what the unit keeps is in the host's memory from
         here on, and not on the device any more; ``fetch``: it comes back from here on.
-    unit : Unit
+    unit : PipelineAction
         What is run, or the unit of this rank that makes, or needs, the message or the stash.
     stage : int
         Of the unit.
@@ -39,7 +39,7 @@ class Step(NamedTuple):
     """
 
     kind: str
-    unit: Unit
+    unit: PipelineAction
     stage: int
     peer: int = -1
 
@@ -54,7 +54,7 @@ def programs(schedule: Schedule) -> list[list[Step]]:
     times = Times(1, 1, 1) if schedule.splits_backward else Times(1, 2)
     ran = timeline(schedule.orders, ranks, times)
     readers = {(one.unit.phase, one.stage, one.unit.micro): one for one in ran}
-    events: list[tuple[float, int, int, Ran]] = []
+    events: list[tuple[float, int, int, TimelineEntry]] = []
     for number, one in enumerate(ran):
         events.append((one.start, 1, number, one))
         if _peer(one, schedule) >= 0:
@@ -73,34 +73,34 @@ def programs(schedule: Schedule) -> list[list[Step]]:
     return [_with_moves(steps, absences(schedule, rank)) for rank, steps in enumerate(found)]
 
 
-def _with_moves(steps: Iterable[Step], away: Iterable[Absence]) -> list[Step]:
+def _with_moves(steps: Iterable[Step], away: Iterable[OffloadWindow]) -> list[Step]:
     """A rank's steps with those of its stashes: behind the units that they are stored during,
     and before those that they are fetched during.
     """
-    behind: dict[int, list[Absence]] = {}
-    before: dict[int, list[Absence]] = {}
+    behind: dict[int, list[OffloadWindow]] = {}
+    before: dict[int, list[OffloadWindow]] = {}
     for one in away:
         behind.setdefault(one.stored, []).append(one)
         before.setdefault(one.fetched, []).append(one)
-    makers: dict[tuple[int, int], Unit] = {}
-    found: list[Step] = []
+    makers: dict[tuple[int, int], PipelineAction] = {}
+    moves: list[Step] = []
     place = 0
     for step in steps:
         if step.kind != RUN:
-            found.append(step)
+            moves.append(step)
             continue
         if step.unit.phase == FORWARD:
             makers[step.stage, step.unit.micro] = step.unit
         for one in before.get(place, ()):
-            found.append(Step(FETCH, makers[one.stage, one.micro], one.stage))
-        found.append(step)
+            moves.append(Step(FETCH, makers[one.stage, one.micro], one.stage))
+        moves.append(step)
         for one in behind.get(place, ()):
-            found.append(Step(STORE, makers[one.stage, one.micro], one.stage))
+            moves.append(Step(STORE, makers[one.stage, one.micro], one.stage))
         place += 1
-    return found
+    return moves
 
 
-def _peer(one: Ran, schedule: Schedule) -> int:
+def _peer(one: TimelineEntry, schedule: Schedule) -> int:
     """Stage on another rank that reads what a unit makes; -1 where there is none."""
     phase = one.unit.phase
     if phase == WEIGHT:

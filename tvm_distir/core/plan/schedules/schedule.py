@@ -13,7 +13,7 @@ from tvm_distir.support import JsonValue, PlanError, nearest, shortened
 
 from .listed import check_offload, check_units, read_unit, unfit
 from .orders import ORDERS, in_turn, there_and_back
-from .units import FORWARD, WEIGHT, Orders, Unit
+from .units import FORWARD, WEIGHT, Orders, PipelineAction
 
 CUSTOM = "custom"
 """The kind of a schedule whose units are listed."""
@@ -42,7 +42,7 @@ class Schedule:
         ``custom``, otherwise 1.
     cuts : tuple of str
         Names of the values of ``main`` that end a stage, but for the last; empty: by cost.
-    units : tuple of tuple of Unit
+    units : tuple of tuple of PipelineAction
         Of ``custom``: per rank its units, in order.
     ranks : tuple of int
         Of ``custom``: the rank of each stage; empty: one stage after the other, in turn.
@@ -69,7 +69,7 @@ class Schedule:
     micro_batches: int = 1
     chunks: int = 1
     cuts: tuple[str, ...] = ()
-    units: tuple[tuple[Unit, ...], ...] = ()
+    units: tuple[tuple[PipelineAction, ...], ...] = ()
     ranks: tuple[int, ...] = ()
     devices: tuple[tuple[int, ...], ...] = ()
     meshes: tuple[str, ...] = ()

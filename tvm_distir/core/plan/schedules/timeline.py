@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .units import BACKWARD, FORWARD, WEIGHT, Orders, Unit, Work, stages_of, waits_for
+from .units import BACKWARD, FORWARD, WEIGHT, Orders, PipelineAction, Work, stages_of, waits_for
 
 
 class Times(NamedTuple):
@@ -22,22 +22,22 @@ class Times(NamedTuple):
         return {FORWARD: self.forward, BACKWARD: self.backward, WEIGHT: self.weight}[phase]
 
 
-class Ran(NamedTuple):
+class TimelineEntry(NamedTuple):
     """A unit and when it ran."""
 
     start: float
     end: float
     rank: int
     stage: int
-    unit: Unit
+    unit: PipelineAction
 
 
-def timeline(orders: Orders, ranks: Sequence[int], times: Times) -> list[Ran]:
+def timeline(orders: Orders, ranks: Sequence[int], times: Times) -> list[TimelineEntry]:
     """Run orders, each unit as soon as its rank and what it waits for are done.
 
     Parameters
     ----------
-    orders : list of list of Unit
+    orders : list of list of PipelineAction
         Per rank.
     ranks : sequence of int
         Rank of each stage.
@@ -45,13 +45,13 @@ def timeline(orders: Orders, ranks: Sequence[int], times: Times) -> list[Ran]:
 
     Returns
     -------
-    list of Ran
+    list of TimelineEntry
         By start, each behind all that it waits for. Shorter than the orders where these wait for
         each other.
     """
     stage_at, ends = stages_of(ranks), dict[Work, float]()
     position, free = [0] * len(orders), [0.0] * len(orders)
-    found: list[Ran] = []
+    result: list[TimelineEntry] = []
     moved = True
     while moved:
         moved = False
@@ -65,13 +65,13 @@ def timeline(orders: Orders, ranks: Sequence[int], times: Times) -> list[Ran]:
                 start = max([free[rank], *(ends[work] for work in waited)])
                 end = start + times.of(unit.phase)
                 ends[unit.phase, stage, unit.micro] = free[rank] = end
-                found.append(Ran(start, end, rank, stage, unit))
+                result.append(TimelineEntry(start, end, rank, stage, unit))
                 position[rank] += 1
                 moved = True
-    return sorted(found, key=lambda ran: ran.start)  # of equal starts the first found stays first
+    return sorted(result, key=lambda ran: ran.start)  # of equal starts the first found stays first
 
 
-def in_flight(units: Sequence[Unit]) -> int:
+def in_flight(units: Sequence[PipelineAction]) -> int:
     """Most activations that a rank holds at once, from a forward unit to the backward one.
 
     Those of a stage that is one of several of its rank count as much as any other's.

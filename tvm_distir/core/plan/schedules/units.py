@@ -13,7 +13,7 @@ FORWARD, BACKWARD, WEIGHT = "F", "B", "W"
 PHASES = (FORWARD, BACKWARD, WEIGHT)
 
 
-class Unit(NamedTuple):
+class PipelineAction(NamedTuple):
     """One phase of one micro-batch on a rank of the pipeline.
 
     Attributes
@@ -31,7 +31,7 @@ class Unit(NamedTuple):
     chunk: int = 0
 
 
-Orders = list[list[Unit]]
+Orders = list[list[PipelineAction]]
 """Per rank its units, in the order in which it runs them."""
 
 Work = tuple[str, int, int]
@@ -40,13 +40,13 @@ Work = tuple[str, int, int]
 
 def stages_of(ranks: Sequence[int]) -> dict[tuple[int, int], int]:
     """Stage of each (rank, chunk), from the rank of each stage; chunks count along the stages."""
-    found: dict[tuple[int, int], int] = {}
+    stages: dict[tuple[int, int], int] = {}
     chunks: dict[int, int] = {}
     for stage, rank in enumerate(ranks):
         chunk = chunks.get(rank, 0)
-        found[rank, chunk] = stage
+        stages[rank, chunk] = stage
         chunks[rank] = chunk + 1
-    return found
+    return stages
 
 
 def waits_for(work: Work, stages: int) -> list[Work]:
@@ -60,4 +60,4 @@ def waits_for(work: Work, stages: int) -> list[Work]:
     return [(FORWARD, stage, micro), *after]
 
 
-__all__ = ["BACKWARD", "FORWARD", "PHASES", "WEIGHT", "Orders", "Unit", "Work"]
+__all__ = ["BACKWARD", "FORWARD", "PHASES", "WEIGHT", "Orders", "PipelineAction", "Work"]

@@ -17,19 +17,19 @@ from tvm_distir.core.propagation.decision import Decision, Instance
 from tvm_distir.core.propagation.graph.graph import Graph
 from tvm_distir.core.propagation.instances import Instances
 from tvm_distir.core.propagation.module import PlacedModule
-from tvm_distir.core.propagation.reach import Reach
+from tvm_distir.core.propagation.reach import ReachableAxes
 from tvm_distir.core.propagation.serialization import called
-from tvm_distir.core.propagation.solve.alternatives import Alternative
+from tvm_distir.core.propagation.solve.alternatives import OpStrategy
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.support import PlanError
 
-from .problem import Net
+from .problem import ShardingProblem
 
 
 def decision_of(
     module: PlacedModule,
-    reach: Mapping[str, Reach],
-    found: Mapping[str, tuple[Net, Sequence[int]]],
+    reach: Mapping[str, ReachableAxes],
+    found: Mapping[str, tuple[ShardingProblem, Sequence[int]]],
     price_ps: int,
     bound_ps: int,
 ) -> Decision:
@@ -38,8 +38,8 @@ def decision_of(
     Parameters
     ----------
     module : PlacedModule
-    reach : mapping of str to Reach
-    found : mapping of str to (Net, sequence of int)
+    reach : mapping of str to ReachableAxes
+    found : mapping of str to (ShardingProblem, sequence of int)
         Per public function, its net and the values of its variables.
     price_ps, bound_ps : int
     """
@@ -82,13 +82,13 @@ class _Reader:
     def __init__(self, module: PlacedModule, instances: Instances, axes: Sequence[int]) -> None:
         self.module, self.instances, self.axes = module, instances, axes
 
-    def instance(self, g: Graph, net: Net, values: Sequence[int]) -> Instance:
+    def instance(self, g: Graph, net: ShardingProblem, values: Sequence[int]) -> Instance:
         """The instance of a function, and those that it calls."""
         kids: dict[int, Instance] = {}
-        states: list[tuple[Alternative, ...]] = []
-        whole: list[Alternative] = []  # along axes of other meshes
+        states: list[tuple[OpStrategy, ...]] = []
+        whole: list[OpStrategy] = []  # along axes of other meshes
         for k, node in enumerate(g.nodes):
-            whole.append(Alternative((R,) * len(node.operands), (R,) * len(node.results), None))
+            whole.append(OpStrategy((R,) * len(node.operands), (R,) * len(node.results), None))
             if k in net.spliced:
                 inner, first = net.spliced[k]
                 own = values[first : first + len(inner.domains)]
@@ -141,12 +141,12 @@ def _params(
     g = instances[0].graph
     if not g.public:
         return []
-    found = []
+    params = []
     for k in g.params:
         v = g.nodes[k].results[0]
         form = decision.value_form(instances[0], v)
-        found.append(PlanRule("param", g.values[v].name, form, mesh.name, function=function))
-    return found
+        params.append(PlanRule("param", g.values[v].name, form, mesh.name, function=function))
+    return params
 
 
 def _arguments(
@@ -194,7 +194,7 @@ def _values(
     returned = set(g.result_values) if g.public else set()
     names = [value.name for value in g.values]
     counts = Counter(names)
-    found = []
+    values = []
     for k, node in enumerate(g.nodes):
         if node.kind != "op" or len(node.results) != 1:
             continue
@@ -205,5 +205,5 @@ def _values(
             continue
         if len(forms) > 1 or P in form or not g.values[v].shape or counts[names[v]] > 1:
             continue
-        found.append(PlanRule("value", names[v], form, mesh.name, function=function))
-    return found
+        values.append(PlanRule("value", names[v], form, mesh.name, function=function))
+    return values

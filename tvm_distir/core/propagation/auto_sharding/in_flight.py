@@ -18,7 +18,7 @@ from tvm_distir.core.ir.attributes import (
 )
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schedules.notes import ACTIVATION, Pipeline
-from tvm_distir.core.plan.schedules.units import BACKWARD, FORWARD, WEIGHT, Unit
+from tvm_distir.core.plan.schedules.units import BACKWARD, FORWARD, WEIGHT, PipelineAction
 from tvm_distir.core.plan.schema import PlanRule
 from tvm_distir.core.propagation.graph.graph import Graph
 from tvm_distir.support import PlanError
@@ -30,7 +30,7 @@ AWAY = 2
 
 
 @dataclass(frozen=True)
-class Flight:
+class InFlightActivations:
     """What a rank keeps of stages that share a function: on the rank where that is most.
 
     Attributes
@@ -58,10 +58,10 @@ class Flight:
     summed: bool = False
 
 
-NO_FLIGHT = Flight()
+NO_FLIGHT = InFlightActivations()
 
 
-def flights_of(mod: ir.IRModule) -> dict[str, Flight]:
+def flights_of(mod: ir.IRModule) -> dict[str, InFlightActivations]:
     """Per public function of a step in stages what is in flight; empty for other modules.
 
     What a rank keeps of stages that have another function is left out.
@@ -69,7 +69,7 @@ def flights_of(mod: ir.IRModule) -> dict[str, Flight]:
     pipeline = Pipeline.of(mod)
     if pipeline is None:
         return {}
-    schedule, found = pipeline.schedule, dict[str, Flight]()
+    schedule, found = pipeline.schedule, dict[str, InFlightActivations]()
     for rank, units in enumerate(schedule.orders):
         own = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
         names = [pipeline.stages[stage].function for stage in own]
@@ -85,7 +85,7 @@ def flights_of(mod: ir.IRModule) -> dict[str, Flight]:
             params = pipeline.stages[stage].params
             arriving = {i for i, what in enumerate(params) if what.startswith(f"{ACTIVATION}:")}
             alike = names.count(name)
-            found[name] = Flight(
+            found[name] = InFlightActivations(
                 alike, summed, max(0, before - summed), _more(pipeline, params, alike), arriving,
                 schedule.micro_batches > 1,
             )  # fmt: skip
@@ -121,7 +121,7 @@ def on_stages(mod: ir.IRModule, plan: Plan) -> Plan:
     return replace(plan, rules=(*plan.rules, *rules.values()))
 
 
-def _stashes(units: Sequence[Unit], split: bool) -> tuple[int, int]:
+def _stashes(units: Sequence[PipelineAction], split: bool) -> tuple[int, int]:
     """Most stashes beside that of a unit, before there are sums, and from then on."""
     now, most, summed = 0, [0, 0], False
     for unit in units:
@@ -141,7 +141,7 @@ def _more(pipeline: Pipeline, params: Sequence[str], alike: int) -> dict[int, in
     return {i: often[name] for i, name in enumerate(params) if often.get(name)}
 
 
-class Spans:
+class LiveRanges:
     """When the values of a function are kept, and how often.
 
     Parameters
@@ -151,11 +151,15 @@ class Spans:
         Of what it calls.
     begins : sequence of int
         Per node when it begins; at the end when the function ends.
-    flight : Flight
+    flight : InFlightActivations
     """
 
     def __init__(
-        self, g: Graph, graphs: Mapping[str, Graph], begins: Sequence[int], flight: Flight
+        self,
+        g: Graph,
+        graphs: Mapping[str, Graph],
+        begins: Sequence[int],
+        flight: InFlightActivations,
     ) -> None:
         self.g, self.flight = g, flight
         self._phases = {k: phase_of(graphs[g.nodes[k].callee].fn) for k in g.calls}
@@ -203,4 +207,4 @@ class Spans:
                 yield flight.first, 0, self._made
 
 
-__all__ = ["NO_FLIGHT", "Flight", "Spans", "flights_of"]
+__all__ = ["NO_FLIGHT", "InFlightActivations", "LiveRanges", "flights_of"]

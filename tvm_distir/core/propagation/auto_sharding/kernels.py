@@ -83,7 +83,7 @@ def _time_ps(kernels: Mapping[Kernel, int], clock: Clock, parts: int) -> int:
 def work_of_step(mod: ir.IRModule) -> Work:
     """The kernels of one run of a module's public functions."""
     module = PlacedModule.of(mod, ())
-    found = Work(Counter(), Counter())
+    work = Work(Counter(), Counter())
     reader = _Reader(module)
     for name, key in module.entries.items():
         g = module.graphs[key]
@@ -92,9 +92,9 @@ def work_of_step(mod: ir.IRModule) -> Work:
         names = set(map(str, training_notes(g.fn, "gradients").values()))
         of_names = [g.env[at] for at, var in g.variables.items() if str(var.name) in names]
         gradients = frozenset(itertools.chain.from_iterable(of_names))
-        for mine, more in zip(found, reader.of(key, follows, gradients)[0]):
+        for mine, more in zip(work, reader.of(key, follows, gradients)[0]):
             mine.update(more)
-    return found
+    return work
 
 
 class _Reader:

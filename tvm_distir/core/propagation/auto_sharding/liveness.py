@@ -13,12 +13,12 @@ from tvm_distir.core.ops.kernels import VIEWS
 from tvm_distir.core.redistribution.matrix import PriceMatrix
 from tvm_distir.core.solver.problem import INFINITE
 
-from .in_flight import NO_FLIGHT, Spans
+from .in_flight import NO_FLIGHT, LiveRanges
 from .kernels import in_place
-from .problem import Assembly, Bytes, Holding, Side
+from .problem import Assembly, Bytes, LiveRange, Side
 
 
-class Keeping:
+class Liveness:
     """Notes the holdings of a net's values.
 
     The lowered program has a buffer for each form of a value that anyone needs, from the first
@@ -35,7 +35,7 @@ class Keeping:
         self.g, self.shared, self.net = net.g, net.shared, net.net
         g, updates = net.g, net.shared.updates
         flight = net.shared.flight if g.public else NO_FLIGHT
-        self.spans = Spans(g, net.shared.module.graphs, net.net.begins, flight)
+        self.spans = LiveRanges(g, net.shared.module.graphs, net.net.begins, flight)
         self.donated = {g.result_values[ret] for ret in (updates if g.public else ())}
 
     def keep(
@@ -194,4 +194,4 @@ class Keeping:
         if len(scope) == 2 and scope[0] == scope[1]:
             scope, size = scope[:1], size.diagonal()
         if first <= last and size.any():
-            self.net.holdings.append(Holding(scope, size, first, last))
+            self.net.holdings.append(LiveRange(scope, size, first, last))

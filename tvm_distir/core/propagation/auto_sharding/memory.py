@@ -16,7 +16,7 @@ from tvm_distir.core.solver.cost_tables import Tables
 from tvm_distir.core.solver.problem import INFINITE, Factors, Problem
 from tvm_distir.support import InfeasibleError
 
-from .problem import Holding, Net
+from .problem import LiveRange, ShardingProblem
 
 ROUNDS = 24
 """Prices of memory tried."""
@@ -37,7 +37,7 @@ class TooLargeError(InfeasibleError):
 
 
 @dataclass(frozen=True)
-class Bounded:
+class BoundedSolution:
     """A labelling within a limit.
 
     Attributes
@@ -54,18 +54,18 @@ class Bounded:
     peak_bytes: int
 
 
-class Keeper:
+class MemoryBound:
     """What a labelled function keeps over time, callees included.
 
     Parameters
     ----------
-    net : Net
+    net : ShardingProblem
     """
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: ShardingProblem) -> None:
         self.net = net
         self.holdings = list(_all(net, 0, 0))
-        self.spans = np.array([one[2:] for one in self.holdings], np.int64).reshape(-1, 2)
+        self.spans = np.array([holding[2:] for holding in self.holdings], np.int64).reshape(-1, 2)
         self.end = net.begins[-1]
 
     def profile(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -122,10 +122,12 @@ class Keeper:
         return factors, constant
 
 
-def _all(net: Net, variables: int, moments: int) -> Iterator[Holding]:
+def _all(net: ShardingProblem, variables: int, moments: int) -> Iterator[LiveRange]:
     """Holdings of a net and all that it calls, in the caller's variables and moments."""
     for scope, size, first, last in net.holdings:
-        yield Holding(tuple([variables + u for u in scope]), size, moments + first, moments + last)
+        yield LiveRange(
+            tuple([variables + u for u in scope]), size, moments + first, moments + last
+        )
     for k, (inner, start) in net.spliced.items():
         yield from _all(inner, variables + start, moments + net.begins[k])
 
@@ -136,8 +138,13 @@ def _allowed(tables: Tables, number: int) -> int:
 
 
 def within(
-    tables: Tables, net: Net, solve: Solve, limit: int | None, place: str, gap: float = 0.0
-) -> Bounded:
+    tables: Tables,
+    net: ShardingProblem,
+    solve: Solve,
+    limit: int | None,
+    place: str,
+    gap: float = 0.0,
+) -> BoundedSolution:
     """The cheapest labelling found that keeps at most ``limit`` bytes, and a bound.
 
     Memory at the moments where most is kept gets a price, which is raised until the limit holds
@@ -147,7 +154,7 @@ def within(
     Parameters
     ----------
     tables : Tables
-    net : Net
+    net : ShardingProblem
     solve : callable
         Minimises a problem, given the constant that is added.
     limit : int or None
@@ -166,7 +173,7 @@ def within(
     return _Search(tables, net, solve, UNLIMITED if limit is None else limit, place, gap).run()
 
 
-class _Judged(NamedTuple):
+class _Evaluated(NamedTuple):
     """A labelling: its price without memory, what it keeps over time, and when it keeps most."""
 
     values: Sequence[int]
@@ -180,7 +187,7 @@ class _Judged(NamedTuple):
 
 
 def _between(
-    low: tuple[float, _Judged], high: tuple[float, _Judged], moments: Sequence[int]
+    low: tuple[float, _Evaluated], high: tuple[float, _Evaluated], moments: Sequence[int]
 ) -> float:
     """The price of memory at which two labellings cost the same: the bound is largest there.
 
@@ -194,18 +201,20 @@ class _Search:
     """The prices of memory tried one after the other."""
 
     def __init__(
-        self, tables: Tables, net: Net, solve: Solve, limit: int, place: str, gap: float
+        self, tables: Tables, net: ShardingProblem, solve: Solve, limit: int, place: str, gap: float
     ) -> None:
         self.tables, self.net, self.solve = tables, net, solve
         self.limit, self.place, self.gap = limit, place, gap
-        self.keeper = Keeper(net)
-        self.best: Bounded | None = None
+        self.keeper = MemoryBound(net)
+        self.best: BoundedSolution | None = None
         self.bound = 0
 
-    def run(self) -> Bounded:
+    def run(self) -> BoundedSolution:
         first = self._judged(self._at({}))
         if first.peak <= self.limit:
-            return Bounded(first.values, first.price, min(first.price, self.bound), first.peak)
+            return BoundedSolution(
+                first.values, first.price, min(first.price, self.bound), first.peak
+            )
         moments, low, high = [first.moment], (0.0, first), None
         weight = 0.05 * first.price / first.peak
         for _ in range(ROUNDS):
@@ -228,7 +237,9 @@ class _Search:
             self._refuse(one.moment)
         assert self.best is not None
         found = self.best
-        return Bounded(found.values, found.price, min(self.bound, found.price), found.peak_bytes)
+        return BoundedSolution(
+            found.values, found.price, min(self.bound, found.price), found.peak_bytes
+        )
 
     def _at(self, weights: Mapping[int, float]) -> Sequence[int]:
         """The labelling at prices of memory; what it proves raises the bound."""
@@ -240,14 +251,14 @@ class _Search:
         self.bound = max(self.bound, int(constant + total - found.gap - spent))
         return found.values
 
-    def _judged(self, values: Sequence[int]) -> _Judged:
+    def _judged(self, values: Sequence[int]) -> _Evaluated:
         """What a labelling costs without memory, and keeps; the best that fits is noted."""
         total, _ = self.tables.evaluate(Problem(self.net.domains, self.net.factors), values)
         price, profile = self.net.constant + total, self.keeper.profile(values)
         moment = int(profile.argmax())
-        found = _Judged(values, price, profile, moment)
+        found = _Evaluated(values, price, profile, moment)
         if found.peak <= self.limit and (self.best is None or price < self.best.price):
-            self.best = Bounded(values, price, 0, found.peak)
+            self.best = BoundedSolution(values, price, 0, found.peak)
         return found
 
     def _refuse(self, moment: int) -> None:

@@ -10,11 +10,11 @@ from tvm_distir.core.ops.dims import nominal
 from tvm_distir.core.propagation.graph.graph import Node
 
 from .kernels import arithmetic_type, in_place
-from .problem import NO_STATES, Assembly, End, Net
+from .problem import NO_STATES, Assembly, End, ShardingProblem
 from .states import consumers, passing, producers
 
 
-class Nodes:
+class NodeBuilder:
     """Adds the nodes of a function.
 
     Parameters
@@ -24,7 +24,7 @@ class Nodes:
         Gives the net of a function that is called.
     """
 
-    def __init__(self, net: Assembly, net_of: Callable[[str], Net]) -> None:
+    def __init__(self, net: Assembly, net_of: Callable[[str], ShardingProblem]) -> None:
         self.to, self.g, self.shared, self.net_of = net, net.g, net.shared, net_of
 
     def run(self) -> None:

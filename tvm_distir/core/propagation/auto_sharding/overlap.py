@@ -15,7 +15,7 @@ Flags = Sequence[bool]
 """Per operand or result of a call, or per node."""
 
 
-class Hiding:
+class OverlapDiscount:
     """How much of what is sent of a function's values counts.
 
     A value that no data went into can be sent at any time before it is read, one of which only new
@@ -70,15 +70,15 @@ class Hiding:
 
 def _light(module: PlacedModule) -> dict[str, Flags]:
     """By graph, which nodes leave the matrix units alone, what they call included."""
-    found: dict[str, Flags] = {}
+    result: dict[str, Flags] = {}
     for key in module.order:
-        found[key] = [
-            all(found[node.callee])
+        result[key] = [
+            all(result[node.callee])
             if node.kind == "call"
             else node.rule is None or node.rule.work.kernel_class not in TENSOR_CLASSES
             for node in module.graphs[key].nodes
         ]
-    return found
+    return result
 
 
 def _early(g: Graph, given: Flags) -> list[bool]:

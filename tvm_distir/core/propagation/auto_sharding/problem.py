@@ -15,21 +15,21 @@ from tvm_distir.core.ir.placement import Labels
 from tvm_distir.core.ops.dims import nominal
 from tvm_distir.core.propagation.graph.graph import Graph
 from tvm_distir.core.propagation.module import PlacedModule
-from tvm_distir.core.propagation.reach import Reach
+from tvm_distir.core.propagation.reach import ReachableAxes
 from tvm_distir.core.redistribution.matrix import PriceMatrix
 from tvm_distir.core.solver.cost_tables import Tables
 from tvm_distir.core.solver.problem import INFINITE, Factors
 
 from .costs import MeshPrices
-from .in_flight import Flight
-from .overlap import Hiding
-from .states import OpStates, States, all_forms, pinned
+from .in_flight import InFlightActivations
+from .overlap import OverlapDiscount
+from .states import CallStrategies, OpStates, all_forms, pinned
 
 Bytes = npt.NDArray[np.int64]
 Interned = tuple[int, int]
 """Number of a table, and the minimum taken out of it."""
 
-End = tuple[States, int]
+End = tuple[CallStrategies, int]
 """States of a node and its variable (-1: only one state)."""
 
 Side = tuple[tuple[Labels, ...], int]
@@ -37,7 +37,7 @@ Side = tuple[tuple[Labels, ...], int]
 
 
 @dataclass
-class Net:
+class ShardingProblem:
     """Variables and tables of a function, calls spliced in.
 
     Attributes
@@ -48,11 +48,11 @@ class Net:
     feasible : bool
     ends : list of End
         Per node; of a call node that of no states.
-    holdings : list of Holding
+    holdings : list of LiveRange
         Of the function itself, without its callees.
     begins : list of int
         Per node when it begins; at the end when the function ends.
-    spliced : dict of int to (Net, int)
+    spliced : dict of int to (ShardingProblem, int)
         Per call node the callee's, and its first variable here.
     lasts : list of int
         Per parameter when it is read last.
@@ -63,13 +63,13 @@ class Net:
     constant: int = 0
     feasible: bool = True
     ends: list[End] = field(default_factory=list)
-    holdings: list[Holding] = field(default_factory=list)
+    holdings: list[LiveRange] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
-    spliced: dict[int, tuple[Net, int]] = field(default_factory=dict)
+    spliced: dict[int, tuple[ShardingProblem, int]] = field(default_factory=dict)
     lasts: list[int] = field(default_factory=list)
 
 
-class Holding(NamedTuple):
+class LiveRange(NamedTuple):
     """What is kept of a value in one form, and when.
 
     ``first`` and ``last`` count the nodes of the function and of all that it calls, in order;
@@ -83,7 +83,7 @@ class Holding(NamedTuple):
     last: int
 
 
-NO_STATES = States(())
+NO_STATES = CallStrategies(())
 
 
 class Shared:
@@ -92,7 +92,7 @@ class Shared:
     Parameters
     ----------
     module : PlacedModule
-    reach : mapping of str to Reach
+    reach : mapping of str to ReachableAxes
     prices : MeshPrices
         Of the entry's mesh.
     axes : sequence of int
@@ -100,22 +100,22 @@ class Shared:
     tables : Tables
     updates : mapping of int to int
         Of the entry, results that must lie as a parameter does: result number to parameter's.
-    flight : Flight
+    flight : InFlightActivations
         What a rank keeps of the entry beside one micro-batch.
-    hiding : Hiding
+    hiding : OverlapDiscount
         How much counts of what is sent.
     """
 
     def __init__(
         self,
         module: PlacedModule,
-        reach: Mapping[str, Reach],
+        reach: Mapping[str, ReachableAxes],
         prices: MeshPrices,
         axes: Sequence[int],
         tables: Tables,
         updates: Mapping[int, int],
-        flight: Flight,
-        hiding: Hiding,
+        flight: InFlightActivations,
+        hiding: OverlapDiscount,
     ) -> None:
         self.module, self.reach, self.prices, self.tables = module, reach, prices, tables
         self.axes, self.updates, self.flight, self.hiding = axes, updates, flight, hiding
@@ -123,7 +123,7 @@ class Shared:
         self.held: dict[Any, tuple[tuple[Labels, ...], Interned, list[Interned]]] = {}
         self.sizes: dict[Any, Bytes] = {}
         self._tables: dict[Any, Interned] = {}
-        self._ends: dict[Any, States] = {}
+        self._ends: dict[Any, CallStrategies] = {}
 
     def table(self, key: Any, make: Callable[[], Bytes]) -> Interned:
         """The table of a key; equal ones are made once."""
@@ -138,7 +138,7 @@ class Shared:
         dtype = "uint8" if value.ty is None else str(value.ty.dtype)
         return self.prices.forms(tuple(nominal(n) for n in value.shape), dtype)
 
-    def ends_of(self, kind: Any, matrix: PriceMatrix, *key: Any) -> States:
+    def ends_of(self, kind: Any, matrix: PriceMatrix, *key: Any) -> CallStrategies:
         """States of a boundary node over some forms; equal ones are one object."""
         known = (kind, id(matrix), *key)
         found = self._ends.get(known)
@@ -162,7 +162,7 @@ class Assembly:
     """
 
     def __init__(self, shared: Shared, g: Graph) -> None:
-        self.shared, self.g, self.net = shared, g, Net()
+        self.shared, self.g, self.net = shared, g, ShardingProblem()
         self.reach = shared.reach[g.key]
         self.axes = shared.axes
         self.whole = (False,) * len(self.axes)
@@ -171,7 +171,7 @@ class Assembly:
         """Along which axes a value may be a partial sum."""
         return tuple([bool(self.reach.partial[a][v]) for a in self.axes])
 
-    def variable(self, states: States) -> End:
+    def variable(self, states: CallStrategies) -> End:
         """Add a node of some states."""
         net = self.net
         if not states.items:

@@ -11,12 +11,12 @@ variables, so that every call may be done its own way; equal ones meet in elimin
 
 from __future__ import annotations
 
-from .nodes import Nodes
-from .problem import Assembly, Net, Shared
-from .values import Values
+from .nodes import NodeBuilder
+from .problem import Assembly, ShardingProblem, Shared
+from .values import EdgeBuilder
 
 
-class Nets:
+class ShardingProblemBuilder:
     """Builds the nets of a module's functions, each once.
 
     Parameters
@@ -26,14 +26,14 @@ class Nets:
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
-        self._known: dict[str, Net] = {}
+        self._known: dict[str, ShardingProblem] = {}
 
-    def of(self, key: str) -> Net:
+    def of(self, key: str) -> ShardingProblem:
         """The net of a graph."""
         if key not in self._known:
             assembly = Assembly(self.shared, self.shared.module.graphs[key])
-            Nodes(assembly, self.of).run()
+            NodeBuilder(assembly, self.of).run()
             if assembly.net.feasible:  # else a node has no state, and nothing is to be handed over
-                Values(assembly).run()
+                EdgeBuilder(assembly).run()
             self._known[key] = assembly.net
         return self._known[key]

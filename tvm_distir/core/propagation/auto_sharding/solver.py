@@ -15,9 +15,9 @@ from tvm_distir.core.ir.mesh import meshes
 from tvm_distir.core.propagation.decision import Decision
 from tvm_distir.core.propagation.graph.graph import Graph
 from tvm_distir.core.propagation.module import PlacedModule
-from tvm_distir.core.propagation.reach import Reacher
-from tvm_distir.core.propagation.solve.exact import Solution, Starts, minimise
-from tvm_distir.core.propagation.unify import Unifier
+from tvm_distir.core.propagation.reach import ReachabilityWalk
+from tvm_distir.core.propagation.solve.exact import Solution, WarmStarts, minimise
+from tvm_distir.core.propagation.unify import DimUnifier
 from tvm_distir.core.solver.cost_tables import Tables
 from tvm_distir.core.solver.problem import Problem
 from tvm_distir.support import InfeasibleError, UsageError
@@ -25,16 +25,16 @@ from tvm_distir.support import InfeasibleError, UsageError
 from .costs import MeshPrices
 from .decisions import axes_of, decision_of, mesh_of
 from .in_flight import NO_FLIGHT, flights_of
-from .memory import Bounded, within
-from .overlap import Hiding
-from .problem import Net, Shared
-from .problem_builder import Nets
+from .memory import BoundedSolution, within
+from .overlap import OverlapDiscount
+from .problem import ShardingProblem, Shared
+from .problem_builder import ShardingProblemBuilder
 
 WIDTH = 1 << 22
 """Entries of a bucket that elimination may join."""
 
 
-class Labelled(NamedTuple):
+class ShardingSolution(NamedTuple):
     """What labels were found, and what they cost.
 
     ``price_ps`` is that of one run: work, and all communication that counts, one after the other;
@@ -64,14 +64,14 @@ class Labeller:
     def __init__(self, mod: ir.IRModule, system: System) -> None:
         self.mod = mod
         self.module = PlacedModule.of(mod)
-        self.reach = Reacher(self.module, Unifier(self.module, {}, True).run()).run()
+        self.reach = ReachabilityWalk(self.module, DimUnifier(self.module, {}, True).run()).run()
         self.prices = [MeshPrices(system, mesh) for mesh in meshes(mod)]
         self.tables = Tables()
         self.flights = flights_of(mod)
-        self.found: dict[str, tuple[Net, Sequence[int]]] = {}
+        self.found: dict[str, tuple[ShardingProblem, Sequence[int]]] = {}
         """Per public function its net and the values of its variables, once labelled."""
 
-    def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> Labelled:
+    def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> ShardingSolution:
         """Label every public function.
 
         Parameters
@@ -112,9 +112,9 @@ class Labeller:
             self.found[name] = (net, labelled.values)
         price = sum(prices.values())
         decision = decision_of(self.module, self.reach, self.found, price, bound)
-        return Labelled(price, bound, peak, decision, prices)
+        return ShardingSolution(price, bound, peak, decision, prices)
 
-    def net(self, name: str, hidden: float = 0.0) -> Net:
+    def net(self, name: str, hidden: float = 0.0) -> ShardingProblem:
         """The problem of a public function; ``hidden`` as for :meth:`run`."""
         key = self.module.entries[name]
         g = self.module.graphs[key]
@@ -122,12 +122,17 @@ class Labeller:
         flight = self.flights.get(name, NO_FLIGHT)
         shared = Shared(
             self.module, self.reach, prices, axes_of(self.module, g), self.tables, updates, flight,
-            Hiding(self.module, key, updates, hidden),
+            OverlapDiscount(self.module, key, updates, hidden),
         )  # fmt: skip
-        return Nets(shared).of(key)
+        return ShardingProblemBuilder(shared).of(key)
 
-    def _solve(self, net: Net, name: str, gap: float, memory_bytes: int | None) -> Bounded:
-        tables, starts = self.tables, Starts()  # prices of memory change tables, not their scopes
+    def _solve(
+        self, net: ShardingProblem, name: str, gap: float, memory_bytes: int | None
+    ) -> BoundedSolution:
+        tables, starts = (
+            self.tables,
+            WarmStarts(),
+        )  # prices of memory change tables, not their scopes
 
         def solve(problem: Problem, constant: int) -> Solution:
             found = minimise(tables, problem, WIDTH, name, starts, gap=gap, constant=constant)

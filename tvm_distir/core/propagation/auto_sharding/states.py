@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tvm_distir.core.ir.placement import Labels, P, R
 from tvm_distir.core.ops.factor import Factor, Rule
 from tvm_distir.core.ops.kernels import VIEWS
-from tvm_distir.core.propagation.solve.alternatives import Alternative, factor_fits
+from tvm_distir.core.propagation.solve.alternatives import OpStrategy, factor_fits
 from tvm_distir.core.propagation.solve.cost import sent_inside
 
 from .costs import MeshPrices, shard_bytes
@@ -22,10 +22,10 @@ from .costs import MeshPrices, shard_bytes
 Costs = npt.NDArray[np.int64]
 
 
-class State(NamedTuple):
+class CallStrategy(NamedTuple):
     """An alternative per axis."""
 
-    axes: tuple[Alternative, ...]
+    axes: tuple[OpStrategy, ...]
 
     def needs(self, operand: int) -> Labels:
         """Form in which an operand is needed."""
@@ -36,10 +36,10 @@ class State(NamedTuple):
         return tuple([x.gives[result] for x in self.axes])
 
 
-class States:
+class CallStrategies:
     """States of a node, numbered: what all nodes that are alike share."""
 
-    def __init__(self, items: Sequence[State], costs: Costs | None = None) -> None:
+    def __init__(self, items: Sequence[CallStrategy], costs: Costs | None = None) -> None:
         self.items = tuple(items)
         self.costs = np.zeros(len(self.items), np.int64) if costs is None else costs
         self._needs: dict[int, tuple[Labels, ...]] = {}
@@ -58,19 +58,25 @@ class States:
         return self._gives[result]
 
 
-def producers(forms: Sequence[Labels]) -> States:
+def producers(forms: Sequence[Labels]) -> CallStrategies:
     """States of what gives one value: a parameter."""
-    return States([State(tuple([Alternative((), (x,), None) for x in form])) for form in forms])
+    return CallStrategies(
+        [CallStrategy(tuple([OpStrategy((), (x,), None) for x in form])) for form in forms]
+    )
 
 
-def consumers(forms: Sequence[Labels]) -> States:
+def consumers(forms: Sequence[Labels]) -> CallStrategies:
     """States of what takes one value: a result."""
-    return States([State(tuple([Alternative((x,), (), None) for x in form])) for form in forms])
+    return CallStrategies(
+        [CallStrategy(tuple([OpStrategy((x,), (), None) for x in form])) for form in forms]
+    )
 
 
-def passing(forms: Sequence[Labels]) -> States:
+def passing(forms: Sequence[Labels]) -> CallStrategies:
     """States of what hands a value on as it is: an annotation."""
-    return States([State(tuple([Alternative((x,), (x,), None) for x in form])) for form in forms])
+    return CallStrategies(
+        [CallStrategy(tuple([OpStrategy((x,), (x,), None) for x in form])) for form in forms]
+    )
 
 
 class OpStates:
@@ -83,7 +89,7 @@ class OpStates:
 
     def __init__(self, prices: MeshPrices) -> None:
         self.prices = prices
-        self._known: dict[Any, States] = {}
+        self._known: dict[Any, CallStrategies] = {}
         self._rules: list[Rule] = []  # kept alive, so that their ids stay their own
 
     def of(
@@ -93,7 +99,7 @@ class OpStates:
         shapes: tuple[tuple[int, ...], ...],
         partial: tuple[int, ...],
         free: bool,
-    ) -> States:
+    ) -> CallStrategies:
         """States of a call.
 
         Parameters
@@ -112,33 +118,33 @@ class OpStates:
         found = self._known.get(key)
         if found is None:
             self._rules.append(rule)
-            items = [State(axes) for axes in self._joint(rule, shapes, partial)]
+            items = [CallStrategy(axes) for axes in self._joint(rule, shapes, partial)]
             costs = [0 if free else self._time_ps(rule, state, dtype) for state in items]
-            found = self._known[key] = States(items, np.array(costs, np.int64))
+            found = self._known[key] = CallStrategies(items, np.array(costs, np.int64))
         return found
 
-    def _options(self, rule: Rule, partial: int) -> list[Alternative]:
+    def _options(self, rule: Rule, partial: int) -> list[OpStrategy]:
         """Alternatives along one axis, whatever their sizes."""
         whole, complete = (R,) * len(rule.in_bytes), (R,) * len(rule.out_bytes)
-        found = []
+        options = []
         for i, f in enumerate(rule.factors):
             pending = P if f.kind == "sum" else R
             needs = tuple([R if d is None else d for d in f.ins])
             gives = tuple([pending if d is None else d for d in f.outs])
-            found.append(Alternative(needs, gives, i))
+            options.append(OpStrategy(needs, gives, i))
         for group in rule.linear:
             if all(partial >> i & 1 for i in group):
                 needs = tuple([P if i in group else R for i in range(len(whole))])
-                found.append(Alternative(needs, (P,) * len(complete), None))
-        found.append(Alternative(whole, complete, None))
-        return found
+                options.append(OpStrategy(needs, (P,) * len(complete), None))
+        options.append(OpStrategy(whole, complete, None))
+        return options
 
     def _joint(
         self, rule: Rule, shapes: tuple[tuple[int, ...], ...], partial: tuple[int, ...]
-    ) -> list[tuple[Alternative, ...]]:
+    ) -> list[tuple[OpStrategy, ...]]:
         """All combinations in which every cut divides."""
         sizes = self.prices.sizes
-        found: list[tuple[Alternative, ...]] = [()]
+        found: list[tuple[OpStrategy, ...]] = [()]
         for axis, size in enumerate(sizes):
             options, longer = self._options(rule, partial[axis]), []
             if size == 1:
@@ -159,16 +165,16 @@ class OpStates:
             axes
             for axes in found
             if all(
-                self.prices.divides(shape, State(axes).needs(i))
+                self.prices.divides(shape, CallStrategy(axes).needs(i))
                 for i, shape in enumerate(shapes[:count])
             )
             and all(
-                self.prices.divides(shape, State(axes).gives(j))
+                self.prices.divides(shape, CallStrategy(axes).gives(j))
                 for j, shape in enumerate(shapes[count:])
             )
         ]
 
-    def _time_ps(self, rule: Rule, state: State, dtype: str) -> int:
+    def _time_ps(self, rule: Rule, state: CallStrategy, dtype: str) -> int:
         """Local work, and what is sent inside the call."""
         if rule.op in VIEWS:
             return 0
@@ -194,7 +200,7 @@ class OpStates:
                 found += self._inside_ps(rule, rule.factors[x.factor], state, axis, share)
         return found
 
-    def _apart(self, rule: Rule, state: State) -> tuple[int, int]:
+    def _apart(self, rule: Rule, state: CallStrategy) -> tuple[int, int]:
         """Kernels in the place of one, and their passes, where statistics are reduced inside.
 
         Padding is masked before they are made: one kernel that reads and writes.
@@ -209,7 +215,9 @@ class OpStates:
             padded |= isinstance(factor.size, int) and factor.size % count > 0
         return found[0] + padded, found[1] + 2 * padded
 
-    def _inside_ps(self, rule: Rule, factor: Factor, state: State, axis: int, share: int) -> int:
+    def _inside_ps(
+        self, rule: Rule, factor: Factor, state: CallStrategy, axis: int, share: int
+    ) -> int:
         """Time of what a call that walks a factor sends along an axis."""
         collective = self.prices.collective_ps
         results = sum(self._local(b, state.gives(j)) for j, b in enumerate(rule.out_bytes))

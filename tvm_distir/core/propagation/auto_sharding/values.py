@@ -13,11 +13,11 @@ from tvm_distir.core.propagation.graph.graph import Uses
 from tvm_distir.core.redistribution.matrix import PriceMatrix
 from tvm_distir.core.solver.problem import INFINITE
 
-from .liveness import Keeping
+from .liveness import Liveness
 from .problem import Assembly, Bytes, Interned, Side
 
 
-class Values:
+class EdgeBuilder:
     """Adds what it costs to hand each value to its readers, and notes what is kept of it.
 
     Parameters
@@ -28,7 +28,7 @@ class Values:
 
     def __init__(self, net: Assembly) -> None:
         self.to, self.g, self.shared, self.net = net, net.g, net.shared, net.net
-        self.keeping = Keeping(net)
+        self.keeping = Liveness(net)
         self.counted = self.shared.hiding.counted(self.g.key)
 
     def run(self) -> None:

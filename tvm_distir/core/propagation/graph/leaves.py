@@ -11,7 +11,7 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import tensor_type
-from tvm_distir.core.rewriting.native.survey import Survey
+from tvm_distir.core.rewriting.native.survey import FunctionIndex
 
 from .graph import CONST, FlatValue, Graph
 from .types import ModuleTypes, leaf_types
@@ -25,7 +25,7 @@ class Leaves:
     facts : ModuleTypes
         Of the module.
     g : Graph
-    survey : Survey
+    survey : FunctionIndex
         Of the graph's function.
 
     Attributes
@@ -34,7 +34,7 @@ class Leaves:
         Variables read since it was emptied, by handle.
     """
 
-    def __init__(self, facts: ModuleTypes, g: Graph, survey: Survey) -> None:
+    def __init__(self, facts: ModuleTypes, g: Graph, survey: FunctionIndex) -> None:
         self._facts, self.g = facts, g
         self._names, self._handles, self._first = survey.names, survey.handles, survey.first
         self._types, self._begin, self._operands = survey.types, survey.begin, survey.operands

@@ -20,7 +20,7 @@ Where = tuple[int, ...]
 UNKNOWN = -1
 
 
-class Placer:
+class MeshAssignment:
     """Placed graphs of a module, callees first in :attr:`order`."""
 
     def __init__(self, facts: ModuleTypes, default: int = 0) -> None:
@@ -109,7 +109,7 @@ class _Placing:
     """Placing of one function for one tuple of argument meshes."""
 
     def __init__(
-        self, owner: Placer, raw: Graph, params: Where, want: int, path: tuple[str, ...]
+        self, owner: MeshAssignment, raw: Graph, params: Where, want: int, path: tuple[str, ...]
     ) -> None:
         self.owner, self.raw, self.want, self.path = owner, raw, want, path
         self.mesh: list[int] = [UNKNOWN] * len(raw.values)

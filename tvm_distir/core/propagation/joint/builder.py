@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.propagation.decision import Signature
 from tvm_distir.core.propagation.graph.graph import Graph, Node
-from tvm_distir.core.propagation.reach import Reach
-from tvm_distir.core.propagation.solve.alternatives import Alternative
+from tvm_distir.core.propagation.reach import ReachableAxes
+from tvm_distir.core.propagation.solve.alternatives import OpStrategy
 from tvm_distir.core.propagation.solve.boundary import labels_on
 
 from .edges import JointEdges
-from .states import JointProblem, JointSummary, States
+from .states import JointProblem, JointStrategies, JointSummary
 from .tables import JointTables
 
-End = tuple[States, int]
+End = tuple[JointStrategies, int]
 """States of a node and the variable that picks one (-1: only one)."""
 
-NO_END: End = (States(-1, ((),)), -1)
+NO_END: End = (JointStrategies(-1, ((),)), -1)
 """Of a call of a function, whose ends are those of the function's summary."""
 
 
@@ -32,7 +32,7 @@ class JointBuilder:
     tables : JointTables
         Of the mesh.
     g : Graph
-    reach : Reach
+    reach : ReachableAxes
         Of the graph.
     summary_of : callable
         Gives the summary of the function that a call node calls.
@@ -44,7 +44,7 @@ class JointBuilder:
         self,
         tables: JointTables,
         g: Graph,
-        reach: Reach,
+        reach: ReachableAxes,
         summary_of: Callable[[int], JointSummary],
         forced: Signature | None = None,
     ) -> None:
@@ -120,7 +120,7 @@ class JointBuilder:
                 self._free_param(v, form)
                 continue
             if form not in known:
-                column = [[Alternative((), (x,), None)] for x in form if x is not None]
+                column = [[OpStrategy((), (x,), None)] for x in form if x is not None]
                 known[form] = (self.forms.ends(column, None), -1)
             self.model.ends.append(known[form])
 
@@ -128,7 +128,7 @@ class JointBuilder:
         """Add a parameter that has a choice along some axes, with what its bytes weigh."""
         g = self.g
         labels = self._labels(v, form, may_wait=not g.public)
-        end = self._boundary(v, [[Alternative((), (x,), None) for x in one] for one in labels])
+        end = self._boundary(v, [[OpStrategy((), (x,), None) for x in label] for label in labels])
         if g.public:
             self._price(end, self.tables.held, v)
 
@@ -140,7 +140,7 @@ class JointBuilder:
         v, pin = node.results[0], node.pin
         form = [None if pin is None else pin[axis.index] for axis in self.tables.axes]
         labels = self._labels(v, form, may_wait=True)
-        self._boundary(v, [[Alternative((x,), (x,), None) for x in one] for one in labels])
+        self._boundary(v, [[OpStrategy((x,), (x,), None) for x in label] for label in labels])
 
     def _move(self, _: int, node: Node) -> None:
         """Add a move to another mesh: free of form; into this one, its bytes cross."""
@@ -152,9 +152,9 @@ class JointBuilder:
         v = source if leaves else target
         labels = self._labels(v, self._open, may_wait=False)
         if leaves:
-            self._boundary(v, [[Alternative((x,), (R,), None) for x in one] for one in labels])
+            self._boundary(v, [[OpStrategy((x,), (R,), None) for x in label] for label in labels])
         else:
-            columns = [[Alternative((R,), (x,), None) for x in one] for one in labels]
+            columns = [[OpStrategy((R,), (x,), None) for x in label] for label in labels]
             self._price(self._boundary(v, columns), self.tables.moved, v)
 
     def _ret(self, k: int, node: Node) -> None:
@@ -166,7 +166,7 @@ class JointBuilder:
         elif self.forced is not None:
             form = [self.forced[a][1][k - g.rets[0]] for a in self.tables.mesh_axes]
         labels = self._labels(v, form, may_wait=not g.public)
-        self._boundary(v, [[Alternative((x,), (), None) for x in one] for one in labels])
+        self._boundary(v, [[OpStrategy((x,), (), None) for x in label] for label in labels])
 
     def _call(self, k: int, _: Node) -> None:
         self.model.splice(self.prices, k, self.summary_of(k))
@@ -187,7 +187,7 @@ class JointBuilder:
             found.append([*labels, P] if may_wait and waiting[v] else labels)
         return found
 
-    def _boundary(self, v: int, columns: Sequence[Sequence[Alternative]]) -> End:
+    def _boundary(self, v: int, columns: Sequence[Sequence[OpStrategy]]) -> End:
         """Add a node at which a value comes or goes, from its alternatives along each axis."""
         states = self.forms.ends(columns, self.g.values[v].shape if v >= 0 else ())
         domains, variable = self.model.domains, -1
@@ -197,7 +197,9 @@ class JointBuilder:
         self.model.ends.append((states, variable))
         return states, variable
 
-    def _price(self, end: End, table_of: Callable[[States, int], tuple[int, int]], v: int) -> None:
+    def _price(
+        self, end: End, table_of: Callable[[JointStrategies, int], tuple[int, int]], v: int
+    ) -> None:
         """Put what the bytes of a value weigh over the states of its node."""
         states, variable = end
         if variable >= 0:

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tvm_distir.core.propagation.graph.graph import ALONE, Graph, Uses
-from tvm_distir.core.propagation.reach import Reach
+from tvm_distir.core.propagation.reach import ReachableAxes
 from tvm_distir.core.propagation.solve.assembly import hold_on
 
-from .states import JointProblem, States
+from .states import JointProblem, JointStrategies
 from .tables import Held, JointTables
 
 
@@ -22,13 +22,15 @@ class JointEdges:
     tables : JointTables
         Of the mesh.
     g : Graph
-    reach : Reach
+    reach : ReachableAxes
         Of the graph.
     model : JointProblem
         With all nodes.
     """
 
-    def __init__(self, tables: JointTables, g: Graph, reach: Reach, model: JointProblem) -> None:
+    def __init__(
+        self, tables: JointTables, g: Graph, reach: ReachableAxes, model: JointProblem
+    ) -> None:
         self.tables, self.prices, self.mesh = tables, tables.prices, tables.axes[0].mesh
         self.g, self.reach, self.model = g, reach, model
         self._loose: Held = ((1, False),) * len(tables.axes)
@@ -65,8 +67,8 @@ class JointEdges:
 
     def _shared(
         self,
-        readers: Sequence[tuple[States, int, tuple[int, ...]]],
-        producer: States,
+        readers: Sequence[tuple[JointStrategies, int, tuple[int, ...]]],
+        producer: JointStrategies,
         variable: int,
         j: int,
         size_bytes: int,
@@ -88,10 +90,10 @@ class JointEdges:
             for (_, other, _), table in zip(readers, rest):
                 m.put_edge(prices, table, other, shared)
 
-    def _readers(self, uses: Uses) -> list[tuple[States, int, tuple[int, ...]]]:
+    def _readers(self, uses: Uses) -> list[tuple[JointStrategies, int, tuple[int, ...]]]:
         """Consumers of a value: states, the variable that picks one, and which operands it is."""
         ends, spliced = self.model.ends, self.model.spliced
-        found: list[tuple[States, int, tuple[int, ...]]] = []
+        found: list[tuple[JointStrategies, int, tuple[int, ...]]] = []
         for k, positions in uses:
             if k in spliced:
                 params = spliced[k].params
@@ -115,7 +117,9 @@ class JointEdges:
         return found
 
 
-def _settled(producer: States, j: int, consumer: States, operands: Sequence[int]) -> bool:
+def _settled(
+    producer: JointStrategies, j: int, consumer: JointStrategies, operands: Sequence[int]
+) -> bool:
     """Whether a consumer with one state takes a value as its maker, with one state, gives it."""
     for mine, one in zip(producer.items[0], consumer.items[0]):
         label, needs = mine.gives[j], one.needs

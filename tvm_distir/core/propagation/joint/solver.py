@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from tvm_distir.core.propagation.decision import Instance, Signature
 from tvm_distir.core.propagation.instances import Instances
-from tvm_distir.core.propagation.reach import Reach
-from tvm_distir.core.propagation.solve.alternatives import Alternative
+from tvm_distir.core.propagation.reach import ReachableAxes
+from tvm_distir.core.propagation.solve.alternatives import OpStrategy
 from tvm_distir.core.propagation.solve.exact import minimise
 from tvm_distir.core.propagation.solve.tables import PriceTables
 from tvm_distir.core.solver.problem import Problem
@@ -37,7 +37,7 @@ class JointSolver:
 
     Parameters
     ----------
-    reach : mapping of str to Reach
+    reach : mapping of str to ReachableAxes
         Per graph.
     prices : PriceTables
     mesh_axes : sequence of int
@@ -49,7 +49,7 @@ class JointSolver:
 
     def __init__(
         self,
-        reach: Mapping[str, Reach],
+        reach: Mapping[str, ReachableAxes],
         prices: PriceTables,
         mesh_axes: Sequence[int],
         instances: Instances,
@@ -115,7 +115,7 @@ class JointSolver:
 
     def _decode(self, inst: Instance, model: JointProblem, values: Sequence[int]) -> Instance:
         g, kids = inst.graph, {}
-        chosen: list[tuple[Alternative, ...]] = []
+        chosen: list[tuple[OpStrategy, ...]] = []
         for k, (states, v) in enumerate(model.ends):
             if k not in model.spliced:
                 chosen.append(states.items[values[v] if v >= 0 else 0])
@@ -130,7 +130,7 @@ class JointSolver:
             chosen.append(
                 tuple(
                     [
-                        Alternative(
+                        OpStrategy(
                             tuple([state[i].needs[0] for state in sides[0]]),
                             tuple([state[i].gives[0] for state in sides[1]]),
                             None,

@@ -13,10 +13,15 @@ from tvm import tirx
 
 from tvm_distir.core.ops.factor import Rule
 from tvm_distir.core.propagation.graph.graph import Axis
-from tvm_distir.core.propagation.solve.alternatives import Alternative, Forms, factor_fits, fits
+from tvm_distir.core.propagation.solve.alternatives import (
+    OpStrategy,
+    StrategyTable,
+    factor_fits,
+    fits,
+)
 from tvm_distir.core.propagation.solve.problem import LabellingProblem, Summary
 
-State = tuple[Alternative, ...]
+JointStrategy = tuple[OpStrategy, ...]
 """An alternative per axis of the mesh."""
 
 MOST_STATES = 256
@@ -27,10 +32,10 @@ class TooManyStates(Exception):
     """A node has more than :data:`MOST_STATES`."""
 
 
-class States:
+class JointStrategies:
     """Interned list of states, in order of preference."""
 
-    def __init__(self, number: int, items: tuple[State, ...]) -> None:
+    def __init__(self, number: int, items: tuple[JointStrategy, ...]) -> None:
         self.number, self.items = number, items
 
     def __len__(self) -> int:
@@ -45,10 +50,10 @@ class States:
         return [tuple([state[axis].needs[i] for i in operands]) for state in self.items]
 
 
-JointProblem = LabellingProblem[States]
+JointProblem = LabellingProblem[JointStrategies]
 """A problem along all axes of a mesh."""
 
-JointSummary = Summary[States]
+JointSummary = Summary[JointStrategies]
 """A summary along all axes of a mesh."""
 
 
@@ -57,27 +62,27 @@ class JointForms:
 
     Parameters
     ----------
-    forms : Forms
+    forms : StrategyTable
         Of the alternatives along one axis.
     axes : sequence of Axis
         Those of the mesh.
     """
 
-    def __init__(self, forms: Forms, axes: Sequence[Axis]) -> None:
+    def __init__(self, forms: StrategyTable, axes: Sequence[Axis]) -> None:
         self.forms = forms
         self.ranks = [axis.size for axis in axes]
-        self._interned: dict[tuple[State, ...], States] = {}
-        self._known: dict[Any, States] = {}
+        self._interned: dict[tuple[JointStrategy, ...], JointStrategies] = {}
+        self._known: dict[Any, JointStrategies] = {}
 
-    def intern(self, items: Sequence[State]) -> States:
+    def intern(self, items: Sequence[JointStrategy]) -> JointStrategies:
         """The one object for these states."""
         key = tuple(items)
         found = self._interned.get(key)
         if found is None:
-            found = self._interned[key] = States(len(self._interned), key)
+            found = self._interned[key] = JointStrategies(len(self._interned), key)
         return found
 
-    def of_rule(self, rule: Rule, masks: Sequence[int], partials: Sequence[int]) -> States:
+    def of_rule(self, rule: Rule, masks: Sequence[int], partials: Sequence[int]) -> JointStrategies:
         """States of an op.
 
         Parameters
@@ -103,7 +108,7 @@ class JointForms:
             found = self._known[key] = self.intern(together)
         return found
 
-    def _walks(self, rule: Rule, state: State) -> bool:
+    def _walks(self, rule: Rule, state: JointStrategy) -> bool:
         """Whether every factor has parts for all axes that walk it."""
         walked: dict[int, list[int]] = {}
         for n, one in zip(self.ranks, state):
@@ -116,12 +121,14 @@ class JointForms:
             for n in parts
         )
 
-    def ends(self, columns: Sequence[Sequence[Alternative]], shape: Sequence[Any] | None) -> States:
+    def ends(
+        self, columns: Sequence[Sequence[OpStrategy]], shape: Sequence[Any] | None
+    ) -> JointStrategies:
         """States of a node that is no op, from its alternatives along each axis.
 
         Parameters
         ----------
-        columns : sequence of sequence of Alternative
+        columns : sequence of sequence of OpStrategy
         shape : sequence, optional
             Of its value, whose dims are to have parts for all axes that cut them, unless none of
             these has a choice.
@@ -139,7 +146,9 @@ class JointForms:
             found = self._known[key] = self.intern(together)
         return found
 
-    def _cuts(self, state: State, shape: Sequence[int | None], free: Sequence[bool]) -> bool:
+    def _cuts(
+        self, state: JointStrategy, shape: Sequence[int | None], free: Sequence[bool]
+    ) -> bool:
         cut: dict[int, list[int]] = {}
         for a, one in enumerate(state):
             for label in {*one.needs, *one.gives}:
@@ -153,18 +162,18 @@ class JointForms:
                 return False
         return True
 
-    def whole(self, operands: int, results: int) -> States:
+    def whole(self, operands: int, results: int) -> JointStrategies:
         """The only state of a node that nothing shards."""
         return self.ends([self.forms.whole(operands, results).items] * len(self.ranks), None)
 
-    def turned(self, states: States) -> States:
+    def turned(self, states: JointStrategies) -> JointStrategies:
         """What is a producer inside a function is a consumer outside, and the reverse."""
         key = ("turned", states.number)
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self.intern(
                 [
-                    tuple([Alternative(x.gives, x.needs, x.factor) for x in state])
+                    tuple([OpStrategy(x.gives, x.needs, x.factor) for x in state])
                     for state in states.items
                 ]
             )
@@ -176,11 +185,18 @@ def _known(size: Any) -> int | None:
     return int(size) if isinstance(size, int | tirx.IntImm) else None
 
 
-def _product(columns: Sequence[Sequence[Alternative]]) -> list[State]:
+def _product(columns: Sequence[Sequence[OpStrategy]]) -> list[JointStrategy]:
     """All combinations, the first axis' last alternatives last."""
     if math.prod(map(len, columns)) > MOST_STATES:
         raise TooManyStates
     return list(itertools.product(*columns))
 
 
-__all__ = ["JointForms", "JointProblem", "JointSummary", "State", "States", "TooManyStates"]
+__all__ = [
+    "JointForms",
+    "JointProblem",
+    "JointStrategies",
+    "JointStrategy",
+    "JointSummary",
+    "TooManyStates",
+]

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from tvm_distir.core.ops.factor import Rule
-from tvm_distir.core.propagation.solve.alternatives import Alternative
+from tvm_distir.core.propagation.solve.alternatives import OpStrategy
 from tvm_distir.core.propagation.solve.tables import PriceTables
 from tvm_distir.core.solver.problem import INFINITE, Array
 
-from .states import JointForms, States
+from .states import JointForms, JointStrategies
 
 Interned = tuple[int, int]
 """Number of a table, and the minimum taken out of it."""
@@ -24,14 +24,14 @@ Interned = tuple[int, int]
 Held = tuple[tuple[int, bool], ...]
 """Per axis what a byte that moves counts as, and whether the value may not move at all."""
 
-Reader = tuple[States, tuple[int, ...]]
+Reader = tuple[JointStrategies, tuple[int, ...]]
 """A consumer of a value: its states, and which of its operands the value is."""
 
 Kept = tuple[int, Interned, list[Interned]]
 """How many sets of forms a value may be held in, the table of the producer's states and these, and
 of each consumer's."""
 
-OpTable = tuple[States, Interned | None]
+OpTable = tuple[JointStrategies, Interned | None]
 """States of an op and, where there are several, what each costs."""
 
 MOST_SETS = 256
@@ -88,7 +88,7 @@ class JointTables:
             found = self._ops[key] = states, table
         return found
 
-    def _work(self, rule: Rule, state: Sequence[Alternative]) -> int:
+    def _work(self, rule: Rule, state: Sequence[OpStrategy]) -> int:
         sides = [(n, x.needs + x.gives, x.factor is not None) for n, x in zip(self.ranks, state)]
         local = sent = 0
         for i, (prices, one) in enumerate(zip(self._along, state)):
@@ -97,7 +97,7 @@ class JointTables:
             sent += own
         return self.prices.costs.scaled(local + sent)
 
-    def held(self, states: States, size_bytes: int) -> Interned:
+    def held(self, states: JointStrategies, size_bytes: int) -> Interned:
         """Per state of a free parameter what its bytes weigh, along each axis that has a choice."""
         key = ("held", states.number, size_bytes)
         if key not in self._known:
@@ -112,7 +112,7 @@ class JointTables:
         found: Interned = self._known[key]
         return found
 
-    def moved(self, states: States, size_bytes: int) -> Interned:
+    def moved(self, states: JointStrategies, size_bytes: int) -> Interned:
         """Per state of a move to this mesh what the bytes that a device keeps weigh: they cross."""
         key = ("moved", states.number, size_bytes)
         if key not in self._known:
@@ -133,9 +133,9 @@ class JointTables:
 
     def edge(
         self,
-        producer: States,
+        producer: JointStrategies,
         result: int,
-        consumer: States,
+        consumer: JointStrategies,
         operands: tuple[int, ...],
         size_bytes: int,
         held: Held,
@@ -160,7 +160,7 @@ class JointTables:
 
     def _supplied(
         self,
-        producer: States,
+        producer: JointStrategies,
         result: int,
         axis: int,
         wanted: Sequence[frozenset[int]],
@@ -186,7 +186,7 @@ class JointTables:
 
     def share(
         self,
-        producer: States,
+        producer: JointStrategies,
         result: int,
         readers: tuple[Reader, ...],
         size_bytes: int,
@@ -215,7 +215,7 @@ class JointTables:
 
     def _kept(
         self,
-        producer: States,
+        producer: JointStrategies,
         result: int,
         readers: Sequence[Reader],
         group: Sequence[int],
@@ -236,7 +236,7 @@ class JointTables:
 
     def _served(
         self,
-        states: States,
+        states: JointStrategies,
         operands: tuple[int, ...],
         axis: int,
         sets: Sequence[frozenset[int]],

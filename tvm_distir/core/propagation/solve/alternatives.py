@@ -15,7 +15,7 @@ from tvm_distir.core.ops.factor import Factor, Rule
 from tvm_distir.core.propagation.graph.graph import divisible
 
 
-class Alternative(NamedTuple):
+class OpStrategy(NamedTuple):
     """Labels needed per operand, given per result, and the factor number (None: whole)."""
 
     needs: tuple[int, ...]
@@ -26,7 +26,7 @@ class Alternative(NamedTuple):
 class Alternatives:
     """Interned list of alternatives, in order of preference."""
 
-    def __init__(self, number: int, items: tuple[Alternative, ...]) -> None:
+    def __init__(self, number: int, items: tuple[OpStrategy, ...]) -> None:
         self.number, self.items = number, items
         self.needs = tuple(x.needs for x in items)
         self.gives = tuple(x.gives for x in items)
@@ -35,11 +35,11 @@ class Alternatives:
         return len(self.items)
 
 
-class Forms:
+class StrategyTable:
     """Makes and interns alternatives."""
 
     def __init__(self) -> None:
-        self._interned: dict[tuple[Alternative, ...], Alternatives] = {}
+        self._interned: dict[tuple[OpStrategy, ...], Alternatives] = {}
         self._of_rule: dict[Any, Alternatives] = {}
         self._ends: dict[tuple[int, ...], Alternatives] = {}
         self._whole: dict[tuple[int, int], Alternatives] = {}
@@ -47,7 +47,7 @@ class Forms:
         self._rules: list[Rule] = []
         self._numbers: dict[int, int] = {}
 
-    def intern(self, items: Sequence[Alternative]) -> Alternatives:
+    def intern(self, items: Sequence[OpStrategy]) -> Alternatives:
         """The one object for these alternatives."""
         key = tuple(items)
         hit = self._interned.get(key)
@@ -95,12 +95,12 @@ class Forms:
                 pending = P if f.kind == "sum" else R
                 gives = tuple(pending if d is None else d for d in f.outs)
                 needs = tuple(R if d is None else d for d in f.ins)
-                items.append(Alternative(needs, gives, i))
+                items.append(OpStrategy(needs, gives, i))
         for group in rule.linear:
             if any(partial >> i & 1 for i in group):
                 needs = tuple(P if i in group else R for i in range(len(whole)))
-                items.append(Alternative(needs, (P,) * len(complete), None))
-        items.append(Alternative(whole, complete, None))
+                items.append(OpStrategy(needs, (P,) * len(complete), None))
+        items.append(OpStrategy(whole, complete, None))
         return self.intern(items)
 
     def ends(self, labels: Sequence[int], *, needs: bool) -> Alternatives:
@@ -110,7 +110,7 @@ class Forms:
         if hit is None:
             hit = self._ends[key] = self.intern(
                 [
-                    Alternative((x,), (), None) if needs else Alternative((), (x,), None)
+                    OpStrategy((x,), (), None) if needs else OpStrategy((), (x,), None)
                     for x in labels
                 ]
             )
@@ -121,7 +121,7 @@ class Forms:
         key = (operands, results)
         hit = self._whole.get(key)
         if hit is None:
-            only = Alternative((R,) * operands, (R,) * results, None)
+            only = OpStrategy((R,) * operands, (R,) * results, None)
             hit = self._whole[key] = self.intern([only])
         return hit
 
@@ -130,7 +130,7 @@ class Forms:
         hit = self._turned.get(alternatives.number)
         if hit is None:
             hit = self._turned[alternatives.number] = self.intern(
-                [Alternative(x.gives, x.needs, x.factor) for x in alternatives.items]
+                [OpStrategy(x.gives, x.needs, x.factor) for x in alternatives.items]
             )
         return hit
 

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from tvm_distir.core.propagation.graph.graph import Axis, Graph, Node
-from tvm_distir.core.propagation.reach import Reach
+from tvm_distir.core.propagation.reach import ReachableAxes
 
-from .alternatives import Alternative, Alternatives
+from .alternatives import Alternatives, OpStrategy
 from .problem import AxisProblem
 from .source import TableSource
 
@@ -15,11 +15,11 @@ AxisEnd = tuple[Alternatives, int]
 """Alternatives of an operand or result and the variable that picks one (-1: only one)."""
 
 
-NO_END: AxisEnd = (Alternatives(-1, (Alternative((), (), None),)), -1)
+NO_END: AxisEnd = (Alternatives(-1, (OpStrategy((), (), None),)), -1)
 """Of a call of a function, whose ends are those of the function's summary."""
 
 
-def hold_on(g: Graph, reach: Reach, axis: Axis, a: int, k: int) -> tuple[bool, bool]:
+def hold_on(g: Graph, reach: ReachableAxes, axis: Axis, a: int, k: int) -> tuple[bool, bool]:
     """(pinned by the user, stationary) along axis ``a``, for the value that node k produces.
 
     A layout op hands on what its operand is: a transposed weight is the weight.
@@ -45,7 +45,7 @@ class Assembly:
     g : Graph
     a : int
         The axis.
-    reach : Reach
+    reach : ReachableAxes
         Of the graph.
     sizes : (list of int, dict)
         Bytes of each value local to the other axes, and how its dims are cut by them.
@@ -63,7 +63,7 @@ class Assembly:
         prices: TableSource,
         g: Graph,
         a: int,
-        reach: Reach,
+        reach: ReachableAxes,
         sizes: tuple[list[int], dict[int, dict[int, int]]],
     ) -> None:
         self.prices, self.g, self.a, self.reach = prices, g, a, reach

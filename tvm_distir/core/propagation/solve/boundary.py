@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.propagation.decision import Signature
 from tvm_distir.core.propagation.graph.graph import Graph, Node
-from tvm_distir.core.propagation.reach import Reach
+from tvm_distir.core.propagation.reach import ReachableAxes
 
-from .alternatives import Alternative, fits
+from .alternatives import OpStrategy, fits
 from .assembly import Assembly, AxisEnd
 
 
 def labels_on(
-    g: Graph, reach: Reach, v: int, a: int, ranks: int, cut: Mapping[int, int]
+    g: Graph, reach: ReachableAxes, v: int, a: int, ranks: int, cut: Mapping[int, int]
 ) -> list[int]:
     """Labels of a value along axis ``a`` of so many devices: dims that it reaches, then whole.
 
@@ -53,7 +53,7 @@ class Boundary:
         v = node.results[0]
         labels = [label] if label is not None else self._labels(v, self._may_be_partial(v))
         problem.add(
-            problem.prices.forms.intern([Alternative((x,), (x,), None) for x in labels]), node
+            problem.prices.forms.intern([OpStrategy((x,), (x,), None) for x in labels]), node
         )
 
     def move(self, _: int, node: Node) -> None:
@@ -61,12 +61,12 @@ class Boundary:
         problem = self.problem
         source, target = node.operands[0], node.results[0]
         if problem.g.values[source].mesh == problem.mesh:
-            items = [Alternative((x,), (R,), None) for x in self._labels(source, False)]
+            items = [OpStrategy((x,), (R,), None) for x in self._labels(source, False)]
             problem.add(problem.prices.forms.intern(items), node)
         elif problem.g.values[target].mesh == problem.mesh:
             labels = self._labels(target, False)
             alternatives = problem.prices.forms.intern(
-                [Alternative((R,), (x,), None) for x in labels]
+                [OpStrategy((R,), (x,), None) for x in labels]
             )
             variable = problem.add(alternatives, node)
             if variable >= 0:

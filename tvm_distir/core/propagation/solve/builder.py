@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from tvm_distir.core.ops.factor import Rule
 from tvm_distir.core.propagation.decision import Instance, Signature
 from tvm_distir.core.propagation.graph.graph import Node
-from tvm_distir.core.propagation.reach import Reach
+from tvm_distir.core.propagation.reach import ReachableAxes
 
-from .alternatives import Alternative, Alternatives
+from .alternatives import Alternatives, OpStrategy
 from .assembly import NO_END, Assembly
 from .boundary import Boundary
 from .edges import Edges
@@ -28,7 +28,7 @@ class Builder:
     inst : Instance
     a : int
         The axis.
-    reach : Reach
+    reach : ReachableAxes
         Of the instance's graph.
     sizes : (list of int, dict)
         Bytes of each value local to the other axes, and how its dims are cut by them.
@@ -43,7 +43,7 @@ class Builder:
         prices: TableSource,
         inst: Instance,
         a: int,
-        reach: Reach,
+        reach: ReachableAxes,
         sizes: tuple[list[int], dict[int, dict[int, int]]],
         summary_of: Callable[[int], AxisSummary],
         forced: Signature | None = None,
@@ -87,7 +87,7 @@ class Builder:
         return problem.model
 
     def _op(
-        self, node: Node, mask: int, decided: tuple[Alternative, ...], undecided: tuple[int, ...]
+        self, node: Node, mask: int, decided: tuple[OpStrategy, ...], undecided: tuple[int, ...]
     ) -> None:
         """Add an op, of which the axis reaches the factors of a mask."""
         problem, rule, partial = self.problem, node.rule, 0
@@ -125,7 +125,7 @@ class Builder:
         rule: Rule,
         mask: int,
         partial: int,
-        decided: Sequence[Alternative],
+        decided: Sequence[OpStrategy],
         undecided: Sequence[int],
     ) -> tuple[Alternatives, tuple[int, int] | None]:
         """Alternatives of an op and, where there are several, the table of its work."""

@@ -14,7 +14,7 @@ from .cost import Conversions
 Form = tuple[int, ...]
 
 
-class Route:
+class ReshardPath:
     """Sources of every form one value is wanted in.
 
     Along each axis the cheapest supply is a tree rooted at the produced label; a form over all
@@ -70,7 +70,7 @@ class Route:
 
     @classmethod
     @functools.lru_cache(maxsize=1024)
-    def at_home(cls, produced: Form) -> Route:
+    def at_home(cls, produced: Form) -> ReshardPath:
         """Route of a value that every consumer wants as it is produced; one per form."""
         route = cls.__new__(cls)
         route.parents = [{}] * len(produced)

@@ -51,7 +51,7 @@ class Solution:
     feasible: bool
 
 
-class Starts:
+class WarmStarts:
     """What was found of problems, for others of the same scopes and domains to begin with.
 
     Others, with other tables: a labelling is an upper bound of theirs, messages give a lower one.
@@ -96,7 +96,7 @@ def minimise(
     problem: Problem,
     limit: int,
     place: str,
-    starts: Starts | None = None,
+    starts: WarmStarts | None = None,
     gap: float = 0.0,
     constant: int = 0,
     narrow: int = NARROW,
@@ -113,7 +113,7 @@ def minimise(
         Entries of the largest bucket to join.
     place : str
         For messages.
-    starts : Starts, optional
+    starts : WarmStarts, optional
         Of problems like this one.
     gap : float
         A labelling will do whose cost is proved to be at most this share above the least.
@@ -142,7 +142,7 @@ def minimise(
     factors = {tuple([at[v] for v in scope]): t for scope, t in done.factors.items()}
     core = paired(tables, Problem([problem.domains[v] for v in kept], factors))
     effort = _Effort(limit, rounds or ROUNDS, program, gap, constant + done.constant)
-    found = _Core(tables, core, place, starts or Starts(), effort).solve()
+    found = _Core(tables, core, place, starts or WarmStarts(), effort).solve()
     for v, value in zip(kept, found.values):
         values[v] = value
     return Solution(tables.decode(done, values), found.gap, found.feasible and done.feasible)
@@ -189,7 +189,7 @@ class _Core:
         tables: Tables,
         problem: Problem,
         place: str,
-        starts: Starts,
+        starts: WarmStarts,
         effort: _Effort,
     ) -> None:
         self.tables, self.problem, self.place = tables, problem, place
@@ -293,4 +293,4 @@ class _Core:
         return Solution(labels, max(0, cost - bound), cost < INFINITE)
 
 
-__all__ = ["Solution", "Starts", "minimise", "paired"]
+__all__ = ["Solution", "WarmStarts", "minimise", "paired"]

@@ -11,7 +11,7 @@ from tvm_distir.core.ops.factor import Rule
 from tvm_distir.core.propagation.graph.graph import Axis
 from tvm_distir.core.solver.problem import Array
 
-from .alternatives import Alternatives, Forms
+from .alternatives import Alternatives, StrategyTable
 from .cost import Costs
 
 Interned: TypeAlias = tuple[int, int]
@@ -33,7 +33,7 @@ class TableSource(Protocol):
         """What bytes and operations weigh."""
 
     @property
-    def forms(self) -> Forms:
+    def forms(self) -> StrategyTable:
         """Alternatives, each kept once."""
 
     @property

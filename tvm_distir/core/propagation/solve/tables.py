@@ -18,7 +18,7 @@ from tvm_distir.core.propagation.graph.graph import Axis
 from tvm_distir.core.solver.cost_tables import Tables
 from tvm_distir.core.solver.problem import INFINITE, Array
 
-from .alternatives import Alternative, Alternatives, Forms
+from .alternatives import Alternatives, OpStrategy, StrategyTable
 from .cost import Conversions, Costs, sent_inside
 from .source import Interned
 
@@ -32,7 +32,7 @@ class PriceTables:
 
     def __init__(self, costs: Costs, axes: Sequence[Axis]) -> None:
         self.costs, self.axes = costs, axes
-        self.tables, self.forms = Tables(), Forms()
+        self.tables, self.forms = Tables(), StrategyTable()
         self.conversions = Conversions(costs)
         self.ops: dict[Any, tuple[Alternatives, tuple[int, int] | None]] = {}
         self._turned: dict[tuple[int, bool], Interned] = {}
@@ -222,7 +222,7 @@ class PriceTables:
     def _work(
         self,
         rule: Rule,
-        alt: Alternative,
+        alt: OpStrategy,
         ranks: int,
         others: tuple[tuple[int, tuple[int, ...] | None, bool], ...],
     ) -> int:
@@ -232,7 +232,7 @@ class PriceTables:
     def parts(
         self,
         rule: Rule,
-        alt: Alternative,
+        alt: OpStrategy,
         ranks: int,
         others: tuple[tuple[int, tuple[int, ...] | None, bool], ...],
     ) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 """Labelling problems whose tables are filled in later: one structure, many prices.
 
 What an axis reaches settles the variables of a problem and which tables stand over them; prices
-settle what the tables hold. A :class:`Sketch` is made once, by the same
+settle what the tables hold. A :class:`ProblemTemplate` is made once, by the same
 :class:`~.solve.Builder` as any problem but with a recorder in place of the tables, which writes
 down which ones it is asked for, and filled in for each set of prices: every distinct table once.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from tvm_distir.core.propagation.decision import Instance
 from tvm_distir.core.propagation.instances import LocalSizes
-from tvm_distir.core.propagation.reach import Reach
+from tvm_distir.core.propagation.reach import ReachableAxes
 from tvm_distir.core.solver.problem import INFINITE
 
 from .alternatives import Alternatives
@@ -129,7 +129,7 @@ class _Recorder:
 
 
 @dataclass(frozen=True)
-class Sketch:
+class ProblemTemplate:
     """The problem of an instance along an axis, without what the tables hold.
 
     Attributes
@@ -215,11 +215,11 @@ def sketched(
     prices: PriceTables,
     inst: Instance,
     a: int,
-    reach: Reach,
+    reach: ReachableAxes,
     sizes: LocalSizes,
     calls: Mapping[int, int],
     callees: Sequence[AxisSummary],
-) -> Sketch:
+) -> ProblemTemplate:
     """Make the sketch of an instance along axis ``a`` of a module on one mesh.
 
     Parameters
@@ -237,7 +237,7 @@ def sketched(
     numbered = [recorder.callee(summary, j) for j, summary in enumerate(callees)]
     model = Builder(recorder, inst, a, reach, sizes, lambda k: numbered[calls[k]]).run()
     often = Counter(calls.values())
-    return Sketch(
+    return ProblemTemplate(
         model,
         tuple(recorder.orders),
         recorder.counts,
@@ -254,7 +254,7 @@ class SketchedProblems:
     ----------
     prices : PriceTables
         Of one axis.
-    reach : mapping of str to Reach
+    reach : mapping of str to ReachableAxes
         Per graph.
     key : hashable
         What the reach depends on.
@@ -265,9 +265,9 @@ class SketchedProblems:
     def __init__(
         self,
         prices: PriceTables,
-        reach: Mapping[str, Reach],
+        reach: Mapping[str, ReachableAxes],
         key: Hashable,
-        sketches: dict[Hashable, Sketch],
+        sketches: dict[Hashable, ProblemTemplate],
     ) -> None:
         self.prices, self.reach, self.key, self.sketches = prices, reach, key, sketches
 
@@ -292,4 +292,4 @@ class SketchedProblems:
         return self.sketches[key].filled(self.prices, callees)
 
 
-__all__ = ["Sketch", "SketchedProblems"]
+__all__ = ["ProblemTemplate", "SketchedProblems"]

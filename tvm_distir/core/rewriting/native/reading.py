@@ -14,11 +14,11 @@ from tvm_distir.core.rewriting.calls import bindings_of, check_body
 from tvm_distir.core.rewriting.functions import callees_first
 from tvm_distir.support import native_function
 
-#: What a binding binds, the values of :attr:`Reading.kinds`.
+#: What a binding binds, the values of :attr:`FunctionView.kinds`.
 OP_CALL, FUNCTION_CALL, OTHER_CALL, TUPLE, ITEM, ALIAS, IF, FUNCTION, CAST, OTHER = range(10)
 
 
-class Reading(NamedTuple):
+class FunctionView(NamedTuple):
     """A normalised function as a sweep finds it; variables are parameters, then those bound.
 
     Attributes
@@ -90,7 +90,7 @@ class Reading(NamedTuple):
         return not {IF, FUNCTION, CAST}.intersection(self.kinds)
 
 
-def read_functions(functions: Sequence[Any]) -> list[Reading]:
+def read_functions(functions: Sequence[Any]) -> list[FunctionView]:
     """Read functions of a module together.
 
     Parameters
@@ -98,13 +98,13 @@ def read_functions(functions: Sequence[Any]) -> list[Reading]:
     functions : sequence of relax.Function
         In normal form.
     """
-    return [_reading(found) for found in elements(native_function("read_functions")(functions))]
+    return [_reading(element) for element in elements(native_function("read_functions")(functions))]
 
 
-def _reading(found: Any) -> Reading:
+def _reading(found: Any) -> FunctionView:
     bindings, variables, values, said, *others = elements(found)
     objects = elements(bindings), elements(variables), elements(values)
-    return Reading(*objects, said, *map(numbers_of, others))
+    return FunctionView(*objects, said, *map(numbers_of, others))
 
 
 def numbers_of(data: bytes) -> tuple[int, ...]:
@@ -123,9 +123,11 @@ class Readings:
     """Reads functions, each once while this lives."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Reading]] = {}  # by handle; the function is kept alive
+        self._known: dict[
+            int, tuple[Any, FunctionView]
+        ] = {}  # by handle; the function is kept alive
 
-    def of(self, functions: Sequence[Any]) -> list[Reading]:
+    def of(self, functions: Sequence[Any]) -> list[FunctionView]:
         """Readings of functions, see :func:`read_functions`."""
         new = [fn for fn in functions if handle(fn) not in self._known]
         for fn, reading in zip(new, read_functions(new) if new else (), strict=True):
@@ -138,7 +140,7 @@ class Member(NamedTuple):
 
     gv: Any
     fn: Any
-    reading: Reading
+    reading: FunctionView
 
     @property
     def name(self) -> str:

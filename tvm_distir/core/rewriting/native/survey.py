@@ -12,7 +12,7 @@ from tvm_distir.support import native_function
 from .reading import elements, numbers_of
 
 
-class Survey(NamedTuple):
+class FunctionIndex(NamedTuple):
     """What a sweep finds; variables are the parameters, then those bound, in order.
 
     Attributes
@@ -65,7 +65,7 @@ class Survey(NamedTuple):
     types: Sequence[int]
 
 
-def survey(function: Any, annotation: Any, names: Sequence[str] = ()) -> Survey:
+def survey(function: Any, annotation: Any, names: Sequence[str] = ()) -> FunctionIndex:
     """Survey a normalised ``relax.Function``.
 
     Parameters
@@ -74,7 +74,7 @@ def survey(function: Any, annotation: Any, names: Sequence[str] = ()) -> Survey:
     annotation : ir.Op
         The op of annotations.
     names : sequence of str
-        What :attr:`Survey.named` looks for.
+        What :attr:`FunctionIndex.named` looks for.
     """
     said, *found = elements(native_function("survey")(function, annotation, names))
-    return Survey(said.split("\0")[:-1], *map(numbers_of, found))
+    return FunctionIndex(said.split("\0")[:-1], *map(numbers_of, found))

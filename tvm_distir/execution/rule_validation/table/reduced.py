@@ -24,8 +24,8 @@ def some_ignored(count: int, ignored: int) -> Any:
     """Targets, about a third of which are to be ignored."""
 
     def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        found = rng.integers(0, count, shape)
-        return np.where(rng.random(shape) < 0.35, ignored, found)
+        integers = rng.integers(0, count, shape)
+        return np.where(rng.random(shape) < 0.35, ignored, integers)
 
     return draw
 

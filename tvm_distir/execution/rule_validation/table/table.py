@@ -17,12 +17,12 @@ from . import elementwise, indexing, layout, products, reduced
 def _numbered(cases: Sequence[Case]) -> list[Case]:
     """The same cases under distinct names."""
     seen: Counter[str] = Counter()
-    found = []
+    result = []
     for c in cases:
         seen[c.name] += 1
         again = seen[c.name] > 1
-        found.append(dataclasses.replace(c, name=f"{c.name} #{seen[c.name]}") if again else c)
-    return found
+        result.append(dataclasses.replace(c, name=f"{c.name} #{seen[c.name]}") if again else c)
+    return result
 
 
 TABLE: tuple[Case, ...] = tuple(

@@ -160,12 +160,12 @@ class CclFabric:
 
     def failure(self) -> tuple[int, DistIRError | str] | None:
         """Rank and error of the first failure, as :meth:`fail` was given them."""
-        found = list(self._call("failure"))
-        if not found:
+        result = list(self._call("failure"))
+        if not result:
             return None
-        fields = dict(zip(_FAULT, map(str, found[1:])))
+        fields = dict(zip(_FAULT, map(str, result[1:])))
         told = DistIRError.from_dict(fields) if fields["code"] else fields["what"]
-        return int(found[0]), told
+        return int(result[0]), told
 
     def finish(self, rank: int) -> None:
         """Record that a rank has run to its end."""

@@ -21,11 +21,11 @@ GRACE_S = 1.0
 
 _SLOW = "Raise the engine's timeout_s if it is only slow."
 
-NOBODY = -1
+NO_RANK = -1
 """Rank of a failure that none of the ranks had."""
 
 
-class Stillness:
+class ProgressMonitor:
     """Measures for how long nothing has changed."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Stillness:
         return now_s - self._since_s
 
 
-class EndWatch:
+class TerminationWatch:
     """Decides how long a controller waits for its ranks.
 
     Parameters
@@ -68,7 +68,7 @@ class EndWatch:
         self._ranks = ranks
         self._timeout_s = timeout_s
         self._work = work
-        self._stillness = Stillness()
+        self._stillness = ProgressMonitor()
         self._failed_s: float | None = None
 
     def go_on(self, ended: Collection[int]) -> bool:

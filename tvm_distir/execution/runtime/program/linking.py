@@ -32,8 +32,8 @@ def find_compiler() -> str | None:
 
 def need_compiler() -> str:
     """The compiler, or DIST0112."""
-    found = find_compiler()
-    if found is None:
+    compiler = find_compiler()
+    if compiler is None:
         raise DependencyError(
             "DIST0112",
             f"there is no C compiler (looked for {', '.join(_COMPILERS)})",
@@ -41,7 +41,7 @@ def need_compiler() -> str:
             remedy=f"Install one (Debian: apt install g++), or name it in {COMPILER_VARIABLE}. "
             "Only writing libraries needs it, running them does not.",
         )
-    return found
+    return compiler
 
 
 def export_library(executable: Any, path: Path, compiler: str) -> None:

@@ -131,10 +131,10 @@ class _Reader:
         for var in list(self.at):
             self._drop(self.at.pop(var))
         steps = (
-            one._replace(names=(self.makers.get(one.blocks[0]) or one.names[0],))
-            if one.kind == TAKE
-            else one
-            for one in self.steps
+            step._replace(names=(self.makers.get(step.blocks[0]) or step.names[0],))
+            if step.kind == TAKE
+            else step
+            for step in self.steps
         )
         return StorageFunction(tuple(steps), results), result
 

@@ -119,19 +119,19 @@ def _decoded(data: bytes) -> dict[str, float]:
 
 def _calls(kernels: ir.IRModule) -> dict[str, relax.Call]:
     """One call of each PrimFunc whose operands are tensors of fixed size."""
-    found: dict[str, relax.Call] = {}
+    calls: dict[str, relax.Call] = {}
 
     def visit(expr: Any) -> None:
         if isinstance(expr, relax.Call) and expr.op == ir.Op.get("relax.call_tir"):
             name = str(expr.args[0].name_hint)
             tensors = [known_shape(arg.ty) is not None for arg in expr.args[1]]
-            if name not in found and len(expr.args) == 2 and all(tensors):
-                found[name] = expr
+            if name not in calls and len(expr.args) == 2 and all(tensors):
+                calls[name] = expr
 
     for fn in kernels.functions.values():
         if isinstance(fn, relax.Function):
             relax.analysis.post_order_visit(fn.body, visit)
-    return found
+    return calls
 
 
 def _run_all(kernels: ir.IRModule, calls: Mapping[str, relax.Call]) -> dict[str, float]:

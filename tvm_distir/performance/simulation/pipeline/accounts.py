@@ -13,9 +13,9 @@ import numpy as np
 from tvm_distir.performance.memory.ranks import RankMemory
 from tvm_distir.performance.memory.timeline import curve
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import Staged
+from tvm_distir.performance.program.staged import PipelineProgram
 from tvm_distir.performance.simulation.costs import OpCosts, OpRow
-from tvm_distir.performance.simulation.device_results import Held, Lane, Tables
+from tvm_distir.performance.simulation.device_results import DeviceGroupResult, Held, Tables
 from tvm_distir.performance.simulation.function_table import FunctionTables
 from tvm_distir.performance.simulation.lowering import Lowering
 from tvm_distir.performance.simulation.statistics import (
@@ -72,7 +72,7 @@ class RankAccount:
     Parameters
     ----------
     program : Program
-    staged : Staged
+    staged : PipelineProgram
     rank : int
     ran : StageRuns
     sums : CallSums
@@ -82,7 +82,7 @@ class RankAccount:
     def __init__(
         self,
         program: Program,
-        staged: Staged,
+        staged: PipelineProgram,
         rank: int,
         ran: StageRuns,
         sums: CallSums,
@@ -94,10 +94,10 @@ class RankAccount:
         self.stages = [k for k, r in enumerate(staged.schedule.rank_of) if r == rank]
         self.timeline = StageTimeline.of(staged, rank, ran)
         self.often: Counter[int] = Counter()
-        for one in self.timeline.runs:
-            self.often[one.unit.function] += one.micros.size
+        for run in self.timeline.runs:
+            self.often[run.unit.function] += run.micros.size
 
-    def run(self, finish: int, tables: FunctionTables) -> tuple[Lane, Work]:
+    def run(self, finish: int, tables: FunctionTables) -> tuple[DeviceGroupResult, Work]:
         """The rank's lane and the work of its devices; ``finish`` ends the step."""
         timeline = self.timeline
         root = "main" if len(self.program.meshes) == 1 else f"main_mesh{self.rank}"
@@ -112,17 +112,17 @@ class RankAccount:
         def shown() -> Tables:
             return op_times(*self._rows()), function_times(root, timeline.runs, tables)
 
-        lane = Lane(self.mesh.name, self.mesh.device_ids, timeline, held, shown)
+        lane = DeviceGroupResult(self.mesh.name, self.mesh.device_ids, timeline, held, shown)
         busy = self.ran.busy(self.rank, timeline.talking())
         flops = sum(count * self.sums.flops(function) for function, count in self.often.items())
         return lane, Work(*busy, finish, flops)
 
     def traffic(self, costs: OpCosts) -> Traffic:
         """Collectives of the rank, messages that it gets, and copies to and from its host."""
-        found: Traffic = {}
+        result: Traffic = {}
         for function, often in self.often.items():
             moves = [(row, often * count) for row, count in self.sums.moves(function)]
-            add_moves(found, self.program, moves, self.mesh)
+            add_moves(result, self.program, moves, self.mesh)
         rank_of = self.staged.schedule.rank_of
         for messages in self.ran.messages:
             edge, count = messages.edge, int(messages.start.size)
@@ -132,18 +132,18 @@ class RankAccount:
             ends = f"{self.program.meshes[peer].name}->{self.mesh.name}"
             _, spent = costs.edge_ps(edge, peer, self.rank)
             add_traffic(
-                found, (self.mesh.name, "send", ends, len(self.mesh.device_ids)), count,
+                result, (self.mesh.name, "send", ends, len(self.mesh.device_ids)), count,
                 (edge.bytes[1], -(-edge.wire_bytes[1] // edge.split), spent),
             )  # fmt: skip
             late = int((messages.end - messages.start).sum()) - count * self.ran.edge_ps(edge)
-            found[self.mesh.name, "send", ends, len(self.mesh.device_ids)][3] += late
+            result[self.mesh.name, "send", ends, len(self.mesh.device_ids)][3] += late
         for copies in self.timeline.copied:
             move, count = copies.move, int(copies.start.size)
             add_traffic(
-                found, (self.mesh.name, move.kind, "host", len(self.mesh.device_ids)), count,
+                result, (self.mesh.name, move.kind, "host", len(self.mesh.device_ids)), count,
                 (move.bytes, move.bytes, move.spent_ps),
             )  # fmt: skip
-        return found
+        return result
 
     def _rows(self) -> tuple[list[OpRow], list[int]]:
         """All ops that the rank runs, and how often."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 from tvm_distir.core import FETCH, FORWARD, STORE, absences, stages_of
-from tvm_distir.performance.program.staged import END, Edge, Staged
+from tvm_distir.performance.program.staged import END, Edge, PipelineProgram
 from tvm_distir.performance.simulation.dependencies import Dependencies, Places
 from tvm_distir.performance.traces.records import Task
 
@@ -23,7 +23,7 @@ class RankDependencies:
 
     Parameters
     ----------
-    staged : Staged
+    staged : PipelineProgram
     rank : int
     ran : StageRuns
     runs : list of Runs
@@ -37,7 +37,7 @@ class RankDependencies:
     """
 
     def __init__(
-        self, staged: Staged, rank: int, ran: StageRuns, runs: list[Runs],
+        self, staged: PipelineProgram, rank: int, ran: StageRuns, runs: list[Runs],
         sent: list[Messages], received: list[Messages], copied: list[Copies],
     ) -> None:  # fmt: skip
         self._staged, self._rank = staged, rank
@@ -53,9 +53,9 @@ class RankDependencies:
         self._handed: dict[tuple[int, int], list[Edge]] = {}
         for edge in inside:
             self._handed.setdefault(edge.source, []).append(edge)
-        self._tail = {(one.stage, one.name): one for one in runs if _TAIL.fullmatch(one.name)}
-        units = [one for one in runs if (one.stage, one.name) not in self._tail]
-        steps = [(int(place), one, k) for one in units for k, place in enumerate(one.order)]
+        self._tail = {(run.stage, run.name): run for run in runs if _TAIL.fullmatch(run.name)}
+        units = [run for run in runs if (run.stage, run.name) not in self._tail]
+        steps = [(int(place), unit, k) for unit in units for k, place in enumerate(unit.order)]
         moves = _Moves(staged, rank, copied, self._walk)
         for _, one, k in sorted(steps, key=lambda step: step[0]):
             moves.before(one, int(one.micros[k]))
@@ -144,7 +144,9 @@ class RankDependencies:
 class _Moves:
     """Copies of stashes to the host's memory and back, between the units of a rank."""
 
-    def __init__(self, staged: Staged, rank: int, copied: list[Copies], walk: Dependencies) -> None:
+    def __init__(
+        self, staged: PipelineProgram, rank: int, copied: list[Copies], walk: Dependencies
+    ) -> None:
         self._walk, schedule = walk, staged.schedule
         moves = {(one.move.stage, one.move.kind): one.move for one in copied}
         stage_at = stages_of(schedule.rank_of)

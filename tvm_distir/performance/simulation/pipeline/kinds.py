@@ -8,11 +8,17 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 from tvm_distir.core import System
-from tvm_distir.performance.engine.functions import AT_HAND, FREE, IS_FREE, SETTLED, Maps
+from tvm_distir.performance.engine.functions import (
+    AT_HAND,
+    FREE,
+    IS_FREE,
+    SETTLED,
+    FunctionSummaries,
+)
 from tvm_distir.performance.engine.maps import maps_of
 from tvm_distir.performance.program.parts import Mesh
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import Staged
+from tvm_distir.performance.program.staged import PipelineProgram
 from tvm_distir.performance.program.unit_phases import once_slots
 from tvm_distir.performance.simulation.costs import OpCosts
 from tvm_distir.performance.simulation.function_reader import read_functions
@@ -48,7 +54,7 @@ class RankUnit:
 
 
 @dataclass(frozen=True)
-class Alike:
+class RankClass:
     """What ranks have in common whose groups lie alike on the nodes.
 
     Attributes
@@ -72,22 +78,22 @@ def lying(
     axes: Collection[tuple[int, ...]], meshes: Sequence[Mesh], system: System
 ) -> list[Hashable]:
     """How the groups of meshes along axes lie on the nodes: equal ones are equally fast."""
-    found: list[Hashable] = []
+    result: list[Hashable] = []
     for mesh in meshes:
         fitting = sorted(a for a in axes if all(n < len(mesh.shape) for n in a))
         layouts = [system.layout(mesh.group_table(a)) for a in fitting]
         lie = tuple((layout.kinds, layout.sharing) for layout in layouts)
-        found.append((mesh.axes, mesh.shape, lie))
-    return found
+        result.append((mesh.axes, mesh.shape, lie))
+    return result
 
 
-class Kinds:
+class RankClasses:
     """Units of all ranks.
 
     Parameters
     ----------
     program : Program
-    staged : Staged
+    staged : PipelineProgram
     system : System
     blocking : bool
     engine : str
@@ -95,13 +101,13 @@ class Kinds:
     Attributes
     ----------
     lowering : Lowering
-    maps : Maps
+    maps : FunctionSummaries
     engine : str
-    of_rank : list of Alike
+    of_rank : list of RankClass
     """
 
     def __init__(
-        self, program: Program, staged: Staged, system: System, blocking: bool, engine: str
+        self, program: Program, staged: PipelineProgram, system: System, blocking: bool, engine: str
     ) -> None:
         self.staged, self.lowering, self.engine = staged, Lowering(blocking), engine
         keys = lying(axes_used(program), program.meshes, system)
@@ -116,14 +122,14 @@ class Kinds:
         for key, own in units.items():
             for (role, _), unit in own.items():
                 self.maps.open(unit.number, [late[key][role][slot] for slot in unit.inputs])
-        found = {key: Alike(own, self._timed(self.maps, own)) for key, own in units.items()}
+        found = {key: RankClass(own, self._timed(self.maps, own)) for key, own in units.items()}
         self.of_rank = [found[key] for key in keys]
 
     def unit(self, stage: int, name: str) -> RankUnit | None:
         """Unit of a stage."""
         return self.of(stage).units.get((self.staged.stages[stage].role, name))
 
-    def of(self, stage: int) -> Alike:
+    def of(self, stage: int) -> RankClass:
         """What the rank of a stage has in common with others."""
         return self.of_rank[self.staged.schedule.rank_of[stage]]
 
@@ -151,11 +157,11 @@ class Kinds:
 
     def _classes(self, units: dict[tuple[int, str], RankUnit]) -> dict[int, dict[int, int]]:
         """By role how late what is in each slot may be: as late as any unit may write it."""
-        found: dict[int, dict[int, int]] = {}
+        classes: dict[int, dict[int, int]] = {}
         stash = self.staged.schedule.stash
         for number, slots in arriving(self.staged).items():
             role = self.staged.roles[number]
-            late = found[number] = dict.fromkeys(range(len(role.slots)), AT_HAND)
+            late = classes[number] = dict.fromkeys(range(len(role.slots)), AT_HAND)
             late.update(dict.fromkeys(slots, FREE))
             late.update({slot: FREE for pair in role.sums for slot in pair})
             own = [unit for key, unit in units.items() if key[0] == number]
@@ -169,9 +175,11 @@ class Kinds:
                         late[slot] = max(late[slot], FREE if origin == IS_FREE else whence)
                 for param, result in (*role.carried, *(role.updated if stash else ())):
                     late[param] = max(late[param], late[result])
-        return found
+        return classes
 
-    def _timed(self, maps: Maps, units: dict[tuple[int, str], RankUnit]) -> dict[int, list[int]]:
+    def _timed(
+        self, maps: FunctionSummaries, units: dict[tuple[int, str], RankUnit]
+    ) -> dict[int, list[int]]:
         """By role the slots that are ports of units, that are sent, or become one of these."""
         found = arriving(self.staged)
         for (number, _), unit in units.items():

@@ -13,11 +13,16 @@ import numpy as np
 
 from tvm_distir.core import BACKWARD, FORWARD, WEIGHT
 from tvm_distir.performance.engine.functions import Ints
-from tvm_distir.performance.program.staged import Staged
+from tvm_distir.performance.program.staged import PipelineProgram
 from tvm_distir.performance.simulation.device_results import Event, FunctionTime
-from tvm_distir.performance.simulation.function_table import FunctionTables, Spent, Table, listed
+from tvm_distir.performance.simulation.function_table import (
+    ElapsedTimes,
+    FunctionTables,
+    Table,
+    listed,
+)
 from tvm_distir.performance.simulation.timeline import seconds
-from tvm_distir.performance.traces.records import Kind, Sheet, Task, Wires
+from tvm_distir.performance.traces.records import Kind, MessageRecords, OpRecords, Task
 
 from .dependencies import RankDependencies
 from .runs import Copies, Messages, Runs, StageRuns
@@ -32,7 +37,7 @@ class StageTimeline:
 
     Attributes
     ----------
-    staged : Staged
+    staged : PipelineProgram
     rank : int
     ran : StageRuns
     runs : list of Runs
@@ -41,7 +46,7 @@ class StageTimeline:
     copied : list of Copies
     """
 
-    staged: Staged
+    staged: PipelineProgram
     rank: int
     ran: StageRuns
     runs: list[Runs]
@@ -50,12 +55,12 @@ class StageTimeline:
     copied: list[Copies]
 
     @staticmethod
-    def of(staged: Staged, rank: int, ran: StageRuns) -> StageTimeline:
+    def of(staged: PipelineProgram, rank: int, ran: StageRuns) -> StageTimeline:
         """From what ranks ran."""
         rank_of = staged.schedule.rank_of
-        sent = [one for one in ran.messages if rank_of[one.edge.source[0]] == rank]
-        received = [one for one in ran.messages if rank_of[one.edge.target[0]] == rank]
-        copied = [one for one in ran.copies if rank_of[one.move.stage] == rank]
+        sent = [message for message in ran.messages if rank_of[message.edge.source[0]] == rank]
+        received = [message for message in ran.messages if rank_of[message.edge.target[0]] == rank]
+        copied = [copy for copy in ran.copies if rank_of[copy.move.stage] == rank]
         return StageTimeline(staged, rank, ran, list(ran.of(rank)), sent, received, copied)
 
     def talking(self) -> Ints:
@@ -72,11 +77,11 @@ class StageTimeline:
     def parts(self) -> list[tuple[Runs, str, Ints, Ints]]:
         """Runs of a unit, its place, and when they start and end on the compute stream."""
         found = []
-        for one in self.runs:
-            if self.ran.kinds.lowering.functions[one.unit.function].tasks:
-                place = f"{self.staged.role_of(one.stage).name}, stage {one.stage}"
-                span = self.ran.spans(one)
-                found.append((one, place, span[:, 0], span[:, 1]))
+        for run in self.runs:
+            if self.ran.kinds.lowering.functions[run.unit.function].tasks:
+                place = f"{self.staged.role_of(run.stage).name}, stage {run.stage}"
+                span = self.ran.spans(run)
+                found.append((run, place, span[:, 0], span[:, 1]))
         return found
 
     def __len__(self) -> int:
@@ -88,15 +93,15 @@ class StageTimeline:
         found = [*self._units(device), *self._messages(device), *self._copies(device)]
         yield from sorted(found, key=lambda event: event.start_s)
 
-    def sheets(self) -> Iterator[Sheet]:
+    def sheets(self) -> Iterator[OpRecords]:
         """The ops of all units."""
         for one, place, first, last in self.parts:
             start, end = self.ran.op_times(one)
             span = np.stack((first, last), axis=1)
             kinds = self.ran.ops(one.unit.function)
-            yield Sheet(kinds, start, end, one.order, _word(one), place, one.micros, span)
+            yield OpRecords(kinds, start, end, one.order, _word(one), place, one.micros, span)
 
-    def wires(self) -> Iterator[Wires]:
+    def wires(self) -> Iterator[MessageRecords]:
         """The messages of each edge."""
         rank_of = self.staged.schedule.rank_of
         for stream, found in (("send", self.sent), ("recv", self.received)):
@@ -107,14 +112,16 @@ class StageTimeline:
                 names = [_message(one, micro) for micro in micros]
                 flows = [(edge.source, edge.target, edge.direction, micro) for micro in micros]
                 count = len(micros)
-                yield Wires(stream + peer, [kind] * count, names, one.start, one.end, flows)
+                yield MessageRecords(
+                    stream + peer, [kind] * count, names, one.start, one.end, flows
+                )
         for copies in self.copied:
             word, stage = copies.move.kind, copies.move.stage
             micros = copies.micros.tolist()
             kind = Kind(word, word, _copy_facts(copies))
             names = [f"{word} {micro}" for micro in micros]
             flows = [((stage, 0), (stage, 0), "stash", micro) for micro in micros]
-            yield Wires(word, [kind] * len(micros), names, copies.start, copies.end, flows)
+            yield MessageRecords(word, [kind] * len(micros), names, copies.start, copies.end, flows)
 
     def tasks(self) -> list[Task]:
         """The ops and messages and what they wait for."""
@@ -192,14 +199,14 @@ def function_times(
     root: str, runs: Sequence[Runs], tables: FunctionTables
 ) -> tuple[FunctionTime, ...]:
     """Functions of a rank: all of it, the phases, what they call."""
-    found: Table = {root: Spent(0, 1)}
-    for one in runs:
-        table = dict(tables.of(one.unit.function))
-        whole = table.pop(one.unit.name)
-        count = one.micros.size
+    found: Table = {root: ElapsedTimes(0, 1)}
+    for run in runs:
+        table = dict(tables.of(run.unit.function))
+        whole = table.pop(run.unit.name)
+        count = run.micros.size
         found[root] = found[root].plus(
-            Spent(0, 0, whole.compute_ps, whole.other_ps, whole.flops), count
+            ElapsedTimes(0, 0, whole.compute_ps, whole.other_ps, whole.flops), count
         )
         for name, spent in table.items():
-            found[name] = found.get(name, Spent(spent.depth, 0)).plus(spent, count)
+            found[name] = found.get(name, ElapsedTimes(spent.depth, 0)).plus(spent, count)
     return listed(found)

@@ -22,7 +22,7 @@ from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.staged import Edge
 from tvm_distir.performance.simulation.costs import COMM, GRADIENTS, OpCosts, OpRow
 
-from .kinds import Kinds
+from .kinds import RankClasses
 from .steps import RunKind, StageSteps
 
 OUT, IN = "out", "in"
@@ -41,13 +41,18 @@ class StageLoads:
     ----------
     program : Program
     system : System
-    kinds : Kinds
+    kinds : RankClasses
     steps : StageSteps
     costs : OpCosts
     """
 
     def __init__(
-        self, program: Program, system: System, kinds: Kinds, steps: StageSteps, costs: OpCosts
+        self,
+        program: Program,
+        system: System,
+        kinds: RankClasses,
+        steps: StageSteps,
+        costs: OpCosts,
     ) -> None:
         self.program, self.system, self.kinds = program, system, kinds
         self.steps, self.costs = steps, costs
@@ -160,10 +165,10 @@ class StageLoads:
         """Picoseconds of each link's time that a collective of a rank takes."""
         op, near = row.op, self.system.intra_node
         gradients = op.kernel_class == GRADIENTS
-        found: dict[Hashable, float] = {}
+        result: dict[Hashable, float] = {}
         port_ps = _ps(row.wire_bytes, near.bandwidth_GBps)
         for side in (OUT, IN):
-            found[side, "port", rank] = port_ps
+            result[side, "port", rank] = port_ps
         groups, most = self._crossing(rank, op.mesh_axes)
         size = row.wire_bytes
         for node, count in groups.items():
@@ -171,9 +176,9 @@ class StageLoads:
                 outside = most * (op.group_size - most) / op.group_size
                 size = round(op.payload_bytes * outside)
             for side in (OUT, IN):
-                found[side, node] = count * self._pool_ps(size, gradients)
-                found[side, "own", rank] = self._own_ps(size, gradients) / most
-        return {link: spent for link, spent in found.items() if spent > 0}
+                result[side, node] = count * self._pool_ps(size, gradients)
+                result[side, "own", rank] = self._own_ps(size, gradients) / most
+        return {link: spent for link, spent in result.items() if spent > 0}
 
     def _crossing(self, rank: int, axes: tuple[int, ...]) -> tuple[dict[int, int], int]:
         """Groups that leave each node, and the most members that such a group has on a node."""
@@ -240,13 +245,13 @@ def _shared(classes: list[list[Piece]], owners: list[Hashable]) -> dict[Hashable
                 by_owner[owner] = max(by_owner.get(owner, 0.0), load)
                 columns.setdefault(link, []).append((number, place, load))
     numbers: dict[Hashable, int] = {}
-    found: dict[Hashable, int] = {}
+    result: dict[Hashable, int] = {}
     for link, by_owner in most.items():
         if sum(by_owner.values()) > 1.0 + 1e-9:
             alike = tuple(columns[link])
             if alike not in numbers:
-                numbers[alike] = found[link] = len(numbers)
-    return found
+                numbers[alike] = result[link] = len(numbers)
+    return result
 
 
 def _arrays(

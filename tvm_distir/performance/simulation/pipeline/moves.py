@@ -17,7 +17,7 @@ import numpy as np
 from tvm_distir.core import FETCH, STORE, absences
 from tvm_distir.performance.engine.functions import COMM_PORT, COMPUTE_PORT, Ints
 from tvm_distir.performance.engine.units import FETCH_STREAM, MARK, RECV, SEND, STORE_STREAM, WAIT
-from tvm_distir.performance.program.staged import Staged
+from tvm_distir.performance.program.staged import PipelineProgram
 from tvm_distir.performance.simulation.costs import OpCosts
 
 Place = tuple[int, int]
@@ -47,12 +47,12 @@ class Move:
     spent_ps: int
 
 
-class StashMoves:
+class OffloadTransfers:
     """The copies of all stages.
 
     Parameters
     ----------
-    staged : Staged
+    staged : PipelineProgram
     costs : OpCosts
     edges, cells : int
         How many there are of them already.
@@ -63,7 +63,7 @@ class StashMoves:
         Those of a stage one behind the other; they are edges behind the others.
     """
 
-    def __init__(self, staged: Staged, costs: OpCosts, edges: int, cells: int) -> None:
+    def __init__(self, staged: PipelineProgram, costs: OpCosts, edges: int, cells: int) -> None:
         self.schedule = staged.schedule
         self.absences = [absences(staged.schedule, r) for r in range(staged.schedule.stages)]
         moving = sorted({one.stage for own in self.absences for one in own})
@@ -85,7 +85,7 @@ class StashMoves:
 
     def rows(self) -> list[list[int]]:
         """Rows of ``Units.edges``: a rank's copies are messages to itself."""
-        return [[self.schedule.rank_of[one.stage], one.spent_ps] for one in self.moves]
+        return [[self.schedule.rank_of[move.stage], move.spent_ps] for move in self.moves]
 
     def templates(
         self,
@@ -102,18 +102,18 @@ class StashMoves:
             From steps to the number of a template.
         """
         found = {}
-        for one in self.moves:
-            edge, cell = self._number[one.stage, one.kind], self._cell[one.stage]
+        for move in self.moves:
+            edge, cell = self._number[move.stage, move.kind], self._cell[move.stage]
             begin: list[Numbers] = [(MARK, COMPUTE_PORT, *cell)]
-            if one.kind == STORE:
-                begin += [(WAIT, STORE_STREAM, *place) for place in stash(one.stage)]
-            begin.append((SEND, edge, *cell, STREAM[one.kind]))
+            if move.kind == STORE:
+                begin += [(WAIT, STORE_STREAM, *place) for place in stash(move.stage)]
+            begin.append((SEND, edge, *cell, STREAM[move.kind]))
             end: list[Numbers] = [
                 (RECV, edge, *cell),
                 *((WAIT, p, *cell) for p in (COMPUTE_PORT, COMM_PORT)),
             ]
-            found[one.stage, one.kind, False] = template(begin)
-            found[one.stage, one.kind, True] = template(end)
+            found[move.stage, move.kind, False] = template(begin)
+            found[move.stage, move.kind, True] = template(end)
         return found
 
     def around(self, rank: int, units: Ints, templates: dict[tuple[int, str, bool], int]) -> Ints:

@@ -20,7 +20,7 @@ from tvm_distir.performance.simulation.timeline import op_kinds
 from tvm_distir.performance.traces.records import Kind
 from tvm_distir.support import SimulationError
 
-from .kinds import Kinds, RankUnit
+from .kinds import RankClasses, RankUnit
 from .moves import Move
 from .steps import StageSteps
 
@@ -75,7 +75,7 @@ class StageRuns:
 
     Parameters
     ----------
-    kinds : Kinds
+    kinds : RankClasses
         Units of each rank, with their maps.
     steps : StageSteps
     meshes : sequence of Mesh
@@ -100,7 +100,7 @@ class StageRuns:
 
     def __init__(
         self,
-        kinds: Kinds,
+        kinds: RankClasses,
         steps: StageSteps,
         meshes: Sequence[Mesh],
         loads: Loads | None = None,

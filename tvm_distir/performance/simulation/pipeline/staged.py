@@ -12,21 +12,21 @@ import functools
 from collections.abc import Sequence
 
 from tvm_distir.core import Step, System, programs
-from tvm_distir.performance.memory.caching_allocator import Framework
+from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.ranks import RankMemories, RankMemory
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import Staged
+from tvm_distir.performance.program.staged import PipelineProgram
 from tvm_distir.performance.simulation.costs import OpCosts
-from tvm_distir.performance.simulation.device_results import Lane
+from tvm_distir.performance.simulation.device_results import DeviceGroupResult
 from tvm_distir.performance.simulation.devices import Devices
 from tvm_distir.performance.simulation.function_table import FunctionTables
 from tvm_distir.performance.simulation.result import PipelineResult, Result
 from tvm_distir.performance.simulation.statistics import Traffic, Work, totals, unmodelled
-from tvm_distir.performance.simulation.stopwatch import Laps
+from tvm_distir.performance.simulation.stopwatch import StageTimes
 from tvm_distir.performance.simulation.timeline import seconds
 
 from .accounts import CallSums, RankAccount
-from .kinds import Kinds
+from .kinds import RankClasses
 from .loads import StageLoads
 from .runs import StageRuns
 from .steps import StageSteps
@@ -34,7 +34,7 @@ from .steps import StageSteps
 
 def simulate_stages(
     program: Program,
-    staged: Staged,
+    staged: PipelineProgram,
     system: System,
     engine: str,
     blocking: bool,
@@ -45,15 +45,15 @@ def simulate_stages(
     Parameters
     ----------
     program : Program
-    staged : Staged
+    staged : PipelineProgram
         Of the program.
     system : System
     engine : str
     blocking : bool
     contention : bool
     """
-    laps = Laps()
-    kinds = Kinds(program, staged, system, blocking, engine)
+    laps = StageTimes()
+    kinds = RankClasses(program, staged, system, blocking, engine)
     laps.end("build")
     costs = OpCosts(program, system)
     steps = StageSteps(staged, kinds, costs)
@@ -62,14 +62,14 @@ def simulate_stages(
         loads = StageLoads(program, system, kinds, steps, costs).loads()
     ran = StageRuns(kinds, steps, program.meshes, loads)
     laps.end("schedule")
-    lanes: list[Lane] = []
+    lanes: list[DeviceGroupResult] = []
     works: list[Work] = []
     moved: Traffic = {}
     tables = FunctionTables(kinds.lowering)
 
     @functools.cache
     def memories() -> tuple[RankMemories, list[list[Step]]]:
-        return RankMemories(program, staged, Framework(program)), programs(staged.schedule)
+        return RankMemories(program, staged, CachingAllocator(program)), programs(staged.schedule)
 
     def memory(rank: int) -> RankMemory:
         found, steps = memories()
@@ -109,5 +109,5 @@ def simulate_stages(
 
 def _bubble(works: Sequence[Work], time_s: float) -> float:
     """Share of the step in which ranks neither compute nor communicate, on average."""
-    idle_s = sum(seconds(one.idle_ps) for one in works)
+    idle_s = sum(seconds(work.idle_ps) for work in works)
     return idle_s / (len(works) * time_s) if time_s > 0 else 0.0

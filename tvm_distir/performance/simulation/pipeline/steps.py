@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tvm_distir.core import BACKWARD, FORWARD, PHASES, WEIGHT, Unit, stages_of
+from tvm_distir.core import BACKWARD, FORWARD, PHASES, WEIGHT, PipelineAction, stages_of
 from tvm_distir.performance.engine.functions import Ints
-from tvm_distir.performance.engine.units import COPY, RECV, RUN, SEND, SEND_STREAM, Units
-from tvm_distir.performance.program.staged import BEGIN, END, Edge, Role, Staged
+from tvm_distir.performance.engine.units import COPY, RECV, RUN, SEND, SEND_STREAM, RankPrograms
+from tvm_distir.performance.program.staged import BEGIN, END, Edge, PipelineProgram, StageKind
 from tvm_distir.performance.program.unit_phases import UPDATE
 from tvm_distir.performance.simulation.costs import OpCosts
 
-from .kinds import Kinds, RankUnit
-from .moves import StashMoves
+from .kinds import RankClasses, RankUnit
+from .moves import OffloadTransfers
 
 _DIRECTION = {FORWARD: "forward", BACKWARD: "backward"}
 _PHASE = {phase: number for number, phase in enumerate(PHASES)}
@@ -43,26 +43,26 @@ class StageSteps:
 
     Parameters
     ----------
-    staged : Staged
-    kinds : Kinds
+    staged : PipelineProgram
+    kinds : RankClasses
     costs : OpCosts
 
     Attributes
     ----------
-    units : Units
+    units : RankPrograms
     runs : dict of int to RunKind
         By step.
     edges : list of Edge
         Those between ranks, as ``units`` numbers them.
     edge_ps : list of int
         Durations of their messages.
-    stashes : StashMoves
+    stashes : OffloadTransfers
         The copies of stashes, which are numbered behind the edges.
     unit_templates : list of int
         The templates that are units of the schedule.
     """
 
-    def __init__(self, staged: Staged, kinds: Kinds, costs: OpCosts) -> None:
+    def __init__(self, staged: PipelineProgram, kinds: RankClasses, costs: OpCosts) -> None:
         self.staged, self.kinds = staged, kinds
         self.schedule = staged.schedule
         self.rank_of = staged.schedule.rank_of
@@ -86,7 +86,7 @@ class StageSteps:
             max(costs.edge_ps(edge, *(self.rank_of[end[0]] for end in (edge.source, edge.target))))
             for edge in self.edges
         ]
-        self.stashes = StashMoves(staged, costs, len(self.edges), self._base[-1])
+        self.stashes = OffloadTransfers(staged, costs, len(self.edges), self._base[-1])
         self.units = self._write()
 
     def number_of(self, edge: Edge) -> int:
@@ -97,7 +97,7 @@ class StageSteps:
         """Whether an edge is a message."""
         return self.rank_of[edge.source[0]] != self.rank_of[edge.target[0]]
 
-    def _write(self) -> Units:
+    def _write(self) -> RankPrograms:
         ranks = self.schedule.stages
         head, tail = self._begin(), self._end()
         begin = [0]
@@ -126,10 +126,10 @@ class StageSteps:
             ends = [np.array([[template(one), once]], np.int64) for one in (head[rank], tail[rank])]
             own = self.stashes.around(rank, self._ordered(rank, stage_at, templates), moves)
             programs += [ends[0], own, ends[1]]
-        sizes = [sum(len(one) for one in programs[3 * r : 3 * r + 3]) for r in range(ranks)]
+        sizes = [sum(len(program) for program in programs[3 * r : 3 * r + 3]) for r in range(ranks)]
         messages = zip(self.edges, self.edge_ps, strict=True)
         rows = [[self.rank_of[edge.target[0]], spent] for edge, spent in messages]
-        return Units(
+        return RankPrograms(
             np.array(self._kind_function, np.int64),
             np.array(self._kind_places, np.int64).ravel(),
             np.array(self._steps, np.int64).reshape(-1, 5),
@@ -148,7 +148,7 @@ class StageSteps:
         templates: dict[tuple[int, str, bool], int],
     ) -> Ints:
         """The units of a rank: templates and micro-batches. The first of a kind may differ."""
-        order: Sequence[Unit] = self.schedule.orders[rank]
+        order: Sequence[PipelineAction] = self.schedule.orders[rank]
         if not order:
             return np.zeros((0, 2), np.int64)
         phases, micros, chunks = zip(*order, strict=True)
@@ -284,12 +284,12 @@ class StageSteps:
 
     def _total(self, stage: int, number: int) -> int:
         """Slot of a sum."""
-        role: Role = self.staged.role_of(stage)
+        role: StageKind = self.staged.role_of(stage)
         return role.sums[self.staged.sums_of(stage).index(number)][1]
 
 
 class _Step(NamedTuple):
-    """A row of ``Units.steps``, empty where nothing is to be done, and what it runs."""
+    """A row of ``RankPrograms.steps``, empty where nothing is to be done, and what it runs."""
 
     numbers: tuple[int, ...]
     run: RunKind | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tvm_distir.performance.program.parts import Entry, Function, Op, Value
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import Role, Staged
+from tvm_distir.performance.program.staged import PipelineProgram, StageKind
 from tvm_distir.performance.program.unit_phases import unit_phases
 
 
@@ -31,7 +31,7 @@ class StageUnit:
 
 
 def with_units(
-    program: Program, staged: Staged, rank: int, roles: Collection[int]
+    program: Program, staged: PipelineProgram, rank: int, roles: Collection[int]
 ) -> tuple[Program, dict[tuple[int, str], StageUnit]]:
     """The units of roles as entries of a program on the mesh of a rank.
 
@@ -56,7 +56,7 @@ def with_units(
 
 
 def _compose(
-    role: Role, phases: Sequence[str], mesh: int
+    role: StageKind, phases: Sequence[str], mesh: int
 ) -> tuple[Function, tuple[int, ...], tuple[int, ...]]:
     """Write the function that calls phases in turn; with the slots it reads and writes."""
     values: list[Value] = []
@@ -82,7 +82,7 @@ def _compose(
     return fn, tuple(inputs), tuple(outputs)
 
 
-def arriving(staged: Staged) -> Mapping[int, set[int]]:
+def arriving(staged: PipelineProgram) -> Mapping[int, set[int]]:
     """By number of role the slots that other stages write, or read."""
     found: dict[int, set[int]] = {number: set() for number in range(len(staged.roles))}
     for edge in [*staged.edges, *(edge for one in staged.sums for edge in one.edges)]:

@@ -20,12 +20,12 @@ from tvm_distir.transforms.training.step.writing import StepWriter
 
 from .buffers import leaves
 from .call_chain import Chain, Measured
-from .chain import Link, least_bytes, least_time
+from .chain import ChainCall, least_bytes, least_time
 
 GIB = 2**30
 
 
-def chain_of(writer: StepWriter, main: Any, auto: Auto) -> tuple[Chain, list[Link], list[int]]:
+def chain_of(writer: StepWriter, main: Any, auto: Auto) -> tuple[Chain, list[ChainCall], list[int]]:
     """The calls of ``main`` as a chain, its links and its gaps.
 
     Parameters

@@ -20,13 +20,13 @@ from tvm import ir
 
 from tvm_distir.core import CUT, FULL, NONE, SELECTIVE
 from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
-from tvm_distir.transforms.training.autodiff.tape import CallGradient, Pair
+from tvm_distir.transforms.training.autodiff.tape import CallGradient, ForwardBackward
 from tvm_distir.transforms.training.recompute.choice import Auto
-from tvm_distir.transforms.training.recompute.pairs import Pairs
+from tvm_distir.transforms.training.recompute.pairs import Differentiator
 from tvm_distir.transforms.training.recompute.policies import kept_by
 
 from .buffers import Body, Buffer, leaves, tree_of
-from .chain import Link, Option
+from .chain import ChainCall, Option
 from .live import Live
 
 
@@ -51,14 +51,14 @@ class Measured:
 
     Parameters
     ----------
-    pairs : Pairs
+    pairs : Differentiator
     auto : Auto
         Parts that buffers are cut into.
     block_bytes : int
         Sizes are multiples of it.
     """
 
-    def __init__(self, pairs: Pairs, auto: Auto, block_bytes: int = 1) -> None:
+    def __init__(self, pairs: Differentiator, auto: Auto, block_bytes: int = 1) -> None:
         self.pairs, self.auto, self.block_bytes = pairs, auto, block_bytes
         self.live = Live(pairs.functions.of, pairs.times.kernels, self.size)
 
@@ -79,7 +79,7 @@ class Measured:
         """Bytes of some."""
         return sum(map(self.size, buffers))
 
-    def flag(self, pair: Pair, args: Sequence[Any], weights: Collection[str]) -> None:
+    def flag(self, pair: ForwardBackward, args: Sequence[Any], weights: Collection[str]) -> None:
         """Say which results of a backward part are gradients of weights."""
         flags = tuple(_name(args[i]) in weights for i in pair.given)
         self.live.gradients[str(pair.backward.name_hint)] = flags
@@ -112,7 +112,7 @@ class Chain:
         calls: Sequence[CallGradient],
         weights: Collection[str],
         arriving: Collection[Buffer] = (),
-        later: Callable[[Pair], int] | None = None,
+        later: Callable[[ForwardBackward], int] | None = None,
     ) -> None:
         self.measured, self.pairs, self.live = measured, measured.pairs, measured.live
         self.main, self.weights, self._size = body, weights, measured.size
@@ -122,7 +122,7 @@ class Chain:
         self.places = [_Place(c, number[str(c.made.name)], number[str(c.back.name)]) for c in calls]
         self.last = self.live.last_uses(body, self._unread())
         self.profile = self.live.profile(body, arriving, self._kept(), self.last)
-        self._options: dict[Any, list[tuple[str, int, Pair]]] = {}
+        self._options: dict[Any, list[tuple[str, int, ForwardBackward]]] = {}
 
     def _buffers(self, value: Any) -> list[Buffer]:
         return list(leaves(tree_of(value, self.main.trees)))
@@ -148,16 +148,16 @@ class Chain:
 
     def _kept(self) -> set[Buffer]:
         """What the calls keep and nobody else has."""
-        found: set[Buffer] = set()
+        result: set[Buffer] = set()
         for place in self.places:
             shown = set(self._buffers(place.call.made)[: -len(self._saved(place.call)) or None])
-            found.update(b for b in self._saved(place.call) if b not in shown)
-        return found
+            result.update(b for b in self._saved(place.call) if b not in shown)
+        return result
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[ChainCall]:
         """Links of the chain."""
         return [
-            Link(
+            ChainCall(
                 tuple(self._options_of(place)),
                 self.profile[place.forward][0],
                 self.profile[place.backward][0],
@@ -175,7 +175,7 @@ class Chain:
                 gaps[count] = max(gaps[count], most)
         return gaps
 
-    def candidates(self, call: CallGradient) -> list[tuple[str, int, Pair]]:
+    def candidates(self, call: CallGradient) -> list[tuple[str, int, ForwardBackward]]:
         """Policies of a call's function, their times and pairs."""
         key = (call.pair.name, call.pair.roles)
         if key not in self._options:
@@ -197,18 +197,18 @@ class Chain:
 
     def _options_of(self, place: _Place) -> list[Option]:
         """Options of a call, without those that another one is as good as."""
-        found: list[Option] = []
+        options: list[Option] = []
         for policy, time, pair in self.candidates(place.call):
             later = 0 if self._later is None else self._later(pair)
             option = Option(policy, time, *self._bytes(place, pair), later)
             figures = _figures(option)
             if not any(
-                all(a <= b for a, b in zip(_figures(o), figures, strict=True)) for o in found
+                all(a <= b for a, b in zip(_figures(o), figures, strict=True)) for o in options
             ):
-                found.append(option)
-        return found
+                options.append(option)
+        return options
 
-    def _bytes(self, place: _Place, pair: Pair) -> tuple[int, int, int]:
+    def _bytes(self, place: _Place, pair: ForwardBackward) -> tuple[int, int, int]:
         """Bytes kept, and the peaks inside both parts."""
         live, args = self.live, place.call.args
         given = [b for arg in args for b in self._buffers(arg)]

@@ -47,7 +47,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainCall:
     """A call of the chain.
 
     Attributes
@@ -62,13 +62,13 @@ class Link:
     before_forward: int
     before_backward: int
 
-    def beside(self, size_bytes: int) -> Link:
+    def beside(self, size_bytes: int) -> ChainCall:
         """The same beside as many bytes more."""
         before = self.before_forward + size_bytes, self.before_backward + size_bytes
-        return Link(self.options, *before)
+        return ChainCall(self.options, *before)
 
 
-class Way(NamedTuple):
+class PartialChoice(NamedTuple):
     """Options of the calls so far.
 
     Attributes
@@ -86,9 +86,9 @@ class Way(NamedTuple):
     time: int
     rank: int  # of equals the first wins: later calls keep more
     option: int
-    before: Way | None
+    before: PartialChoice | None
 
-    def options(self, links: Sequence[Link]) -> list[Option]:
+    def options(self, links: Sequence[ChainCall]) -> list[Option]:
         """The option of each call."""
         chosen: list[Option] = []
         way = self
@@ -102,12 +102,12 @@ Fits = Callable[[int, int], bool]
 """Whether so many bytes kept, and so many needed at some moment, are no more than there are."""
 
 
-def least_time(links: Sequence[Link], gaps: Sequence[int], bound: int) -> list[Option] | None:
+def least_time(links: Sequence[ChainCall], gaps: Sequence[int], bound: int) -> list[Option] | None:
     """Choose an option for each call; None where no choice fits.
 
     Parameters
     ----------
-    links : sequence of Link
+    links : sequence of ChainCall
     gaps : sequence of int
         ``gaps[i]``: most that others take at any moment between calls at which exactly the first
         i calls keep something; one more than links.
@@ -121,13 +121,18 @@ def least_time(links: Sequence[Link], gaps: Sequence[int], bound: int) -> list[O
 
 
 def all_ways(
-    links: Sequence[Link], gaps: Sequence[int], fits: Fits, most: int, *, is_final: bool = False
-) -> list[Way]:
+    links: Sequence[ChainCall],
+    gaps: Sequence[int],
+    fits: Fits,
+    most: int,
+    *,
+    is_final: bool = False,
+) -> list[PartialChoice]:
     """Ways through the chain of which none keeps, needs and takes no more than another one.
 
     Parameters
     ----------
-    links, gaps : sequences of Link and int
+    links, gaps : sequences of ChainCall and int
         As for :func:`least_time`.
     fits : callable
         Of a way so far; what does not fit is not followed.
@@ -140,7 +145,7 @@ def all_ways(
     def known(need: int) -> int:
         return 0 if is_final else need
 
-    ways = [Way(0, known(gaps[0]), 0, 0, -1, None)] if fits(0, gaps[0]) else []
+    ways = [PartialChoice(0, known(gaps[0]), 0, 0, -1, None)] if fits(0, gaps[0]) else []
     for link, gap in zip(links, gaps[1:], strict=True):
         found = [way for way in _followed(ways, link, gap) if fits(way.kept_bytes, way.need_bytes)]
         found = [way._replace(need_bytes=0) for way in found] if is_final else found
@@ -148,7 +153,7 @@ def all_ways(
     return ways
 
 
-def least_bytes(links: Sequence[Link], gaps: Sequence[int]) -> int:
+def least_bytes(links: Sequence[ChainCall], gaps: Sequence[int]) -> int:
     """The smallest bound under which some choice fits."""
     low, high = (
         -1,
@@ -168,7 +173,7 @@ def least_bytes(links: Sequence[Link], gaps: Sequence[int]) -> int:
     return high
 
 
-def _followed(ways: Sequence[Way], link: Link, gap: int) -> list[Way]:
+def _followed(ways: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[PartialChoice]:
     """Ways with one call more."""
     order = sorted(range(len(link.options)), key=lambda k: -link.options[k].kept_bytes)
     found = []
@@ -180,7 +185,7 @@ def _followed(ways: Sequence[Way], link: Link, gap: int) -> list[Way]:
             option.kept_bytes + gap,
         )
         found += [
-            Way(
+            PartialChoice(
                 way.kept_bytes + option.kept_bytes,
                 max(way.need_bytes, way.kept_bytes + inside),
                 way.time + option.time,
@@ -193,25 +198,25 @@ def _followed(ways: Sequence[Way], link: Link, gap: int) -> list[Way]:
     return found
 
 
-def _best(ways: list[Way]) -> list[Way]:
+def _best(ways: list[PartialChoice]) -> list[PartialChoice]:
     """Those for which no other keeps, needs and takes no more."""
     ways.sort(key=lambda way: way[:4])
-    found: list[Way] = []
+    result: list[PartialChoice] = []
     needs: list[int] = []  # of those found, rising, while times fall
     times: list[int] = []
     for way in ways:
         place = bisect_right(needs, way.need_bytes)
         if place and times[place - 1] <= way.time:
             continue
-        found.append(way)
+        result.append(way)
         last = first = place - 1 if place and needs[place - 1] == way.need_bytes else place
         while last < len(times) and times[last] >= way.time:
             last += 1
         needs[first:last], times[first:last] = [way.need_bytes], [way.time]
-    return found
+    return result
 
 
-def _coarser(ways: list[Way], most: int) -> list[Way]:
+def _coarser(ways: list[PartialChoice], most: int) -> list[PartialChoice]:
     """At most :data:`MOST_WAYS` of them, bytes rounded up."""
     unit = 1
     while len(ways) > MOST_WAYS:

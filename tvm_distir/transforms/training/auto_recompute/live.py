@@ -116,7 +116,7 @@ class Live:
             free.setdefault(last.get(buffer, -1), []).append(buffer)
         for buffer in free.get(-1, ()):  # nobody reads it
             live -= self.size(buffer)
-        found = []
+        result = []
         for number, task in enumerate(body.tasks):
             for buffer in task.makes:
                 if buffer not in others:
@@ -125,9 +125,9 @@ class Live:
             ends = free.get(number, ())
             dying = [b for b in ends if b not in task.makes]
             live -= sum(map(self.size, dying))
-            found.append((live, live + self.inside(task, made, dying)))
+            result.append((live, live + self.inside(task, made, dying)))
             live += sum(map(self.size, made)) - sum(self.size(b) for b in ends if b in task.makes)
-        return found
+        return result
 
     def inside(self, task: Task, made: Collection[Buffer], dying: Collection[Buffer]) -> int:
         """Most bytes while a task runs, of what it makes and what dies in it."""

@@ -28,14 +28,14 @@ from tvm_distir.core import (
 )
 from tvm_distir.transforms.training.autodiff.functions import tuple_of
 from tvm_distir.transforms.training.autodiff.saved_values import type_bytes
-from tvm_distir.transforms.training.autodiff.tape import Pair
+from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
 from tvm_distir.transforms.training.pipeline.staged import Written
 from tvm_distir.transforms.training.recompute.choice import Auto
-from tvm_distir.transforms.training.recompute.pairs import Draft
+from tvm_distir.transforms.training.recompute.pairs import DraftPair
 
 from .buffers import Body, Buffer, Task, leaves
 from .call_chain import Chain, Measured
-from .chain import Link
+from .chain import ChainCall
 
 BLOCK_BYTES = 512
 """Allocators hand out multiples of it."""
@@ -49,7 +49,7 @@ class StageMemory:
 
     Attributes
     ----------
-    links : tuple of Link
+    links : tuple of ChainCall
         The calls of one micro-batch, forward and backward.
     gaps : tuple of int
         Between them, see :func:`.recompute.least_time`.
@@ -76,7 +76,7 @@ class StageMemory:
         Of a message from the stage before, and to the stage behind.
     """
 
-    links: tuple[Link, ...]
+    links: tuple[ChainCall, ...]
     gaps: tuple[int, ...]
     calls: tuple[int, ...]
     resident: int
@@ -159,7 +159,7 @@ class _Measuring:
     def _bytes(self, params: Sequence[Any], body: Body) -> int:
         return sum(self._size(b) for param in params for b in leaves(body.trees[param]))
 
-    def _micro_batch(self, draft: Draft) -> tuple[Body, int]:
+    def _micro_batch(self, draft: DraftPair) -> tuple[Body, int]:
         """Both parts as one function; and the task between them."""
         results = tuple_of([draft.result, *draft.gradients])
         block = relax.DataflowBlock([*draft.before, *draft.after])
@@ -259,7 +259,7 @@ class _Measuring:
         calls = sum(self._handed_on(place.call.pair) for place in chain.places)
         return sum(map(self._size, crossing)) - calls
 
-    def _handed_on(self, pair: Pair) -> int:
+    def _handed_on(self, pair: ForwardBackward) -> int:
         """What the halves of a call's backward part hand on, what it is given included."""
         flags = self.live.gradients[str(pair.backward.name_hint)]
         early = [k for k, of_weight in enumerate(flags) if not of_weight]

@@ -22,12 +22,12 @@ from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.step.recipe import Recipe
 
 from .automatic import bound_of, too_little
-from .chain import Option, Way, all_ways
+from .chain import Option, PartialChoice, all_ways
 from .stage_memory import StageMemory, memory_of
 
 
 @dataclass(frozen=True)
-class Crowd:
+class PeakMoment:
     """A moment at which a kind of stage runs a unit.
 
     Attributes
@@ -42,7 +42,7 @@ class Crowd:
     beside: int
 
 
-class Kinds:
+class StageKinds:
     """Kinds of stages, and what is there while they run.
 
     Parameters
@@ -96,11 +96,11 @@ class Kinds:
         inside = max(need, self.memories[kind].adding)
         return max(one.beside + one.stashes * stash for one in self.crowds[kind]) + inside
 
-    def stash(self, kind: int, way: Way) -> int:
+    def stash(self, kind: int, way: PartialChoice) -> int:
         """Bytes of a micro-batch between its forward and its backward part."""
         return self.memories[kind].kept + way.kept_bytes
 
-    def ways(self, kind: int, bound: int) -> list[Way]:
+    def ways(self, kind: int, bound: int) -> list[PartialChoice]:
         """Ways of a kind that fit, beside others whose stashes are no larger."""
         memory = self.memories[kind]
 
@@ -109,10 +109,10 @@ class Kinds:
 
         return all_ways(memory.links, memory.gaps, fits, bound)
 
-    def chosen(self, group: Sequence[int], bound: int) -> dict[int, Way] | None:
+    def chosen(self, group: Sequence[int], bound: int) -> dict[int, PartialChoice] | None:
         """The ways with which the slowest rank takes least time; None where none fit."""
         ways = {kind: self.ways(kind, bound) for kind in group}
-        found = []
+        result = []
         for stash in self._stashes(ways):
             own = {
                 kind: [
@@ -128,8 +128,8 @@ class Kinds:
                     kind: min(some, key=lambda one: (one.time, one.kept_bytes))
                     for kind, some in own.items()
                 }
-                found.append((self._times(best), best))
-        return min(found, key=lambda one: one[0])[1] if found else None
+                result.append((self._times(best), best))
+        return min(result, key=lambda one: one[0])[1] if result else None
 
     def least(self, group: Sequence[int]) -> int:
         """The smallest bound under which some ways fit."""
@@ -162,7 +162,7 @@ class Kinds:
 
     def all_chosen(self, bound: int) -> tuple[tuple[int, int], dict[int, list[Option]]] | None:
         """Times of the slowest rank and of all, and options of each kind; None where none fit."""
-        chosen: dict[int, Way] = {}
+        chosen: dict[int, PartialChoice] = {}
         for group in self.groups if self.end <= bound else ():
             found = self.chosen(group, bound)
             if found is None:
@@ -177,11 +177,11 @@ class Kinds:
         """The smallest bound under which some ways of all kinds fit."""
         return max(self.end, *map(self.least, self.groups))
 
-    def _stashes(self, ways: Mapping[int, Sequence[Way]]) -> list[int]:
+    def _stashes(self, ways: Mapping[int, Sequence[PartialChoice]]) -> list[int]:
         """Sizes that the largest stash of a group may have."""
         return sorted({self.stash(kind, way) for kind, found in ways.items() for way in found})
 
-    def _times(self, ways: Mapping[int, Way]) -> tuple[int, int]:
+    def _times(self, ways: Mapping[int, PartialChoice]) -> tuple[int, int]:
         """Of the slowest rank, and of all."""
         times: dict[int, int] = {}
         for kind, rank in zip(self.kind_of, self.rank_of, strict=True):
@@ -190,13 +190,13 @@ class Kinds:
         return max(times.values()), sum(times.values())
 
 
-def _tightest(known: Mapping[int, int]) -> list[Crowd]:
+def _tightest(known: Mapping[int, int]) -> list[PeakMoment]:
     """Moments, without those beside which another one has no fewer stashes and bytes."""
-    found: list[Crowd] = []
+    result: list[PeakMoment] = []
     for stashes, beside in sorted(known.items(), reverse=True):
-        if not found or beside > found[-1].beside:
-            found.append(Crowd(stashes, beside))
-    return found
+        if not result or beside > result[-1].beside:
+            result.append(PeakMoment(stashes, beside))
+    return result
 
 
 def decided_in_stages(written: Written, recipe: Recipe, auto: Auto) -> Recomputation:
@@ -223,7 +223,9 @@ def decided_in_stages(written: Written, recipe: Recipe, auto: Auto) -> Recomputa
     kind_of = [known.index(name) for name in names]
     handed = {o.later_bytes for memory in memories for link in memory.links for o in link.options}
     tried = [
-        Kinds([memory.handing_on(most) for memory in memories], kind_of, written.pipeline.schedule)
+        StageKinds(
+            [memory.handing_on(most) for memory in memories], kind_of, written.pipeline.schedule
+        )
         for most in sorted(handed or {0})
     ]
     tried = [kinds for kinds in tried if kinds.is_open]

@@ -24,7 +24,7 @@ INPUTS_SUFFIX, WEIGHTS_SUFFIX = "_inputs", "_weights"
 
 
 @dataclass(frozen=True)
-class Halves:
+class SplitBackward:
     """Both halves of a function.
 
     Attributes
@@ -54,9 +54,9 @@ class Splitter:
 
     def __init__(self, functions: Functions) -> None:
         self.functions = functions
-        self._made: dict[tuple[str, tuple[int, ...]], Halves] = {}
+        self._made: dict[tuple[str, tuple[int, ...]], SplitBackward] = {}
 
-    def split(self, gv: ir.GlobalVar, first: Iterable[int]) -> Halves:
+    def split(self, gv: ir.GlobalVar, first: Iterable[int]) -> SplitBackward:
         """Return the halves of a function.
 
         Where no result is asked for first, the first half makes what calls in it hand to each
@@ -67,7 +67,7 @@ class Splitter:
             self._made[key] = self._split(gv, key[1])
         return self._made[key]
 
-    def _split(self, gv: ir.GlobalVar, first: tuple[int, ...]) -> Halves:
+    def _split(self, gv: ir.GlobalVar, first: tuple[int, ...]) -> SplitBackward:
         name = str(gv.name_hint)
         fn = relax.utils.copy_with_new_vars(self.functions.of[name])
         fields = _fields(fn)
@@ -95,7 +95,7 @@ class Splitter:
         rest = [relax.VarBinding(b.var, substitute(b.value, fresh)) for b in work.later]
         results = tuple_of([substitute(v, fresh) for v in gradients])
         weights = private_function(name, [given], [*opened, *rest], results)
-        return Halves(
+        return SplitBackward(
             self.functions.add(name + INPUTS_SUFFIX, inputs),
             self.functions.add(name + WEIGHTS_SUFFIX, weights),
             first,
@@ -137,7 +137,7 @@ class _Writer:
         self.env: dict[Any, Any] = {}
         self.first: list[Any] = []
         self.later: list[Any] = []
-        self._halves: dict[Any, tuple[Halves, Any, Any]] = {}
+        self._halves: dict[Any, tuple[SplitBackward, Any, Any]] = {}
 
     def add(self, binding: Any) -> None:
         """Take the next binding."""
@@ -203,4 +203,4 @@ def _fields(fn: relax.Function) -> list[Any]:
     return list(result.fields)
 
 
-__all__ = ["Halves", "Splitter"]
+__all__ = ["SplitBackward", "Splitter"]

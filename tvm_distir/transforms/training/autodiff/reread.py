@@ -17,7 +17,7 @@ AGAIN_SUFFIX = "_again"
 """Ends the names of the values that are parameters, or views of them, read anew."""
 
 
-class Reread:
+class WeightRegather:
     """Lets the backward part read parameters anew (reshaped to what they are), and their views.
 
     Parameters
@@ -43,12 +43,12 @@ class Reread:
 
     def _views_of(self, bindings: Sequence[Any]) -> dict[Any, ir.Call]:
         """Values that are a reordered or cast parameter, by variable."""
-        found: dict[Any, ir.Call] = {}
+        views: dict[Any, ir.Call] = {}
         for binding in bindings:
             source = view_source(binding.value)
-            if source is not None and (source in self.params or source in found):
-                found[binding.var] = binding.value
-        return found
+            if source is not None and (source in self.params or source in views):
+                views[binding.var] = binding.value
+        return views
 
     def _variable(self, var: Any) -> Any:
         if var not in self.params and var not in self._views:

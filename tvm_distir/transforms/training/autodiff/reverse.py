@@ -21,7 +21,7 @@ from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.autodiff.rules.registry import GRADIENTS, Gradient
 from tvm_distir.transforms.training.autodiff.rules.transposes import before_transposing
 
-from .reread import Reread
+from .reread import WeightRegather
 from .rules import convolutions, gradients, norms  # noqa: F401 (they register theirs)
 
 GRAD_SUFFIX = "_grad"
@@ -45,18 +45,18 @@ def is_float(ty: Any) -> bool:
 
 def active(bindings: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
     """Variables of a float type that depend on the wanted ones."""
-    found = set(wanted)
+    result = set(wanted)
     for binding in bindings:
-        if is_differentiable(binding.var.ty) and any(v in found for v in variables(binding.value)):
-            found.add(binding.var)
-    return found
+        if is_differentiable(binding.var.ty) and any(v in result for v in variables(binding.value)):
+            result.add(binding.var)
+    return result
 
 
 class Backward(Protocol):
     """The reverse of a call of a private function."""
 
     def write(
-        self, builder: relax.BlockBuilder, gradient: Any, reread: Reread | None
+        self, builder: relax.BlockBuilder, gradient: Any, reread: WeightRegather | None
     ) -> list[tuple[Any, Any]]:
         """Emit it; return pairs of an argument and its gradient."""
 
@@ -74,7 +74,7 @@ class Reverse:
         Variables on the way, see :func:`active`.
     place : str
         Name of the function, for messages.
-    reread : Reread, optional
+    reread : WeightRegather, optional
         What the backward part reads anew.
     calls : mapping of Var to Backward, optional
         Calls of private functions, by the variables of their values.
@@ -90,7 +90,7 @@ class Reverse:
         builder: relax.BlockBuilder,
         live: set[Any],
         place: str,
-        reread: Reread | None = None,
+        reread: WeightRegather | None = None,
         calls: Mapping[Any, Backward] | None = None,
     ) -> None:
         self.builder, self.live, self.place, self.reread = builder, live, place, reread
@@ -231,7 +231,7 @@ def reverse(
     loss: Any,
     wanted: Sequence[Any],
     place: str = "main",
-    reread: Reread | None = None,
+    reread: WeightRegather | None = None,
     calls: Mapping[Any, Backward] | None = None,
     seed: Any = None,
 ) -> list[Any]:
@@ -249,7 +249,7 @@ def reverse(
         Tensors of a float type.
     place : str
         Name of the function, for messages.
-    reread : Reread, optional
+    reread : WeightRegather, optional
         What the backward part reads anew.
     calls : mapping of Var to Backward, optional
         Calls of private functions, by the variables of their values.

@@ -13,7 +13,7 @@ from tvm import ir, relax
 from tvm_distir.core import substitute
 from tvm_distir.transforms.training.autodiff.rules.primfuncs import without_mark
 
-from .reread import Reread
+from .reread import WeightRegather
 from .reverse import is_differentiable
 
 Roles = tuple[bool, ...]
@@ -21,7 +21,7 @@ Roles = tuple[bool, ...]
 
 
 @dataclass(frozen=True)
-class Pair:
+class ForwardBackward:
     """A function's forward and backward part.
 
     Attributes
@@ -58,7 +58,7 @@ class PairMaker(Protocol):
     def differentiates(self, call: Any) -> bool:
         """Whether a value is a call of a function that has a pair."""
 
-    def pair(self, name: str, roles: Roles, label: str) -> Pair:
+    def pair(self, name: str, roles: Roles, label: str) -> ForwardBackward:
         """Return the pair of a call of a function, for the gradients that are asked for."""
 
 
@@ -68,7 +68,7 @@ class CallGradient:
 
     Attributes
     ----------
-    pair : Pair
+    pair : ForwardBackward
     args : sequence of expression
     saved : Var or None
     label : str
@@ -79,7 +79,7 @@ class CallGradient:
         The call of the backward part, once it is written.
     """
 
-    pair: Pair
+    pair: ForwardBackward
     args: Sequence[Any]
     saved: Any
     label: str
@@ -87,7 +87,7 @@ class CallGradient:
     back: Any = field(default=None)
 
     def write(
-        self, builder: relax.BlockBuilder, gradient: Any, reread: Reread | None
+        self, builder: relax.BlockBuilder, gradient: Any, reread: WeightRegather | None
     ) -> list[tuple[Any, Any]]:
         """Emit the call of the backward part; return pairs of an argument and its gradient."""
         needed = [self.args[i] for i in self.pair.needed]

@@ -65,9 +65,9 @@ def optimizer_named(name: str, options: Mapping[str, float]) -> Optimizer:
                 place="train_step",
                 remedy=nearest(option, known),
             )
-    for one in fields(kind):
-        if one.name in options:
-            check_range(name, one, float(options[one.name]))
+    for field in fields(kind):
+        if field.name in options:
+            check_range(name, field, float(options[field.name]))
     made: Optimizer = make(**{key: float(value) for key, value in options.items()})
     return made
 

@@ -52,12 +52,12 @@ class Flat:
     @cached_property
     def anywhere(self) -> set[Any]:
         """Variables that follow from data and constants alone: each stage makes its own."""
-        found: set[Any] = set()
+        result: set[Any] = set()
         free = set(self.params) - self.weights
         for binding in self.bindings:
-            if all(v in free or v in found for v in variables(binding.value)):
-                found.add(binding.var)
-        return found
+            if all(v in free or v in result for v in variables(binding.value)):
+                result.add(binding.var)
+        return result
 
     @cached_property
     def live(self) -> list[list[Any]]:
@@ -67,13 +67,13 @@ class Flat:
         """
         bound = {b.var for b in self.bindings} - self.anywhere
         now: dict[Any, None] = {}
-        found: list[list[Any]] = []
+        result: list[list[Any]] = []
         for binding in reversed(self.bindings):
-            found.append(list(now))
+            result.append(list(now))
             now.pop(binding.var, None)
             if binding.var in bound:
                 now.update(dict.fromkeys(v for v in variables(binding.value) if v in bound))
-        return found[::-1]
+        return result[::-1]
 
 
 def cut(flat: Flat, functions: Functions, stages: int, names: Sequence[str]) -> list[int]:

@@ -22,7 +22,7 @@ from tvm_distir.core import (
 )
 
 from .rank_program import Program
-from .renamed import Renamed
+from .renamed import RelocatedFunctions
 from .wires import Wires
 
 
@@ -32,7 +32,7 @@ def expand_schedule(mod: ir.IRModule) -> ir.IRModule:
     if pipeline is None:
         return mod
     wires = Wires(mod, pipeline)
-    renamed = Renamed(mod, meshes(mod), wires.of_rank, wires.meshes)
+    renamed = RelocatedFunctions(mod, meshes(mod), wires.of_rank, wires.meshes)
     home: dict[str, int] = {}
     for number, note in enumerate(pipeline.stages):
         for what in note.results:

@@ -25,7 +25,7 @@ from tvm_distir.core import (
 from tvm_distir.support import LoweringError
 
 from .body import StageBody
-from .sums import GoingOn
+from .sums import ContinuedAccumulation
 from .unit_writer import UnitWriter
 
 
@@ -47,7 +47,7 @@ def run_in_turn(mod: ir.IRModule) -> ir.IRModule:
             place=pipeline.functions[0],
             remedy="Give the step as train_step makes it.",
         )
-    schedule, sums = pipeline.schedule, GoingOn()
+    schedule, sums = pipeline.schedule, ContinuedAccumulation()
     writer = UnitWriter(
         schedule.micro_batches, schedule.splits_backward, lambda gv: sums.of(mod, gv)
     )

@@ -25,7 +25,7 @@ from tvm_distir.core import (
 
 from .body import StageBody
 from .messages import Messages
-from .renamed import Renamed
+from .renamed import RelocatedFunctions
 from .stashes import move_stash
 from .unit_writer import UnitWriter
 from .wires import NEXT_STAGE, Wires, unfit
@@ -37,7 +37,7 @@ class Program:
     Parameters
     ----------
     wires : Wires
-    renamed : Renamed
+    renamed : RelocatedFunctions
         The functions.
     rank : int
     name : str
@@ -47,7 +47,12 @@ class Program:
     """
 
     def __init__(
-        self, wires: Wires, renamed: Renamed, rank: int, name: str, home: Mapping[str, int]
+        self,
+        wires: Wires,
+        renamed: RelocatedFunctions,
+        rank: int,
+        name: str,
+        home: Mapping[str, int],
     ) -> None:
         self.wires, self.rank, self.name, self.home = wires, rank, name, home
         self.pipeline, self.mesh = wires.pipeline, wires.meshes[rank]

@@ -23,12 +23,12 @@ from tvm_distir.core import (
     with_body,
 )
 
-from .sums import GoingOn
+from .sums import ContinuedAccumulation
 
 _MESH = "device_mesh"
 
 
-class Renamed:
+class RelocatedFunctions:
     """A module's functions on other meshes of the same shapes.
 
     Parameters
@@ -56,7 +56,7 @@ class Renamed:
         self.moving = callers_closure(mod, own)
         self.known = {str(gv.name_hint): (gv, fn) for gv, fn in mod.functions.items()}
         self._modules: dict[int, ir.IRModule] = {}
-        self._sums = GoingOn()
+        self._sums = ContinuedAccumulation()
 
     def module(self, rank: int) -> ir.IRModule:
         """The functions as a rank has them."""
@@ -128,4 +128,4 @@ def _moved(value: Any, mesh: DeviceMesh, env: Mapping[Any, Any]) -> Any:
     return make_call(value.op, list(value.args), nodes, value.ty_args, value.ty, value.span)
 
 
-__all__ = ["Renamed"]
+__all__ = ["RelocatedFunctions"]

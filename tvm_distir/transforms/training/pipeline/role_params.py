@@ -25,7 +25,7 @@ SQUARES = "squares"
 
 
 @dataclass(frozen=True)
-class Part:
+class StageInputs:
     """A stage, and what of the whole step it does.
 
     Attributes
@@ -77,7 +77,7 @@ class Part:
 
 
 @dataclass
-class Ports:
+class StageSignature:
     """Parameters or results of a stage's function, in order, with what they are."""
 
     vars: list[Any] = field(default_factory=list)
@@ -97,13 +97,13 @@ class RoleParams:
 
     Parameters
     ----------
-    part : Part
+    part : StageInputs
     recipe : Recipe
     scaling : Scaling
 
     Attributes
     ----------
-    ports : Ports
+    ports : StageSignature
     data_count : int
         How many of them, the first, are no weights.
     activations, grads : list of Var
@@ -119,8 +119,8 @@ class RoleParams:
     step, rate, dropout : Var or None
     """
 
-    def __init__(self, part: Part, recipe: Recipe, scaling: Scaling) -> None:
-        self.part, self.recipe, self.ports = part, recipe, Ports()
+    def __init__(self, part: StageInputs, recipe: Recipe, scaling: Scaling) -> None:
+        self.part, self.recipe, self.ports = part, recipe, StageSignature()
         stage = part.stage
         named = [part.names[v] for v in (*stage.weights, *stage.data) if v in part.names]
         taken = set(map(plain_name, named))
@@ -200,4 +200,4 @@ def summed(ty: Any) -> Any:
     return relax.TensorType(ty.shape, "float32" if dtype in HALF else dtype)
 
 
-__all__ = ["SQUARES", "Part", "Ports", "RoleParams", "summed"]
+__all__ = ["SQUARES", "RoleParams", "StageInputs", "StageSignature", "summed"]

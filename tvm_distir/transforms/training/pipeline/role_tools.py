@@ -18,7 +18,7 @@ from tvm_distir.transforms.training.autodiff.functions import (
 )
 from tvm_distir.transforms.training.autodiff.halves import Splitter
 from tvm_distir.transforms.training.optimizers.protocol import cast
-from tvm_distir.transforms.training.recompute.pairs import Pairs
+from tvm_distir.transforms.training.recompute.pairs import Differentiator
 from tvm_distir.transforms.training.step.recipe import Recipe
 from tvm_distir.transforms.training.step.updates import Updates
 
@@ -33,7 +33,7 @@ class Tools:
     recipe : Recipe
     functions : Functions
         Gets the functions of the phases.
-    pairs : Pairs
+    pairs : Differentiator
     schedule : Schedule
     known : frozenset of str
         Names of the model's own functions.
@@ -43,7 +43,7 @@ class Tools:
         self,
         recipe: Recipe,
         functions: Functions,
-        pairs: Pairs,
+        pairs: Differentiator,
         schedule: Schedule,
         known: frozenset[str],
     ) -> None:

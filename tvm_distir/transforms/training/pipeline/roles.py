@@ -31,52 +31,52 @@ from tvm_distir.core import (
     scalar,
 )
 from tvm_distir.transforms.training.autodiff.functions import tuple_of, without_unread
-from tvm_distir.transforms.training.autodiff.halves import Halves
-from tvm_distir.transforms.training.autodiff.tape import Pair
+from tvm_distir.transforms.training.autodiff.halves import SplitBackward
+from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
 from tvm_distir.transforms.training.optimizers.protocol import cast
 from tvm_distir.transforms.training.step.dropouts import DROPOUT
 from tvm_distir.transforms.training.step.scaling import Scaling
 from tvm_distir.transforms.training.step.updates import UPDATED_SUFFIX, Groups, Owner, Updates
 
-from .role_params import SQUARES, Part, Ports, RoleParams, summed
+from .role_params import SQUARES, RoleParams, StageInputs, StageSignature, summed
 from .role_tools import Tools
 
 LOSS = "loss"
 """Name of the output that is the mean loss of all micro-batches."""
 
 
-class PartWriter:
+class StageWriter:
     """Writes the function of one stage.
 
     Parameters
     ----------
-    part : Part
+    part : StageInputs
     tools : Tools
 
     Attributes
     ----------
     params : RoleParams
-    outputs : Ports
+    outputs : StageSignature
         Of the function, once it is written.
     name : str
-    pair : Pair
+    pair : ForwardBackward
         Of the stage's private function.
-    halves : Halves
+    halves : SplitBackward
         Of its backward part, where gradients of weights are a phase of their own.
     """
 
-    def __init__(self, part: Part, tools: Tools) -> None:
+    def __init__(self, part: StageInputs, tools: Tools) -> None:
         self.part, self.tools, self.recipe = part, tools, tools.recipe
         self.functions, self.pairs = tools.functions, tools.pairs
         self.builder = relax.BlockBuilder()
         self.scaling = Scaling(self.recipe)
-        self.params, self.outputs = RoleParams(part, self.recipe, self.scaling), Ports()
+        self.params, self.outputs = RoleParams(part, self.recipe, self.scaling), StageSignature()
         self.weights, self.title = self.params.weights, str(part.stage.function.name_hint)
         self.updated: dict[str, str] = {}
         self.gradients: dict[str, str] = {}
         self.terms: dict[str, str] = {}
-        self.pair: Pair
-        self.halves: Halves
+        self.pair: ForwardBackward
+        self.halves: SplitBackward
         self.name = ""
 
     def run(self, name: str) -> relax.Function:
@@ -160,7 +160,7 @@ class PartWriter:
             self._out(value, "y" if len(outputs) == 1 else f"y_{j}", f"{ACTIVATION}:{j}")
         return None
 
-    def _backward(self, pair: Pair, loss: Any, saved: Any) -> list[Any]:
+    def _backward(self, pair: ForwardBackward, loss: Any, saved: Any) -> list[Any]:
         """Emit the backward part, or both its halves; return the gradients in their order."""
         if self.part.last:
             grad = self._seed(loss)
@@ -179,8 +179,8 @@ class PartWriter:
         self.tools.mark(halves.weights, WEIGHT_PHASE)
         *made, crossing = self._fields(halves.inputs, args, "backward", [*halves.first, -1])
         rest = self._fields(halves.weights, [crossing], "weights", halves.later)
-        found = dict(zip((*halves.first, *halves.later), (*made, *rest), strict=True))
-        return [found[k] for k in order]
+        result = dict(zip((*halves.first, *halves.later), (*made, *rest), strict=True))
+        return [result[k] for k in order]
 
     def _fields(
         self, gv: ir.GlobalVar, args: Sequence[Any], name: str, fields: Sequence[int]
@@ -248,7 +248,7 @@ class PartWriter:
 
     def _groups(self, gradients: Mapping[Any, Any]) -> Groups:
         """Weights with their gradients, by the layer that they belong to."""
-        found: Groups = {}
+        groups: Groups = {}
         owners: dict[Any, tuple[Owner, str]] = {}
         layers = self.part.stage.layers
         reads = Counter(v for one in layers for v in dict.fromkeys(one.args) if v in gradients)
@@ -262,12 +262,12 @@ class PartWriter:
         for var, gradient in gradients.items():
             weight = self.weights[var]
             at, label = owners.get(var, (None, weight.name))
-            found.setdefault(at, []).append((weight, gradient, label))
-        return found
+            groups.setdefault(at, []).append((weight, gradient, label))
+        return groups
 
 
 def _one(dtype: str) -> Any:
     return relax.op.ones((), dtype)
 
 
-__all__ = ["LOSS", "PartWriter"]
+__all__ = ["LOSS", "StageWriter"]

@@ -16,15 +16,15 @@ from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.autodiff.functions import Functions, written
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import in_training, is_batch_norm
 from tvm_distir.transforms.training.recompute.choice import Auto
-from tvm_distir.transforms.training.recompute.pairs import Pairs, pure_bindings
+from tvm_distir.transforms.training.recompute.pairs import Differentiator, pure_bindings
 from tvm_distir.transforms.training.recompute.times import Times
 from tvm_distir.transforms.training.step.parameters import Parameters
 from tvm_distir.transforms.training.step.recipe import Recipe
 
 from .cutting import Flat
-from .role_params import Part
+from .role_params import StageInputs
 from .role_tools import Tools
-from .roles import LOSS, PartWriter
+from .roles import LOSS, StageWriter
 from .staged_notes import Notes
 from .stages import Stage, cut_model
 
@@ -39,17 +39,17 @@ class Written:
     Attributes
     ----------
     module : IRModule
-    parts : tuple of Part
+    parts : tuple of StageInputs
         Per stage.
-    writers : tuple of PartWriter
+    writers : tuple of StageWriter
         Per stage that of its kind.
     pipeline : Pipeline
     tools : Tools
     """
 
     module: ir.IRModule
-    parts: tuple[Part, ...]
-    writers: tuple[PartWriter, ...]
+    parts: tuple[StageInputs, ...]
+    writers: tuple[StageWriter, ...]
     pipeline: Pipeline
     tools: Tools
 
@@ -88,18 +88,18 @@ class StagedStep:
             recompute = Recomputation()
         stages = cut_model(flat, self.functions, schedule.stage_count, schedule.cuts, recompute)
         parts = self._parts(stages, called)
-        pairs = Pairs(self.functions, recompute, Times(self.functions, self.recipe.system))
+        pairs = Differentiator(self.functions, recompute, Times(self.functions, self.recipe.system))
         for stage in stages:
             policies = {layer.label: layer.policy for layer in stage.layers}
             pairs.inside.setdefault(str(stage.function.name_hint), policies)
         tools = Tools(self.recipe, self.functions, pairs, schedule, self.known)
-        made: dict[Any, tuple[str, PartWriter]] = {}
+        made: dict[Any, tuple[str, StageWriter]] = {}
         entries: dict[str, relax.Function] = {}
         whole, notes, writers = Notes(self.params, self.recipe, schedule), [], []
         for number, part in enumerate(parts):
             if part.alike not in made:
                 name = self._free(f"{ENTRY}{number}")
-                writer = PartWriter(part, tools)
+                writer = StageWriter(part, tools)
                 entries[name] = writer.run(name)
                 made[part.alike] = name, writer
             notes.append(whole.stage(part, *made[part.alike]))
@@ -151,7 +151,7 @@ class StagedStep:
             and is_private(self.functions.of[name])
         )
 
-    def _parts(self, stages: Sequence[Stage], called: frozenset[str]) -> list[Part]:
+    def _parts(self, stages: Sequence[Stage], called: frozenset[str]) -> list[StageInputs]:
         held = Counter(var for stage in stages for var in stage.weights)
         names = {v: n for n, v in (*self.params.data, *self.params.others)}
         for var in self.params.running:
@@ -172,7 +172,7 @@ class StagedStep:
             counted = frozenset(v for v in stage.weights if v in trained and v not in seen)
             seen |= counted
             parts.append(
-                Part(
+                StageInputs(
                     stage,
                     names,
                     trained,

@@ -16,8 +16,8 @@ from tvm_distir.transforms.training.step.parameters import Parameters, check_nam
 from tvm_distir.transforms.training.step.recipe import Recipe
 from tvm_distir.transforms.training.step.scaling import Scaling
 
-from .role_params import SQUARES, Part
-from .roles import LOSS, PartWriter
+from .role_params import SQUARES, StageInputs
+from .roles import LOSS, StageWriter
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Notes:
         slots = self.recipe.optimizer.states
         return {n: slots(v.ty) for n, v in self.params.trained}
 
-    def stage(self, part: Part, function: str, writer: PartWriter) -> StageNote:
+    def stage(self, part: StageInputs, function: str, writer: StageWriter) -> StageNote:
         """Name the parameters and results of a stage as the whole step does."""
         like = writer.part
         own = (*part.stage.weights, *part.unread, *part.stage.data)
@@ -69,7 +69,7 @@ class Notes:
             tuple(map(translated, writer.outputs.notes)),
         )
 
-    def pipeline(self, parts: Sequence[Part], notes: Sequence[StageNote]) -> Pipeline:
+    def pipeline(self, parts: Sequence[StageInputs], notes: Sequence[StageNote]) -> Pipeline:
         """All that is said of the step.
 
         Raises

@@ -149,7 +149,7 @@ def _stage(
     result = made[0] if len(made) == 1 else tuple_of(made)
     fn = private_function(f"{STAGE}{number}", [*env.values(), *data, *weights], inner, result)
     layers = _layers(own, policies)
-    gv = _shared(fn, number, functions, tuple(one.policy for one in layers), shared)
+    gv = _shared(fn, number, functions, tuple(layer.policy for layer in layers), shared)
     return Stage(gv, given, data, weights, outputs, tuple(statistics), layers, first_stream)
 
 

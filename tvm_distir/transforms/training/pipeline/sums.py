@@ -12,7 +12,7 @@ from tvm.relax.op import add
 from tvm_distir.core import substitute
 
 
-class GoingOn:
+class ContinuedAccumulation:
     """Makes each function once.
 
     Attributes

@@ -17,7 +17,7 @@ from tvm_distir.core import (
     FORWARD,
     GRADIENT,
     STREAM,
-    Unit,
+    PipelineAction,
     first_stream,
     make_call,
     substitute,
@@ -141,7 +141,7 @@ class UnitWriter:
         )
         return self.emit(reshape(part, (rows, *rest)), f"{name}_{micro}")
 
-    def unit(self, number: int, unit: Unit) -> None:
+    def unit(self, number: int, unit: PipelineAction) -> None:
         """Write a unit of a stage, and behind a micro-batch's last one the sums so far.
 
         What it makes for a neighbour in the same function is there for it.
@@ -207,7 +207,7 @@ class UnitWriter:
         stage = self.stages[number]
         return substitute(stage.body.results[what], stage.micro(micro))
 
-    def _hand_on(self, number: int, unit: Unit) -> None:
+    def _hand_on(self, number: int, unit: PipelineAction) -> None:
         """Hand what a unit made to the neighbour that is in the same function."""
         if unit.phase not in (FORWARD, BACKWARD):
             return

@@ -124,7 +124,7 @@ def _sites(before: Sequence[Any]) -> list[_Site]:
     for binding in before:
         for var in variables(binding.value):
             readers.setdefault(var, []).append(binding.var)
-    found = []
+    sites = []
     for binding in before:
         call, shape = binding.value, known_shape(getattr(binding.var, "ty", None)) or ()
         if op_name(call) != "nn.softmax" or int(call.attrs.axis) % len(shape) != len(shape) - 1:
@@ -137,8 +137,8 @@ def _sites(before: Sequence[Any]) -> list[_Site]:
         core = _core(call.args[0], values)
         if op_name(product) == "matmul" and product.args[0].same_as(weights) and core:
             order = tuple(b for b in before if b.var in core)
-            found.append(_Site(binding.var, call.args[0], below[0], order))
-    return found
+            sites.append(_Site(binding.var, call.args[0], below[0], order))
+    return sites
 
 
 def _core(scores: Any, values: Mapping[Any, Any]) -> set[Any]:

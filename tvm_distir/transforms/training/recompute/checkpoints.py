@@ -15,15 +15,15 @@ from tvm import ir, relax
 
 from tvm_distir.core import CHECKPOINT, WHOLE_ATTR, typed
 from tvm_distir.transforms.training.autodiff.functions import Functions, private_function, tuple_of
-from tvm_distir.transforms.training.autodiff.tape import Pair
+from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
 
 
-def checkpointed(pair: Pair, functions: Functions) -> Pair:
+def checkpointed(pair: ForwardBackward, functions: Functions) -> ForwardBackward:
     """The pair that runs another one's forward part twice, and keeps nothing.
 
     Parameters
     ----------
-    pair : Pair
+    pair : ForwardBackward
         One that keeps something.
     functions : Functions
         New ones are added: ``layer_checkpoint(*params) -> y`` and
@@ -32,7 +32,7 @@ def checkpointed(pair: Pair, functions: Functions) -> Pair:
 
     Returns
     -------
-    Pair
+    ForwardBackward
     """
     suffix, name = f"_{CHECKPOINT}", str(pair.forward.name_hint)
     functions.of[name] = functions.of[name].with_attr(WHOLE_ATTR, True)
@@ -47,12 +47,12 @@ def checkpointed(pair: Pair, functions: Functions) -> Pair:
     )
 
 
-def _forward(pair: Pair, functions: Functions) -> tuple[str, list[Any], list[Any], Any]:
+def _forward(pair: ForwardBackward, functions: Functions) -> tuple[str, list[Any], list[Any], Any]:
     params, both, bindings = _run(pair, functions)
     return pair.name, params, bindings, _item(both, 0)
 
 
-def _backward(pair: Pair, functions: Functions) -> tuple[str, list[Any], list[Any], Any]:
+def _backward(pair: ForwardBackward, functions: Functions) -> tuple[str, list[Any], list[Any], Any]:
     params, both, bindings = _run(pair, functions)
     fn = functions.of[str(pair.backward.name_hint)]
     grad = relax.Var(str(fn.params[0].name), fn.params[0].ty)
@@ -67,10 +67,10 @@ def _backward(pair: Pair, functions: Functions) -> tuple[str, list[Any], list[An
     return pair.name, [grad, *params], bindings, each
 
 
-def _run(pair: Pair, functions: Functions) -> tuple[list[Any], Any, list[Any]]:
+def _run(pair: ForwardBackward, functions: Functions) -> tuple[list[Any], Any, list[Any]]:
     """Parameters, and the forward part called with them."""
     fn = functions.of[str(pair.forward.name_hint)]
-    params = [relax.Var(str(one.name), one.ty) for one in fn.params]
+    params = [relax.Var(str(param.name), param.ty) for param in fn.params]
     both = relax.Var("again", fn.ret_ty)
     return params, both, [relax.VarBinding(both, typed(ir.Call(pair.forward, params), fn.ret_ty))]
 

@@ -35,13 +35,13 @@ class Auto:
     @property
     def text(self) -> str:
         """The text that reads back as this."""
-        given = [f"{one.name}={getattr(self, one.name)!r}" for one in fields(Auto)]
+        given = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(Auto)]
         return f"{AUTO}:{','.join(given[not self.memory_gib :])}"
 
     @staticmethod
     def read(text: str) -> Auto:
         """Read ``auto`` or ``auto:memory_gib=4,activations=8`` (ModelError DIST0351)."""
-        known = [one.name for one in fields(Auto)]
+        known = [field.name for field in fields(Auto)]
         memory_gib, parts = 0.0, {"activations": 1, "weights": 1}
         for item in text.partition(":")[2].split(",") if ":" in text else []:
             key, _, value = (word.strip() for word in item.partition("="))

@@ -39,7 +39,7 @@ from tvm_distir.transforms.training.autodiff.functions import (
 )
 from tvm_distir.transforms.training.autodiff.reverse import Reverse, active
 from tvm_distir.transforms.training.autodiff.rules.drawn import MaskKernels
-from tvm_distir.transforms.training.autodiff.tape import CallGradient, Pair, Roles, Tape
+from tvm_distir.transforms.training.autodiff.tape import CallGradient, ForwardBackward, Roles, Tape
 
 from .attention import keeping_sums
 from .checkpoints import checkpointed
@@ -52,7 +52,7 @@ FORWARD_SUFFIX, BACKWARD_SUFFIX = "_forward", "_backward"
 
 
 @dataclass(frozen=True)
-class Draft:
+class DraftPair:
     """Both parts of a function, before what is kept is chosen.
 
     Attributes
@@ -85,7 +85,7 @@ class Draft:
     calls: tuple[CallGradient, ...]
 
 
-class Pairs:
+class Differentiator:
     """Makes the pairs of a module's private functions when they are asked for.
 
     Parameters
@@ -108,8 +108,8 @@ class Pairs:
     def __init__(self, functions: Functions, recompute: Recomputation, times: Times) -> None:
         self.functions, self.recompute, self.times = functions, recompute, times
         self._masks = MaskKernels(functions)
-        self._drafts: dict[tuple[str, Roles], Draft] = {}
-        self._made: dict[tuple[str, Roles, str], Pair] = {}
+        self._drafts: dict[tuple[str, Roles], DraftPair] = {}
+        self._made: dict[tuple[str, Roles, str], ForwardBackward] = {}
         self.leading: dict[str, int] = {}
         self.inside: dict[str, Mapping[str, str]] = {}
         self._open: list[str] = []
@@ -130,7 +130,7 @@ class Pairs:
         fn = self.functions.of.get(str(call.op.name_hint))
         return isinstance(fn, relax.Function) and is_private(fn)
 
-    def pair(self, name: str, roles: Roles, label: str) -> Pair:
+    def pair(self, name: str, roles: Roles, label: str) -> ForwardBackward:
         """Return the pair for the next call of a function, with the gradients that are asked for.
 
         ``label``: name of the call's value.
@@ -149,14 +149,14 @@ class Pairs:
             policy = self.inside.get(self._open[-1], {}).get(label, policy)
         return self.pair_with(name, roles, policy)
 
-    def pair_with(self, name: str, roles: Roles, policy: str) -> Pair:
+    def pair_with(self, name: str, roles: Roles, policy: str) -> ForwardBackward:
         """Return the pair of a function under a policy; errors as of :meth:`pair`."""
         key = (name, roles, policy)
         if key not in self._made:
             self._made[key] = self._write(name, roles, policy)
         return self._made[key]
 
-    def draft(self, name: str, roles: Roles) -> Draft:
+    def draft(self, name: str, roles: Roles) -> DraftPair:
         """Both parts of a function; errors as of :meth:`pair`."""
         if (name, roles) not in self._drafts:
             if name in self._open:
@@ -166,7 +166,7 @@ class Pairs:
             self._open.pop()
         return self._drafts[name, roles]
 
-    def _drafted(self, name: str, roles: Roles) -> Draft:
+    def _drafted(self, name: str, roles: Roles) -> DraftPair:
         fn = relax.utils.copy_with_new_vars(self.functions.of[name])
         params, bindings = list(fn.params), pure_bindings(fn, name)
         given = tuple(i for i, asked in enumerate(roles) if asked)
@@ -194,7 +194,9 @@ class Pairs:
         read += [v for gradient in gradients for v in variables(gradient)]
         choices = Frontier(emitted[:cut], read, self.times)
         before = emitted[:cut]
-        return Draft(params, given, before, after, grad, result, read, gradients, choices, calls)
+        return DraftPair(
+            params, given, before, after, grad, result, read, gradients, choices, calls
+        )
 
     def _leading(self, name: str, result: Any) -> Any:
         """Of a function's result what gets gradients."""
@@ -203,7 +205,7 @@ class Pairs:
             return result
         return result.fields[0] if count == 1 else tuple_of(result.fields[:count])
 
-    def _write(self, name: str, roles: Roles, policy: str) -> Pair:
+    def _write(self, name: str, roles: Roles, policy: str) -> ForwardBackward:
         """Write both functions."""
         if policy == CHECKPOINT:
             inner = self.pair_with(name, roles, NONE)
@@ -244,7 +246,7 @@ class Pairs:
         if kept:
             both = private_function(name, params, before, tuple_of([draft.result, tuple_of(kept)]))
             forward = self.functions.add(name + FORWARD_SUFFIX + suffix, both)
-        return Pair(
+        return ForwardBackward(
             name,
             forward,
             self.functions.add(name + BACKWARD_SUFFIX + suffix, backward),

@@ -243,7 +243,7 @@ def from_first_stream(bindings: Sequence[Any], stream: Any) -> tuple[int, list[A
     }
     read = any(b.var not in moved and stream in variables(b.value) for b in bindings)
     first = 0 if read else min(moved.values(), default=0)
-    found: list[Any] = []
+    result: list[Any] = []
     env: dict[Any, Any] = {var: stream for var, number in moved.items() if number == first}
     for b in bindings:
         if b.var in env:
@@ -252,8 +252,8 @@ def from_first_stream(bindings: Sequence[Any], stream: Any) -> tuple[int, list[A
         if b.var in moved:
             number = relax.const(moved[b.var] - first, "int64")
             value = typed(relax.op.add(stream, number), b.var.ty)
-        found.append(relax.VarBinding(b.var, value))
-    return first, found if first else list(bindings)
+        result.append(relax.VarBinding(b.var, value))
+    return first, result if first else list(bindings)
 
 
 def _is_dropout(value: Any) -> bool:

@@ -87,7 +87,7 @@ class Scaling:
         rate : Var or None
             The learning rate, float32 ().
         """
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         counters: list[tuple[str, Any]] = []
         factor = self._unscale(builder)
         if self.recipe.clip:
@@ -98,20 +98,20 @@ class Scaling:
             bound = builder.emit(minimum(ratio, _f32(1.0)))
             factor = bound if factor is None else builder.emit(multiply(bound, factor))
         if factor is not None:
-            found[FACTOR] = factor
+            result[FACTOR] = factor
         if self.recipe.dynamic:
             self._finite = builder.emit(less(squares, _f32(math.inf)), FINITE)
-            found[FINITE] = self._finite
+            result[FINITE] = self._finite
         if step is not None:
             count = builder.emit(add(step, relax.const(1, "int64")))
             wide = builder.emit(astype(count, "float32"))
-            found.update(self.recipe.optimizer.begin(builder, wide))
+            result.update(self.recipe.optimizer.begin(builder, wide))
             counts = self._finite is not None
             new = where(self._finite, builder.emit(count), step) if counts else count
             counters.append((STEP, new))
         if rate is not None:
-            found[RATE] = rate
-        return found, counters
+            result[RATE] = rate
+        return result, counters
 
     def _unscale(self, builder: relax.BlockBuilder) -> Any:
         if self.recipe.dynamic:

@@ -138,15 +138,15 @@ class Updates:
 
     def write(self, groups: Groups, shared: Shared) -> dict[str, Any]:
         """Return the new weights and states by name, not emitted yet."""
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for owner, rows in groups.items():
             if owner is not None:
-                found.update(self._layer(owner, rows, shared))
+                result.update(self._layer(owner, rows, shared))
                 continue
             for weight, gradient, _ in rows:
                 new = self._updated(self.builder, weight, gradient, shared)
-                found.update(zip([weight.name, *weight.names], new, strict=True))
-        return found
+                result.update(zip([weight.name, *weight.names], new, strict=True))
+        return result
 
     def _updated(
         self, builder: relax.BlockBuilder, weight: Weight, gradient: Any, shared: Shared

@@ -19,13 +19,13 @@ from tvm_distir.core import (
     plain_name,
 )
 from tvm_distir.transforms.training.autodiff.functions import Functions, without_unread
-from tvm_distir.transforms.training.autodiff.reread import Reread
+from tvm_distir.transforms.training.autodiff.reread import WeightRegather
 from tvm_distir.transforms.training.autodiff.reverse import active, reverse
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import in_training, is_batch_norm
 from tvm_distir.transforms.training.autodiff.tape import Tape
 from tvm_distir.transforms.training.optimizers.protocol import RATE, STEP
 from tvm_distir.transforms.training.recompute.choice import Auto
-from tvm_distir.transforms.training.recompute.pairs import Pairs, pure_bindings
+from tvm_distir.transforms.training.recompute.pairs import Differentiator, pure_bindings
 from tvm_distir.transforms.training.recompute.times import Times
 
 from .dropouts import DROPOUT, SEEDS
@@ -70,7 +70,7 @@ class StepWriter:
         recompute = recipe.recompute
         if isinstance(recompute, Auto):  # not decided yet
             recompute = Recomputation()
-        self.pairs = Pairs(functions, recompute, times)
+        self.pairs = Differentiator(functions, recompute, times)
         self.tape = Tape(
             self.builder, self.pairs, active(self.bindings, [w.var for w in self.weights])
         )
@@ -130,7 +130,7 @@ class StepWriter:
             self._forward(tape, binding)
         output = tape.replaced(self.params.forward.body.body)
         loss = tape.output(self.params.objective.write(tape, output), "loss")
-        reread = Reread(self.builder, wanted, tape.bindings) if self.recipe.reread else None
+        reread = WeightRegather(self.builder, wanted, tape.bindings) if self.recipe.reread else None
         gradients = reverse(
             self.builder,
             tape.bindings,

@@ -14,7 +14,7 @@ from tvm_distir.core.plan.schedules.orders import ORDERS
 from tvm_distir.core.plan.schedules.programs import RECV, RUN, SEND, Step, programs
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.core.plan.schedules.timeline import Times, in_flight, timeline
-from tvm_distir.core.plan.schedules.units import Unit
+from tvm_distir.core.plan.schedules.units import PipelineAction
 from tvm_distir.support.errors.tree import PlanError
 
 SIZES = [(ranks, micros) for ranks in (1, 2, 3, 4, 8) for micros in (1, 2, 3, 4, 8, 13)]
@@ -129,8 +129,8 @@ def test_no_rank_waits_forever_for_another(kind: str, ranks: int, micros: int) -
 
 def test_the_check_of_waiting_finds_a_circle() -> None:
     ends = [
-        [Step(RECV, Unit("F", 0), 0, 1), Step(SEND, Unit("F", 1), 0, 1)],
-        [Step(RECV, Unit("F", 1), 1, 0), Step(SEND, Unit("F", 0), 1, 0)],
+        [Step(RECV, PipelineAction("F", 0), 0, 1), Step(SEND, PipelineAction("F", 1), 0, 1)],
+        [Step(RECV, PipelineAction("F", 1), 1, 0), Step(SEND, PipelineAction("F", 0), 1, 0)],
     ]
     assert _waits_forever(ends)
 

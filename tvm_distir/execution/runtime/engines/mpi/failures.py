@@ -90,14 +90,14 @@ def _failures(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
 
 def _deaths(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
     """What the guards saw of workers that had begun."""
-    found: list[tuple[float, BaseException]] = []
+    deaths: list[tuple[float, BaseException]] = []
     for rank in job.ranks:
         begun = process_file(folder, rank)
         end = end_file(folder, int(begun.read_text())) if begun.exists() else None
         if end is not None and end.exists():
             time_s, code = pickle.loads(end.read_bytes())
-            found.append((time_s, _died(job, f"worker {rank}: {end_text(code)}")))
-    return found
+            deaths.append((time_s, _died(job, f"worker {rank}: {end_text(code)}")))
+    return deaths
 
 
 def _died(job: Job, what: str) -> EngineError:

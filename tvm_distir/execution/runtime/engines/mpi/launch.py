@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tvm_distir.execution.runtime.engines.base import LocalResults
 from tvm_distir.execution.runtime.engines.fork import ticks_of
-from tvm_distir.execution.runtime.engines.termination import GRACE_S, Stillness, stopped
+from tvm_distir.execution.runtime.engines.termination import GRACE_S, ProgressMonitor, stopped
 from tvm_distir.execution.runtime.program.counts import CollectiveCount
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
@@ -149,7 +149,7 @@ def _run(command: Sequence[str], job: Job, folder: Path) -> int:
 def _wait(process: subprocess.Popen[bytes], job: Job, folder: Path) -> int:
     latest_s = time.monotonic() + max(START_S, job.timeout_s)
     has_begun = False
-    stillness = Stillness()
+    stillness = ProgressMonitor()
     while True:
         try:
             return process.wait(_POLL_S)

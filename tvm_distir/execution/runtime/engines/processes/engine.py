@@ -26,7 +26,11 @@ from tvm_distir.execution.runtime.collectives.native_fabric import NativeFabric
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
 from tvm_distir.execution.runtime.engines.fork import run_turn, ticks_of
-from tvm_distir.execution.runtime.engines.termination import NOBODY, EndWatch, raise_failure
+from tvm_distir.execution.runtime.engines.termination import (
+    NO_RANK,
+    TerminationWatch,
+    raise_failure,
+)
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S
 from tvm_distir.execution.runtime.program.cores import THREADS_VARIABLE
 from tvm_distir.execution.runtime.program.executed import count_executed
@@ -213,7 +217,7 @@ def _run(job: _Job, timeout_s: float) -> None:
                 _lost(job, running.pop(rank))
         _wait(job, running, timeout_s)
     except KeyboardInterrupt as err:
-        job.fabric.fail(NOBODY, err)
+        job.fabric.fail(NO_RANK, err)
     finally:
         for worker in running.values():
             POOL.kill(worker)
@@ -221,7 +225,7 @@ def _run(job: _Job, timeout_s: float) -> None:
 
 def _wait(job: _Job, running: dict[int, Worker], timeout_s: float) -> None:
     """Take the workers that have ended out of ``running``, until none is left or worth it."""
-    watch = EndWatch(
+    watch = TerminationWatch(
         job.fabric, job.ranks, timeout_s, lambda: sum(ticks_of(w.pid) for w in running.values())
     )
     ended: set[int] = set()

@@ -97,8 +97,8 @@ class Memory:
 
     def tensor(self, place: Place) -> Any:
         """TVM tensor, over the memory itself where NumPy and TVM share the type."""
-        found = self.array(place)
-        return tvm_ffi.from_dlpack(found) if found.dtype.kind in _ZERO_COPY else to_tensor(found)
+        result = self.array(place)
+        return tvm_ffi.from_dlpack(result) if result.dtype.kind in _ZERO_COPY else to_tensor(result)
 
 
 def make_file(size_bytes: int) -> int:

@@ -28,7 +28,11 @@ from tvm_distir.execution.runtime.collectives import ccl
 from tvm_distir.execution.runtime.collectives.fabric import Aborted, Watched
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
 from tvm_distir.execution.runtime.engines.fork import run_turn
-from tvm_distir.execution.runtime.engines.termination import NOBODY, EndWatch, raise_failure
+from tvm_distir.execution.runtime.engines.termination import (
+    NO_RANK,
+    TerminationWatch,
+    raise_failure,
+)
 from tvm_distir.execution.runtime.program.cores import THREADS_VARIABLE, one_thread
 from tvm_distir.execution.runtime.program.executed import count_executed
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
@@ -121,7 +125,7 @@ def work(job: ThreadJob, rank: int) -> None:
 
 def wait(job: ThreadJob, timeout_s: float) -> bool:
     """Wait for the workers of a job; False when some are given up."""
-    watch = EndWatch(job.fabric, sorted(job.machine), timeout_s)
+    watch = TerminationWatch(job.fabric, sorted(job.machine), timeout_s)
     while True:
         try:
             if job.all_ended.wait(_LOOK_S):
@@ -129,7 +133,7 @@ def wait(job: ThreadJob, timeout_s: float) -> bool:
             if not watch.go_on(job.ended):
                 return False
         except KeyboardInterrupt as err:
-            job.fabric.fail(NOBODY, err)
+            job.fabric.fail(NO_RANK, err)
 
 
 def _give_up(workers: int) -> None:

@@ -194,15 +194,15 @@ def _reads(step: Step) -> list[relax.Var]:
 
 
 def _prim_functions(mod: ir.IRModule, bindings: Sequence[Any]) -> dict[ir.GlobalVar, Any]:
-    found: dict[ir.GlobalVar, Any] = {}
+    prim_functions: dict[ir.GlobalVar, Any] = {}
 
     def visit(node: Any) -> None:
         if isinstance(node, ir.GlobalVar):
-            found[node] = mod[node]
+            prim_functions[node] = mod[node]
 
     for binding in bindings:
         relax.analysis.post_order_visit(binding.value, visit)
-    return found
+    return prim_functions
 
 
 def _segment(

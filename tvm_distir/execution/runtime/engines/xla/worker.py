@@ -88,13 +88,13 @@ class Xla:
 
         shardings = program.get_parameter_shardings() or []
         args = [self._jax.device_put(a, lies(s)) for a, s in zip(arrays, shardings, strict=True)]
-        found = []
+        result = []
         for parts, proto in zip(self._parts(program, args), program.get_output_shardings()):
             sharding = lies(proto)
             shape = _whole_shape(parts[0].shape, proto)
             made = self._jax.make_array_from_single_device_arrays(shape, sharding, parts)
-            found.append(np.asarray(made))
-        return found
+            result.append(np.asarray(made))
+        return result
 
     @staticmethod
     def _parts(program: Any, args: list[Any]) -> list[Any]:

@@ -106,12 +106,12 @@ def _meshgrid(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> 
         own[:2] = 1, 0
         if len({int(n) for t in operands[:2] for n in t.shape}) > 1:
             raise refuse(call, "TVM types the result of a meshgrid of rows and columns wrongly")
-    found = []
+    result = []
     for k, ty in enumerate(operands):
         part = builder.emit(item(grad, k))
         others = [d for d in range(len(operands)) if d != own[k]]
-        found.append(reshape(sum_op(part, others) if others else part, ty.shape))
-    return [relax.Tuple(found)]
+        result.append(reshape(sum_op(part, others) if others else part, ty.shape))
+    return [relax.Tuple(result)]
 
 
 @register_gradient("layout_transform")

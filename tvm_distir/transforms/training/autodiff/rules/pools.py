@@ -187,9 +187,9 @@ def _dilated(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> A
 
 def _with_row(shape: Any, layout: str) -> list[Any]:
     """Shape of a value of one spatial dim with a dim of one in front of it."""
-    found = list(shape)
-    found.insert(layout.index("H"), 1)
-    return found
+    result = list(shape)
+    result.insert(layout.index("H"), 1)
+    return result
 
 
 def _three(
