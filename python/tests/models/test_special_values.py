@@ -4,26 +4,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tvm_distir as td
+from tests.models.special_values_jax import ROWS
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.support.errors.tree import EngineError
 
-NAN, INF = np.nan, np.inf
-ROWS = np.array(
-    [
-        [1.0, NAN, -2.0, INF, 0.5, -0.0],
-        [NAN, 0.5, -INF, 3.0, NAN, 7.0],
-        [-INF, -INF, -INF, -INF, -INF, -INF],
-        [INF, INF, 2.0, INF, -INF, 1.0],
-        [NAN, NAN, NAN, NAN, NAN, NAN],
-        [-3.0, 2.0, 2.0, 1.0, 0.0, -1.5],
-    ]
-)
 TYPES = ("float32", "float64")
 TORCH = {
     "isnan": lambda t, a: t.isnan(a),

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proof of sharding rules by execution: shards through their local forms against the whole.
 
-``python -m tvm_distir.execution.rule_validation`` proves the rules of the sources it is run from,
+``python -m tvm_distir.ops.validate`` proves the rules of the sources it is run from,
 those of
 installed packages included. Nothing below this room is asked: the calls of a local form are
 compiled by TVM, and what the devices say to each other is interpreted with NumPy, all devices in

@@ -21,7 +21,7 @@ from .proof import CHUNK, Proof, prove
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tvm_distir.execution.rule_validation",
+        prog="python -m tvm_distir.ops.validate",
         description=(__doc__ or "").split("\n", 1)[0],
     )
     parser.add_argument("names", nargs="*", metavar="WORD", help="cases with a word in their name")
