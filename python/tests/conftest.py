@@ -15,16 +15,7 @@ HERE = Path(__file__).parent
 
 #: The folders that take longest. Workers take files in this order, so that none of them is left
 #: with a long one at the end.
-FIRST = (
-    "transform",
-    "integration",
-    "strategy",
-    "runtime",
-    "repo",
-    "frontend",
-    "verification",
-    "ops",
-)
+FIRST = ("transforms", "integration", "planning", "execution", "repo", "models", "core")
 
 #: Folders that compile as users do, with LLVM's optimisations, as tests marked ``optimized`` do.
 #: The subject of the others is not the code that TVM makes of their programs.

@@ -244,6 +244,8 @@ from .propagation.module import PlacedModule as PlacedModule
 from .propagation.placement_search import CandidatePlacement as CandidatePlacement
 from .propagation.placement_search import PlacementConstraint as PlacementConstraint
 from .propagation.placement_search import PlacementSearch as PlacementSearch
+from .propagation.search import WeightLabels as WeightLabels
+from .propagation.serialization import labels_of_decision as labels_of_decision
 from .propagation.solve.alternatives import fits as fits
 from .propagation.solve.conversions import Form as Form
 from .propagation.solve.cost import Costs as Costs

@@ -24,7 +24,7 @@ from tvm_distir.core.propagation.solve.cost import Costs
 
 from .decision import Decision
 from .footprint import CostMeter, DeviceCost
-from .search import Labels, WeightSearch
+from .search import WeightLabels, WeightSearch
 
 SETTLING = Costs()
 """What propagation counts, when it is not asked to weigh otherwise."""
@@ -47,10 +47,10 @@ class CandidatePlacement:
     the dims of the weights that lie cut and are gathered where they are used.
     """
 
-    labels: Labels
+    labels: WeightLabels
     footprint: DeviceCost
     pins: tuple[PlacementConstraint, ...] = ()
-    stored: Labels = field(default_factory=dict)
+    stored: WeightLabels = field(default_factory=dict)
 
 
 class PlacementSearch:
@@ -88,11 +88,11 @@ class PlacementSearch:
         self._open = {name: dict.fromkeys(sorted(found)) for name, found in weights.items()}
         self._search = WeightSearch(mod, Axis(0, 0, ranks, axis), costs)
         self._meter = CostMeter(ranks)
-        self._stored: Labels = {}
+        self._stored: WeightLabels = {}
         self._tried: dict[Hashable, CandidatePlacement] = {}
         self._results: dict[str, list[tuple[int, int, str]]] = {}
 
-    def store(self, dims: Labels) -> None:
+    def store(self, dims: WeightLabels) -> None:
         """Say which weights lie cut, on which dims, and are gathered where they are used.
 
         The trials that follow move these and no other weights.
@@ -121,7 +121,7 @@ class PlacementSearch:
                 name: {**found, **self._stored.get(name, {})} for name, found in self._open.items()
             }
             decision = self._search.decide(asked, costs, self._stored, parts)
-            labels: Labels = {}
+            labels: WeightLabels = {}
             for name, found in self._open.items():
                 inst = decision.entries[name]
                 labels[name] = {
@@ -136,7 +136,7 @@ class PlacementSearch:
             return found.wire_bytes
         return self.costs.sending(found.wire_bytes, found.collectives)
 
-    def settled(self, labels: Labels, costs: Costs | None = None) -> CandidatePlacement:
+    def settled(self, labels: WeightLabels, costs: Costs | None = None) -> CandidatePlacement:
         """What propagation makes of these labels: as :meth:`best`, nothing being free."""
         costs = costs or self.costs
         key = (costs, tuple((name, tuple(found.items())) for name, found in labels.items()))
@@ -145,7 +145,7 @@ class PlacementSearch:
         return self._tried[key]
 
     def _trial(
-        self, decision: Decision, labels: Labels, pins: tuple[PlacementConstraint, ...] = ()
+        self, decision: Decision, labels: WeightLabels, pins: tuple[PlacementConstraint, ...] = ()
     ) -> CandidatePlacement:
         held = sum(
             self.weight_bytes(name, i, label)
@@ -256,7 +256,7 @@ class PlacementSearch:
         why = rule.why_whole.get(f"in{positions[0]}.dim{d}", "it does not divide")
         return f"{rule.op} takes its dim {d} whole: {why}"
 
-    def _pins(self, decision: Decision, labels: Labels) -> tuple[PlacementConstraint, ...]:
+    def _pins(self, decision: Decision, labels: WeightLabels) -> tuple[PlacementConstraint, ...]:
         """Return the sharded results that the chosen labels do not reach."""
         reach = self._search.reach_of(labels, self._stored)
         pins: dict[tuple[str, str], set[int]] = {}
@@ -300,4 +300,10 @@ class PlacementSearch:
         return self._search.module.graphs[self._search.module.entries[name]]
 
 
-__all__ = ["CandidatePlacement", "DeviceCost", "Labels", "PlacementConstraint", "PlacementSearch"]
+__all__ = [
+    "CandidatePlacement",
+    "DeviceCost",
+    "PlacementConstraint",
+    "PlacementSearch",
+    "WeightLabels",
+]

@@ -28,7 +28,7 @@ from .module import PlacedModule
 from .reach import Given, ReachabilityWalk, ReachableAxes
 from .unify import DimClasses, DimUnifier
 
-Labels = dict[str, dict[int, int]]
+WeightLabels = dict[str, dict[int, int]]
 """Per public function: label of each weight, by its flat number among the parameters."""
 
 Asked = Mapping[str, Mapping[int, int | None]]
@@ -166,7 +166,7 @@ def _asked_dims(g: Graph, asked: Mapping[int, int | None], parts: int) -> list[i
 
 
 def _given(module: PlacedModule, asked: Asked, stored: Stored) -> Given:
-    """Labels of the parameters: other than the weights they are whole; which are held."""
+    """WeightLabels of the parameters: other than the weights they are whole; which are held."""
     return {
         key: {
             k: (weights.get(k, R), k in weights and k not in stored.get(key, ()))
@@ -184,4 +184,4 @@ def _key(labels: Asked, stored: Stored, parts: int) -> Hashable:
     )
 
 
-__all__ = ["Asked", "Labels", "Stored", "WeightSearch"]
+__all__ = ["Asked", "Stored", "WeightLabels", "WeightSearch"]

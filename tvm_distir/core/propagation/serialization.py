@@ -31,7 +31,7 @@ PLACE = "plan/labels"
 KEYS = ("module", "rules", "alternatives", "functions", "entries")
 
 
-def labels_of(decision: Decision, module: PlacedModule, rules: int) -> dict[str, Any]:
+def labels_of_decision(decision: Decision, module: PlacedModule, rules: int) -> dict[str, Any]:
     """Labels of a plan that say what was decided.
 
     Parameters

@@ -20,12 +20,12 @@ from tvm_distir.core import (
     Plan,
     System,
     collector_paused,
+    labels_of_decision,
     lift_branches,
     meshes,
     on_stages,
     plan_of,
 )
-from tvm_distir.core.propagation.serialization import labels_of
 from tvm_distir.performance import Program, export
 from tvm_distir.support import PlanError
 from tvm_distir.transforms import pipeline
@@ -103,7 +103,7 @@ class Labelling:
         waits unfinished; where labels are removed, that is left to propagation.
         """
         rules = (*self.fixed.rules, *plan_of(self.decision, self.meshes).rules)
-        labels = labels_of(self.decision, self.module, len(self.fixed.rules))
+        labels = labels_of_decision(self.decision, self.module, len(self.fixed.rules))
         return Plan(self.meshes, rules, labels=labels)
 
 

@@ -13,8 +13,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from tvm_distir.core import CandidatePlacement, PlacementSearch, Plan, R
-from tvm_distir.core.propagation.search import Labels
+from tvm_distir.core import CandidatePlacement, PlacementSearch, Plan, R, WeightLabels
 
 from .model_info import Parameter
 
@@ -111,7 +110,7 @@ def avoid(
             kept *= len(offered)
             options.append(offered)
         for combination in itertools.product(*options):
-            labels: Labels = {name: dict(found) for name, found in trial.labels.items()}
+            labels: WeightLabels = {name: dict(found) for name, found in trial.labels.items()}
             for group, label in zip(members, combination, strict=True):
                 for name, i in group:
                     labels[name][i] = label

@@ -28,6 +28,7 @@ from tvm_distir.core import (
     PlanRule,
     R,
     System,
+    WeightLabels,
     all_bindings,
     axis_groups,
     data_positions,
@@ -36,7 +37,6 @@ from tvm_distir.core import (
     main_dtype,
     relax_functions,
 )
-from tvm_distir.core.propagation.search import Labels
 from tvm_distir.support import PlanError
 
 from .model_info import (
@@ -118,9 +118,9 @@ def tensor_parallel(
         name: tensor_parameters(name, fn, rule_name) for name, fn, rule_name in entries(mod)
     }
     weights = _weights(mod, parameters)
-    labels: Labels = {name: dict.fromkeys(found, R) for name, found in weights.items()}
+    labels: WeightLabels = {name: dict.fromkeys(found, R) for name, found in weights.items()}
     pins: tuple[PlacementConstraint, ...] = ()
-    stored: Labels = {}
+    stored: WeightLabels = {}
     if ranks > 1:
         explorer = PlacementSearch(
             lift_branches(inner_made_private(mod)),

@@ -13,8 +13,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tvm_distir.core import CandidatePlacement, DeviceCost, PlacementSearch, collector_paused
-from tvm_distir.core.propagation.search import Labels
+from tvm_distir.core import (
+    CandidatePlacement,
+    DeviceCost,
+    PlacementSearch,
+    WeightLabels,
+    collector_paused,
+)
 from tvm_distir.support import PlanError
 
 from .model_info import Parameter
@@ -135,7 +140,7 @@ def _used_as_they_lie(explorer: PlacementSearch, bounds: Bounds, parts: int) -> 
     return min(plain, wide, key=lambda trial: bounds.order(explorer, trial))
 
 
-def _storable(explorer: PlacementSearch, labels: Labels, over: int) -> list[Labels]:
+def _storable(explorer: PlacementSearch, labels: WeightLabels, over: int) -> list[WeightLabels]:
     """Sets of weights that no op takes cut, with dims to store them by: just enough, and all.
 
     Parameters
