@@ -7,12 +7,8 @@ from __future__ import annotations
 import itertools
 import math
 
-import ml_dtypes
-import numpy as np
 import pytest
-from tvm import relax
 
-import tvm_distir as td
 from tests.core.passes import redistribute_harness as h
 from tests.core.passes import redistribute_whole as whole
 from tvm_distir.core.ir.placement import P, R
@@ -68,28 +64,3 @@ def test_bytes_are_the_same_before_and_after_lowering():
     before, after = traffic(legal), traffic(LowerDistIR()(legal))
     assert before.total_wire_bytes == after.total_wire_bytes == 96
     assert [kind.op for kind in after.counts] == ["exchange"]
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_terms_of_half_precision_are_added_in_float32(dtype):
-    """Each of four devices holds a term; their sum is rounded once, not after each addition."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType([11, 4], dtype))
-    w = relax.Var("w", relax.TensorType([4, 2], dtype))
-    with builder.function("main", [x, w]):
-        with builder.dataflow():
-            y = builder.emit_output(relax.op.matmul(x, w), name_hint="y")
-        builder.emit_func_output(y)
-    rules = [
-        {"param": "x", "placement": "S[1], S[0]"},
-        {"param": "w", "placement": "S[0], R"},
-        {"value": "y", "placement": "S[0], S[0]"},
-    ]
-    plan = {"schema_version": 1, "mesh": {"a": 4, "b": 2}, "rules": rules}
-    local = td.distribute(builder.get(), plan)
-    assert "R.dist.exchange" in local.script()
-    step = float(ml_dtypes.finfo(dtype).eps)  # between 1 and the next number
-    row = np.array([1, 0.625 * step, 0.625 * step, 0.625 * step])
-    values = [np.tile(row, (11, 1)).astype(dtype), np.ones((4, 2), dtype)]
-    (got,) = td.run(local, values, engine="virtual")
-    np.testing.assert_array_equal(got, np.full((11, 2), 1 + 2 * step, dtype))
