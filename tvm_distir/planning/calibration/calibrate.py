@@ -67,7 +67,10 @@ class Calibration:
         if self.refused:
             lines.append(f"{'refused':<14} {self.refused:6} rows, faster than the device can be")
         for name, value in self.values.items():
-            groups = {"at its bound": self.at_bound, "not determined by the rows": self.undetermined}
+            groups = {
+                "at its bound": self.at_bound,
+                "not determined by the rows": self.undetermined,
+            }
             notes = [note for note, names in groups.items() if name in names]
             said = f"  ({', '.join(notes)})" if notes else ""
             lines.append(f"{name:<26} {value:10.4g} {_unit(name)}{said}")
