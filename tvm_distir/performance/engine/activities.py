@@ -195,7 +195,7 @@ class ActivityGraphBuilder:
         )
         return ActivityGraph(
             activities,
-            np.array([one for own in self.runs for one in own], np.int64),
+            np.array([run for runs in self.runs for run in runs], np.int64),
             self.sent,
             np.array(self.streams, np.int64),
             np.array(position, np.int64),

@@ -69,7 +69,7 @@ class FunctionTable:
     def arrays(self) -> tuple[Ints, ...]:
         """The five lists as arrays."""
         lists = (self.functions, self.ops, self.ins, self.outs, self.results)
-        return tuple(np.array(one, np.int64) for one in lists)
+        return tuple(np.array(values, np.int64) for values in lists)
 
 
 @contextlib.contextmanager

@@ -48,8 +48,8 @@ def accumulated(program: Program) -> Program:
             functions[name] = _without_work(functions[name], moved)
     for (name, value), op in added.items():
         fn = functions[name]
-        one = op._replace(op=ADD, inputs=(value,), outputs=())
-        functions[name] = dataclasses.replace(fn, ops=(*fn.ops, one))
+        addition = op._replace(op=ADD, inputs=(value,), outputs=())
+        functions[name] = dataclasses.replace(fn, ops=(*fn.ops, addition))
     return dataclasses.replace(program, functions=functions)
 
 
@@ -68,14 +68,14 @@ def _reader(
     """The kernel that reads a value, in the function that is called with it, views followed."""
     name, value = place
     for op in readers[name].get(value, ()):
-        found: Op | None = op
+        reader: Op | None = op
         if op.kind == "view" or op.kernel_class == "view":
-            found = _reader(functions, readers, (name, op.outputs[0]))
+            reader = _reader(functions, readers, (name, op.outputs[0]))
         elif op.kind == "call":
             param = functions[op.callee].params[op.inputs.index(value)]
-            found = _reader(functions, readers, (op.callee, param))
-        if found is not None:
-            return found
+            reader = _reader(functions, readers, (op.callee, param))
+        if reader is not None:
+            return reader
     return None
 
 

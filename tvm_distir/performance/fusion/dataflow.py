@@ -90,14 +90,14 @@ class Dataflow:
 
     def neighbours(self, number: int) -> list[int]:
         """Ops that make what an op reads, or read what it makes; not through single elements."""
-        found = []
+        numbers = []
         for value in self.reads(number):
             if value in self.maker and self.elements(value) > 1:
-                found.append(self.maker[value])
+                numbers.append(self.maker[value])
         for value in self.fn.ops[number].outputs:
             if self.elements(value) > 1:
-                found.extend(self.readers.get(value, ()))
-        return found
+                numbers.extend(self.readers.get(value, ()))
+        return numbers
 
     def narrowed(self) -> dict[int, tuple[str, int]]:
         """By value that has memory its narrowest type among its casts, and its bytes then.
@@ -120,12 +120,12 @@ class Dataflow:
     def after_gradients(self) -> set[int]:
         """Ops that wait for a gradient that the function is given: those of its backward part."""
         late = {p for p in self.fn.params if _GRADIENT.match(self.fn.values[p].name)}
-        found: set[int] = set()
+        numbers: set[int] = set()
         for number, op in enumerate(self.fn.ops):
             if not late.isdisjoint(op.inputs):
                 late.update(op.outputs)
-                found.add(number)
-        return found
+                numbers.add(number)
+        return numbers
 
     def closes_circle(self, group: Collection[int], number: int) -> bool:
         """Whether some op outside both lies on a way from a group to an op, or back."""

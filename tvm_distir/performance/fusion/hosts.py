@@ -29,7 +29,7 @@ def with_hosts(program: Program, besides: Mapping[str, int]) -> Program:
     functions = dict(program.functions)
     marks: dict[str, list[str]] = {}
     if program.staged is None:
-        found = set(functions)
+        reachable = set(functions)
     else:
         roots = []
         for role in program.staged.roles:
@@ -39,9 +39,9 @@ def with_hosts(program: Program, besides: Mapping[str, int]) -> Program:
                     marks.setdefault(phase.function, []).append(UNIT)
                 elif phase.name == BEGIN:
                     marks.setdefault(phase.function, []).append(STEP)
-        found = reached(functions, roots)
+        reachable = reached(functions, roots)
     for name, fn in functions.items():
-        count = _issued(fn) + besides[name] if name in found else 0
+        count = _issued(fn) + besides[name] if name in reachable else 0
         counts = [(mark, 1) for mark in marks.get(name, ())] + ([(HOST, count)] if count else [])
         if counts:
             added = [Op(k, "compute", k, fn.params, flops=n, kernel_class=k) for k, n in counts]

@@ -187,14 +187,14 @@ def _texts(data: JsonValue, key: str) -> tuple[str, ...]:
 
 
 def _rule(data: JsonValue) -> Rule:
-    found = data.object(_RULE, optional=_RULE_OPTIONAL)
+    fields = data.object(_RULE, optional=_RULE_OPTIONAL)
     return Rule(
-        name=found["name"].text(),
-        anchors=_texts(found, "anchors"),
-        members=_texts(found, "members"),
-        issue=found["issue"].word(ISSUERS) if "issue" in found else "any",
-        batch_multiple=found["batch_multiple"].integer(1) if "batch_multiple" in found else 1,
-        launches_else=found["launches_else"].integer() if "launches_else" in found else 0,
-        extra_bytes=found["extra_bytes"].integer() if "extra_bytes" in found else 0,
-        kernel_class=found["class"].text() if "class" in found else "",
+        name=fields["name"].text(),
+        anchors=_texts(fields, "anchors"),
+        members=_texts(fields, "members"),
+        issue=fields["issue"].word(ISSUERS) if "issue" in fields else "any",
+        batch_multiple=fields["batch_multiple"].integer(1) if "batch_multiple" in fields else 1,
+        launches_else=fields["launches_else"].integer() if "launches_else" in fields else 0,
+        extra_bytes=fields["extra_bytes"].integer() if "extra_bytes" in fields else 0,
+        kernel_class=fields["class"].text() if "class" in fields else "",
     )

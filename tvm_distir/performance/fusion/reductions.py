@@ -154,19 +154,19 @@ def _bucketed(fn: Function) -> Function:
     for op in fn.ops:
         if op.kind == "collective" and {flow.source[v] for v in op.inputs} <= given:
             buckets.setdefault((op.collective, op.mesh, op.mesh_axes), []).append(op)
-    joined = {id(op): own for own in buckets.values() for op in own if len(own) > 1}
+    joined = {id(op): bucket for bucket in buckets.values() for op in bucket if len(bucket) > 1}
     if not joined:
         return fn
     head: list[Op] = []
     rest = [op for op in fn.ops if id(op) not in joined]
-    sources = {flow.source[v] for own in joined.values() for op in own for v in op.inputs}
+    sources = {flow.source[v] for bucket in joined.values() for op in bucket for v in op.inputs}
     views = [op for op in rest if op.kind == "view" and flow.source[op.inputs[0]] in sources]
-    for own in {id(own): own for own in joined.values()}.values():
+    for bucket in {id(bucket): bucket for bucket in joined.values()}.values():
         head.append(
-            own[0]._replace(
-                inputs=tuple(v for op in own for v in op.inputs),
-                outputs=tuple(v for op in own for v in op.outputs),
-                payload_bytes=sum(op.payload_bytes for op in own),
+            bucket[0]._replace(
+                inputs=tuple(v for op in bucket for v in op.inputs),
+                outputs=tuple(v for op in bucket for v in op.outputs),
+                payload_bytes=sum(op.payload_bytes for op in bucket),
             )
         )
     known = {id(op) for op in views}
@@ -212,19 +212,21 @@ class _Narrowing:
                     fn = self.functions[phase.function]
                     given = {p for p, s in zip(fn.params, phase.inputs, strict=True) if s in narrow}
                     begins = phase.name in (ACCUMULATE, NEXT)
-                    found = self._function(phase.function, given, begins)
-                    narrow.update(s for r, s in enumerate(phase.outputs) if r in found)
+                    indices = self._function(phase.function, given, begins)
+                    narrow.update(s for r, s in enumerate(phase.outputs) if r in indices)
                     totals = {total for part, total in role.sums if part in narrow}
                     narrow.update(totals)
-            own = [
+            narrowed_slots = [
                 slot._replace(dtype="float16", bytes=slot.bytes // 2) if n in narrow else slot
                 for n, slot in enumerate(role.slots)
             ]
-            roles.append(dataclasses.replace(role, slots=tuple(own)))
+            roles.append(dataclasses.replace(role, slots=tuple(narrowed_slots)))
             slots.append(narrow)
         sums = tuple(
-            dataclasses.replace(one, edges=tuple(self._edge(edge, slots) for edge in one.edges))
-            for one in self.staged.sums
+            dataclasses.replace(
+                stage_sum, edges=tuple(self._edge(edge, slots) for edge in stage_sum.edges)
+            )
+            for stage_sum in self.staged.sums
         )
         return dataclasses.replace(self.staged, roles=tuple(roles), sums=sums)
 
@@ -245,8 +247,8 @@ class _Narrowing:
             inside = [k for k, value in enumerate(op.inputs) if value in narrow]
             if op.kind == "call":
                 callee = self.functions[op.callee]
-                found = self._function(op.callee, {callee.params[k] for k in inside}, begins)
-                narrow.update(op.outputs[r] for r in found)
+                indices = self._function(op.callee, {callee.params[k] for k in inside}, begins)
+                narrow.update(op.outputs[r] for r in indices)
             elif begins and op.op == "relax.astype":
                 have, want = (fn.values[v].dtype for v in (op.inputs[0], op.outputs[0]))
                 if have in HALF and want == "float32":

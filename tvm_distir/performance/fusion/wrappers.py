@@ -46,13 +46,15 @@ def _written_out(fn: Function, functions: Mapping[str, Function]) -> Function:
             continue
         callee = functions[op.callee]
         given = (stands.get(i, i) for i in op.inputs)
-        own = dict(zip(callee.params, given, strict=True))
+        renumbered = dict(zip(callee.params, given, strict=True))
         for number, value in enumerate(callee.values):
-            if number not in own:
-                own[number] = len(values)
+            if number not in renumbered:
+                renumbered[number] = len(values)
                 values.append(value)
-        ops += [_on(one, own) for one in callee.ops]
-        stands.update((out, own[i]) for out, i in zip(op.outputs, callee.results, strict=True))
+        ops += [_on(callee_op, renumbered) for callee_op in callee.ops]
+        stands.update(
+            (out, renumbered[i]) for out, i in zip(op.outputs, callee.results, strict=True)
+        )
     results = tuple(stands.get(i, i) for i in fn.results)
     return dataclasses.replace(fn, ops=tuple(ops), results=results, values=tuple(values))
 

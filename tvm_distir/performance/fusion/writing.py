@@ -101,10 +101,10 @@ def _in_order(nodes: list[tuple[int, Op]]) -> list[Op]:
     maker = {value: k for k, (_, op) in enumerate(nodes) for value in op.outputs}
     waits = [{maker[v] for v in op.inputs if v in maker} for _, op in nodes]
     behind: dict[int, list[int]] = {}
-    for k, own in enumerate(waits):
-        for other in own:
+    for k, predecessors in enumerate(waits):
+        for other in predecessors:
             behind.setdefault(other, []).append(k)
-    left = [len(own) for own in waits]
+    left = [len(predecessors) for predecessors in waits]
     ready = [k for k, count in enumerate(left) if not count]
     out = []
     while ready:

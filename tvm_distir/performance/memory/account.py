@@ -118,15 +118,15 @@ class MemoryAccount:
 
     def to_dict(self) -> dict[str, Any]:
         """Give the fields by name, ``host_bytes`` where there are some."""
-        found = {
+        entry = {
             **self.__dict__,
             "at_peak": dict(self.at_peak),
             "most": dict(self.most),
             "holders": [holder.to_dict() for holder in self.holders],
         }
         if not self.host_bytes:
-            del found["host_bytes"]
-        return found
+            del entry["host_bytes"]
+        return entry
 
 
 def by_role(sizes: Iterable[int]) -> dict[str, int]:
@@ -134,25 +134,32 @@ def by_role(sizes: Iterable[int]) -> dict[str, int]:
     return {role: size for role, size in zip(ROLES, sizes, strict=True) if size}
 
 
-def holders(found: Iterable[LiveBuffer]) -> tuple[BufferGroup, ...]:
+def holders(buffers: Iterable[LiveBuffer]) -> tuple[BufferGroup, ...]:
     """Join buffers alike: of one maker, one role and one size, whose names differ in numbers."""
     groups: dict[Any, list[LiveBuffer]] = {}
-    for one in found:
-        label = one.label
-        key = (_pattern(label.what), label.maker, label.function, label.unit, one.role, one.bytes)
-        groups.setdefault(key, []).append(one)
+    for buffer in buffers:
+        label = buffer.label
+        key = (
+            _pattern(label.what),
+            label.maker,
+            label.function,
+            label.unit,
+            buffer.role,
+            buffer.bytes,
+        )
+        groups.setdefault(key, []).append(buffer)
     joined = [
         BufferGroup(
-            _name([one.label.what for one in same]),
+            _name([buffer.label.what for buffer in same]),
             ROLES[same[0].role],
             same[0].label.function,
             same[0].label.unit,
-            sum(one.bytes for one in same),
+            sum(buffer.bytes for buffer in same),
             len(same),
         )
         for same in groups.values()
     ]
-    joined.sort(key=lambda one: (-one.bytes, one.what))
+    joined.sort(key=lambda group: (-group.bytes, group.what))
     return tuple(joined[:NAMED])
 
 

@@ -38,10 +38,10 @@ class Arena:
             self._end = place + size
             self.top = max(self.top, self._end)
             return place
-        found, place = self._holes[number]
-        self._close(place, found)
-        if found > size:
-            self._open(place + size, found - size)
+        hole, place = self._holes[number]
+        self._close(place, hole)
+        if hole > size:
+            self._open(place + size, hole - size)
         return place
 
     def give(self, place: int, size: int) -> None:
@@ -102,7 +102,7 @@ class Arenas:
                 if buffer not in kept and shape.sizes[buffer]:
                     places[buffer] = arena.take(shape.sizes[buffer])
             if step.op.callees:
-                size = max(self.inside(one.use) for one in framework.inner(lives, number, shape))
+                size = max(self.inside(call.use) for call in framework.inner(lives, number, shape))
                 if size:
                     arena.give(arena.take(size), size)
             for buffer in ends:

@@ -129,10 +129,10 @@ class CachingAllocator:
 
     def level(self, use: CallVariant) -> MemoryLevel:
         """What a use takes and leaves, its results included."""
-        found = self._known.get(use)
-        if found is None:
-            found = self._known[use] = self._walk(use)
-        return found
+        level = self._known.get(use)
+        if level is None:
+            level = self._known[use] = self._walk(use)
+        return level
 
     def _walk(self, use: CallVariant) -> MemoryLevel:
         lives, level = self.lives[use.function], self.new()
@@ -143,7 +143,7 @@ class CachingAllocator:
             if step.op.callees:
                 inner = self.inner(lives, number, shape)
                 level.over(self.run(step, inner, shape), number)
-                gone = {buffer for one in inner for buffer in one.handed}
+                gone = {buffer for call in inner for buffer in call.handed}
                 ends = tuple(buffer for buffer in ends if buffer not in gone)
             else:
                 for buffer in step.new:
@@ -158,12 +158,12 @@ class CachingAllocator:
         """What a call takes and leaves; of a branch the most of either side."""
         if len(inner) == 1:
             return self.level(inner[0].use)
-        both, handed = MemoryLevel(), {buffer for one in inner for buffer in one.handed}
-        for one in inner:
+        both, handed = MemoryLevel(), {buffer for call in inner for buffer in call.handed}
+        for call in inner:
             side = MemoryLevel()
-            for buffer in handed - set(one.handed):
+            for buffer in handed - set(call.handed):
                 side.add(shape.roles[buffer], -shape.sizes[buffer])
-            side.over(self.level(one.use), 0)
+            side.over(self.level(call.use), 0)
             both.peak = max(both.peak, side.peak)
             both.most = [max(pair) for pair in zip(both.most, side.most, strict=True)]
         for buffer in handed:
@@ -202,7 +202,7 @@ class CachingAllocator:
     def inner(self, lives: FunctionBuffers, number: int, shape: Shape) -> list[NestedCall]:
         """How a step calls: what nobody reads behind it is handed over."""
         step, ends = lives.steps[number], set(shape.ends[number])
-        found, times = [], Counter(step.reads)
+        calls, times = [], Counter(step.reads)
         for callee, args in self.lives.called(step.op, step.reads):
             results = frozenset(callee.results)
             handed = {
@@ -225,8 +225,8 @@ class CachingAllocator:
                 (param, shape.roles[buffer], shape.sizes[buffer])
                 for buffer, param in handed.items()
             )
-            found.append(NestedCall(CallVariant(callee.name, owned, given), handed))
-        return found
+            calls.append(NestedCall(CallVariant(callee.name, owned, given), handed))
+        return calls
 
     def held(
         self, use: CallVariant, labels: Mapping[int, Label] | None = None
@@ -239,23 +239,23 @@ class CachingAllocator:
         inner: Sequence[NestedCall] = ()
         if at >= 0 and lives.steps[at].op.callees:
             inner = self.inner(lives, at, shape)
-        here = [self.level(one.use).peak for one in inner]
+        here = [self.level(call.use).peak for call in inner]
         named = {}
         for buffer, size in enumerate(shape.sizes):
             mine = buffer in shape.owned if buffer < lives.params else lives.makers[buffer] <= at
             if not mine or buffer in gone or not size:
                 continue
             named[buffer] = (labels or {}).get(buffer) or self.label(lives, buffer)
-            if any(buffer in one.handed for one in inner):
+            if any(buffer in call.handed for call in inner):
                 continue
             if not (inner and lives.makers[buffer] == at):
                 yield LiveBuffer(named[buffer], shape.roles[buffer], size)
         if inner:
-            one = inner[here.index(max(here))]
+            call = inner[here.index(max(here))]
             below = {
-                param: named[buffer] for buffer, param in one.handed.items() if buffer in named
+                param: named[buffer] for buffer, param in call.handed.items() if buffer in named
             }
-            yield from self.held(one.use, below)
+            yield from self.held(call.use, below)
 
     def moment(self, use: CallVariant) -> str:
         """Where the peak of a use is: functions and op, joined by ``/``."""
@@ -266,7 +266,7 @@ class CachingAllocator:
         if not step.op.callees:
             return f"{use.function}/{step.op.name}"
         inner = self.inner(lives, at, self.shape(use))
-        dearest = max(inner, key=lambda one: self.level(one.use).peak)
+        dearest = max(inner, key=lambda call: self.level(call.use).peak)
         return f"{use.function}/{self.moment(dearest.use)}"
 
     def label(self, lives: FunctionBuffers, buffer: int) -> Label:
@@ -284,20 +284,20 @@ class CachingAllocator:
         A call updates where all that it makes takes the memory of what it replaces, or is gathered
         to what does.
         """
-        found, values = set[int](), self.values[lives.name]
+        gradients, values = set[int](), self.values[lives.name]
         updated = set(donated)
         for step, ends in zip(reversed(lives.steps), reversed(lives.ends), strict=True):
             moves = step.op.kind in ("collective", "wait")
             if moves and step.new and updated.issuperset(step.new):
                 updated.update(step.reads)
             if step.op.callees and step.new and updated.issuperset(step.new):
-                found.update(
+                gradients.update(
                     buffer
                     for buffer in step.reads
                     if buffer >= lives.params and values[lives.values[buffer]].bytes > _SCALAR_BYTES
                 )
-            if moves and found.intersection(step.writes):
-                found.update(b for b in step.reads if b >= lives.params and b in ends)
-        for buffer in found - donated:
+            if moves and gradients.intersection(step.writes):
+                gradients.update(b for b in step.reads if b >= lives.params and b in ends)
+        for buffer in gradients - donated:
             if sizes[buffer]:
                 roles[buffer] = GRADIENTS

@@ -76,18 +76,18 @@ def entry_memory(program: Program, entry: Entry, framework: CachingAllocator) ->
     ]
     use = _use(framework.lives[entry.function], dict(entry.alias))
     level = framework.level(use)
-    base = sum(one.bytes for one in resident)
+    base = sum(buffer.bytes for buffer in resident)
     arena = Arenas(framework).whole(use)
-    found = [*resident, *framework.held(use)]
+    buffers = [*resident, *framework.held(use)]
     roles = role_sums(resident)
     account = MemoryAccount(
         "framework",
         base + level.peak,
         max(0, arena - level.peak),
         framework.moment(use),
-        by_role(role_sums(found)),
+        by_role(role_sums(buffers)),
         by_role(map(sum, zip(roles, level.most, strict=True))),
-        holders(found),
+        holders(buffers),
     )
     return EntryMemory(account, base, framework, use)
 
@@ -116,11 +116,11 @@ def constants(
     ]
 
 
-def role_sums(found: Iterable[LiveBuffer]) -> list[int]:
+def role_sums(buffers: Iterable[LiveBuffer]) -> list[int]:
     """Bytes by number of role."""
     sums = [0] * 8
-    for one in found:
-        sums[one.role] += one.bytes
+    for buffer in buffers:
+        sums[buffer.role] += buffer.bytes
     return sums
 
 

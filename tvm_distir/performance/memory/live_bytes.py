@@ -54,10 +54,10 @@ class LiveBytes:
             if step.op.callees:
                 inner = framework.inner(lives, number, shape)
                 taken = self.taken.get(f"{use.function}/{step.op.name}", step.op.callee)
-                one = next(i for i in inner if i.use.function == taken)
+                call = next(i for i in inner if i.use.function == taken)
                 gone = {buffer for i in inner for buffer in i.handed}
-                during, _ = self.of(one.use)
-                elsewhere = sum(shape.sizes[buffer] for buffer in gone - set(one.handed))
+                during, _ = self.of(call.use)
+                elsewhere = sum(shape.sizes[buffer] for buffer in gone - set(call.handed))
                 flush()
                 parts.append(during + (live - elsewhere))
                 live += framework.run(step, inner, shape).live

@@ -99,19 +99,19 @@ class ProgramBuffers:
         return -(-size_bytes // self.block_bytes) * self.block_bytes
 
     def __getitem__(self, name: str) -> FunctionBuffers:
-        found = self._known.get(name)
-        if found is None:
-            found = self._known[name] = self._read(name, self.functions[name])
-        return found
+        buffers = self._known.get(name)
+        if buffers is None:
+            buffers = self._known[name] = self._read(name, self.functions[name])
+        return buffers
 
     def called(self, op: Op, reads: Sequence[int]) -> list[tuple[FunctionBuffers, Sequence[int]]]:
         """Functions that a call or a branch may run, with the buffers that are their arguments."""
-        first, found = int(op.kind == "branch"), []
+        first, callees = int(op.kind == "branch"), []
         for name in op.callees:
             callee = self[name]
-            found.append((callee, reads[first : first + callee.params]))
+            callees.append((callee, reads[first : first + callee.params]))
             first += callee.params
-        return found
+        return callees
 
     def _read(self, name: str, fn: Function) -> FunctionBuffers:
         lives = FunctionBuffers(name, len(fn.params))
@@ -145,9 +145,9 @@ class ProgramBuffers:
                     else:
                         at[value] = known[made] = make(value, role, number, size)
                 callee = self[op.callees[0]]
-                for place, own in callee.lent:
+                for place, lent_buffer in callee.lent:
                     value = op.outputs[place]
-                    more = make(value, callee.roles[own], number, callee.sizes[own])
+                    more = make(value, callee.roles[lent_buffer], number, callee.sizes[lent_buffer])
                     held[at[value]] = (*held.get(at[value], ()), more)
             elif op.kind == "wait" or (op.kind == "transfer" and op.collective == "send"):
                 at[op.outputs[0]] = reads[0]  # the result is the operand
@@ -159,7 +159,7 @@ class ProgramBuffers:
             if op.is_start:
                 held.update((buffer, reads) for buffer in new)
             ended = reads if op.kind == "wait" or op.callees else ()
-            for buffer in (*reads, *(one for r in ended for one in held.pop(r, ()))):
+            for buffer in (*reads, *(buffer for r in ended for buffer in held.pop(r, ()))):
                 if buffer >= 0:
                     last[buffer] = number
             lives.steps.append(Step(op, reads, tuple(at[i] for i in op.outputs), new))
@@ -182,11 +182,11 @@ class ProgramBuffers:
         result: list[tuple[int, int | None, int, int]] = []
         for place, buffer in enumerate(callee.results):
             there = {
-                CONSTANT if one.results[place] < 0 else own[one.results[place]]
-                for one, own in called
-                if one.results[place] < one.params
+                CONSTANT if callee.results[place] < 0 else args[callee.results[place]]
+                for callee, args in called
+                if callee.results[place] < callee.params
             }
-            same = all(one.results[place] < one.params for one, _ in called)
+            same = all(callee.results[place] < callee.params for callee, _ in called)
             if same and len(there) == 1:
                 result.append((there.pop(), None, TEMPORARIES, -1))
             elif len(called) > 1:
@@ -205,7 +205,7 @@ def _ended(
     for buffer, step in enumerate(last):
         if step >= 0 and buffer not in kept:
             ends[step].append(buffer)
-    lives.ends = [tuple(own) for own in ends]
+    lives.ends = [tuple(ended_buffers) for ended_buffers in ends]
     lives.unread = frozenset(p for p in range(lives.params) if last[p] < 0 and p not in kept)
     lives.results = results
     lives.last = tuple(last)

@@ -84,8 +84,8 @@ def highest(moments: Ints) -> Ints:
 
 def _reaching(rows: Ints, others: Ints) -> Ints:
     """By row how many of others are as high in all columns."""
-    found: Ints = (others[None] >= rows[:, None]).all(axis=2).sum(axis=1)
-    return found
+    counts: Ints = (others[None] >= rows[:, None]).all(axis=2).sum(axis=1)
+    return counts
 
 
 def different(moments: Ints) -> Ints:
@@ -117,10 +117,10 @@ class Peaks:
     """
 
     def __init__(self, program: Program, numbers: Numbers, which: Ints) -> None:
-        found: dict[int, int] = {}
+        kinds: dict[int, int] = {}
 
         def marked(values: Sequence[Value], at: Sequence[int]) -> tuple[Value, ...]:
-            kinds = [found.setdefault(int(which[k]), len(found)) for k in at]
+            kinds = [kinds.setdefault(int(which[k]), len(kinds)) for k in at]
             return tuple(
                 value._replace(bytes=(kind + 1) * BLOCK_BYTES if value.bytes else 0)
                 for value, kind in zip(values, kinds, strict=True)
@@ -136,8 +136,8 @@ class Peaks:
             for role, at in zip(program.staged.roles, numbers.slot_at, strict=True)
         )
         staged = dataclasses.replace(program.staged, roles=roles)
-        self.quantities = list(found)
-        self.kinds = len(found)
+        self.quantities = list(kinds)
+        self.kinds = len(kinds)
         program = dataclasses.replace(program, functions=functions, staged=staged)
         self._staged = staged
         framework = CachingAllocator(program, level=functools.partial(PeakFormula, self.kinds))
@@ -154,13 +154,13 @@ class Peaks:
     def moments(self, micro_batches: int) -> Ints:
         """How many tensors of each size are there, (moments, quantities)."""
         if micro_batches not in self._moments:
-            own = self._staged.schedule
-            schedule = dataclasses.replace(own, micro_batches=micro_batches)
+            base_schedule = self._staged.schedule
+            schedule = dataclasses.replace(base_schedule, micro_batches=micro_batches)
             staged = dataclasses.replace(self._staged, schedule=schedule)
-            found = [
+            moments = [
                 self._rank(staged, rank, steps) for rank, steps in enumerate(programs(schedule))
             ]
-            self._moments[micro_batches] = highest(np.concatenate(found))
+            self._moments[micro_batches] = highest(np.concatenate(moments))
         return self._moments[micro_batches]
 
     def _rank(self, staged: PipelineProgram, rank: int, steps: Sequence[Step]) -> Ints:
@@ -168,9 +168,9 @@ class Peaks:
         shorter = cut(steps, staged.schedule)
         if shorter is not None:
             walk = RankEvents(staged, self._memories.stages, rank, shorter.steps)
-            found = self._walked(walk, shorter)
-            if found is not None:
-                return found
+            moments = self._walked(walk, shorter)
+            if moments is not None:
+                return moments
         whole = self._walked(RankEvents(staged, self._memories.stages, rank, steps), None)
         assert whole is not None
         return whole
@@ -178,8 +178,8 @@ class Peaks:
     def _walked(self, walk: RankEvents, shorter: SteadyState | None) -> Ints | None:
         """Moments of a walk; None where the periods left out are not like those around them."""
         base = PeakFormula(self.kinds)
-        for one in self._memories.resident(walk):
-            base.add(one.role, one.bytes)
+        for buffer in self._memories.resident(walk):
+            base.add(buffer.role, buffer.bytes)
         known: list[PeakFormula] = []
         number: dict[int, int] = {}
         order = []
@@ -190,15 +190,15 @@ class Peaks:
                 known.append(level)
             order.append(number[id(level)])
         kind = np.array(order, np.int64)
-        left = np.array([one.held for one in known], np.int64).reshape(-1, self.kinds)[kind]
+        left = np.array([moment.held for moment in known], np.int64).reshape(-1, self.kinds)[kind]
         if shorter is not None and not steady(walk.before, shorter, kind, left):
             return None
         before = base.held + np.cumsum(left, axis=0) - left
-        found = [base.held[None]]
+        moments = [base.held[None]]
         for place, level in enumerate(known):
-            own = highest(before[kind == place])
-            found.append((own[:, None] + level.most_held[None]).reshape(-1, self.kinds))
-        return highest(np.concatenate(found))
+            moments_here = highest(before[kind == place])
+            moments.append((moments_here[:, None] + level.most_held[None]).reshape(-1, self.kinds))
+        return highest(np.concatenate(moments))
 
     def _level(self, walk: RankEvents, place: int, death: LastUse) -> PeakFormula:
         """Level of an event: one object for those alike."""

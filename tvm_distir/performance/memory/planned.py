@@ -19,7 +19,7 @@ def place_number(program: Program, device: int) -> int:
     """Number of the entry, or of the rank, that a device runs."""
     if program.staged is not None:
         return next(k for k, mesh in enumerate(program.meshes) if device in mesh.device_ids)
-    return next(k for k, one in enumerate(program.entries) if device in program.devices_of(one))
+    return next(k for k, entry in enumerate(program.entries) if device in program.devices_of(entry))
 
 
 def planned_account(program: Program, number: int) -> MemoryAccount:
@@ -53,15 +53,15 @@ def planned_account(program: Program, number: int) -> MemoryAccount:
     else:
         staged = program.staged
         values = [value for _, _, value in staged.inputs(number)]
-        own = [k for k, rank in enumerate(staged.schedule.rank_of) if rank == number]
-        roots = sorted({phase.function for k in own for phase in staged.role_of(k).phases})
+        stages = [k for k, rank in enumerate(staged.schedule.rank_of) if rank == number]
+        roots = sorted({phase.function for k in stages for phase in staged.role_of(k).phases})
     resident = [*residents(exact, values), *constants(program, exact, roots)]
     function = storage.entries[number]
     walk = storage.walk(function)
     blocks = storage.held(function, walk.top)
     held = [LiveBuffer(Label(name, "", where), TEMPORARIES, size) for where, name, size in blocks]
-    base = sum(one.bytes for one in resident)
-    found = [*resident, *held]
+    base = sum(buffer.bytes for buffer in resident)
+    buffers = [*resident, *held]
     most = role_sums(resident)
     most[TEMPORARIES] += walk.peak
     return MemoryAccount(
@@ -69,7 +69,7 @@ def planned_account(program: Program, number: int) -> MemoryAccount:
         base + walk.peak,
         0,
         f"{held[-1].label.function}/{held[-1].label.what}" if held else function,
-        by_role(role_sums(found)),
+        by_role(role_sums(buffers)),
         by_role(most),
-        holders(found),
+        holders(buffers),
     )

@@ -195,8 +195,8 @@ class RankEvents:
         if unit is None:
             return
         ports = self._ports_of(stage, unit)
-        once, own = self._once[stage], self._slots(stage, micro)
-        inputs = np.where(ports.input_once, once[ports.inputs], own[ports.inputs])
+        once, micro_slots = self._once[stage], self._slots(stage, micro)
+        inputs = np.where(ports.input_once, once[ports.inputs], micro_slots[ports.inputs])
         count = len(unit.inputs)
         first = len(self.sizes)
         self._make(count)
@@ -208,7 +208,7 @@ class RankEvents:
         there = ports.refs >= 0
         out[there] = ids[ports.refs[there]]
         once[ports.outputs[ports.output_once]] = out[ports.output_once]
-        own[ports.outputs[~ports.output_once]] = out[~ports.output_once]
+        micro_slots[ports.outputs[~ports.output_once]] = out[~ports.output_once]
         self.events.append(Event(name, stage, micro, unit, ids))
 
     def _make(self, buffer: int) -> None:
@@ -251,22 +251,22 @@ class RankEvents:
     def _move_stash(self, kind: str, stage: int, micro: int) -> None:
         """A stash is read for the last time before it comes back as other instances."""
         slots = self._slots(stage, micro)
-        own = [slot for slot in self.staged.role_of(stage).stash if slots[slot] != ALWAYS]
+        stashed = [slot for slot in self.staged.role_of(stage).stash if slots[slot] != ALWAYS]
         if kind == FETCH:
-            for slot, held in zip(own, slots[own].tolist(), strict=True):
+            for slot, held in zip(stashed, slots[stashed].tolist(), strict=True):
                 slots[slot] = len(self.sizes)
                 self._make(slot)
                 self.sizes.append(self.sizes[held])
                 self.roles.append(self.roles[held])
-        ids = np.unique(slots[own])
+        ids = np.unique(slots[stashed])
         self._touch(ids)
         self.events.append(Event(kind, stage, micro, None, ids))
 
     def _sum(self, number: int) -> None:
         """Make a sum over stages: each adds its own term, the last one tells all."""
-        one = self.staged.sums[number]
-        chain = {e.target[0]: e for e in one.edges if e.direction == "sum"}
-        for stage in one.stages:
+        stage_sum = self.staged.sums[number]
+        chain = {e.target[0]: e for e in stage_sum.edges if e.direction == "sum"}
+        for stage in stage_sum.stages:
             here = stage in self._once
             if here:
                 place = self.staged.sums_of(stage).index(number)
@@ -278,11 +278,13 @@ class RankEvents:
             elif here:
                 part, total = self.staged.role_of(stage).sums[place]
                 self._once[stage][total] = self._once[stage][part]
-        told = [e for e in one.edges if e.direction == "total"]
+        told = [e for e in stage_sum.edges if e.direction == "total"]
         for edge in told:
             self._move(edge)
-        knowing = [s for s in (*(e.target[0] for e in told), one.stages[-1]) if s in self._once]
-        for stage in one.stages:
+        knowing = [
+            s for s in (*(e.target[0] for e in told), stage_sum.stages[-1]) if s in self._once
+        ]
+        for stage in stage_sum.stages:
             if stage in self._once:
                 self._once[stage][self._total(stage, number)] = self._once[knowing[-1]][
                     self._total(knowing[-1], number)

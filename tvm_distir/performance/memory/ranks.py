@@ -79,9 +79,9 @@ class RankMemories:
             period = np.arange(begin, end)
             rest = np.arange(end, len(walk.events))
             parts = [np.arange(end), *[period] * shorter.times, rest]
-            found = self._measured(walk, np.concatenate(parts), shorter)
-            if found is not None:
-                return found
+            memory = self._measured(walk, np.concatenate(parts), shorter)
+            if memory is not None:
+                return memory
         walk = RankEvents(self.staged, self.stages, rank, steps)
         whole = self._measured(walk, np.arange(len(walk.events)), None)
         assert whole is not None
@@ -95,15 +95,15 @@ class RankMemories:
         None where the periods that were left out are not like those around them.
         """
         resident = self.resident(walk)
-        base = sum(one.bytes for one in resident)
+        base = sum(buffer.bytes for buffer in resident)
         deaths = deaths_of(walk)
-        found = [self._level(walk, number, death) for number, death in enumerate(deaths)]
+        levels = [self._level(walk, number, death) for number, death in enumerate(deaths)]
         kinds: dict[int, int] = {}
-        table = [(kinds.setdefault(id(level), len(kinds)), level, top) for level, top in found]
+        table = [(kinds.setdefault(id(level), len(kinds)), level, top) for level, top in levels]
         order = np.array([kind for kind, _, _ in table], np.int64)
         known = {kind: (level, top) for kind, level, top in table}
         rows = [known[kind] for kind in range(len(kinds))]
-        facts = [(one.live, one.peak, size, *one.roles, *one.most) for one, size in rows]
+        facts = [(level.live, level.peak, size, *level.roles, *level.most) for level, size in rows]
         if shorter is not None:
             every = np.array(facts, np.int64)[order]
             if not steady(walk.before, shorter, every, every[:, :1]):
@@ -206,7 +206,7 @@ class RankMemories:
         if event.unit is None:
             return Label(role.slots[buffer].name, event.name, role.name, self._word(event))
         slot = event.unit.slots[buffer]
-        part = next(one for one in event.unit.parts if buffer in one.makes)
+        part = next(part for part in event.unit.parts if buffer in part.makes)
         return Label(role.slots[slot].name, "", part.function, self._word(event))
 
     def _word(self, event: Event) -> str:
@@ -240,15 +240,15 @@ def deaths_of(walk: RankEvents) -> list[LastUse]:
     deaths = []
     for number, event in enumerate(walk.events):
         ids = event.ids
-        dying, own, size = walk.last[ids] == number, roles[ids], sizes[ids]
+        dying, codes, size = walk.last[ids] == number, roles[ids], sizes[ids]
         same = _same(ids.tolist())
-        key = dying.tobytes(), own.tobytes(), size.tobytes(), same
+        key = dying.tobytes(), codes.tobytes(), size.tobytes(), same
         if key not in known:
             buffers = np.flatnonzero(dying).tolist()
             first = same or tuple(range(ids.size))
             known[key] = LastUse(
                 tuple(b for b in buffers if first[b] == b), first,
-                tuple(own.tolist()), tuple(size.tolist()),
+                tuple(codes.tolist()), tuple(size.tolist()),
             )  # fmt: skip
         deaths.append(known[key])
     return deaths
@@ -256,8 +256,8 @@ def deaths_of(walk: RankEvents) -> list[LastUse]:
 
 def _same(ids: Sequence[int]) -> tuple[int, ...]:
     """By place the first of the same instance; empty where all differ."""
-    own = [i for i in ids if i != ALWAYS]
-    if len(set(own)) == len(own):
+    counted = [i for i in ids if i != ALWAYS]
+    if len(set(counted)) == len(counted):
         return ()
     first: dict[int, int] = {}
     return tuple(n if i == ALWAYS else first.setdefault(i, n) for n, i in enumerate(ids))

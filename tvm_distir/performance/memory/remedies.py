@@ -89,10 +89,10 @@ def verdict(
     """Judge the devices of an entry, or of a rank; None where they fit."""
     if account.peak_bytes <= capacity_bytes:
         return None
-    found = tuple(_remedies(_Facts.of(program, number), account))
-    chosen = next((one.name for one in found if one.peak_bytes <= capacity_bytes), "")
+    remedies = tuple(_remedies(_Facts.of(program, number), account))
+    chosen = next((remedy.name for remedy in remedies if remedy.peak_bytes <= capacity_bytes), "")
     missing = account.peak_bytes - capacity_bytes
-    return Verdict(missing, account.holders[:NAMED], found, chosen)
+    return Verdict(missing, account.holders[:NAMED], remedies, chosen)
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ class _Facts:
         else:
             staged = program.staged
             values = [value for _, _, value in staged.inputs(number)]
-            own = [k for k, rank in enumerate(staged.schedule.rank_of) if rank == number]
-            roots = sorted({p.function for k in own for p in staged.role_of(k).phases})
+            stages = [k for k, rank in enumerate(staged.schedule.rank_of) if rank == number]
+            roots = sorted({p.function for k in stages for p in staged.role_of(k).phases})
             mesh = program.meshes[number]
         data = {a for v in values if v.role == "input" for a in _axes(v) if mesh.shape[a] > 1}
         other = {a for a, size in enumerate(mesh.shape) if size > 1} - data
@@ -190,12 +190,12 @@ def _layers(program: Program, roots: Sequence[str]) -> tuple[list[int], int, int
 def _remedies(facts: _Facts, account: MemoryAccount) -> list[Remedy]:
     """Those that change anything, in order."""
     at = {role: float(size) for role, size in account.at_peak.items()}
-    degree, found = facts.degree, list[Remedy]()
+    degree, remedies = facts.degree, list[Remedy]()
 
     def offer(name: str, changes: Mapping[str, float], more: float = 0) -> None:
         total = sum(size * changes.get(role, 1.0) for role, size in at.items()) + more
         if total < account.peak_bytes:
-            found.append(Remedy(name, math.ceil(total)))
+            remedies.append(Remedy(name, math.ceil(total)))
 
     def spread(share: float) -> float:
         return 1 - share + share / degree
@@ -216,4 +216,4 @@ def _remedies(facts: _Facts, account: MemoryAccount) -> list[Remedy]:
         offer("ZeRO stage 3", weights, facts.layer_weight_bytes)
     cut = ("weights", "states", "gradients", "stashes", "temporaries")
     offer("tp x 2", dict.fromkeys(cut, 1 - facts.cut / 2))
-    return found
+    return remedies

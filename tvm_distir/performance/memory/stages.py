@@ -34,7 +34,10 @@ class Stages:
         self._of_stage: dict[int, dict[str, Unit]] = {}
         self.roles: dict[int, dict[int, int]] = {}
         arriving: dict[int, set[int]] = {}
-        for edge in [*staged.edges, *(edge for one in staged.sums for edge in one.edges)]:
+        for edge in [
+            *staged.edges,
+            *(edge for stage_sum in staged.sums for edge in stage_sum.edges),
+        ]:
             number = staged.stages[edge.target[0]].role
             arriving.setdefault(number, set()).add(edge.target[1])
         for number, role in enumerate(staged.roles):
@@ -48,11 +51,11 @@ class Stages:
 
     def _shared(self, stage: int) -> dict[str, Unit]:
         """Units of a stage, made for the first one of its kind."""
-        one = self.staged.stages[stage]
-        key = one.role, tuple(bool(name) for name in one.results)
+        stage_info = self.staged.stages[stage]
+        key = stage_info.role, tuple(bool(name) for name in stage_info.results)
         if key not in self._known:
-            role = self.staged.roles[one.role]
-            donated, codes = self._donated(stage), self.roles[one.role]
+            role = self.staged.roles[stage_info.role]
+            donated, codes = self._donated(stage), self.roles[stage_info.role]
             dropped = self._dropped(stage)
             self._known[key] = {
                 name: make_unit(
@@ -76,8 +79,8 @@ class Stages:
 
         Not where weights are stashed: micro-batches before read the old ones.
         """
-        one, role = self.staged.stages[stage], self.staged.role_of(stage)
-        given = {slot for slot, name in zip(role.results, one.results, strict=True) if name}
+        stage_info, role = self.staged.stages[stage], self.staged.role_of(stage)
+        given = {slot for slot, name in zip(role.results, stage_info.results, strict=True) if name}
         carried = {written for _, written in role.carried}
         if self.staged.schedule.stash:
             return carried
@@ -88,15 +91,17 @@ class Stages:
 
         The other stage of tied weights gives them. Weights that are stashed are read later.
         """
-        one, role = self.staged.stages[stage], self.staged.role_of(stage)
+        stage_info, role = self.staged.stages[stage], self.staged.role_of(stage)
         if self.staged.schedule.stash:
             return set()
-        given = {slot for slot, name in zip(role.results, one.results, strict=True) if name}
+        given = {slot for slot, name in zip(role.results, stage_info.results, strict=True) if name}
         read = {slot for phase in role.phases for slot in phase.inputs}
         read.update(slot for pair in role.sums for slot in pair)
         read.update(written for _, written in role.carried)
         edges = [*self.staged.edges, *(edge for s in self.staged.sums for edge in s.edges)]
-        alike = [edge for edge in edges if self.staged.stages[edge.source[0]].role == one.role]
+        alike = [
+            edge for edge in edges if self.staged.stages[edge.source[0]].role == stage_info.role
+        ]
         read.update(edge.source[1] for edge in alike)
         return set(role.results) - given - read
 

@@ -63,9 +63,9 @@ def cut(steps: Sequence[Step], schedule: Schedule) -> SteadyState | None:
         breaks = np.flatnonzero(~same)
         low = int(breaks[breaks < middle].max(initial=-1)) + 1
         high = int(breaks[breaks > middle].min(initial=same.size)) + period
-        found = _place(first, last, low, high, period)
-        if found is not None:
-            at, times = found
+        placed = _place(first, last, low, high, period)
+        if placed is not None:
+            at, times = placed
             gone = times * stride
             kept = [
                 s._replace(unit=s.unit._replace(micro=s.unit.micro - gone))
@@ -100,8 +100,8 @@ def _place(first: Any, last: Any, low: int, high: int, period: int) -> tuple[int
 
     def steady(at: int) -> bool:
         """Whether they began and end between low and high, two periods apart from either."""
-        own = (first < at) & (last >= at)
-        inside = (first[own] >= low + 2 * period) & (last[own] < high - 2 * period)
+        live = (first < at) & (last >= at)
+        inside = (first[live] >= low + 2 * period) & (last[live] < high - 2 * period)
         return bool(inside.all())
 
     places = range(low + 3 * period, high - 3 * period + 1, period)

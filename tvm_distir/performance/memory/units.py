@@ -100,7 +100,7 @@ def make_unit(
         for buffer in reads:
             if buffer >= 0:
                 last[buffer] = number
-        own: dict[int, int] = {}
+        copies: dict[int, int] = {}
         makes, given = [], []
         for slot, buffer in zip(phase.outputs, lives.results, strict=True):
             makes.append(RESIDENT)
@@ -111,11 +111,11 @@ def make_unit(
                 at[slot], given[-1] = RESIDENT, DONATED
             elif slot in dropped and lives.results.count(buffer) == 1:
                 at[slot], given[-1] = RESIDENT, DROPPED
-            elif buffer in own:
-                at[slot] = own[buffer]
+            elif buffer in copies:
+                at[slot] = copies[buffer]
             else:
                 given[-1] = codes.get(slot, lives.roles[buffer])
-                at[slot] = own[buffer] = makes[-1] = len(sizes)
+                at[slot] = copies[buffer] = makes[-1] = len(sizes)
                 slots.append(slot)
                 sizes.append(lives.sizes[buffer])
                 roles.append(given[-1])
@@ -200,9 +200,13 @@ class UnitLevels:
                 for param, _, _ in use.owned
                 if part.reads[param] in named
             }
-            for one in self.framework.held(use, inside):
-                label = one.label
-                yield one if label.unit else one._replace(label=label._replace(unit=word))
+            for live_buffer in self.framework.held(use, inside):
+                label = live_buffer.label
+                yield (
+                    live_buffer
+                    if label.unit
+                    else live_buffer._replace(label=label._replace(unit=word))
+                )
             handed = {death.same[part.reads[param]] for param, _, _ in use.owned}
             for buffer, size in enumerate(death.sizes):
                 dead = buffer in death.buffers
@@ -239,6 +243,6 @@ class UnitLevels:
 def _lasts(unit: Unit, death: LastUse) -> dict[int, int]:
     """By buffer, the first of its instance, the part that reads it last."""
     lasts: dict[int, int] = {}
-    for one, last in zip(death.same, unit.last, strict=True):
-        lasts[one] = max(last, lasts.get(one, last))
+    for slot, last in zip(death.same, unit.last, strict=True):
+        lasts[slot] = max(last, lasts.get(slot, last))
     return lasts

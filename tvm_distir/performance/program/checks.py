@@ -78,7 +78,7 @@ def call_order(functions: Functions, place: str = "program") -> list[str]:
             path.append((name, position + 1))
             callee = callees[name][position]
             if state.get(callee) == 1:
-                names = [one for one, _ in path]
+                names = [name for name, _ in path]
                 cycle = [*names[names.index(callee) :], callee]
                 raise SimulationError(
                     "DIST0713",
@@ -118,9 +118,9 @@ def _check_entries(
         devices = entry.device_ids or meshes[entry.mesh].device_ids
         if len(set(devices)) != len(devices):
             raise _broken(where, "a device id stands twice")
-        own = frozenset(meshes[entry.mesh].device_ids)
-        if not own.issuperset(devices):
-            other = next(device for device in devices if device not in own)
+        mesh_devices = frozenset(meshes[entry.mesh].device_ids)
+        if not mesh_devices.issuperset(devices):
+            other = next(device for device in devices if device not in mesh_devices)
             raise _broken(where, f"device {other} is not among those of its mesh")
         if not owner.keys().isdisjoint(devices):
             taken = next(device for device in devices if device in owner)

@@ -69,7 +69,7 @@ def export(mod: ir.IRModule) -> Program:
     if len(families) > 1:
         raise no_single_entry(families)
     names = mesh_names(mod)
-    found = [
+    mesh_list = [
         Mesh(
             name,
             tuple(axes),
@@ -80,7 +80,7 @@ def export(mod: ir.IRModule) -> Program:
     ]
     functions = _reachable(mod, entries)
     program = Program(
-        meshes=tuple(found),
+        meshes=tuple(mesh_list),
         functions=functions,
         entries=tuple(
             replace(_entry(name, fn), alias=updates(fn, functions[name]))
@@ -99,21 +99,21 @@ def _entry(name: str, fn: relax.Function) -> Entry:
 
 def _entry_functions(mod: ir.IRModule) -> dict[str, relax.Function]:
     """Functions with ``dist.io``, by mesh, then by name."""
-    found = {
+    entries = {
         str(gv.name_hint): fn
         for gv, fn in mod.functions.items()
         if isinstance(fn, relax.Function) and fn.attrs and IO_ATTR in fn.attrs
     }
-    if not found:
+    if not entries:
         raise SimulationError(
             "DIST0714",
             f"no function has the attribute {IO_ATTR}",
             place="module",
             remedy="Give the module of td.distribute(mod, plan), or lower it with LowerDistIR.",
         )
-    mains = {name: fn for name, fn in found.items() if entry_family(name) == "main"}
-    chosen = [(int(fn.attrs[IO_ATTR]["mesh"]), name) for name, fn in (mains or found).items()]
-    return {name: found[name] for _, name in sorted(chosen)}
+    mains = {name: fn for name, fn in entries.items() if entry_family(name) == "main"}
+    chosen = [(int(fn.attrs[IO_ATTR]["mesh"]), name) for name, fn in (mains or entries).items()]
+    return {name: entries[name] for _, name in sorted(chosen)}
 
 
 def _reachable(mod: ir.IRModule, entries: Mapping[str, relax.Function]) -> dict[str, Function]:

@@ -51,7 +51,7 @@ class Numbers:
 
 def edges_of(staged: PipelineProgram) -> list[Edge]:
     """Edges between stages, then those of sums over stages."""
-    return [*staged.edges, *(edge for one in staged.sums for edge in one.edges)]
+    return [*staged.edges, *(edge for stage_sum in staged.sums for edge in stage_sum.edges)]
 
 
 def numbers_of(program: Program) -> Numbers:
@@ -59,47 +59,49 @@ def numbers_of(program: Program) -> Numbers:
     staged = program.staged
     if staged is None:
         raise TypeError("a program without stages")
-    found, digest = Numbers(), hashlib.sha256()
+    numbers, digest = Numbers(), hashlib.sha256()
     dims: list[int] = []
     for name, fn in program.functions.items():
         digest.update(repr((name, fn.mesh, fn.params, fn.results)).encode())
-        found.value_at[name] = list(_values(found, dims, digest, fn.values))
-        found.op_at[name] = list(_ops(found, digest, fn))
+        numbers.value_at[name] = list(_values(numbers, dims, digest, fn.values))
+        numbers.op_at[name] = list(_ops(numbers, digest, fn))
     for role in staged.roles:
         rest = (role.name, role.params, role.results, role.sums, role.updates, role.phases)
         digest.update(repr(rest).encode())
-        found.slot_at.append(list(_values(found, dims, digest, role.slots)))
+        numbers.slot_at.append(list(_values(numbers, dims, digest, role.slots)))
     schedule = staged.schedule
     order = (schedule.kind, schedule.stages, schedule.chunks, schedule.rank_of, schedule.stash)
-    sums = [(one.name, one.stages, len(one.edges)) for one in staged.sums]
+    sums = [(stage_sum.name, stage_sum.stages, len(stage_sum.edges)) for stage_sum in staged.sums]
     digest.update(repr((order, staged.stages, sums)).encode())
     for edge in edges_of(staged):
         digest.update(repr((edge.source, edge.target, edge.direction)).encode())
-        found.edge_at.append(len(found.values))
-        found.values += [*edge.bytes, *edge.wire_bytes, edge.split]
+        numbers.edge_at.append(len(numbers.values))
+        numbers.values += [*edge.bytes, *edge.wire_bytes, edge.split]
     digest.update(repr([mesh.axes for mesh in program.meshes]).encode())
-    found.dims_from = len(found.values)
-    found.values += dims
-    found.skeleton = digest.hexdigest()
-    return found
+    numbers.dims_from = len(numbers.values)
+    numbers.values += dims
+    numbers.skeleton = digest.hexdigest()
+    return numbers
 
 
-def _values(found: Numbers, dims: list[int], digest: Any, values: Iterable[Value]) -> Iterator[int]:
+def _values(
+    numbers: Numbers, dims: list[int], digest: Any, values: Iterable[Value]
+) -> Iterator[int]:
     for value in values:
         digest.update(f"{value.dtype} {value.role} {len(value.shape)};".encode())
         dims += value.shape
-        found.values.append(value.bytes)
-        yield len(found.values) - 1
+        numbers.values.append(value.bytes)
+        yield len(numbers.values) - 1
 
 
-def _ops(found: Numbers, digest: Any, fn: Function) -> Iterator[int]:
+def _ops(numbers: Numbers, digest: Any, fn: Function) -> Iterator[int]:
     for op in fn.ops:
         rest = (
             op.kind, op.op, op.inputs, op.outputs, op.modelled, op.kernel_class, op.dtype,
             op.callee, op.otherwise, op.collective, op.mesh, op.mesh_axes, op.tag, op.peer_mesh,
         )  # fmt: skip
         digest.update(repr(rest).encode())
-        found.values += [
+        numbers.values += [
             op.flops, op.bytes_read + op.bytes_written, op.payload_bytes, op.group_size,
         ]  # fmt: skip
-        yield len(found.values) - OP_NUMBERS
+        yield len(numbers.values) - OP_NUMBERS

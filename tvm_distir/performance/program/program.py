@@ -153,9 +153,9 @@ class Program:
         """Names of the meshes that an entry works on, ``mesh0+mesh1``."""
         fn = self.functions[entry.function]
         values = [fn.values[i] for i in fn.params]
-        found = {entry.mesh, *(value.mesh for value in values if value.mesh is not None)}
-        found.update(op.mesh for op in fn.ops if op.kind in ("collective", "transfer"))
-        return "+".join(self.meshes[number].name for number in sorted(found))
+        meshes = {entry.mesh, *(value.mesh for value in values if value.mesh is not None)}
+        meshes.update(op.mesh for op in fn.ops if op.kind in ("collective", "transfer"))
+        return "+".join(self.meshes[number].name for number in sorted(meshes))
 
 
 def _entry_dict(entry: Entry) -> dict[str, Any]:

@@ -79,9 +79,9 @@ def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
         JsonValue(version, place, _other_version).version(SCHEMA_VERSION)
     keys = ("schema_version", "meshes", "functions", *(KEYS if in_stages else ("entries",)))
     top.object((*keys, "storage"), optional=("storage",))
-    meshes = tuple(_mesh(one) for one in top["meshes"].items())
+    meshes = tuple(_mesh(item) for item in top["meshes"].items())
     functions = {name: _function(fn) for name, fn in top["functions"].fields()}
-    entries = () if in_stages else tuple(_entry(one) for one in top["entries"].items())
+    entries = () if in_stages else tuple(_entry(item) for item in top["entries"].items())
     staged = read_staged(top, _value) if in_stages else None
     check_program(meshes, functions, entries, staged, place)
     storage = read_storage(top["storage"]) if "storage" in top else None
@@ -91,52 +91,52 @@ def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
 
 
 def _mesh(data: JsonValue) -> Mesh:
-    found = data.object(("name", "axes", "shape", "device_ids"))
+    fields = data.object(("name", "axes", "shape", "device_ids"))
     return Mesh(
-        found["name"].text(),
-        tuple(axis.text() for axis in found["axes"].items()),
-        found["shape"].integers(least=1),
-        found["device_ids"].integers(),
+        fields["name"].text(),
+        tuple(axis.text() for axis in fields["axes"].items()),
+        fields["shape"].integers(least=1),
+        fields["device_ids"].integers(),
     )
 
 
 def _entry(data: JsonValue) -> Entry:
     optional = ("device_ids", "alias")
-    found = data.object(("mesh", "function", *optional), optional)
+    fields = data.object(("mesh", "function", *optional), optional)
     return Entry(
-        found["mesh"].integer(),
-        found["function"].text(),
-        found["device_ids"].integers() if "device_ids" in found else (),
-        tuple(read_pair(one) for one in found["alias"].items()) if "alias" in found else (),
+        fields["mesh"].integer(),
+        fields["function"].text(),
+        fields["device_ids"].integers() if "device_ids" in fields else (),
+        tuple(read_pair(pair) for pair in fields["alias"].items()) if "alias" in fields else (),
     )
 
 
 def _function(data: JsonValue) -> Function:
-    found = data.object(("mesh", "params", "results", "values", "ops"))
+    fields = data.object(("mesh", "params", "results", "values", "ops"))
     return Function(
-        mesh=found["mesh"].integer(),
-        params=found["params"].integers(),
-        ops=tuple(_op(op) for op in found["ops"].items()),
-        results=found["results"].integers(),
-        values=tuple(_value(value) for value in found["values"].items()),
+        mesh=fields["mesh"].integer(),
+        params=fields["params"].integers(),
+        ops=tuple(_op(op) for op in fields["ops"].items()),
+        results=fields["results"].integers(),
+        values=tuple(_value(value) for value in fields["values"].items()),
     )
 
 
 def _value(data: JsonValue) -> parts.Value:
     optional = ("role", "whole_shape", "placement", "mesh")
-    found = data.object(("name", "shape", "dtype", "bytes", *optional), optional)
-    shape = found["shape"].integers()
+    fields = data.object(("name", "shape", "dtype", "bytes", *optional), optional)
+    shape = fields["shape"].integers()
     if math.prod(shape) > LARGEST:
-        raise found["shape"].wrong(f"{list(shape)}", "Give the shape one device holds.")
+        raise fields["shape"].wrong(f"{list(shape)}", "Give the shape one device holds.")
     return parts.Value(
-        name=found["name"].text(empty=True),
+        name=fields["name"].text(empty=True),
         shape=shape,
-        dtype=found["dtype"].text(),
-        bytes=found["bytes"].integer(),
-        role=found["role"].word(ROLES) if "role" in found else "activation",
-        whole_shape=found["whole_shape"].integers() if "whole_shape" in found else None,
-        placement=found["placement"].text() if "placement" in found else None,
-        mesh=found["mesh"].integer() if "mesh" in found else None,
+        dtype=fields["dtype"].text(),
+        bytes=fields["bytes"].integer(),
+        role=fields["role"].word(ROLES) if "role" in fields else "activation",
+        whole_shape=fields["whole_shape"].integers() if "whole_shape" in fields else None,
+        placement=fields["placement"].text() if "placement" in fields else None,
+        mesh=fields["mesh"].integer() if "mesh" in fields else None,
     )
 
 
@@ -145,10 +145,10 @@ def _op(data: JsonValue) -> Op:
         data.object(COMMON_KEYS)
     kind = data["kind"].word(KINDS)
     optional = ("reason", "measured_ps") if kind == "compute" else ("reason",)
-    found = data.object((*COMMON_KEYS, *EXTRA_KEYS[kind], *optional), optional=optional)
+    json_fields = data.object((*COMMON_KEYS, *EXTRA_KEYS[kind], *optional), optional=optional)
     known = TRANSFERS if kind == "transfer" else COLLECTIVES
     fields: dict[str, Any] = {
         key: value.word(known) if key == "collective" else _READ[key](value)
-        for key, value in found.fields()
+        for key, value in json_fields.fields()
     }
     return Op(**fields)

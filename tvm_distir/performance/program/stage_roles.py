@@ -150,7 +150,7 @@ class RoleExporter:
             for what, var in self.body.params.items()
             if what.startswith(f"{STREAM}:")
         }
-        found = {
+        groups = {
             name: [_reading(b, streams) for b in self.body.bindings[when]]
             for name, when in _WHENS.items()
         }
@@ -160,10 +160,10 @@ class RoleExporter:
             for binding in reversed(rest):
                 if binding.var in needed:
                     needed.update(variables(binding.value))
-            found[f"{PART_PHASE}:{number}"] = [b for b in rest if b.var in needed]
+            groups[f"{PART_PHASE}:{number}"] = [b for b in rest if b.var in needed]
             rest = [b for b in rest if b.var not in needed]
-        found[END] = rest
-        return found
+        groups[END] = rest
+        return groups
 
     def _declare(self, ty: Any, name: str, **extra: Any) -> Tree:
         """Add the slots of a type."""
@@ -228,20 +228,20 @@ class RoleExporter:
 
     def _next(self, bindings: Sequence[Any]) -> None:
         """Export the sums that go on."""
-        found = next_sums(self.mod, bindings, self.body.each)
-        for var, before in found.before.items():
+        sums = next_sums(self.mod, bindings, self.body.each)
+        for var, before in sums.before.items():
             self.trees[before] = self.trees[var]
-        self.made.update({str(gv.name_hint): fn for gv, fn in found.functions.items()})
+        self.made.update({str(gv.name_hint): fn for gv, fn in sums.functions.items()})
         self.mod = self.mod.clone()
-        self.mod.update(ir.IRModule(found.functions))
+        self.mod.update(ir.IRModule(sums.functions))
         targets = [leaves(self.trees[b.var]) for b in bindings]
-        self._export(NEXT, found.bindings, found.results, targets)
+        self._export(NEXT, sums.bindings, sums.results, targets)
 
     def _add(self, number: str) -> None:
         """Export the sum of what came so far and the stage's own term."""
         name = self.sums[int(number)]
-        own, total = self.body.results[f"{PART}:{name}"], self.body.params[f"{TOTAL}:{name}"]
-        value = relax.BlockBuilder().normalize(add(total, own))
+        part, total = self.body.results[f"{PART}:{name}"], self.body.params[f"{TOTAL}:{name}"]
+        value = relax.BlockBuilder().normalize(add(total, part))
         var = relax.Var("sum", value.ty)
         self._export(
             f"{ADD}:{number}", [relax.VarBinding(var, value)], [var], [leaves(self.trees[total])]
@@ -268,11 +268,11 @@ class RoleExporter:
         slot_of = dict(zip(made.params, inputs, strict=True))
         outputs: list[int] = []
         kept: list[int] = []
-        found = iter(made.results)
+        result_numbers = iter(made.results)
         wanted = iter([slot for slots in targets for slot in slots])
         for var in results:
-            own = []
-            for index in [next(found) for _ in leaves(shaped(var.ty, count()))]:
+            slots = []
+            for index in [next(result_numbers) for _ in leaves(shaped(var.ty, count()))]:
                 slot = next(wanted) if targets else slot_of.get(index)
                 if slot is None:
                     value = made.values[index]
@@ -282,8 +282,8 @@ class RoleExporter:
                     slot_of[index] = slot
                     outputs.append(slot)
                     kept.append(index)
-                own.append(slot)
-            self.trees[var] = shaped(var.ty, iter(own))
+                slots.append(slot)
+            self.trees[var] = shaped(var.ty, iter(slots))
         if not made.ops and not outputs:
             return  # parts of what an earlier phase made
         self.exporters.append(exporter)

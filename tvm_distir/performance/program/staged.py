@@ -105,7 +105,7 @@ class StageKind:
 
     def phase(self, name: str) -> Phase | None:
         """The phase of a name."""
-        return next((one for one in self.phases if one.name == name), None)
+        return next((phase for phase in self.phases if phase.name == name), None)
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class PipelineProgram:
 
     def sums_of(self, stage: int) -> list[int]:
         """Numbers of the sums that a stage takes part in, in the order of its role's."""
-        return [i for i, one in enumerate(self.sums) if stage in one.stages]
+        return [i for i, stage_sum in enumerate(self.sums) if stage in stage_sum.stages]
 
     def to_dict(self, values: Any) -> dict[str, Any]:
         """Plain data; ``values`` gives that of a :class:`Value`."""
@@ -253,8 +253,12 @@ class PipelineProgram:
             ],
             "edges": _edges(self.edges),
             "sums": [
-                {"name": one.name, "stages": list(one.stages), "edges": _edges(one.edges)}
-                for one in self.sums
+                {
+                    "name": stage_sum.name,
+                    "stages": list(stage_sum.stages),
+                    "edges": _edges(stage_sum.edges),
+                }
+                for stage_sum in self.sums
             ],
         }
 

@@ -139,11 +139,11 @@ class StagedChecks:
                     place, f"{name} {what} {len(values)} tensors, the phase has {len(slots)}"
                 )
             for slot, index in zip(slots, values, strict=True):
-                own, other = role.slots[slot].bytes, fn.values[index].bytes
-                if own != other:
-                    raise self.broken(place, f"slot {slot} has {own} bytes, {name} {other}")
-        called = (self.functions[one] for one in reached(self.functions, [name]))
-        if any(op.kind == "transfer" for one in called for op in one.ops):
+                slot_bytes, other = role.slots[slot].bytes, fn.values[index].bytes
+                if slot_bytes != other:
+                    raise self.broken(place, f"slot {slot} has {slot_bytes} bytes, {name} {other}")
+        called = (self.functions[callee] for callee in reached(self.functions, [name]))
+        if any(op.kind == "transfer" for callee in called for op in callee.ops):
             raise self.broken(place, f"{name} sends or receives; edges say what moves")
 
     def _stages(self) -> None:
@@ -177,27 +177,27 @@ class StagedChecks:
                 )
 
     def _sums(self) -> None:
-        for number, one in enumerate(self.staged.sums):
+        for number, stage_sum in enumerate(self.staged.sums):
             where = f"{self.place}/sums[{number}]"
-            stages = one.stages
+            stages = stage_sum.stages
             if list(stages) != sorted(set(stages)) or not stages:
                 raise self.broken(where, f"the stages {list(stages)} are not in order")
             if stages[-1] >= len(self.staged.stages):
                 raise self.broken(where, f"stage {stages[-1]} of {len(self.staged.stages)}")
-            chain = [(e.source[0], e.target[0]) for e in one.edges if e.direction == "sum"]
+            chain = [(e.source[0], e.target[0]) for e in stage_sum.edges if e.direction == "sum"]
             if chain != list(itertools.pairwise(stages)):
                 raise self.broken(where, f"edges {chain} do not add up the stages {list(stages)}")
-            for edge in one.edges:
+            for edge in stage_sum.edges:
                 if edge.direction not in ("sum", "total"):
                     raise self.broken(where, f"an edge {edge.direction!r} in a sum")
                 self._edge(edge, where)
         for number, stage in enumerate(self.staged.stages):
-            wanted, found = (
+            wanted, count = (
                 len(self.staged.roles[stage.role].sums),
                 len(self.staged.sums_of(number)),
             )
-            if wanted != found:
+            if wanted != count:
                 raise self.broken(
                     f"{self.place}/stages[{number}]",
-                    f"it takes part in {found} sums, its role in {wanted}",
+                    f"it takes part in {count} sums, its role in {wanted}",
                 )

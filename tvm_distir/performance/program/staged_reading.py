@@ -23,66 +23,66 @@ def read_staged(top: JsonValue, value: Callable[[JsonValue], Value]) -> Pipeline
         raise top["schedule"].wrong(error.what, error.remedy) from None
     return PipelineProgram(
         schedule,
-        tuple(_role(one, value) for one in top["roles"].items()),
-        tuple(_stage(one) for one in top["stages"].items()),
-        tuple(_edge(one) for one in top["edges"].items()),
-        tuple(_sum(one) for one in top["sums"].items()),
+        tuple(_role(item, value) for item in top["roles"].items()),
+        tuple(_stage(item) for item in top["stages"].items()),
+        tuple(_edge(item) for item in top["edges"].items()),
+        tuple(_sum(item) for item in top["sums"].items()),
     )
 
 
 def _role(data: JsonValue, value: Callable[[JsonValue], Value]) -> StageKind:
-    found = data.object(("name", "slots", "params", "results", "sums", "updates", "phases"))
+    fields = data.object(("name", "slots", "params", "results", "sums", "updates", "phases"))
     return StageKind(
-        found["name"].text(),
-        tuple(value(one) for one in found["slots"].items()),
-        found["params"].integers(),
-        found["results"].integers(),
-        tuple(read_pair(one) for one in found["sums"].items()),
-        tuple(read_pair(one) for one in found["updates"].items()),
-        tuple(_phase(one) for one in found["phases"].items()),
+        fields["name"].text(),
+        tuple(value(item) for item in fields["slots"].items()),
+        fields["params"].integers(),
+        fields["results"].integers(),
+        tuple(read_pair(pair) for pair in fields["sums"].items()),
+        tuple(read_pair(pair) for pair in fields["updates"].items()),
+        tuple(_phase(item) for item in fields["phases"].items()),
     )
 
 
 def _phase(data: JsonValue) -> Phase:
-    found = data.object(("name", "function", "inputs", "outputs"))
+    fields = data.object(("name", "function", "inputs", "outputs"))
     return Phase(
-        found["name"].text(),
-        found["function"].text(),
-        found["inputs"].integers(),
-        found["outputs"].integers(),
+        fields["name"].text(),
+        fields["function"].text(),
+        fields["inputs"].integers(),
+        fields["outputs"].integers(),
     )
 
 
 def _stage(data: JsonValue) -> Stage:
-    found = data.object(("role", "names", "results"))
+    fields = data.object(("role", "names", "results"))
     return Stage(
-        found["role"].integer(),
-        tuple(one.text() for one in found["names"].items()),
-        tuple(one.text(empty=True) for one in found["results"].items()),
+        fields["role"].integer(),
+        tuple(item.text() for item in fields["names"].items()),
+        tuple(item.text(empty=True) for item in fields["results"].items()),
     )
 
 
 def _edge(data: JsonValue) -> Edge:
-    found = data.object(("from", "to", "direction", "bytes", "wire_bytes", "placements"))
-    words = [one.text() for one in found["placements"].items()]
+    fields = data.object(("from", "to", "direction", "bytes", "wire_bytes", "placements"))
+    words = [item.text() for item in fields["placements"].items()]
     if len(words) != 2:
-        raise found["placements"].wrong(f"{len(words)} placements", "Give that of either end.")
+        raise fields["placements"].wrong(f"{len(words)} placements", "Give that of either end.")
     return Edge(
-        read_pair(found["from"]),
-        read_pair(found["to"]),
-        found["direction"].word(DIRECTIONS),
-        read_pair(found["bytes"]),
-        read_pair(found["wire_bytes"]),
+        read_pair(fields["from"]),
+        read_pair(fields["to"]),
+        fields["direction"].word(DIRECTIONS),
+        read_pair(fields["bytes"]),
+        read_pair(fields["wire_bytes"]),
         (words[0], words[1]),
     )
 
 
 def _sum(data: JsonValue) -> StageSum:
-    found = data.object(("name", "stages", "edges"))
+    fields = data.object(("name", "stages", "edges"))
     return StageSum(
-        found["name"].text(),
-        found["stages"].integers(),
-        tuple(_edge(one) for one in found["edges"].items()),
+        fields["name"].text(),
+        fields["stages"].integers(),
+        tuple(_edge(item) for item in fields["edges"].items()),
     )
 
 

@@ -61,7 +61,7 @@ class _Staging:
 
     def run(self) -> Program:
         """Export phases, then what they call; then say who runs them."""
-        roles = {name: one.run() for name, one in self.exporters.items()}
+        roles = {name: exporter.run() for name, exporter in self.exporters.items()}
         functions = {
             k: fn for exporter in self.exporters.values() for k, fn in exporter.functions.items()
         }
@@ -123,17 +123,17 @@ class _Staging:
     def _sums(self) -> list[StageSum]:
         """Sums over stages, with their edges."""
         sums = []
-        for one in self.pipeline.sums:
-            term, total = f"{PART}:{one.name}", f"{TOTAL}:{one.name}"
-            slots = {k: self._slot(k, total, True) for k in one.stages}
+        for stage_sum in self.pipeline.sums:
+            term, total = f"{PART}:{stage_sum.name}", f"{TOTAL}:{stage_sum.name}"
+            slots = {k: self._slot(k, total, True) for k in stage_sum.stages}
             edges = []
-            for here, there in itertools.pairwise(one.stages):
+            for here, there in itertools.pairwise(stage_sum.stages):
                 made, read = self.wires.made(here, term), self.wires.made(there, term)
                 ends = (here, slots[here]), (there, slots[there])
                 edges.append(self._edge(*ends, "sum", term, made, read))
-            last = one.stages[-1]
+            last = stage_sum.stages[-1]
             ranks: set[int] = {self.schedule.rank_of[last]}
-            for stage in one.stages[:-1]:
+            for stage in stage_sum.stages[:-1]:
                 rank = self.schedule.rank_of[stage]
                 if rank in ranks and rank != self.schedule.rank_of[last]:
                     continue
@@ -141,7 +141,7 @@ class _Staging:
                 ends = (last, slots[last]), (stage, slots[stage])
                 made, read = self.wires.made(last, term), self.wires.read(stage, total)
                 edges.append(self._edge(*ends, "total", total, made, read))
-            sums.append(StageSum(plain_name(one.name), one.stages, tuple(edges)))
+            sums.append(StageSum(plain_name(stage_sum.name), stage_sum.stages, tuple(edges)))
         return sums
 
     def _slot(self, stage: int, what: str, read: bool = False) -> int:

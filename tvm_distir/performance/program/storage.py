@@ -120,23 +120,25 @@ class Walk:
 
     def run(self, name: str) -> list[int]:
         """Run a function, and return the blocks that it returns."""
-        fn, own = self.functions[name], dict[int, int]()
+        fn, addresses = self.functions[name], dict[int, int]()
         for step in fn.steps:
             if step.kind == TAKE:
-                own[step.blocks[0]] = self._take(name, step)
+                addresses[step.blocks[0]] = self._take(name, step)
             elif step.kind == FREE:
-                self._free(own[step.blocks[0]])
+                self._free(addresses[step.blocks[0]])
             elif step.kind == RETURN:
-                before, self._returned = self._returned, {own[b] for b in step.blocks}
+                before, self._returned = self._returned, {addresses[b] for b in step.blocks}
                 for block in sorted((before - self._returned) & self._left):
                     self._left.discard(block)
                     self._free(block)
             else:
                 callee = step.names[0]
                 if step.kind == BRANCH:
-                    callee = max(step.names, key=lambda one: Walk(self.functions)._needs(one))
-                own.update(zip(step.blocks, self.run(callee)))
-        return [own[block] for block in fn.results]
+                    callee = max(
+                        step.names, key=lambda callee_name: Walk(self.functions)._needs(callee_name)
+                    )
+                addresses.update(zip(step.blocks, self.run(callee)))
+        return [addresses[block] for block in fn.results]
 
     def _needs(self, name: str) -> int:
         self.run(name)

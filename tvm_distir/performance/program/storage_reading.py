@@ -11,9 +11,9 @@ from .storage import BRANCH, CALL, FREE, RETURN, TAKE, Storage, StorageFunction,
 
 def read_storage(data: JsonValue) -> Storage:
     """Read a storage plan; functions that are called must be there, blocks taken before."""
-    found = data.object(("entries", "functions"))
-    functions = {name: _function(one) for name, one in found["functions"].fields()}
-    entries = tuple(one.text() for one in found["entries"].items())
+    fields = data.object(("entries", "functions"))
+    functions = {name: _function(item) for name, item in fields["functions"].fields()}
+    entries = tuple(item.text() for item in fields["entries"].items())
     called = {
         name
         for fn in functions.values()
@@ -28,9 +28,9 @@ def read_storage(data: JsonValue) -> Storage:
 
 
 def _function(data: JsonValue) -> StorageFunction:
-    found = data.object(("steps", "results"))
-    steps = tuple(_step(one) for one in found["steps"].items())
-    results = found["results"].integers()
+    fields = data.object(("steps", "results"))
+    steps = tuple(_step(item) for item in fields["steps"].items())
+    results = fields["results"].integers()
     known: set[int] = set()
     for step in steps:
         if step.kind in (FREE, RETURN) and not known.issuperset(step.blocks):
@@ -50,5 +50,5 @@ def _step(data: JsonValue) -> StorageStep:
         kind.word((TAKE, FREE, CALL, BRANCH, RETURN)),
         blocks.integers(),
         size.integer(),
-        tuple(one.text() for one in names.items()),
+        tuple(item.text() for item in names.items()),
     )

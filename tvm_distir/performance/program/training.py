@@ -36,20 +36,20 @@ def updates(fn: relax.Function, made: Function) -> tuple[tuple[int, int], ...]:
     io = fn.attrs[IO_ATTR]
     places = {plain_name(str(item["name"])): k for k, item in enumerate(io["inputs"][:])}
     params = frozenset(made.params)
-    found = []
+    pairs = []
     for number, item in enumerate(io["outputs"][:]):
         name = whole.get(int(item["index"]), "")
         if "name" in item:  # of a step in stages written out
             name = plain_name(str(item["name"]))
         param = places.get(name) if name in updated else None
         if param is not None and _alike(made, number, param, params):
-            found.append((number, param))
-    return tuple(found)
+            pairs.append((number, param))
+    return tuple(pairs)
 
 
 def _alike(made: Function, result: int, param: int, params: Container[int]) -> bool:
-    one, other = made.values[made.results[result]], made.values[made.params[param]]
-    return one.bytes == other.bytes and made.results[result] not in params
+    result_value, other = made.values[made.results[result]], made.values[made.params[param]]
+    return result_value.bytes == other.bytes and made.results[result] not in params
 
 
 def with_gradients(fn: relax.Function, made: Function) -> Function:

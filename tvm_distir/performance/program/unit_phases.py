@@ -20,21 +20,21 @@ def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
     weights, each micro-batch begins with those that are there, and ends with an update of its own.
     """
     splits = schedule.splits_backward
-    found = {BEGIN: [BEGIN], FORWARD: ["rows", "forward"], END: [END]}
+    names = {BEGIN: [BEGIN], FORWARD: ["rows", "forward"], END: [END]}
     last = WEIGHT if splits else BACKWARD
     if splits:
-        found[BACKWARD] = found[f"{BACKWARD}+"] = ["backward"]
+        names[BACKWARD] = names[f"{BACKWARD}+"] = ["backward"]
     for name, sums in ((last, "accumulate"), (f"{last}+", "accumulate_next")):
-        found[name] = ["weight", sums] if splits else ["backward", "weight", sums]
+        names[name] = ["weight", sums] if splits else ["backward", "weight", sums]
     for number in range(len(role.sums)):
         for name in ("part", "add"):
-            found[f"{name}:{number}"] = [f"{name}:{number}"]
+            names[f"{name}:{number}"] = [f"{name}:{number}"]
     if schedule.stash:
-        found[FORWARD] = ["rows", "begin", "forward"]
-        found[UPDATE] = ["begin", *found.pop(END)]
+        names[FORWARD] = ["rows", "begin", "forward"]
+        names[UPDATE] = ["begin", *names.pop(END)]
     there = {phase.name for phase in role.phases}
     return {
-        name: own for name, phases in found.items() if (own := [p for p in phases if p in there])
+        name: kept for name, phases in names.items() if (kept := [p for p in phases if p in there])
     }
 
 
@@ -48,8 +48,8 @@ def once_slots(role: StageKind, schedule: Schedule, unit: str) -> set[int]:
         sums = [p.outputs for p in role.phases if p.name == "accumulate"]
         handed = {written for _, written in role.carried}
         return handed if unit == FORWARD else handed.union(*sums)
-    found = {*role.params, *role.results, *(total for _, total in role.sums)}
+    slots = {*role.params, *role.results, *(total for _, total in role.sums)}
     for phase in role.phases:
         if phase.name not in ("rows", "forward", "backward", "weight"):
-            found.update(phase.outputs)
-    return found
+            slots.update(phase.outputs)
+    return slots

@@ -100,18 +100,18 @@ class Batch:
         ran = BatchedTimes(np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.ones(rows, bool))
         lies = [self.lies(meshes) for meshes in shapes]
         for pattern in dict.fromkeys(lies):
-            own = [number for number, one in enumerate(lies) if one == pattern]
-            at = np.flatnonzero(np.isin(shape, own))
+            numbers = [number for number, other in enumerate(lies) if other == pattern]
+            at = np.flatnonzero(np.isin(shape, numbers))
             if not at.size:
                 continue
             if pattern not in self._plans:
-                self._plans[pattern] = _Plan(self, shapes[own[0]])
-            renumbered = np.searchsorted(own, shape[at])
+                self._plans[pattern] = _Plan(self, shapes[numbers[0]])
+            renumbered = np.searchsorted(numbers, shape[at])
             part = self._plans[pattern].run(
-                quantities[:, at], [shapes[number] for number in own], renumbered
+                quantities[:, at], [shapes[number] for number in numbers], renumbered
             )
-            for whole, one in zip(ran, part, strict=True):
-                whole[at] = one
+            for whole, part_values in zip(ran, part, strict=True):
+                whole[at] = part_values
         return ran
 
 
@@ -146,14 +146,14 @@ class _Plan:
         for number, row in enumerate(self.kinds.lowering.rows):
             if row.op.kind == "wait":
                 key: Hashable = "wait"
-                found = nothing, nothing.astype(np.int8)
+                priced = nothing, nothing.astype(np.int8)
             else:
                 key = prices.key(row.function, int(row.op.name), row.op)
-                found = prices.of(key, row.op, row.function)
+                priced = prices.of(key, row.op, row.function)
             if key not in keys:
                 keys[key] = len(spans)
-                spans.append(found[0])
-                codes.append(found[1])
+                spans.append(priced[0])
+                codes.append(priced[1])
             of_row[number] = keys[key]
         rank_of = self.steps.rank_of
         edges = [
@@ -176,8 +176,8 @@ class _Plan:
         for first, last in zip(begin[:-1].tolist(), begin[1:].tolist(), strict=True):
             total = np.zeros(len(lowering.rows), np.int64)
             used, times = np.unique(step[first:last], return_counts=True)
-            for one, count in zip(used.tolist(), times.tolist(), strict=True):
-                total += count * lowering.counts(self.steps.runs[one].unit.function)
+            for run, count in zip(used.tolist(), times.tolist(), strict=True):
+                total += count * lowering.counts(self.steps.runs[run].unit.function)
             counts.setdefault(total.tobytes(), total)
         return list(counts.values())
 
@@ -193,11 +193,11 @@ class _Plan:
             parts = np.zeros((len(BOUNDS) + 1, rows), np.int64)
             names: dict[str, dict[int, int]] = {}
             for number in np.flatnonzero((counts > 0) & compute).tolist():
-                own = names.setdefault(self.names[number], {})
+                by_key = names.setdefault(self.names[number], {})
                 key = int(of_row[number])
-                own[key] = own.get(key, 0) + int(counts[number])
-            for own in names.values():
-                _add(parts, list(own), np.array(list(own.values()), np.int64), spent, codes)
+                by_key[key] = by_key.get(key, 0) + int(counts[number])
+            for by_key in names.values():
+                _add(parts, list(by_key), np.array(list(by_key.values()), np.int64), spent, codes)
             weights = np.bincount(of_row[moves], counts[moves], spent.shape[0]).astype(np.int64)
             used = np.flatnonzero(weights)
             moved = weights[used] @ spent[used] if used.size else np.zeros(rows, np.int64)

@@ -139,8 +139,8 @@ class BatchPrices:
         for where in layout.kinds:
             fits = payload < _LARGEST // (2 * where.ranks)
             self.fits[rows] &= fits
-            own = np.where(fits, payload, 0)
-            spent = self.system.spread_time_s(kind, own, where, layout.sharing, gradients)
+            bytes_sent = np.where(fits, payload, 0)
+            spent = self.system.spread_time_s(kind, bytes_sent, where, layout.sharing, gradients)
             np.maximum(result, self._picoseconds(spent, rows), out=result)
         return result
 
@@ -156,9 +156,11 @@ class BatchPrices:
                 spent = self._slowest(kind, -(-size // split), layout, rows)
                 both.append(np.where(size > 0, spent, 0))
             for count in np.unique(split[split > 1]).tolist():
-                own = split == count
+                same_count = split == count
                 layout = costs.parts_layout(there, count)
-                both[0][own] += self._slowest("all_gather", into[own], layout, rows[own])
+                both[0][same_count] += self._slowest(
+                    "all_gather", into[same_count], layout, rows[same_count]
+                )
             result[rows] = np.maximum(*both)
         return result
 

@@ -87,8 +87,8 @@ class OpCosts:
     def _kernel(self, op: Op, place: str) -> tuple[int, str]:
         """Time of a compute op, as measured where it was, and what it is bound by."""
         moved = op.bytes_read + op.bytes_written
-        found = self.clock.kernel(op.flops, moved, op.kernel_class, op.dtype, place)
-        return op.measured_ps or found.duration_ps, found.bound_by
+        time = self.clock.kernel(op.flops, moved, op.kernel_class, op.dtype, place)
+        return op.measured_ps or time.duration_ps, time.bound_by
 
     def _host_ps(self, function: str, op: Op, place: str) -> int:
         """What the host takes beyond the device.
@@ -99,9 +99,9 @@ class OpCosts:
         if op.kernel_class != HOST:
             return picoseconds(op.flops * constant(HOSTS[op.kernel_class]) * 1e-6, place)
         busy_ps = 0
-        for own in self.program.functions[function].ops:
-            if own.kind == "compute" and own.kernel_class not in HOSTS:
-                busy_ps += self._kernel(own, place)[0]
+        for launched in self.program.functions[function].ops:
+            if launched.kind == "compute" and launched.kernel_class not in HOSTS:
+                busy_ps += self._kernel(launched, place)[0]
         issued_ps = picoseconds(op.flops * constant(HOSTS[HOST]) * 1e-6, place)
         return max(issued_ps - busy_ps, 0)
 

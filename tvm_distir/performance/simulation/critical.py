@@ -57,47 +57,47 @@ def critical_path(lanes: Sequence[DeviceGroupResult]) -> tuple[PathPart, ...]:
     ending: dict[tuple[int, int], list[_Event]] = {}
     senders: dict[Hashable, int] = {}
     by_lane: dict[int, list[int]] = {}
-    for one in events:
-        ending.setdefault((one.lane, one.end), []).append(one)
-        by_lane.setdefault(one.lane, []).append(one.end)
-        if one.stream == "send":
-            senders[one.flow] = one.lane
-    ends = {lane: sorted(set(found)) for lane, found in by_lane.items()}
-    found: dict[tuple[str, str], list[int]] = {}
+    for event in events:
+        ending.setdefault((event.lane, event.end), []).append(event)
+        by_lane.setdefault(event.lane, []).append(event.end)
+        if event.stream == "send":
+            senders[event.flow] = event.lane
+    ends = {lane: sorted(set(times)) for lane, times in by_lane.items()}
+    totals: dict[tuple[str, str], list[int]] = {}
 
     def note(name: str, stream: str, spent: int) -> None:
-        row = found.setdefault((name, stream), [0, 0])
+        row = totals.setdefault((name, stream), [0, 0])
         row[0] += 1
         row[1] += spent
 
-    now: _Event | None = max(events, key=lambda one: one.end)
+    now: _Event | None = max(events, key=lambda event: event.end)
     while now is not None:
         note(now.name, now.stream, now.end - now.start)
         ending[now.lane, now.end].remove(now)
         lane = senders.get(now.flow, now.lane) if now.stream == "recv" else now.lane
-        own, place = ends.get(lane, []), bisect.bisect_right(ends.get(lane, []), now.start)
-        while place and not ending[lane, own[place - 1]]:
+        lane_ends, place = ends.get(lane, []), bisect.bisect_right(ends.get(lane, []), now.start)
+        while place and not ending[lane, lane_ends[place - 1]]:
             place -= 1
-        at = own[place - 1] if place else 0
+        at = lane_ends[place - 1] if place else 0
         if at < now.start:
             note(WAITING, "", now.start - at)
         now = _before(ending[lane, at], now.stream) if place else None
-    parts = (PathPart(*key, count, seconds(spent)) for key, (count, spent) in found.items())
-    return tuple(sorted(parts, key=lambda one: (-one.time_s, one.name)))
+    parts = (PathPart(*key, count, seconds(spent)) for key, (count, spent) in totals.items())
+    return tuple(sorted(parts, key=lambda part: (-part.time_s, part.name)))
 
 
 def _before(ended: Sequence[_Event], stream: str) -> _Event | None:
     """Of the events that end at a time the one on a stream, else the first."""
-    same = [one for one in ended if one.stream == stream]
+    same = [event for event in ended if event.stream == stream]
     return next(iter([*same, *ended]), None)
 
 
 def _events(lanes: Sequence[Traced]) -> Iterator[_Event]:
     """All that takes time. Units of stages count as such where there are too many ops."""
     sheets = [list(lane.sheets()) for lane in lanes]
-    whole = sum(sheet.start.size for own in sheets for sheet in own) > _MOST_OPS
-    for number, (lane, own) in enumerate(zip(lanes, sheets, strict=True)):
-        for sheet in own:
+    whole = sum(sheet.start.size for lane_sheets in sheets for sheet in lane_sheets) > _MOST_OPS
+    for number, (lane, lane_sheets) in enumerate(zip(lanes, sheets, strict=True)):
+        for sheet in lane_sheets:
             yield from _units(number, sheet) if whole and sheet.unit else _ops(number, sheet)
         for wire in lane.wires():
             stream = wire.stream.partition(" ")[0]

@@ -43,10 +43,10 @@ class Dependencies:
         for piece in entry.pieces:
             args = [made[value] for value in piece.ins]
             if piece.function >= 0:
-                found = self.call(piece.function, args)
+                places = self.call(piece.function, args)
             else:
-                found = [self.op(self._lowering.rows[piece.row], args)] * len(piece.outs)
-            made.update(zip(piece.outs, found, strict=True))
+                places = [self.op(self._lowering.rows[piece.row], args)] * len(piece.outs)
+            made.update(zip(piece.outs, places, strict=True))
 
     def call(self, function: int, args: Sequence[Places]) -> list[Places]:
         """Add the ops of a call; returns when its results are there."""
@@ -55,10 +55,10 @@ class Dependencies:
         for step in fn.steps:
             ins = [made.get(value, ()) for value in step.ins]
             if step.callee >= 0:
-                found = self.call(step.callee, ins)
+                places = self.call(step.callee, ins)
             else:
-                found = [self.op(self._lowering.rows[step.row], ins)] * len(step.outs)
-            made.update(zip(step.outs, found, strict=True))
+                places = [self.op(self._lowering.rows[step.row], ins)] * len(step.outs)
+            made.update(zip(step.outs, places, strict=True))
         return [made.get(value, ()) for value in fn.results]
 
     def op(self, row: OpRow, args: Iterable[Places]) -> Places:

@@ -229,7 +229,12 @@ class DeviceGroupResult:
 
     def traced(self) -> Traced:
         """What traces are written from."""
-        own = self.timeline
+        timeline = self.timeline
         return Traced(
-            self.mesh, self.devices, own.sheets, own.wires, own.tasks, lambda: self.memory
+            self.mesh,
+            self.devices,
+            timeline.sheets,
+            timeline.wires,
+            timeline.tasks,
+            lambda: self.memory,
         )

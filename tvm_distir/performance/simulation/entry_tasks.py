@@ -236,8 +236,8 @@ class TaskWriter:
 
     def _later(self, row: Sequence[int], ports: Sequence[Waits], here: Sequence[bool]) -> Waits:
         """Tasks that end when a stream or a result is there."""
-        found: Waits = ()
+        later: Waits = ()
         for by, waits, counts in zip(row, ports, here, strict=True):
             if counts and by > NEVER:
-                found += waits if by == 0 else (self._task(-1, by, waits),)
-        return found
+                later += waits if by == 0 else (self._task(-1, by, waits),)
+        return later

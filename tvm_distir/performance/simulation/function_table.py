@@ -58,14 +58,14 @@ class FunctionTables:
         """Table of one call of a function, itself first."""
         if function not in self._known:
             fn = self.lowering.functions[function]
-            found: Table = {fn.name: ElapsedTimes(0, 1)}
+            table: Table = {fn.name: ElapsedTimes(0, 1)}
             for step in fn.steps:
                 if step.callee >= 0:
-                    add_call(found, [fn.name], self.of(step.callee))
+                    add_call(table, [fn.name], self.of(step.callee))
                 else:
                     row = self.lowering.rows[step.row]
-                    add_op(found, [fn.name], row.stream, row.duration_ps, row.op.flops)
-            self._known[function] = found
+                    add_op(table, [fn.name], row.stream, row.duration_ps, row.op.flops)
+            self._known[function] = table
         return self._known[function]
 
 
@@ -93,8 +93,8 @@ def listed(table: Table) -> tuple[FunctionTime, ...]:
     """A table in seconds."""
     return tuple(
         FunctionTime(
-            name, one.depth, one.calls, one.compute_ps / PICOSECONDS, one.other_ps / PICOSECONDS,
-            one.flops,
+            name, elapsed.depth, elapsed.calls, elapsed.compute_ps / PICOSECONDS,
+            elapsed.other_ps / PICOSECONDS, elapsed.flops,
         )
-        for name, one in table.items()
+        for name, elapsed in table.items()
     )  # fmt: skip

@@ -85,8 +85,8 @@ def build_graph(
             entries[name] = unrolled(lowering, numbers[name])
             open_calls(lowering, maps, entries[name].pieces)
     writer = TaskWriter(lowering, maps)
-    for one in entries.values():
-        writer.write(one)
+    for entry_tasks in entries.values():
+        writer.write(entry_tasks)
     size = 0
     for number, entry in enumerate(program.entries):
         devices = program.devices_of(entry)
@@ -96,11 +96,15 @@ def build_graph(
             size += entries[entry.function].row.size
     check_taking_part(program, used, lowering.rows)
     of_part = [entries[program.entries[part.entry].function] for part in parts]
-    waits = [part.first + one.waits for part, one in zip(parts, of_part, strict=True)]
+    waits = [
+        part.first + entry_tasks.waits for part, entry_tasks in zip(parts, of_part, strict=True)
+    ]
     groups = Groups(size)
     groups.transfers(program, parts, entries, lowering.rows)
     waits.append(np.array(groups.waits, np.int64).reshape(-1, 2))
-    durations = np.concatenate([np.zeros(0, np.int64), *(one.duration for one in of_part)])
+    durations = np.concatenate(
+        [np.zeros(0, np.int64), *(entry_tasks.duration for entry_tasks in of_part)]
+    )
     for shared in meetings(program, parts, entries, lowering.rows, tied):
         if not fold:
             groups.collectives(shared, lowering.rows, costs, durations)
@@ -120,7 +124,7 @@ def _meshes(program: Program, root: str) -> set[int]:
 
 
 def _check_meshes(
-    program: Program, devices: Sequence[int], own: int, lowering: Lowering, function: int
+    program: Program, devices: Sequence[int], mesh: int, lowering: Lowering, function: int
 ) -> None:
     """Refuse collectives and transfers on meshes that devices are not part of."""
     known = set[int]()
@@ -130,7 +134,7 @@ def _check_meshes(
         if row.op.kind not in ("collective", "transfer") or row.op.mesh in known:
             continue
         if not set(devices) <= set(program.meshes[row.op.mesh].device_ids):
-            names = [program.meshes[m].name for m in (row.op.mesh, own)]
+            names = [program.meshes[m].name for m in (row.op.mesh, mesh)]
             raise SimulationError(
                 "DIST0712",
                 f"a {row.op.collective} on the mesh {names[0]} in a program of the mesh {names[1]}",
@@ -152,12 +156,12 @@ class TaskNames(Sequence[str]):
     def __getitem__(self, task: int) -> str:  # type: ignore[override]  # one at a time
         part = next(p for p in reversed(self._graph.parts) if p.first <= task)
         entry = self._program.entries[part.entry]
-        one = self._graph.entries[entry.function]
+        tasks = self._graph.entries[entry.function]
         mesh = self._program.place_of(entry)
-        number = int(one.row[task - part.first])
+        number = int(tasks.row[task - part.first])
         if number < 0:
-            at = int(np.searchsorted(one.task, task - part.first, side="right")) - 1
-            name = f"in the call {one.pieces[at].name}"
+            at = int(np.searchsorted(tasks.task, task - part.first, side="right")) - 1
+            name = f"in the call {tasks.pieces[at].name}"
         else:
             row = self._graph.lowering.rows[number]
             name = f"{row.function}/{row.op.name} ({row.op.op})"

@@ -113,12 +113,12 @@ class Lowering:
         """How often a call runs each row."""
         if function not in self._counts:
             steps = self.functions[function].steps
-            own = [step.row for step in steps if step.callee < 0]
-            found = np.bincount(np.array(own, np.int64), minlength=len(self.rows))
+            rows = [step.row for step in steps if step.callee < 0]
+            counts = np.bincount(np.array(rows, np.int64), minlength=len(self.rows))
             for step in steps:
                 if step.callee >= 0:
-                    found = found + self.counts(step.callee)
-            self._counts[function] = found
+                    counts = counts + self.counts(step.callee)
+            self._counts[function] = counts
         return self._counts[function]
 
     def durations(self, function: int) -> Ints:
@@ -168,9 +168,9 @@ def flags_of(row: OpRow, blocking: bool) -> int:
     one only needs its operands, or, where collectives block, runs between the compute ops before
     it and those behind it.
     """
-    found = SYNC if row.host_waits else 0
+    flags = SYNC if row.host_waits else 0
     if row.op.kind != "collective":
-        return found
+        return flags
     if row.op.is_start:
-        return found | AFTER
-    return found | AFTER | HOLDS if blocking else found
+        return flags | AFTER
+    return flags | AFTER | HOLDS if blocking else flags

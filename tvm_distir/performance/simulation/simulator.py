@@ -145,9 +145,11 @@ def simulate(
     works: list[Work] = []
     counts: dict[int, list[int]] = {}
     for part in graph.parts:
-        one = graph.entries[program.entries[part.entry].function]
-        own = slice(part.first, part.first + one.row.size)
-        timeline = Timeline(part.devices[0], one, lowering, graph.maps, start[own], end[own])
+        entry_tasks = graph.entries[program.entries[part.entry].function]
+        tasks = slice(part.first, part.first + entry_tasks.row.size)
+        timeline = Timeline(
+            part.devices[0], entry_tasks, lowering, graph.maps, start[tasks], end[tasks]
+        )
         held = functools.partial(memory, part.entry)
         lane, work = account(program, part, timeline, finish, tables, held, taken)
         lanes.append(lane)

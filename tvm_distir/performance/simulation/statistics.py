@@ -60,12 +60,12 @@ def account(
 
     @functools.cache
     def held() -> Held:
-        found = memory()
-        during, after = found.course(taken)
+        entry_memory = memory()
+        during, after = entry_memory.course(taken)
         end = int(timeline.end.max(initial=0))
-        when, live = curve(found.resident_bytes, timeline.start, during, end, after)
+        when, live = curve(entry_memory.resident_bytes, timeline.start, during, end, after)
         course = tuple(zip(all_seconds(when), live.tolist(), strict=True))
-        return Held(course, found.account, weight_bytes(program, entry.function))
+        return Held(course, entry_memory.account, weight_bytes(program, entry.function))
 
     counts = timeline.counts()
 
@@ -165,10 +165,10 @@ def add_moves(
     """Add collectives and transfers that are run so often, on their meshes or on one."""
     for row, count in moves:
         op = row.op
-        own = program.meshes[op.mesh] if mesh is None else mesh
-        kind, axes, size = _ends(program, own, row)
+        op_mesh = program.meshes[op.mesh] if mesh is None else mesh
+        kind, axes, size = _ends(program, op_mesh, row)
         add_traffic(
-            sums, (own.name, kind, axes, size), count,
+            sums, (op_mesh.name, kind, axes, size), count,
             (op.payload_bytes, row.wire_bytes, row.duration_ps),
         )  # fmt: skip
 

@@ -101,16 +101,16 @@ def meetings(
     """
     here = (row.op.mesh if row.op.kind == "collective" else -1 for row in rows)
     mesh_of = np.array([*(mesh if mesh in tied else -1 for mesh in here), -1], np.int64)
-    found: dict[int, list[tuple[DeviceTasks, Ints, Ints]]] = {}
+    members_of: dict[int, list[tuple[DeviceTasks, Ints, Ints]]] = {}
     for part in parts:
-        own = entries[program.entries[part.entry].function].row
-        if not own.size:
+        entry_rows = entries[program.entries[part.entry].function].row
+        if not entry_rows.size:
             continue
-        where = mesh_of[own]
+        where = mesh_of[entry_rows]
         for number in np.unique(where[where >= 0]).tolist():
             tasks = np.flatnonzero(where == number)
-            found.setdefault(number, []).append((part, own[tasks], part.first + tasks))
-    for number, members in sorted(found.items()):
+            members_of.setdefault(number, []).append((part, entry_rows[tasks], part.first + tasks))
+    for number, members in sorted(members_of.items()):
         mesh = program.meshes[number]
         _, first, _ = members[0]
         for part, other, _ in members[1:]:
@@ -124,12 +124,12 @@ def _check_same(
     mesh: Mesh, part: DeviceTasks, first: Sequence[OpRow], other: Sequence[OpRow]
 ) -> None:
     """Refuse another number, order or kind of collectives."""
-    for one, two in itertools.zip_longest(first, other):
-        if one is two:
+    for expected, two in itertools.zip_longest(first, other):
+        if expected is two:
             continue
-        if one is None or two is None or _collective_key(one) != _collective_key(two):
+        if expected is None or two is None or _collective_key(expected) != _collective_key(two):
             raise _another_order(
-                mesh, one or two, f"device {part.devices[0]} has another one in its place"
+                mesh, expected or two, f"device {part.devices[0]} has another one in its place"
             )
 
 
@@ -215,8 +215,8 @@ class Groups:
                 )
 
             def goes(part: DeviceTasks, task: int) -> bool:
-                own = entries[program.entries[part.entry].function]
-                return bool(moves[own.row[task - part.first]])
+                entry_tasks = entries[program.entries[part.entry].function]
+                return bool(moves[entry_tasks.row[task - part.first]])
 
             for sends, receives in ends.times():
                 remote = [p for p, task in receives.items() if p not in sends or goes(p, task)]
@@ -258,12 +258,12 @@ class Groups:
 def _joined_parts(shared: CollectiveGroups, axes: tuple[int, ...]) -> list[list[int]]:
     """Sets of parts of which some group has devices, more than one each."""
     part_of = {device: i for i, part in enumerate(shared.parts) for device in part.devices}
-    found: list[set[int]] = []
+    joined: list[set[int]] = []
     for group in shared.mesh.groups(axes):
         parts = {part_of[device] for device in group}
-        apart = [one for one in found if not one & parts]
-        found = [*apart, parts.union(*(one for one in found if one & parts))]
-    return [sorted(one) for one in found if len(one) > 1]
+        apart = [members for members in joined if not members & parts]
+        joined = [*apart, parts.union(*(members for members in joined if members & parts))]
+    return [sorted(members) for members in joined if len(members) > 1]
 
 
 def _transfer_ends(
@@ -275,9 +275,9 @@ def _transfer_ends(
     transfer_ends: dict[TransferKey, _Ends] = {}
     is_transfer = np.array([*(row.op.kind == "transfer" for row in rows), False], bool)
     for part in parts:
-        own = entries[program.entries[part.entry].function].row
-        for task in np.flatnonzero(is_transfer[own]).tolist():
-            row = rows[own[task]]
+        entry_rows = entries[program.entries[part.entry].function].row
+        for task in np.flatnonzero(is_transfer[entry_rows]).tolist():
+            row = rows[entry_rows[task]]
             op, sends = row.op, row.stream == SEND
             src, dst = (op.mesh, op.peer_mesh) if sends else (op.peer_mesh, op.mesh)
             place = f"{row.function}/{op.name}"

@@ -76,14 +76,14 @@ class Timeline:
     @functools.cached_property
     def single(self) -> tuple[Ints, Ints, Ints]:
         """Starts, ends and rows of the pieces that are ops."""
-        found = [k for k, one in enumerate(self.entry.pieces) if one.function < 0]
-        tasks = np.array(self.entry.task, np.int64)[found]
+        ops = [k for k, piece in enumerate(self.entry.pieces) if piece.function < 0]
+        tasks = np.array(self.entry.task, np.int64)[ops]
         return self.task_start[tasks], self.task_end[tasks], self.entry.row[tasks]
 
     @functools.cached_property
     def calls(self) -> list[tuple[int, Ints]]:
         """Per call of a closed function its number among them, and the times of its ports."""
-        end, found = self.task_end, []
+        end, calls = self.task_end, []
         for piece, ports in zip(self.entry.pieces, self.entry.ports, strict=True):
             if piece.function < 0:
                 continue
@@ -92,13 +92,13 @@ class Timeline:
                 for k, waits in enumerate(ports)
             ]
             number = self.lowering.functions[piece.function].number
-            found.append((number, np.array(times, np.int64)))
-        return found
+            calls.append((number, np.array(times, np.int64)))
+        return calls
 
     def busy(self) -> tuple[int, int, int]:
         """Time in which the device computes, communicates, and does both."""
         start, end, row = self.single
-        compute = np.array([one.stream == COMPUTE for one in self.lowering.rows], bool)[row]
+        compute = np.array([op_row.stream == COMPUTE for op_row in self.lowering.rows], bool)[row]
         pairs = np.stack((start, end), axis=1)
         functions = np.array([number for number, _ in self.calls], np.int64)
         times = np.concatenate([np.zeros(0, np.int64), *(times for _, times in self.calls)])
@@ -144,16 +144,23 @@ class Timeline:
     def sheets(self) -> Iterator[OpRecords]:
         """The ops but for transfers."""
         ops, whole = list(self._ops()), np.zeros(1, np.int64)
-        own = [k for k, (row, _) in enumerate(ops) if row.op.kind != "transfer"]
-        kinds = op_kinds(ops[k] for k in own)
+        local_ops = [k for k, (row, _) in enumerate(ops) if row.op.kind != "transfer"]
+        kinds = op_kinds(ops[k] for k in local_ops)
         span = np.array([[0, self.end.max(initial=0)]], np.int64)
         yield OpRecords(
-            kinds, self.start[None, own], self.end[None, own], whole, "", "", whole, span
+            kinds,
+            self.start[None, local_ops],
+            self.end[None, local_ops],
+            whole,
+            "",
+            "",
+            whole,
+            span,
         )
 
     def wires(self) -> Iterator[MessageRecords]:
         """The transfers by peer, in the order of time."""
-        found: dict[str, list[tuple[int, int, OpRow, str, Hashable]]] = {}
+        messages: dict[str, list[tuple[int, int, OpRow, str, Hashable]]] = {}
         often: dict[Hashable, int] = {}
         times = zip(self.start.tolist(), self.end.tolist(), strict=True)
         for (row, scope), (start, end) in zip(self._ops(), times, strict=True):
@@ -164,9 +171,9 @@ class Timeline:
             key = (row.op.tag, *(ends if sends else ends[::-1]))
             often[key] = often.get(key, -1) + 1
             stream = "send" if sends else f"recv from mesh {row.op.peer_mesh}"
-            found.setdefault(stream, []).append((start, end, row, scope, (key, often[key])))
-        for stream, some in found.items():
-            some.sort(key=lambda one: one[0])
+            messages.setdefault(stream, []).append((start, end, row, scope, (key, often[key])))
+        for stream, some in messages.items():
+            some.sort(key=lambda message: message[0])
             start, end, rows, scopes, flows = zip(*some, strict=True)
             kinds = op_kinds(zip(rows, scopes, strict=True))
             names = [row.op.name for row in rows]
@@ -195,11 +202,11 @@ class Timeline:
 
     def counts(self) -> list[int]:
         """How often each row is run."""
-        found = np.bincount(self.single[2], minlength=len(self.lowering.rows))
+        counts = np.bincount(self.single[2], minlength=len(self.lowering.rows))
         for piece in self.entry.pieces:
             if piece.function >= 0:
-                found = found + self.lowering.counts(piece.function)
-        return list(found.tolist())
+                counts = counts + self.lowering.counts(piece.function)
+        return list(counts.tolist())
 
     def function_times(self, tables: FunctionTables) -> tuple[FunctionTime, ...]:
         """Functions in order of their first call, callees included."""

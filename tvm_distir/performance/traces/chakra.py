@@ -43,9 +43,9 @@ def chakra_files(lanes: Sequence[Traced], meshes: Sequence[Mesh]) -> Iterator[tu
     tasks = [lane.tasks() for lane in lanes]
     ends = _Ends(meshes, tasks)
     groups = _Groups(meshes)
-    for lane, own in zip(lanes, tasks, strict=True):
+    for lane, lane_tasks in zip(lanes, tasks, strict=True):
         for device in lane.devices:
-            yield f"trace.{device}.et", _file(own, device, ends, groups)
+            yield f"trace.{device}.et", _file(lane_tasks, device, ends, groups)
     yield "comm_group.json", (json.dumps(groups.table, indent=1) + "\n").encode()
 
 
@@ -64,7 +64,9 @@ class _Ends:
         self._partners: dict[tuple[int, int], dict[int, list[int]]] = {}
         self._sizes: dict[tuple[int, int, int], int] = {}
         most = 1
-        for task in (one for own in tasks for one in own if one.kind in ("send", "recv")):
+        for task in (
+            task for lane_tasks in tasks for task in lane_tasks if task.kind in ("send", "recv")
+        ):
             partners = self._of(task)
             count = max(map(len, partners.values()), default=1)
             key = self._key(task)
@@ -78,10 +80,10 @@ class _Ends:
         if key not in self._partners:
             here, there = (self._meshes[number].device_ids for number in key)
             first, other = (here, there) if task.kind == "send" else (there, here)
-            found = self._partners[key] = {}
+            partners = self._partners[key] = {}
             for pair in pair_up(first, other):
-                own, partner = pair if task.kind == "send" else pair[::-1]
-                found.setdefault(own, []).append(partner)
+                task_number, partner = pair if task.kind == "send" else pair[::-1]
+                partners.setdefault(task_number, []).append(partner)
         return self._partners[key]
 
     def _key(self, task: Task) -> tuple[int, int, int]:
@@ -187,9 +189,9 @@ def _nodes(
         kind = SEND if task.kind == "send" else RECV
         more = b"".join(integer(5, first + k) for k in range(1, len(partners)))
         for number, partner in reversed(list(enumerate(partners))):
-            own = integer(1, first + number) + name + integer(3, kind) + (b"" if number else more)
+            start = integer(1, first + number) + name + integer(3, kind) + (b"" if number else more)
             pair = (device, partner) if task.kind == "send" else (partner, device)
             facts = _attribute("comm_size", _INT64, ends.size(task))
             facts += _attribute("comm_src", _INT32, pair[0])
             facts += _attribute("comm_dst", _INT32, pair[1])
-            yield own + tail + facts + _attribute("comm_tag", _INT32, task.tag)
+            yield start + tail + facts + _attribute("comm_tag", _INT32, task.tag)

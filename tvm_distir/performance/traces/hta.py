@@ -61,9 +61,9 @@ def hta_pages(lanes: Sequence[Traced], finish_s: float) -> Iterator[tuple[str, s
                 "distributedInfo": about,
                 "traceName": f"rank{device}",
             }
-            own = events.replace(f'"{_DEVICE}host"', str(_HOST + device))
-            own = own.replace(f'"{_DEVICE}"', str(device))
-            text = json.dumps(head)[:-1] + ', "traceEvents": [\n' + own + "\n]}\n"
+            page = events.replace(f'"{_DEVICE}host"', str(_HOST + device))
+            page = page.replace(f'"{_DEVICE}"', str(device))
+            text = json.dumps(head)[:-1] + ', "traceEvents": [\n' + page + "\n]}\n"
             yield f"rank{device}.json", text
 
 

@@ -120,16 +120,16 @@ def pairs(
     """
     begin, end = _slice(0 if flow is None else 48 if receives else 47)
     whole = np.frombuffer(begin.bytes + end.bytes, np.uint8)
-    one = np.tile(whole, (1, track.size, 1))
+    template = np.tile(whole, (1, track.size, 1))
     at = len(begin.bytes)
-    put_padded(one, begin.places["track"], track[None], 4)
-    put_padded(one, at + end.places["track"], track[None], 4)
-    put_padded(one, begin.places["name"], name[None], 4)
-    put_padded(one, begin.places["note"], note[None], 4)
+    put_padded(template, begin.places["track"], track[None], 4)
+    put_padded(template, at + end.places["track"], track[None], 4)
+    put_padded(template, begin.places["name"], name[None], 4)
+    put_padded(template, begin.places["note"], note[None], 4)
     if flow is not None:
         place = begin.places["flow"]
-        one[0, :, place : place + 8] = flow.astype("<u8")[:, None].view(np.uint8)
-    rows = np.tile(one, (len(start_ns), 1, 1))
+        template[0, :, place : place + 8] = flow.astype("<u8")[:, None].view(np.uint8)
+    rows = np.tile(template, (len(start_ns), 1, 1))
     put_padded(rows, begin.places["time"], start_ns)
     put_padded(rows, at + end.places["time"], end_ns)
     return rows

@@ -69,7 +69,7 @@ class _Writer:
             self._stream.write(descriptor(uuid + track, name, parent=uuid, rank=track))
         if units:
             order = np.concatenate([order for order, _ in units])
-            rows = np.concatenate([found for _, found in units])
+            rows = np.concatenate([unit_rows for _, unit_rows in units])
             self._stream.write(rows[np.argsort(order, kind="stable")].tobytes())
         self._stream.writelines(row for _, row in sorted(runs, key=lambda pair: pair[0]))
         self._wires(uuid, lane.wires())
@@ -94,8 +94,8 @@ class _Writer:
         names = [f"{word} {micro}" if micro >= 0 else word for micro in sheet.micros.tolist()]
         spent = sheet.span[:, 1] - sheet.span[:, 0]
         notes = {took: self._note(args, took) for took in np.unique(spent).tolist()}
-        found = [(self._name(name), notes[took]) for name, took in zip(names, spent.tolist())]
-        ids = np.array(found, np.int64)
+        rows = [(self._name(name), notes[took]) for name, took in zip(names, spent.tolist())]
+        ids = np.array(rows, np.int64)
         self._flush()
         track = np.full(len(ids), uuid + UNITS)
         first, last = (sheet.span // NS).T
@@ -107,7 +107,7 @@ class _Writer:
         known = self._ids.get(key)
         if known is not None and known[0] is kinds and np.array_equal(known[1][:, 3], spent):
             return known[1]
-        found = [
+        rows = [
             (
                 self._name(kind.name),
                 self._note(kind.args, took),
@@ -117,7 +117,7 @@ class _Writer:
             for kind, took in zip(kinds, spent.tolist(), strict=True)
         ]
         self._flush()
-        ids = np.array(found, np.int64).reshape(-1, 4)
+        ids = np.array(rows, np.int64).reshape(-1, 4)
         self._ids[key] = kinds, ids
         return ids
 
@@ -149,10 +149,10 @@ class _Writer:
             }
             ids = [(self._name(name), notes[key]) for name, key in zip(wire.names, keys)]
             flows = [self._flows.setdefault(key, len(self._flows) + 1) for key in wire.flows]
-            found = np.array(ids, np.int64)
+            id_rows = np.array(ids, np.int64)
             place = np.full(len(ids), uuid + track)
             times = (wire.start[None] // NS, wire.end[None] // NS)
-            made = pairs(place, found[:, 0], found[:, 1], *times, np.array(flows), receives)
+            made = pairs(place, id_rows[:, 0], id_rows[:, 1], *times, np.array(flows), receives)
             rows.setdefault(track, []).append((wire.start, made[0]))
         self._flush()
         for name, track in tracks.items():
@@ -188,5 +188,5 @@ class _Numbers:
 
     def new(self) -> list[tuple[int, str]]:
         """Texts that were not given before."""
-        found, self._new = self._new, []
-        return found
+        created, self._new = self._new, []
+        return created

@@ -24,12 +24,12 @@ def varint(value: int) -> bytes:
     b'\\xac\\x02'
     """
     value &= (1 << 64) - 1
-    found = bytearray()
+    encoded = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def tag(number: int, wire: int) -> bytes:

@@ -67,8 +67,11 @@ class Calibration:
         if self.refused:
             lines.append(f"{'refused':<14} {self.refused:6} rows, faster than the device can be")
         for name, value in self.values.items():
-            notes = [w for w, own in (("at its bound", self.at_bound),
-                     ("not determined by the rows", self.undetermined)) if name in own]  # fmt: skip
+            groups = {
+                "at its bound": self.at_bound,
+                "not determined by the rows": self.undetermined,
+            }
+            notes = [note for note, names in groups.items() if name in names]
             said = f"  ({', '.join(notes)})" if notes else ""
             lines.append(f"{name:<26} {value:10.4g} {_unit(name)}{said}")
         return "\n".join(lines) + "\n"
@@ -136,17 +139,17 @@ def calibrate(
         )  # fmt: skip
     work = _Work(known, given, tolerance, fit_also)
     for _ in range(2):
-        found = work.fit(range(len(work.rows)))
-        times = work.model.walk(work.values(found.point))
+        result = work.fit(range(len(work.rows)))
+        times = work.model.walk(work.values(result.point))
     errors = {"in sample": _percent(times, work.measured)}
     if folds:
-        errors.update(_validated(work, found, folds, seed))
-    spread = np.sqrt(np.diag(np.linalg.inv(work.hessian(found)))) / work.spread
+        errors.update(_validated(work, result, folds, seed))
+    spread = np.sqrt(np.diag(np.linalg.inv(work.hessian(result)))) / work.spread
     low, high = work.bounds
-    ends = (found.point < low + _CLOSE) | (found.point > high - _CLOSE)
-    values = work.values(found.point)
+    ends = (result.point < low + _CLOSE) | (result.point > high - _CLOSE)
+    values = work.values(result.point)
     vague = tuple(n for n, left in zip(work.names, spread, strict=True) if left > UNDETERMINED)
-    seen = [n for n, own in zip(work.names, found.jacobian.T, strict=True) if own.any()]
+    seen = [n for n, column in zip(work.names, result.jacobian.T, strict=True) if column.any()]
     if "burst_us" in vague and "burst_us" not in known.constants:
         seen.remove("burst_us")
     return Calibration(
@@ -200,29 +203,29 @@ class _Work:
 
     def fit(self, rows: Sequence[int], begin: Floats | None = None) -> Fit:
         """Fit to some of the rows."""
-        own = list(rows)
-        steps, measured = self.model.some(own), self.measured[own]
+        numbers = list(rows)
+        steps, measured = self.model.some(numbers), self.measured[numbers]
 
         def residuals(point: Floats) -> Floats:
             times = steps.times_s(with_constants(self.system, self.values(point)))
             return np.asarray(np.log(times / measured) / self.tolerance, np.float64)
 
-        weights = np.array([self.rows[row].weight for row in own])
+        weights = np.array([self.rows[row].weight for row in numbers])
         return fit(residuals, weights, self.center, self.spread, self.bounds, begin)
 
-    def hessian(self, found: Fit) -> Floats:
+    def hessian(self, result: Fit) -> Floats:
         """Curvature of the loss, the prior's included."""
-        return found.jacobian.T @ found.jacobian + np.diag(self.spread**-2.0)
+        return result.jacobian.T @ result.jacobian + np.diag(self.spread**-2.0)
 
 
-def _validated(work: _Work, found: Fit, folds: int, seed: int) -> dict[str, float]:
+def _validated(work: _Work, result: Fit, folds: int, seed: int) -> dict[str, float]:
     """Errors of rows by constants fitted to the others."""
     count = len(work.rows)
     order = np.random.default_rng(seed).permutation(count)
     times = np.zeros(count)
     for fold in np.array_split(order, min(folds, count)):
         kept = sorted(set(range(count)) - set(fold.tolist()))
-        other = work.fit(kept, found.point)
+        other = work.fit(kept, result.point)
         times[fold] = work.model.times_s(work.values(other.point))[fold]
     groups: dict[str, list[int]] = {}
     per_node = work.system.intra_node.devices_per_node
@@ -231,8 +234,8 @@ def _validated(work: _Work, found: Fit, folds: int, seed: int) -> dict[str, floa
             groups.setdefault(key, []).append(number)
     out = {"out of fold": _percent(times, work.measured)}
     for key in sorted(groups, key=lambda key: (key.split()[0], int(key.split()[1]))):
-        own = groups[key]
-        out[key] = _percent(times[own], work.measured[own])
+        members = groups[key]
+        out[key] = _percent(times[members], work.measured[members])
     return out
 
 

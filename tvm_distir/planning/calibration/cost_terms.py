@@ -66,13 +66,13 @@ class CostTerms:
 
     def add(self, other: CostTerms, count: int = 1) -> None:
         """Add another's parts so many times."""
-        for own, theirs in (
+        for ours, theirs in (
             (self.bodies, other.bodies),
             (self.collectives, other.collectives),
             (self.marks, other.marks),
         ):
             for key, number in theirs.items():
-                own[key] += number * count  # type: ignore[index]
+                ours[key] += number * count  # type: ignore[index]
 
 
 class StepCostTerms:
@@ -100,17 +100,22 @@ class StepCostTerms:
         number = self.staged.stages[stage].role
         rank = self.staged.schedule.rank_of[stage]
         role = self.staged.roles[number]
-        found = [(phase, role.phase(phase)) for phase in self._phases[number].get(name, ())]
+        phases = [(phase, role.phase(phase)) for phase in self._phases[number].get(name, ())]
         return [
-            (phase, self._function(one.function, rank)) for phase, one in found if one is not None
+            (phase, self._function(phase_info.function, rank))
+            for phase, phase_info in phases
+            if phase_info is not None
         ]
 
     def known(self) -> list[CostTerms]:
         """Parts of all phases and messages."""
-        for stage, own in enumerate(self.staged.stages):
-            for name in self._phases[own.role]:
+        for stage, stage_info in enumerate(self.staged.stages):
+            for name in self._phases[stage_info.role]:
                 self.phases(stage, name)
-        for edge in [*self.staged.edges, *(e for one in self.staged.sums for e in one.edges)]:
+        for edge in [
+            *self.staged.edges,
+            *(e for stage_sum in self.staged.sums for e in stage_sum.edges),
+        ]:
             self.edge(edge)
         return [*self._functions.values(), *self._edges.values()]
 
@@ -139,26 +144,28 @@ class StepCostTerms:
     def _function(self, name: str, rank: int) -> CostTerms:
         if (name, rank) in self._functions:
             return self._functions[name, rank]
-        fn, found = self.program.functions[name], CostTerms()
+        fn, terms = self.program.functions[name], CostTerms()
         for op in fn.ops:
             if op.kind == "call":
-                found.add(self._function(op.callee, rank))
+                terms.add(self._function(op.callee, rank))
             elif op.kind == "collective" and op.group_size > 1:
                 where, sharing = self._layout(rank, op.mesh_axes)
                 gradients = op.kernel_class == "gradients"
-                found.collectives[
+                terms.collectives[
                     Collective(op.collective, op.payload_bytes, where, sharing, gradients)
                 ] += 1
             elif op.kind == "compute" and op.kernel_class in HOSTS and op.kernel_class != HOST:
-                found.marks[HOSTS[op.kernel_class]] += op.flops
-        found.bodies[_body(fn)] += 1
-        self._functions[name, rank] = found
-        return found
+                terms.marks[HOSTS[op.kernel_class]] += op.flops
+        terms.bodies[_body(fn)] += 1
+        self._functions[name, rank] = terms
+        return terms
 
     def _layout(self, rank: int, axes: tuple[int, ...]) -> tuple[GroupTopology, int]:
         if (rank, axes) not in self._layouts:
             layout = self.system.layout(self.program.meshes[rank].groups(axes))
-            worst = max(layout.kinds, key=lambda one: (one.nodes, one.ranks))
+            worst = max(
+                layout.kinds, key=lambda layout_kind: (layout_kind.nodes, layout_kind.ranks)
+            )
             self._layouts[rank, axes] = (worst, layout.sharing)
         return self._layouts[rank, axes]
 

@@ -54,8 +54,8 @@ class _Walk:
         place, moved = [0] * len(steps), True
         while moved:
             moved = False
-            for rank, own in enumerate(steps):
-                while place[rank] < len(own) and self._step(own[place[rank]]):
+            for rank, rank_steps in enumerate(steps):
+                while place[rank] < len(rank_steps) and self._step(rank_steps[place[rank]]):
                     place[rank] += 1
                     moved = True
         for number in range(len(self.staged.sums)):
@@ -63,11 +63,11 @@ class _Walk:
         for stage in stages:
             self._unit(stage, "end")
         last = max(range(len(self.events)), key=lambda n: self.events[n].end)
-        time_s, found = self.events[last].end, Counter[int]()
+        time_s, counts = self.events[last].end, Counter[int]()
         while last > 0:
-            found[self.events[last].what] += 1
+            counts[self.events[last].what] += 1
             last = self.events[last].before
-        return time_s, found
+        return time_s, counts
 
     def _event(self, parts: CostTerms, waits: list[int]) -> int:
         known = self._number.get(id(parts))
@@ -123,10 +123,10 @@ class _Walk:
         return self.sent[here]
 
     def _sum(self, number: int) -> None:
-        one = self.staged.sums[number]
-        chain = {e.target[0]: e for e in one.edges if e.direction == "sum"}
+        stage_sum = self.staged.sums[number]
+        chain = {e.target[0]: e for e in stage_sum.edges if e.direction == "sum"}
         total: dict[int, int] = {}
-        for stage in one.stages:
+        for stage in stage_sum.stages:
             place, rank = self.staged.sums_of(stage).index(number), self.rank_of[stage]
             self._unit(stage, f"part:{place}")
             if stage in chain:
@@ -134,7 +134,7 @@ class _Walk:
                 there = self._send(edge, total[edge.source[0]])
                 self._unit(stage, f"add:{place}", [there])
             total[stage] = self.computed[rank]
-        for edge in one.edges:
+        for edge in stage_sum.edges:
             if edge.direction == "total":
                 rank = self.rank_of[edge.target[0]]
                 there = self._send(edge, total[edge.source[0]])
@@ -153,8 +153,8 @@ def longest(parts: StepCostTerms, price: Price) -> tuple[float, CostTerms]:
         Seconds of parts that run one behind the other.
     """
     walk = _Walk(parts, price)
-    time_s, found = walk.run()
+    time_s, counts = walk.run()
     whole = CostTerms()
-    for number, count in found.items():
+    for number, count in counts.items():
         whole.add(walk.work[number], count)
     return time_s, whole

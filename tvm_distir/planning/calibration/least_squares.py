@@ -40,8 +40,8 @@ def robust(residuals: Floats) -> Floats:
 
     Charbonnier et al., *Deterministic edge-preserving regularization*, 1997.
     """
-    found: Floats = 2.0 * (np.sqrt(1.0 + residuals**2) - 1.0)
-    return found
+    losses: Floats = 2.0 * (np.sqrt(1.0 + residuals**2) - 1.0)
+    return losses
 
 
 def fit(
@@ -71,9 +71,9 @@ def fit(
     low, high = bounds
     x = np.clip(center if begin is None else begin, low, high)
 
-    def loss_of(point: Floats, found: Floats) -> float:
+    def loss_of(point: Floats, residuals: Floats) -> float:
         prior = ((point - center) / spread) ** 2
-        return float(weights @ robust(found) + prior.sum())
+        return float(weights @ robust(residuals) + prior.sum())
 
     now = residuals(x)
     loss, damping = loss_of(x, now), 1e-3

@@ -56,12 +56,12 @@ def read_rows(path: str | Path, measured: bool = True) -> Sequence[AnyRow]:
     try:
         with open(path, newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            columns, found = set(reader.fieldnames or ()), list(reader)
+            columns, records = set(reader.fieldnames or ()), list(reader)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise _wrong(str(path), f"it cannot be read: {why}", "Check the path.") from error
     make = _step if "model" in columns else _product if {"m", "k", "n"} <= columns else _gpt
-    return [make(row, f"{path}:{2 + n}", measured) for n, row in enumerate(found)]
+    return [make(row, f"{path}:{2 + n}", measured) for n, row in enumerate(records)]
 
 
 def _step(row: Mapping[str, str], place: str, measured: bool) -> StepRow:
@@ -114,13 +114,13 @@ def _time(row: Mapping[str, str], column: str, place: str, measured: bool) -> fl
         return 0.0
     text = row.get(column) or ""
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = -1.0
-    if not 0.0 < found < float("inf"):
+        seconds = -1.0
+    if not 0.0 < seconds < float("inf"):
         unit = "milliseconds" if column == TIME else "microseconds"
         raise _wrong(place, f"{column} is {text!r}", f"Give {unit}.")
-    return found
+    return seconds
 
 
 def _integer(

@@ -56,25 +56,28 @@ class Steps:
         uses, moves, marks = [], [], []
         for row, way in enumerate(ways):
             uses += [(row, bodies.number(body), n) for body, n in way.bodies.items()]
-            moves += [(row, collectives.number(one), n) for one, n in way.collectives.items()]
+            moves += [
+                (row, collectives.number(collective), n)
+                for collective, n in way.collectives.items()
+            ]
             marks += [(row, name, n) for name, n in way.marks.items()]
-        own = [
+        kernels_of_batch = [
             (number, kernels.number(kernel), n)
             for body, number in list(bodies.items())
             if isinstance(body, KernelBatch)
             for kernel, n in body.kernels
         ]
-        self._uses, self._moves, self._own = map(_columns, (uses, moves, own))
+        self._uses, self._moves, self._own = map(_columns, (uses, moves, kernels_of_batch))
         self._launches = np.array([b.launches for b in bodies if isinstance(b, KernelBatch)], float)
         self._collectives = [c for c in collectives if isinstance(c, Collective)]
-        found = [k for k in kernels if isinstance(k, Kernel)]
+        kernel_list = [k for k in kernels if isinstance(k, Kernel)]
         kinds: dict[tuple[str, str], int] = {}
         kind = np.array(
-            [kinds.setdefault((k.kernel_class, k.dtype), len(kinds)) for k in found], int
+            [kinds.setdefault((k.kernel_class, k.dtype), len(kinds)) for k in kernel_list], int
         )
         self._of_kind = [(name, np.flatnonzero(kind == n)) for name, n in kinds.items()]
-        self._flops = np.array([k.flops for k in found], float)
-        self._bytes = np.array([k.bytes for k in found], float)
+        self._flops = np.array([k.flops for k in kernel_list], float)
+        self._bytes = np.array([k.bytes for k in kernel_list], float)
         self._marks = {
             name: np.bincount(
                 [row for row, key, _ in marks if key == name],
@@ -87,40 +90,46 @@ class Steps:
     def times_s(self, system: System) -> Floats:
         """Seconds of each step on a system, if its longest way is still the one given."""
         kernel = np.zeros(self._flops.size)
-        for kind, own in self._of_kind:
+        for kind, selected in self._of_kind:
             rate = system.rate(*kind)
-            kernel[own] = rate.spent_s(self._flops[own], self._bytes[own]).whole
+            kernel[selected] = rate.spent_s(self._flops[selected], self._bytes[selected]).whole
         device = self._bodies(kernel)
         host = self._launches * system.constant(HOSTS[HOST]) * 1e-6
         row, body, count = self._uses
-        found = np.bincount(row, np.maximum(device, host)[body] * count, self.count)
-        row, one, count = self._moves
+        times = np.bincount(row, np.maximum(device, host)[body] * count, self.count)
+        row, collective, count = self._moves
         if row.size:
             wire = np.array([collective_s(system, c) for c in self._collectives])
-            found = found + np.bincount(row, wire[one] * count, self.count)
+            times = times + np.bincount(row, wire[collective] * count, self.count)
         for name, many in self._marks.items():
-            found = found + many * system.constant(name) * 1e-6
-        return np.asarray(found, np.float64)
+            times = times + many * system.constant(name) * 1e-6
+        return np.asarray(times, np.float64)
 
     def floors_s(self, system: System) -> Floats:
         """Seconds that the arithmetic of each step takes at the peak of a device."""
         kernel = np.zeros(self._flops.size)
-        for (kind, dtype), own in self._of_kind:
-            kernel[own] = self._flops[own] / system.peak_flops_per_s(dtype, kind)
+        for (kind, dtype), selected in self._of_kind:
+            kernel[selected] = self._flops[selected] / system.peak_flops_per_s(dtype, kind)
         row, body, count = self._uses
-        found = np.bincount(row, self._bodies(kernel)[body] * count, self.count)
-        return np.asarray(found, np.float64)
+        times = np.bincount(row, self._bodies(kernel)[body] * count, self.count)
+        return np.asarray(times, np.float64)
 
     def _bodies(self, kernel_s: Floats) -> Floats:
         """Seconds of the kernels of each body."""
-        body, one, count = self._own
-        found = np.bincount(body, kernel_s[one] * count, len(self._launches))
-        return np.asarray(found, np.float64)
+        body, kernel, count = self._own
+        times = np.bincount(body, kernel_s[kernel] * count, len(self._launches))
+        return np.asarray(times, np.float64)
 
 
-def collective_s(system: System, one: Collective) -> float:
+def collective_s(system: System, collective: Collective) -> float:
     """Seconds of a collective."""
-    return system.spread_time_s(one.kind, one.payload_bytes, one.spread, one.sharing, one.gradients)
+    return system.spread_time_s(
+        collective.kind,
+        collective.payload_bytes,
+        collective.spread,
+        collective.sharing,
+        collective.gradients,
+    )
 
 
 def _columns(rows: list[tuple[int, int, int]]) -> tuple[npt.NDArray[np.int64], ...]:

@@ -67,12 +67,14 @@ def second_choices(labeller: Labeller, gap: float = 0.0) -> tuple[MinMarginal, .
     gap : float
         Of the labels with another form, as of :func:`label`.
     """
-    found = [
+    choices = [
         second
         for name, (net, values) in labeller.found.items()
         for second in _of_entry(labeller, name, net, list(values), gap)
     ]
-    return tuple(sorted(found, key=lambda one: (-one.dearer_s, one.entry, one.weight)))
+    return tuple(
+        sorted(choices, key=lambda choice: (-choice.dearer_s, choice.entry, choice.weight))
+    )
 
 
 def _of_entry(

@@ -200,8 +200,9 @@ class PlanLabeller:
 
     def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> Labelling:
         """Label every public function; arguments as for :func:`label`."""
-        found = self.labeller.run(gap, memory_bytes, hidden)
+        solution = self.labeller.run(gap, memory_bytes, hidden)
         return Labelling(
-            self.mod, self.fixed.meshes, self.system, found.price_ps, found.bound_ps,
-            found.decision, found.peak_bytes, found.entries_ps, self.labeller.module, self.fixed,
+            self.mod, self.fixed.meshes, self.system, solution.price_ps, solution.bound_ps,
+            solution.decision, solution.peak_bytes, solution.entries_ps, self.labeller.module,
+            self.fixed,
         )  # fmt: skip

@@ -156,11 +156,11 @@ class Candidate:
         """
         if not self.ranks:
             return (self.mesh,)
-        found, start = [], 0
+        meshes, start = [], 0
         for number, axes in enumerate(self._kinds):
-            found.append(MeshSpec(f"mesh{number}", dict(axes), start=start))
+            meshes.append(MeshSpec(f"mesh{number}", dict(axes), start=start))
             start += math.prod(size for _, size in axes) * self.ranks.count(axes)
-        return tuple(found)
+        return tuple(meshes)
 
     @property
     def _kinds(self) -> list[Axes]:
@@ -227,11 +227,11 @@ class Enumeration:
             if not self.allows(chosen):
                 self.excluded["constraint"] += 1
                 continue
-            for found in self._in_micro_batches(chosen):
-                nameless = replace(found, axes=tuple(("", size) for _, size in found.axes))
+            for candidate in self._in_micro_batches(chosen):
+                nameless = replace(candidate, axes=tuple(("", size) for _, size in candidate.axes))
                 if nameless not in seen:
                     seen.add(nameless)
-                    yield found
+                    yield candidate
 
     def meshes(self) -> Iterator[dict[str, int]]:
         """Each mesh of all devices with the names of its axes, which a strategy goes by."""

@@ -105,13 +105,13 @@ def search(
     enumeration = Enumeration(rules, devices, known, source.batch, stages=train is not None)
     in_stages = enumeration.in_stages
     trials = Trials(source, known, limit, gap, rules, margin, in_stages=in_stages)
-    found = _Search(trials, enumeration, top, folder)
+    search_run = _Search(trials, enumeration, top, folder)
     with collector_paused():
         baseline = None
         if compare is not None and isinstance(compare[1], Plan):
             baseline = trials.given(compare[0], compare[1], devices)
-        found.begin_with(trials.known(enumeration.meshes()))
-        result = found.run(time_limit_s, on_progress or (lambda *_: None))
+        search_run.begin_with(trials.known(enumeration.meshes()))
+        result = search_run.run(time_limit_s, on_progress or (lambda *_: None))
         if compare is not None and not result.interrupted:
             name, what = compare
             if not isinstance(what, Plan):
@@ -128,7 +128,7 @@ def _with_baseline(result: SearchResult, other: FoundPlan | None, top: int) -> S
     if other is None:
         return result
     plans = [*result.plans, *([other] if other.row.state == SOLVED else [])]
-    plans = sorted(plans, key=lambda one: one.time_s)[:top]
+    plans = sorted(plans, key=lambda plan: plan.time_s)[:top]
     return replace(result, baseline=other.row, plans=tuple(plans))
 
 
@@ -151,37 +151,37 @@ class _Search:
 
     def begin_with(self, known: Iterable[FoundPlan]) -> None:
         """Take plans that candidates must be better than."""
-        for one in known:
-            self._keep(one)
+        for plan in known:
+            self._keep(plan)
 
     def run(self, time_limit_s: float | None, on_progress: OnProgress) -> SearchResult:
         began = time.monotonic()
         self.queue.fill(self.enumeration)
         complete = True
         while self.queue:
-            one = self.queue.pop()
-            row = self.queue.cut(one, self._worst_s)
+            queued = self.queue.pop()
+            row = self.queue.cut(queued, self._worst_s)
             if row is None and time_limit_s is not None and time.monotonic() - began > time_limit_s:
                 complete = False
-                row = CandidateRow(one.candidate, LEFT, one.least_s)
+                row = CandidateRow(queued.candidate, LEFT, queued.least_s)
             if row is not None:
                 self.rows.append(row)
                 continue
             try:
-                row = self._known(one.candidate) or self._tried(one)
+                row = self._known(queued.candidate) or self._tried(queued)
             except KeyboardInterrupt:
                 complete, time_limit_s, self.interrupted = False, -1.0, True
-                self.rows.append(CandidateRow(one.candidate, LEFT, one.least_s))
+                self.rows.append(CandidateRow(queued.candidate, LEFT, queued.least_s))
                 continue
             self.rows.append(row)
-            self.queue.saw(one, row)
+            self.queue.saw(queued, row)
             if row.state == MEMORY:
                 self.queue.with_more_recomputed(row.candidate, row.least_s)
             on_progress(self._result(complete).space, self.plans[0] if self.plans else None)
-        found = self._result(complete)
-        if not found.plans and complete:
+        result = self._result(complete)
+        if not result.plans and complete:
             self._refuse()
-        return found
+        return result
 
     @property
     def _worst_s(self) -> float:
@@ -200,20 +200,20 @@ class _Search:
             self._keep(FoundPlan(row, plan))
         return row
 
-    def _tried(self, one: QueuedCandidate) -> CandidateRow:
+    def _tried(self, queued: QueuedCandidate) -> CandidateRow:
         """Label a candidate and simulate its plan."""
-        row, plan, result = self.trials.of(one.candidate, one.least_s, one.likely_s)
+        row, plan, result = self.trials.of(queued.candidate, queued.least_s, queued.likely_s)
         if plan is not None:
             self._keep(FoundPlan(row, plan, result))
         if self.folder is not None:
             self.folder.add(row, plan)
         return row
 
-    def _keep(self, found: FoundPlan) -> None:
-        if found.row.state != SOLVED:
+    def _keep(self, plan: FoundPlan) -> None:
+        if plan.row.state != SOLVED:
             return
-        self.plans.append(found)
-        self.plans.sort(key=lambda one: (one.time_s, one.row.candidate.key))
+        self.plans.append(plan)
+        self.plans.sort(key=lambda plan: (plan.time_s, plan.row.candidate.key))
 
     def _result(self, complete: bool) -> SearchResult:
         rows = sorted(

@@ -75,30 +75,32 @@ class Estimator:
         self.system, self.limit = system, limit
         self._prices: dict[tuple[tuple[str, int], ...], MeshPrices] = {}
 
-    def of(self, one: Candidate, table: Layers) -> Estimate:
+    def of(self, candidate: Candidate, table: Layers) -> Estimate:
         """The fastest way to do a candidate that fits; where none does, that which keeps least."""
-        found = [self._cut(one, table, zero) for zero in self.ways(one)]
-        fitting = [x for x in found if x.peak_bytes <= self.limit]
+        estimates = [self._cut(candidate, table, zero) for zero in self.ways(candidate)]
+        fitting = [x for x in estimates if x.peak_bytes <= self.limit]
         if fitting:
             return min(fitting, key=lambda x: x.time_s)
-        return min(found, key=lambda x: x.peak_bytes)
+        return min(estimates, key=lambda x: x.peak_bytes)
 
-    def ways(self, one: Candidate) -> tuple[int, ...]:
+    def ways(self, candidate: Candidate) -> tuple[int, ...]:
         """Which of :data:`ZERO` differ for a candidate."""
-        if dict(one.axes).get(BATCH, 1) == 1:
+        if dict(candidate.axes).get(BATCH, 1) == 1:
             return ZERO[:1]
-        return ZERO if one.schedule is not None else (1, 3)
+        return ZERO if candidate.schedule is not None else (1, 3)
 
-    def _cut(self, one: Candidate, table: Layers, zero: int) -> Estimate:
-        count = one.stages * one.chunks
-        needs = [self.needs(one, table, zero, rank) for rank in range(one.stages)]
-        groups = cut(table.times_ps, count, needs, self.limit) if one.chunks == 1 else None
-        return self.estimate(one, table, zero, needs, groups or cut(table.times_ps, count) or [])
+    def _cut(self, candidate: Candidate, table: Layers, zero: int) -> Estimate:
+        count = candidate.stages * candidate.chunks
+        needs = [self.needs(candidate, table, zero, rank) for rank in range(candidate.stages)]
+        groups = cut(table.times_ps, count, needs, self.limit) if candidate.chunks == 1 else None
+        return self.estimate(
+            candidate, table, zero, needs, groups or cut(table.times_ps, count) or []
+        )
 
-    def needs(self, one: Candidate, table: Layers, zero: int, rank: int) -> list[int]:
+    def needs(self, candidate: Candidate, table: Layers, zero: int, rank: int) -> list[int]:
         """Bytes of each layer on a rank."""
-        parts = dict(one.axes).get(BATCH, 1)
-        flying, chunks = in_flight(one, rank), one.chunks
+        parts = dict(candidate.axes).get(BATCH, 1)
+        flying, chunks = in_flight(candidate, rank), candidate.chunks
         return [
             stash * flying // chunks
             + weights // (parts if zero > 2 else 1)
@@ -109,7 +111,7 @@ class Estimator:
 
     def estimate(
         self,
-        one: Candidate,
+        candidate: Candidate,
         table: Layers,
         zero: int,
         needs: Sequence[Sequence[int]],
@@ -120,53 +122,59 @@ class Estimator:
         ``needs`` has the bytes of each layer, rank by rank.
         """
         times = [sum(table.times_ps[i] for i in group) for group in groups]
-        if one.chunks == 1:
-            step_ps = (one.micro_batches - 1) * max(times) + sum(times)
+        if candidate.chunks == 1:
+            step_ps = (candidate.micro_batches - 1) * max(times) + sum(times)
         else:
-            step_ps = (one.micro_batches * one.chunks + one.stages - 1) * max(times)
+            step_ps = (candidate.micro_batches * candidate.chunks + candidate.stages - 1) * max(
+                times
+            )
         peak = max(
-            sum(row[i] for group in groups[rank :: one.stages] for i in group)
+            sum(row[i] for group in groups[rank :: candidate.stages] for i in group)
             for rank, row in enumerate(needs)
         )
-        step_ps = self._with_gradients(one, step_ps, sum(table.weights_bytes) // one.stages, zero)
+        step_ps = self._with_gradients(
+            candidate, step_ps, sum(table.weights_bytes) // candidate.stages, zero
+        )
         return Estimate(step_ps / PICOSECONDS, peak, zero)
 
-    def _with_gradients(self, one: Candidate, step_ps: int, weights: int, zero: int) -> int:
+    def _with_gradients(self, candidate: Candidate, step_ps: int, weights: int, zero: int) -> int:
         """Add what is sent of a rank's weights and of their gradients along the axis of the batch.
 
         Where sums lie cut, every micro-batch reduces its gradients beside the work, as far as there
         is some; where weights do, it also gathers them before both its parts.
         """
-        mesh = dict(one.axes)
+        mesh = dict(candidate.axes)
         parts = mesh.get(BATCH, 1)
         if parts == 1:
             return step_ps
-        price, axis = self._prices_of(one).collective_ps, list(mesh).index(BATCH)
+        price, axis = self._prices_of(candidate).collective_ps, list(mesh).index(BATCH)
         if zero == 1:
             return step_ps + price("all_reduce", weights, axis)
         gather = price("all_gather", weights, axis)
         sent = price("reduce_scatter", weights // parts, axis)
         if zero == 2:
-            return max(step_ps, one.micro_batches * sent) + gather
-        return max(step_ps, one.micro_batches * (2 * gather + sent))
+            return max(step_ps, candidate.micro_batches * sent) + gather
+        return max(step_ps, candidate.micro_batches * (2 * gather + sent))
 
-    def reduced_ps(self, one: Candidate, weights: int) -> int:
+    def reduced_ps(self, candidate: Candidate, weights: int) -> int:
         """Time of summing gradients along the axis of the batch."""
-        mesh = dict(one.axes)
+        mesh = dict(candidate.axes)
         if mesh.get(BATCH, 1) == 1:
             return 0
-        return self._prices_of(one).collective_ps("all_reduce", weights, list(mesh).index(BATCH))
+        return self._prices_of(candidate).collective_ps(
+            "all_reduce", weights, list(mesh).index(BATCH)
+        )
 
-    def _prices_of(self, one: Candidate) -> MeshPrices:
-        if one.axes not in self._prices:
-            self._prices[one.axes] = MeshPrices(self.system, one.mesh.device_mesh())
-        return self._prices[one.axes]
+    def _prices_of(self, candidate: Candidate) -> MeshPrices:
+        if candidate.axes not in self._prices:
+            self._prices[candidate.axes] = MeshPrices(self.system, candidate.mesh.device_mesh())
+        return self._prices[candidate.axes]
 
 
-def in_flight(one: Candidate, rank: int) -> int:
+def in_flight(candidate: Candidate, rank: int) -> int:
     """Units forward of which a rank keeps stashes (Narayanan et al. 2021, section 2.2)."""
-    behind = one.stages - rank
-    if one.chunks == 1:
-        return min(one.micro_batches, behind)
-    most = 2 * (behind - 1) + (one.chunks - 1) * one.stages + 1
-    return min(one.micro_batches * one.chunks, most)
+    behind = candidate.stages - rank
+    if candidate.chunks == 1:
+        return min(candidate.micro_batches, behind)
+    most = 2 * (behind - 1) + (candidate.chunks - 1) * candidate.stages + 1
+    return min(candidate.micro_batches * candidate.chunks, most)

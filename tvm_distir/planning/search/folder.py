@@ -72,9 +72,9 @@ class Folder:
         try:
             lines = rows.read_text(encoding="utf-8").splitlines()
             head = json.loads(lines[0])["settings"]
-            found = {row["key"]: row for row in map(json.loads, lines[1:])}
+            rows_by_key = {row["key"]: row for row in map(json.loads, lines[1:])}
             failed = not (self.path / SETTINGS).exists()
-            futile = failed and not any(row["state"] == SOLVED for row in found.values())
+            futile = failed and not any(row["state"] == SOLVED for row in rows_by_key.values())
         except (OSError, IndexError, KeyError, TypeError, ValueError) as error:
             raise self._other(
                 f"has a {ROWS} that cannot be read ({error})", "Name another folder."
@@ -94,7 +94,7 @@ class Folder:
                 "holds a search already",
                 "Say --resume, name another folder, or begin anew with --force.",
             )
-        self._known, self._begun = found, True
+        self._known, self._begun = rows_by_key, True
 
     def _begin(self) -> None:
         """Make the folder, and the file of rows."""
@@ -145,9 +145,9 @@ class Folder:
         written = [self.path / SETTINGS]
         text = json.dumps({"settings": self.settings, **result.to_dict()}, indent=1) + "\n"
         self._write(written[0], text)
-        for number, found in enumerate(result.plans, 1):
+        for number, plan in enumerate(result.plans, 1):
             written.append(self.path / f"{number}.plan.json")
-            found.plan.save(written[-1])
+            plan.plan.save(written[-1])
         names = [path.name for path in written]
         gone = [name for name in old if name not in names]
         for name in gone:

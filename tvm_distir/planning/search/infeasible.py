@@ -26,7 +26,7 @@ def contradiction(enumeration: Enumeration) -> tuple[str, ...]:
     for count in range(len(parts) + 1):
         for chosen in itertools.combinations(parts, count):
             if not _some(enumeration, _only(rules, chosen)):
-                return (*[_words(rules, one) for one in chosen], *_left(enumeration, chosen))
+                return (*[_words(rules, rule) for rule in chosen], *_left(enumeration, chosen))
     return ()
 
 
@@ -52,14 +52,14 @@ def _only(rules: Constraints, parts: Iterable[Part]) -> Constraints:
 def _some(enumeration: Enumeration, rules: Constraints, *, any_batch: bool = False) -> bool:
     """Whether some candidate is left."""
     batch = enumeration.devices if any_batch else enumeration.batch  # of which all parts are whole
-    found = Enumeration(
+    trial = Enumeration(
         rules,
         enumeration.devices,
         enumeration.system,
         batch,
         stages=enumeration.stages,
     )
-    return next(iter(found), None) is not None
+    return next(iter(trial), None) is not None
 
 
 def _words(rules: Constraints, part: Part) -> str:

@@ -77,7 +77,7 @@ class Tables:
         """How many layers there are."""
         return len(self.ends)
 
-    def of(self, one: Candidate, *, at_layers: bool = False) -> Layers | None:
+    def of(self, candidate: Candidate, *, at_layers: bool = False) -> Layers | None:
         """The table of a candidate; None where its layers cannot be told apart.
 
         Parameters
@@ -87,16 +87,16 @@ class Tables:
             Whether a row is what ends with a layer, as cuts by name are; else what makes as many
             stages even.
         """
-        batch, mesh = self.source.batch, dict(one.axes)
-        parts = mesh.pop(BATCH, 1) * one.micro_batches
+        batch, mesh = self.source.batch, dict(candidate.axes)
+        parts = mesh.pop(BATCH, 1) * candidate.micro_batches
         if self.depth < 2 or batch is None or self.source.train is None:
             return None
         rows, most = max(1, batch // parts), -(-batch // parts)
         axes = tuple(mesh.items()) or ((BATCH, 1),)
         cuts = tuple(self.ends[:-1]) if at_layers else ()
-        key = (axes, rows, one.recompute, cuts)
+        key = (axes, rows, candidate.recompute, cuts)
         if key not in self._known:
-            self._known[key] = self._made(dict(axes), batch // rows, one.recompute, cuts)
+            self._known[key] = self._made(dict(axes), batch // rows, candidate.recompute, cuts)
         table = self._known[key]
         if table is None or rows == most:
             return table
@@ -155,15 +155,15 @@ def _local_bytes(labelled: Labelling, inst: Instance, v: int) -> int:
 def stash_bytes(labelled: Labelling, entry: str) -> int:
     """What a device keeps of one micro-batch between its forward and its backward part."""
     inst = labelled.decision.entries[entry]
-    g, found = inst.graph, 0
+    g, total = inst.graph, 0
     for k in g.calls:
         if phase_of(inst.kids[k].graph.fn) != FORWARD_PHASE:
             continue
         for v in g.nodes[k].results:
             readers = {phase_of(inst.kids[r].graph.fn) for r, _ in g.uses[v] if r in inst.kids}
             if readers & {BACKWARD_PHASE, WEIGHT_PHASE}:
-                found += _local_bytes(labelled, inst, v)
-    return found
+                total += _local_bytes(labelled, inst, v)
+    return total
 
 
 def _ends(model: ir.IRModule) -> list[str]:

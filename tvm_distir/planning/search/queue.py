@@ -69,14 +69,16 @@ class Queue:
         work, clock = work_of_step(trials.source.module(None, "none")), Clock(trials.system)
         if uneven or any(candidate.schedule is not None for candidate in candidates):
             self._tables = Tables(trials.source, trials.system)
-        for one in candidates:
-            sizes = one.stages, one.micro_batches, one.chunks
-            self._push(one, work.least_s(clock, enumeration.devices, *sizes))
+        for candidate in candidates:
+            sizes = candidate.stages, candidate.micro_batches, candidate.chunks
+            self._push(candidate, work.least_s(clock, enumeration.devices, *sizes))
         if uneven and self._tables is not None:
-            for one, outlook in Uneven(enumeration, self._tables, self._outlooks).candidates():
+            for candidate, outlook in Uneven(
+                enumeration, self._tables, self._outlooks
+            ).candidates():
                 # of the devices' time together, each kernel takes what it takes on one of them
-                alone_s = work.least_s(clock, 1, 1, one.micro_batches)
-                self._wait(one, alone_s / enumeration.devices, outlook)
+                alone_s = work.least_s(clock, 1, 1, candidate.micro_batches)
+                self._wait(candidate, alone_s / enumeration.devices, outlook)
         if not self._waiting:
             said = " and ".join(contradiction(enumeration))
             raise InfeasibleError(
@@ -90,11 +92,11 @@ class Queue:
         """Take the next one."""
         return heapq.heappop(self._waiting)
 
-    def saw(self, one: QueuedCandidate, row: CandidateRow) -> None:
+    def saw(self, queued: QueuedCandidate, row: CandidateRow) -> None:
         """Note what became of a candidate: others of its kind are judged by it."""
-        if one.outlook is not None and row.time_s is not None and row.peak_bytes is not None:
+        if queued.outlook is not None and row.time_s is not None and row.peak_bytes is not None:
             so = Estimate(row.time_s, row.peak_bytes)
-            self._seen.append((one.candidate, one.outlook, so))
+            self._seen.append((queued.candidate, queued.outlook, so))
 
     def with_more_recomputed(self, candidate: Candidate, least_s: float) -> None:
         """Take a candidate that does not fit with the next policy of recomputation."""
@@ -103,7 +105,7 @@ class Queue:
         if self.trials.source.train is not None and number < len(policies):
             self._push(replace(candidate, recompute=policies[number]), least_s)
 
-    def cut(self, one: QueuedCandidate, worst_s: float) -> CandidateRow | None:
+    def cut(self, queued: QueuedCandidate, worst_s: float) -> CandidateRow | None:
         """Why a candidate need not be done; None where it must.
 
         Parameters
@@ -112,26 +114,28 @@ class Queue:
         worst_s : float
             What a plan must be better than.
         """
-        if one.least_s >= worst_s:
-            return CandidateRow(one.candidate, BOUND, one.least_s, likely_s=one.likely_s)
-        if one.outlook is None:
+        if queued.least_s >= worst_s:
+            return CandidateRow(queued.candidate, BOUND, queued.least_s, likely_s=queued.likely_s)
+        if queued.outlook is None:
             return None
-        kind = _kind(one.candidate)
+        kind = _kind(queued.candidate)
         seen = [(x, y) for other, x, y in self._seen if _kind(other) == kind]
-        expected = one.outlook.corrected(seen)
+        expected = queued.outlook.corrected(seen)
         margin = self.trials.margin * (1 if len(seen) >= SURE else 2)
         if seen and expected.time_s >= (1 + margin) * worst_s:
-            return CandidateRow(one.candidate, ESTIMATE, one.least_s, likely_s=one.likely_s)
+            return CandidateRow(
+                queued.candidate, ESTIMATE, queued.least_s, likely_s=queued.likely_s
+            )
         if expected.peak_bytes <= self.trials.limit:
             return None
-        self.with_more_recomputed(one.candidate, one.least_s)
+        self.with_more_recomputed(queued.candidate, queued.least_s)
         kept = f"its layers keep about {expected.peak_bytes / 2**30:.2f} GiB"
         return CandidateRow(
-            one.candidate,
+            queued.candidate,
             ESTIMATE,
-            one.least_s,
+            queued.least_s,
             why=kept,
-            likely_s=one.likely_s,
+            likely_s=queued.likely_s,
             needs_bytes=expected.peak_bytes,
         )
 

@@ -92,16 +92,16 @@ class CandidateRow:
 
     def to_dict(self) -> dict[str, Any]:
         """Give the fields by name, the candidate by its parts."""
-        one = self.candidate
+        candidate = self.candidate
         return {
-            "key": one.key,
-            "mesh": dict(one.axes),
-            **({"meshes": [dict(axes) for axes in one.ranks]} if one.ranks else {}),
-            **({"cuts": list(one.cuts)} if one.cuts else {}),
-            "stages": one.stages,
-            "micro_batches": one.micro_batches,
-            "chunks": one.chunks,
-            "recompute": one.recompute,
+            "key": candidate.key,
+            "mesh": dict(candidate.axes),
+            **({"meshes": [dict(axes) for axes in candidate.ranks]} if candidate.ranks else {}),
+            **({"cuts": list(candidate.cuts)} if candidate.cuts else {}),
+            "stages": candidate.stages,
+            "micro_batches": candidate.micro_batches,
+            "chunks": candidate.chunks,
+            "recompute": candidate.recompute,
             **{k: v for k, v in self.__dict__.items() if k != "candidate" and v not in (None, "")},
         }
 
@@ -192,7 +192,7 @@ class SearchResult:
             "front": [row.candidate.key for row in self.front],
             "space": self.space,
             "complete": self.complete,
-            **({"why": [one.to_dict() for one in self.why]} if self.why else {}),
+            **({"why": [reason.to_dict() for reason in self.why]} if self.why else {}),
             **({} if self.baseline is None else {"baseline": self.baseline.to_dict()}),
             "rows": [row.to_dict() for row in self.rows],
         }

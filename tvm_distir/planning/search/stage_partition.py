@@ -63,14 +63,14 @@ def _filled(
 
     ``at`` and ``held`` have the sums of what stands before each item.
     """
-    found, begin, count = [], 0, len(at) - 1
+    ranges, begin, count = [], 0, len(at) - 1
     for part in range(parts):
         end = bisect_right(at, at[begin] + most) - 1
         if held:
             end = min(end, bisect_right(held[part], held[part][begin] + room) - 1)
-        found.append(range(begin, end))
+        ranges.append(range(begin, end))
         begin = end
-    return found if begin == count else None
+    return ranges if begin == count else None
 
 
 class StageAssignment(NamedTuple):

@@ -105,27 +105,27 @@ class Trials:
     ) -> tuple[CandidateRow, Plan, Result]:
         module = self.source.module(candidate.schedule, candidate.recompute)
         row = CandidateRow(candidate, SOLVED, least_s, likely_s=likely_s)
-        tried = [self._simulated(module, *one) for one in self._labelled(module, row)]
-        return min(tried, key=lambda one: _order(one[0]))
+        tried = [self._simulated(module, *labelled) for labelled in self._labelled(module, row)]
+        return min(tried, key=lambda trial: _order(trial[0]))
 
     def _labelled(self, module: ir.IRModule, row: CandidateRow) -> list[tuple[CandidateRow, Plan]]:
         """Different plans of a candidate, from labels with different prices."""
-        candidate, found = row.candidate, list[tuple[CandidateRow, Plan]]()
+        candidate, plans = row.candidate, list[tuple[CandidateRow, Plan]]()
         fixed = self._fixed(candidate)
         labeller = labeller_of(module, fixed.meshes, self.system, fixed)
         for hidden in HIDDEN[:1] if self.in_stages else HIDDEN:
             try:
                 labelled = labeller.run(self.gap, self.limit, hidden)
             except TooLargeError:
-                if not found:
+                if not plans:
                     raise
                 continue
             plan = candidate.completed(labelled.plan())
-            if all(plan != other for _, other in found):
+            if all(plan != other for _, other in plans):
                 price_s = labelled.price_s if candidate.schedule is None else None
                 priced = replace(row, price_s=price_s, gap=labelled.gap, hidden=hidden)
-                found.append((priced, plan))
-        return found
+                plans.append((priced, plan))
+        return plans
 
     def _simulated(
         self, module: ir.IRModule, row: CandidateRow, plan: Plan
@@ -171,13 +171,13 @@ class Trials:
         alone = [mesh for mesh in meshes if list(mesh) == [BATCH]]
         for text in KNOWN:
             try:
-                found = self.compared(text, partial(_strategy, text), alone)
+                plan = self.compared(text, partial(_strategy, text), alone)
             except InternalError:
                 raise
             except DistIRError:  # it is not for this model, or not for so many devices
                 continue
-            if found is not None:
-                yield found
+            if plan is not None:
+                yield plan
 
     def given(self, name: str, plan: Plan, devices: int) -> FoundPlan:
         """A plan of the model on so many devices, as it is.

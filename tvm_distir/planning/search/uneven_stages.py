@@ -34,17 +34,19 @@ class Uneven:
 
     def candidates(self) -> Iterator[tuple[Candidate, Estimate]]:
         """Each with what it is likely to take; where nothing fits, with the next policy."""
-        found, rules = self.enumeration, self.enumeration.constraints
-        if not found.stages or STAGES not in rules.axes or found.batch is None:
+        enumeration, rules = self.enumeration, self.enumeration.constraints
+        if not enumeration.stages or STAGES not in rules.axes or enumeration.batch is None:
             return
-        most = min(found.devices, self.tables.depth, rules.most.get(STAGES, found.devices))
+        most = min(
+            enumeration.devices, self.tables.depth, rules.most.get(STAGES, enumeration.devices)
+        )
         for stages in range(2, most + 1):
-            for samples in self._samples(found.batch):
+            for samples in self._samples(enumeration.batch):
                 shared = (
-                    self._shared(stages, samples, found.batch // samples, policy)
+                    self._shared(stages, samples, enumeration.batch // samples, policy)
                     for policy in rules.recompute
                 )
-                yield from [one for one in shared if one is not None][:1]
+                yield from [candidate for candidate in shared if candidate is not None][:1]
 
     def _samples(self, batch: int) -> list[int]:
         """Samples of a micro-batch, of all parts together."""
@@ -88,19 +90,22 @@ class Uneven:
                 tables.append(table)
         if not kinds:
             return None
-        times = [self._times(one, x) for one, x in zip(alone, tables, strict=True)]
-        sizes = [one.devices for one in alone]
+        times = [self._times(candidate, x) for candidate, x in zip(alone, tables, strict=True)]
+        sizes = [candidate.devices for candidate in alone]
         for zero in ZERO:
             needs = [
-                [self.outlooks.needs(one, x, zero, rank) for one, x in zip(alone, tables)]
+                [
+                    self.outlooks.needs(candidate, x, zero, rank)
+                    for candidate, x in zip(alone, tables)
+                ]
                 for rank in range(stages)
             ]
-            found = shared_out(
+            division = shared_out(
                 times, sizes, needs, self.enumeration.devices, micro_batches, self.outlooks.limit
             )
-            if found is None:
+            if division is None:
                 continue
-            step_ps, shares = found
+            step_ps, shares = division
             peak = max(
                 sum(needs[rank][kind][i] for i in layers)
                 for rank, (layers, kind) in enumerate(shares)
@@ -112,13 +117,13 @@ class Uneven:
             return self._candidate(ranks, shares, micro_batches, policy), outlook
         return None
 
-    def _times(self, one: Candidate, table: Layers) -> list[int]:
+    def _times(self, candidate: Candidate, table: Layers) -> list[int]:
         """Time of each layer for a micro-batch, its part of summing gradients along the batch too.
 
         Reduced once a step.
         """
         return [
-            time + self.outlooks.reduced_ps(one, weights) // one.micro_batches
+            time + self.outlooks.reduced_ps(candidate, weights) // candidate.micro_batches
             for time, weights in zip(table.times_ps, table.weights_bytes, strict=True)
         ]
 

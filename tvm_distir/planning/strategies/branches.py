@@ -68,21 +68,21 @@ def branches_of(module: PlacedModule, g: Graph, results: Sequence[int], percent:
     for k in wanted:
         counted |= past[k]
     least = max(sum(work[n] for n in _members(counted)) * percent // 100, 1)
-    found = []
+    joins = []
     for operands, ends in (*((row, False) for row in _joins(g, counted)), (wanted, True)):
         made = []
         for k in operands:
-            own = past[k]
+            nodes = past[k]
             for other in operands:
-                own &= own if other == k else ~past[other]
-            flops = sum(work[n] for n in _members(own))
+                nodes &= nodes if other == k else ~past[other]
+            flops = sum(work[n] for n in _members(nodes))
             if flops >= least:
-                made.append(Branch(own, k, flops, ends))
+                made.append(Branch(nodes, k, flops, ends))
         if len(made) > 1:
-            found.append(sorted(made, key=_heaviest))
-    found.sort(key=lambda row: (-row[1].flops, row[0].last))
+            joins.append(sorted(made, key=_heaviest))
+    joins.sort(key=lambda row: (-row[1].flops, row[0].last))
     groups: list[list[Branch]] = []
-    for row in found:
+    for row in joins:
         _take(groups, row, least)
     return Branches([sorted(group, key=_heaviest) for group in groups], counted)
 
@@ -102,7 +102,7 @@ def _take(groups: list[list[Branch]], row: list[Branch], least: int) -> None:
                 return
         inside = [b for b in row if _together(group) & ~b.nodes == 0]
         others = [b for b in row if b not in inside]
-        if inside and not any(_together(one) & _together(others) for one in groups):
+        if inside and not any(_together(group) & _together(others) for group in groups):
             group += others
             return
     if not any(_together(group) & nodes for group in groups):
@@ -137,20 +137,20 @@ def _joins(g: Graph, counted: int) -> Iterator[list[int]]:
     for k, node in enumerate(g.nodes):
         if node.kind in ("op", "call") and counted >> k & 1:
             makers = {g.producer[v][0] for v in node.operands if v >= 0}
-            found = sorted(n for n in makers if g.nodes[n].kind in ("op", "call"))
-            if len(found) > 1:
-                yield found
+            nodes = sorted(n for n in makers if g.nodes[n].kind in ("op", "call"))
+            if len(nodes) > 1:
+                yield nodes
 
 
 def _past(g: Graph) -> list[int]:
     """Per node the ops and calls that it needs, itself included, as bits."""
     past: list[int] = []
     for k, node in enumerate(g.nodes):
-        own = 1 << k if node.kind in ("op", "call") else 0
+        ancestors = 1 << k if node.kind in ("op", "call") else 0
         for v in node.operands:
             if v >= 0:
-                own |= past[g.producer[v][0]]
-        past.append(own)
+                ancestors |= past[g.producer[v][0]]
+        past.append(ancestors)
     return past
 
 
@@ -176,15 +176,15 @@ def balanced(branches: Sequence[Branch], bins: int, last: bool) -> list[int]:
 
     Bin 0 gets the one that begins first, or ``last``.
     """
-    loads, found = [0] * bins, []
+    loads, bins_of = [0] * bins, []
     for branch in branches:
         chosen = min(range(bins), key=lambda b: (loads[b], b))
-        found.append(chosen)
+        bins_of.append(chosen)
         loads[chosen] += branch.flops
     order = sorted(range(len(branches)), key=lambda i: members(branches[i])[0])
-    home = found[order[-1 if last else 0]]
+    home = bins_of[order[-1 if last else 0]]
     swapped = {0: home, home: 0}
-    return [swapped.get(b, b) for b in found]
+    return [swapped.get(b, b) for b in bins_of]
 
 
 __all__ = ["Branch", "Branches", "balanced", "branches_of", "members"]

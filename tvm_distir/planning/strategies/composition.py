@@ -94,11 +94,11 @@ def compose(
     if asked is not None:
         axis = next(str(o.options.get("axis", AXIS)) for o in wanted if o.name == PIPELINE)
         stages = on_stages(mod, spec, asked, axis)
-        wanted = [one for one in wanted if one.name != PIPELINE]
+        wanted = [spec for spec in wanted if spec.name != PIPELINE]
         if not wanted:
             return stages
         (spec,) = stages.meshes
-    apart = next((one for one in wanted if one.name == LOCAL_LAYERS), None)
+    apart = next((spec for spec in wanted if spec.name == LOCAL_LAYERS), None)
     if apart is not None and (stages is not None or len(wanted) > 1):
         return _apart(mod, spec, wanted, apart, stages, system)
     spec = mesh_of(mod, spec, wanted)
@@ -118,7 +118,7 @@ def _apart(
     system: System | str | None,
 ) -> Plan:
     """Compose what puts branches on meshes of their own with what works on each of these."""
-    if stages is not None or sum(one.name == LOCAL_LAYERS for one in wanted) > 1:
+    if stages is not None or sum(spec.name == LOCAL_LAYERS for spec in wanted) > 1:
         other = LOCAL_LAYERS if stages is None else PIPELINE
         raise PlanError(
             "DIST0232",
@@ -130,7 +130,7 @@ def _apart(
     branches = info.function(mod, mesh, **apart.options)
     axis = str(apart.options.get("axis", info.options["axis"].default))
     rest = {name: size for name, size in mesh.axes.items() if name != axis}
-    others = [one for one in wanted if one is not apart]
+    others = [spec for spec in wanted if spec is not apart]
     if not rest:
         raise PlanError(
             "DIST0232",
@@ -151,13 +151,13 @@ def _plans(
     plans: dict[int, tuple[str, Plan]] = {}
     faults = faults_of_plan("strategy")
     for looks in (None, BEFORE, OTHERS):
-        for i, one in enumerate(wanted):
-            info = find_strategy(one.name)
+        for i, spec in enumerate(wanted):
+            info = find_strategy(spec.name)
             if info.looks_at != looks:
                 continue
             if looks:
                 faults.raise_all()  # what it looks at is not all there
-            options = dict(one.options)
+            options = dict(spec.options)
             if looks and plans:
                 options[looks] = merge([plans[k] for k in sorted(plans)])
             if system is not None and info.asks_system:
@@ -166,7 +166,7 @@ def _plans(
                 made = info.function(mod, mesh, **options)
                 if looks == OTHERS:
                     plans = {k: (n, giving_way(plan, made)) for k, (n, plan) in plans.items()}
-                plans[i] = one.name, made
+                plans[i] = spec.name, made
     faults.raise_all()
     return sharing_batches([plans[i] for i in sorted(plans)])
 
@@ -228,10 +228,10 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
                 filled[axis] = filled[axis] or title
             said.setdefault(target, []).append(rule)
             stationary, moving = _stationary(said[target])
-            found = (tuple(labels), stationary, moving)
-            if found != (old.placement, old.stationary, old.moving):
+            merged = (tuple(labels), stationary, moving)
+            if merged != (old.placement, old.stationary, old.moving):
                 rules[target] = replace(
-                    old, placement=found[0], stationary=stationary, moving=moving
+                    old, placement=merged[0], stationary=stationary, moving=moving
                 )
     faults = faults_of_plan("strategy")
     for conflict in conflicts.values():

@@ -45,8 +45,8 @@ def giving_way(plan: Plan, other: Plan) -> Plan:
     for rule in plan.rules:
         wanted = cuts.get(target_of(rule), (None,) * len(rule.placement))
         labels = tuple(
-            None if own == R and cut is not None and cut >= 0 else own
-            for own, cut in zip(rule.placement, wanted, strict=True)
+            None if label == R and cut is not None and cut >= 0 else label
+            for label, cut in zip(rule.placement, wanted, strict=True)
         )
         rules.append(placed(rule, labels))
     return replace(plan, rules=tuple(rules))

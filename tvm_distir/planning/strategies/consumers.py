@@ -108,13 +108,13 @@ class Consumers:
     @functools.cached_property
     def callers(self) -> dict[str, list[str]]:
         """Per function that is called, the functions that call it."""
-        found: dict[str, list[str]] = {}
+        callers: dict[str, list[str]] = {}
         for name, fn in self.functions.items():
             calls = [b.value.op for b in all_bindings(fn.body) if isinstance(b.value, ir.Call)]
             callees = [str(op.name_hint) for op in calls if isinstance(op, ir.GlobalVar)]
             for callee in dict.fromkeys(callees):
-                found.setdefault(callee, []).append(name)
-        return found
+                callers.setdefault(callee, []).append(name)
+        return callers
 
     def readers(self, function: str, var: Any) -> list[tuple[Any, Any, int]]:
         """Return (bound variable, value, position) of the direct readers of a variable.

@@ -68,7 +68,7 @@ def expert_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "ep", data: bo
     spec = as_mesh_spec(mesh)
     number = mesh_axis(spec, axis, "expert_parallel")
     consumers = Consumers(mod)
-    rules, found, faults = [], 0, faults_of_plan('strategy "expert_parallel"')
+    rules, count, faults = [], 0, faults_of_plan('strategy "expert_parallel"')
     for name, fn, rule_name in entries(mod):
         parameters = tensor_parameters(name, fn, rule_name)
         inputs = data_positions(fn, name)
@@ -83,11 +83,11 @@ def expert_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "ep", data: bo
             if not is_data:
                 dim = expert_dim(mod, consumers, parameter, fn.params[parameter.position])
                 if dim is not None:
-                    label, found = dim, found + 1
+                    label, count = dim, count + 1
                     with faults.gathered():
                         _check_experts(parameter, dim, spec, axis)
             rules.append(parameter_rule(parameter, spec, number, label, stationary=not is_data))
-    if not found:
+    if not count:
         faults.add(_no_experts(mod))
     faults.raise_all()
     return Plan((spec,), tuple(rules))
@@ -114,20 +114,21 @@ def _apart(mod: ir.IRModule, use: Use, dim: int) -> bool:
     here = [i for i, operand in enumerate(operands) if operand.same_as(use.operand)]
     if len(here) != 1 or dim not in use.dims:
         return False
-    at, own = use.dims.index(dim), here[0]
+    at, operand = use.dims.index(dim), here[0]
     factors = rule_of(use.value, mod).factors
     for other in range(len(operands)):
-        if other == own:
+        if other == operand:
             continue
         walks = any(
             f.kind == "map"
-            and f.ins[own] == at
+            and f.ins[operand] == at
             and f.ins[other] is not None
             and all(out is not None for out in f.outs)
             for f in factors
         )
         summed = any(
-            f.kind == "sum" and f.ins[own] is not None and f.ins[other] is not None for f in factors
+            f.kind == "sum" and f.ins[operand] is not None and f.ins[other] is not None
+            for f in factors
         )
         if walks and summed:
             return True

@@ -27,9 +27,9 @@ COPIES = "_copies"
 
 def mesh_of(mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec]) -> MeshSpec:
     """The mesh as several strategies have it, which must all have the same."""
-    for one in wanted:
-        if one.name == MEGATRON:
-            axis = str(one.options.get("axis", find_strategy(MEGATRON).options["axis"].default))
+    for spec in wanted:
+        if spec.name == MEGATRON:
+            axis = str(spec.options.get("axis", find_strategy(MEGATRON).options["axis"].default))
             if mesh.axes.get(axis, 1) > 1:
                 mesh = with_copies(mesh, axis, key_heads(mod, Consumers(mod)))
     return mesh

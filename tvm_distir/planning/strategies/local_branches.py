@@ -156,10 +156,10 @@ def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
 def _places(mesh: MeshSpec, number: int) -> list[MeshSpec]:
     """A mesh per place along an axis, of the other axes."""
     axes = [(name, size) for i, (name, size) in enumerate(mesh.axes.items()) if i != number]
-    own = dict(axes or [(mesh.axis_names[number], 1)])
+    local_axes = dict(axes or [(mesh.axis_names[number], 1)])
     ids = np.moveaxis(mesh_devices(mesh.device_mesh()), number, 0)
     return [
-        MeshSpec(f"mesh{i}", own, device_ids=tuple(int(d) for d in part.ravel()))
+        MeshSpec(f"mesh{i}", local_axes, device_ids=tuple(int(d) for d in part.ravel()))
         for i, part in enumerate(ids)
     ]
 
@@ -202,10 +202,10 @@ class _Placing:
 
     def _beginnings(self, branch: Branch) -> Iterator[int]:
         """Yield the nodes of a branch that take what others give, and nothing of its own."""
-        own = set(members(branch))
-        for k in sorted(own):
+        nodes = set(members(branch))
+        for k in sorted(nodes):
             made = self._made(k)
-            if made and not own.intersection(made):
+            if made and not nodes.intersection(made):
                 yield k
 
     def _made(self, node: int) -> list[int]:
@@ -222,8 +222,8 @@ class _Placing:
         what they give meets its result on their mesh, so that it does not wait for them before.
         """
         g = self._g
-        own = set(members(branch))
-        self._where.update(dict.fromkeys(own, place))
+        nodes = set(members(branch))
+        self._where.update(dict.fromkeys(nodes, place))
         for k in self._beginnings(branch):
             if g.nodes[k].kind == "call":
                 self._arguments(k, place)
@@ -232,7 +232,7 @@ class _Placing:
                 if k != branch.last:
                     self._pin(k, place)
         readers = {n for v in g.nodes[branch.last].results for n, _ in g.uses[v]}
-        if branch.ends or not self._where[branch.last] or readers & own:
+        if branch.ends or not self._where[branch.last] or readers & nodes:
             return
         meet = sorted(n for n in readers if self._counted >> n & 1)
         if forked and meet and all(self._meets(n) for n in meet):
@@ -263,10 +263,10 @@ class _Placing:
             for binding in g.bindings
             if isinstance(binding.value, ir.Call) and isinstance(binding.value.op, ir.GlobalVar)
         ]
-        own = next(i for i, b in enumerate(calls) if g.node_of.get(handle(b.var)) == node)
-        call = calls[own].value
+        index = next(i for i, b in enumerate(calls) if g.node_of.get(handle(b.var)) == node)
+        call = calls[index].value
         callee = str(call.op.name_hint)
-        number = sum(str(b.value.op.name_hint) == callee for b in calls[:own])
+        number = sum(str(b.value.op.name_hint) == callee for b in calls[:index])
         for i, arg in enumerate(call.args):
             known = g.env.get(handle(arg), ())
             made = g.nodes[g.producer[known[0]][0]].kind if len(known) == 1 else ""

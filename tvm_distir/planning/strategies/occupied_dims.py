@@ -40,7 +40,7 @@ def taken_dims(
     dict of (str, int, int) to int
         Entry, flat number and dim of what is cut, to the number of parts.
     """
-    found: dict[tuple[str, int, int], int] = {}
+    occupied: dict[tuple[str, int, int], int] = {}
     rules = before.rules if before is not None else ()
     placed = {(r.function, r.name): r for r in rules if r.kind == "param"}
     for name, known in weights.items():
@@ -51,8 +51,8 @@ def taken_dims(
             axes = before.mesh(rule.mesh).axes.items()
             for label, (axis, count) in zip(rule.placement, axes, strict=True):
                 if label is not None and label >= 0 and axis != without:
-                    found[name, i, label] = found.get((name, i, label), 1) * count
-    return found
+                    occupied[name, i, label] = occupied.get((name, i, label), 1) * count
+    return occupied
 
 
 def avoid(
@@ -85,8 +85,8 @@ def avoid(
         return parts > explorer.ranks and not (isinstance(size, int) and size % parts == 0)
 
     groups: dict[tuple[Any, ...], list[tuple[str, int]]] = {}
-    for name, found in trial.labels.items():
-        for i, label in found.items():
+    for name, dims in trial.labels.items():
+        for i, label in dims.items():
             if used_up(name, i, label):
                 shape = weights[name][i].shape or ()
                 groups.setdefault((*shape, label), []).append((name, i))
@@ -110,15 +110,15 @@ def avoid(
             kept *= len(offered)
             options.append(offered)
         for combination in itertools.product(*options):
-            labels: WeightLabels = {name: dict(found) for name, found in trial.labels.items()}
+            labels: WeightLabels = {name: dict(dims) for name, dims in trial.labels.items()}
             for group, label in zip(members, combination, strict=True):
                 for name, i in group:
                     labels[name][i] = label
             yield explorer.settled(labels)
 
-    def order(one: CandidatePlacement) -> tuple[int, int]:
-        found = one.footprint
-        return max(found.param_bytes - most_bytes, 0), explorer.sent(found)
+    def order(candidate: CandidatePlacement) -> tuple[int, int]:
+        cost = candidate.footprint
+        return max(cost.param_bytes - most_bytes, 0), explorer.sent(cost)
 
     return min(moved(), key=order)
 

@@ -93,14 +93,14 @@ def schedule_of(specs: Sequence[StrategySpec], axes: Mapping[str, int] | None) -
     PlanError
         DIST0232 two pipelines; DIST0236 the schedule is wrong.
     """
-    found = [spec for spec in specs if spec.name == PIPELINE]
-    if not found:
+    pipelines = [spec for spec in specs if spec.name == PIPELINE]
+    if not pipelines:
         return None
-    if len(found) > 1:
+    if len(pipelines) > 1:
         raise PlanError(
             "DIST0232", "two pipelines", place="strategy", remedy="Give one, with chunks=."
         )
-    return _schedule(axes or {}, **checked(found[0]).options)
+    return _schedule(axes or {}, **checked(pipelines[0]).options)
 
 
 def _schedule(
@@ -153,21 +153,21 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule, axis: str) -> 
             place=f'strategy "{PIPELINE}"',
             remedy="Make it with --train, or train_step(..., schedule=...).",
         )
-    own = made.schedule
-    if (own.stages, own.micro_batches, own.chunks) != (
+    schedule = made.schedule
+    if (schedule.stages, schedule.micro_batches, schedule.chunks) != (
         wanted.stages,
         wanted.micro_batches,
         wanted.chunks,
     ):
         raise PlanError(
             "DIST0233",
-            f"the step has {own.stages} stages, {own.micro_batches} micro-batches and "
-            f"{own.chunks} chunks, the strategy asks for {wanted.stages}, "
+            f"the step has {schedule.stages} stages, {schedule.micro_batches} micro-batches and "
+            f"{schedule.chunks} chunks, the strategy asks for {wanted.stages}, "
             f"{wanted.micro_batches} and {wanted.chunks}",
             place=f'strategy "{PIPELINE}"',
             remedy="Make the step with the schedule that the strategy asks for.",
         )
-    if wanted.stash and not own.stash:
+    if wanted.stash and not schedule.stash:
         raise PlanError(
             "DIST0233",
             "the step sums gradients over all micro-batches, the strategy asks for stash",
@@ -175,7 +175,11 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule, axis: str) -> 
             remedy="Make the step with a schedule that says stash.",
         )
     stage, devices = _stage_mesh(mesh, axis)
-    chosen = own if own.kind == "custom" else replace(wanted, cuts=own.cuts, stash=own.stash)
+    chosen = (
+        schedule
+        if schedule.kind == "custom"
+        else replace(wanted, cuts=schedule.cuts, stash=schedule.stash)
+    )
     return Plan((stage,), schedule=replace(chosen, devices=devices))
 
 

@@ -167,11 +167,11 @@ def find_strategy(name: str) -> StrategyInfo:
             place="strategy",
             remedy=nearest(name, strategy_names()),
         )
-    found = getattr(STRATEGIES.load(name), _MARK, None)
-    if not isinstance(found, StrategyInfo):
+    info = getattr(STRATEGIES.load(name), _MARK, None)
+    if not isinstance(info, StrategyInfo):
         fault = "it is no function made with tvm_distir.planning.strategies.registry.plan_maker"
         raise STRATEGIES.offered()[name].fault(fault)
-    return found
+    return info
 
 
 def parse(text: str) -> tuple[StrategySpec, ...]:

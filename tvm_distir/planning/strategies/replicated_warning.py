@@ -50,15 +50,15 @@ def warn_of_whole(projections: Iterable[Projection], strategy: str, axis: str) -
         For the message.
     """
     known = [projection for projection in projections if _NUMBER.search(projection.parameter.name)]
-    whole = [one for one in known if one.why_whole]
-    total = sum(one.elements for one in known)
-    share = sum(one.elements for one in whole) / total if total else 0.0
+    whole = [weight for weight in known if weight.why_whole]
+    total = sum(weight.elements for weight in known)
+    share = sum(weight.elements for weight in whole) / total if total else 0.0
     if share < LEAST_SHARE:
         return
     groups: dict[tuple[str, str], int] = {}
-    for one in whole:
-        pattern = _NUMBER.sub("*", one.parameter.name)
-        groups[pattern, one.why_whole] = groups.get((pattern, one.why_whole), 0) + 1
+    for weight in whole:
+        pattern = _NUMBER.sub("*", weight.parameter.name)
+        groups[pattern, weight.why_whole] = groups.get((pattern, weight.why_whole), 0) + 1
     shown = [f"{name} ({count}: {why})" for (name, why), count in list(groups.items())[:SHOWN]]
     more = f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else ""
     warnings.warn(

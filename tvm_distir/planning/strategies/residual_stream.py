@@ -37,9 +37,9 @@ def sequence_rules(
     rules: dict[tuple[Any, ...], PlanRule] = {}
     for weight in rows:
         for use in weight.uses:
-            found = consumers.residual(use.function, use.result)
+            residual = consumers.residual(use.function, use.result)
             place = f"{weight.parameter.place} (megatron:sequence=1)"
-            if found is None:
+            if residual is None:
                 raise PlanError(
                     "DIST0233",
                     "the projection's result is not added to a value of its shape: "
@@ -47,20 +47,20 @@ def sequence_rules(
                     place=place,
                     remedy="Use megatron without sequence=1, or write the plan by hand.",
                 )
-            _check_sequence(found.total, count, axes[0], place)
-            fn = consumers.functions[found.function]
-            where = found.function if is_private(fn) else rule_name
-            if is_private(fn) and found.before in list(fn.params):
-                arg = list(fn.params).index(found.before)
-                for caller in consumers.callers.get(found.function, ()):
+            _check_sequence(residual.total, count, axes[0], place)
+            fn = consumers.functions[residual.function]
+            where = residual.function if is_private(fn) else rule_name
+            if is_private(fn) and residual.before in list(fn.params):
+                arg = list(fn.params).index(residual.before)
+                for caller in consumers.callers.get(residual.function, ()):
                     inside = caller if is_private(consumers.functions[caller]) else rule_name
-                    rules[caller, found.function, arg] = PlanRule(
-                        "call", found.function, placement, mesh.name, function=inside, arg=arg
+                    rules[caller, residual.function, arg] = PlanRule(
+                        "call", residual.function, placement, mesh.name, function=inside, arg=arg
                     )
-            for value in (found.before, found.total):
+            for value in (residual.before, residual.total):
                 if isinstance(value, relax.Var) and value not in list(fn.params):
                     name = str(value.name)
-                    rules[found.function, name] = PlanRule(
+                    rules[residual.function, name] = PlanRule(
                         "value", name, placement, mesh.name, function=where
                     )
     return list(rules.values())

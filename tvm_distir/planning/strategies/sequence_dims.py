@@ -143,12 +143,12 @@ class Product:
 
         None of the sequence; the batch comes last. None where there is no such dim.
         """
-        found = [
+        dims = [
             (out == 0, out, first, second)
             for first, second, out in self._kept(2)
             if isinstance(self.shape[out], int) and self.shape[out] % count == 0
         ]
-        return None if not found else (*min(found)[2:], min(found)[1])
+        return None if not dims else (*min(dims)[2:], min(dims)[1])
 
     def kept_dim(self, count: int) -> int | None:
         """The last dim of a result without sequence that its only operand has and can be cut.
@@ -158,10 +158,10 @@ class Product:
         g = self.tied.graph
         if "float" not in str(g.values[g.nodes[self.node].results[0]].ty.dtype):
             return None
-        found = [
+        dims = [
             d for _, d in self._kept(1) if isinstance(self.shape[d], int) and self.shape[d] >= count
         ]
-        return max(found, default=None)
+        return max(dims, default=None)
 
     def _kept(self, operands: int) -> list[tuple[int, ...]]:
         """Dims that the first operands and the result share; none is one of the sequence."""

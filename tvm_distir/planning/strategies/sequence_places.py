@@ -89,15 +89,15 @@ class PlaceValues:
                 named = isinstance(arg, ir.Var) and self._free(g.name, str(arg.name))
                 fits = len(dims) == 1 and tied.follows[known[0]] and named
                 asked.setdefault(key, set()).add(dims[0] if fits else -1)
-        for (callee, i), found in asked.items():
+        for (callee, i), asked_dims in asked.items():
             if (
                 g.name in self._names
                 and callee in self._names
-                and len(found) == 1
-                and -1 not in found
+                and len(asked_dims) == 1
+                and -1 not in asked_dims
             ):
                 function = self._public.get(g.name, g.name)
-                cut = one_axis(self._mesh, self._number, next(iter(found)))
+                cut = one_axis(self._mesh, self._number, next(iter(asked_dims)))
                 rule = PlanRule("call", callee, cut, self._mesh.name, function=function, arg=i)
                 self._found[function, callee, i] = rule
 

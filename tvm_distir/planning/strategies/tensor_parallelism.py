@@ -118,7 +118,7 @@ def tensor_parallel(
         name: tensor_parameters(name, fn, rule_name) for name, fn, rule_name in entries(mod)
     }
     weights = _weights(mod, parameters)
-    labels: WeightLabels = {name: dict.fromkeys(found, R) for name, found in weights.items()}
+    labels: WeightLabels = {name: dict.fromkeys(numbers, R) for name, numbers in weights.items()}
     pins: tuple[PlacementConstraint, ...] = ()
     stored: WeightLabels = {}
     if ranks > 1:
@@ -136,9 +136,9 @@ def tensor_parallel(
         labels, stored = trial.labels, trial.stored
         _report(trial, bounds, axis)
     rules = []
-    for name, found in parameters.items():
+    for name, entry_parameters in parameters.items():
         flat = {p.position: i for i, p in weights[name].items()}
-        for parameter in found:
+        for parameter in entry_parameters:
             i = flat.get(parameter.position)
             label = R if i is None else labels[name][i]
             held = i is not None and i not in stored.get(name, ())
@@ -205,11 +205,11 @@ def bounds_of(mod: ir.IRModule, ranks: int, axis: str = "tp", slack: int = SLACK
 
 def _report(trial: CandidatePlacement, bounds: Bounds, axis: str) -> None:
     """Warn of a bound that does not hold."""
-    found, missed = trial.footprint, []
-    if found.param_bytes > bounds.param_bytes:
-        missed.append(f"holds {found.param_bytes} bytes of weights, not {bounds.param_bytes}")
-    if found.flops > bounds.flops:
-        missed.append(f"does {found.flops} FLOPs, not {bounds.flops}")
+    cost, missed = trial.footprint, []
+    if cost.param_bytes > bounds.param_bytes:
+        missed.append(f"holds {cost.param_bytes} bytes of weights, not {bounds.param_bytes}")
+    if cost.flops > bounds.flops:
+        missed.append(f"does {cost.flops} FLOPs, not {bounds.flops}")
     if missed:
         whole = [f"{place} ({why})" for place, why in list(bounds.whole.items())[:SHOWN]]
         because = f" Weights that no op takes cut: {', '.join(whole)}." if whole else ""

@@ -87,8 +87,8 @@ class _Finder:
         return _Finder([r for r in rules if r.kind == "param" and r.function in (None, function)])
 
     def __call__(self, parameter: str) -> PlanRule | None:
-        found = [r for r in self.patterns if match_name(r[1].name, parameter)]
-        return max([*found, *self._named(parameter)], key=lambda r: r[0], default=(0, None))[1]
+        matches = [r for r in self.patterns if match_name(r[1].name, parameter)]
+        return max([*matches, *self._named(parameter)], key=lambda r: r[0], default=(0, None))[1]
 
     def exactly(self, parameter: str) -> PlanRule | None:
         """Return the last rule that gives the parameter's name."""
@@ -151,7 +151,7 @@ def _between_stages(mod: ir.IRModule, rules: Sequence[PlanRule]) -> list[PlanRul
     pipeline = Pipeline.of(mod)
     if pipeline is None:
         return []
-    stages, found = pipeline.stages, {}
+    stages, rules_of = pipeline.stages, {}
     meshes, ranks = pipeline.schedule.meshes, pipeline.schedule.rank_of
     count = len(stages)
     beside = [(i, j) for i in range(count) for j in (i - 1, i + 1) if 0 <= j < count]
@@ -167,6 +167,8 @@ def _between_stages(mod: ir.IRModule, rules: Sequence[PlanRule]) -> list[PlanRul
             rule = find(names[what]) if what.startswith(f"{kind}:") else None
             if rule is not None:
                 key = (stages[here].function, str(value))
-                found[key] = PlanRule("value", key[1], rule.placement, rule.mesh, function=key[0])
+                rules_of[key] = PlanRule(
+                    "value", key[1], rule.placement, rule.mesh, function=key[0]
+                )
     known = {(r.function, r.name) for r in rules if r.kind == "value"}
-    return [rule for key, rule in found.items() if key not in known]
+    return [rule for key, rule in rules_of.items() if key not in known]

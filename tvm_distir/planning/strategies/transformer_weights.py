@@ -57,13 +57,13 @@ class KnownWeight:
 @functools.lru_cache(maxsize=1 << 16)
 def role_of(name: str) -> tuple[str, bool] | None:
     """Return the role of a parameter by its name, and whether it is a bias; None for others."""
-    found = re.fullmatch(r"(?:.*_)?(weight|bias)", plain_name(name))
-    if found is None:
+    match = re.fullmatch(r"(?:.*_)?(weight|bias)", plain_name(name))
+    if match is None:
         return None
-    stem = plain_name(name)[: -len(found[1]) - 1]
+    stem = plain_name(name)[: -len(match[1]) - 1]
     for role, words in ROLES.items():
         if any(stem == word or stem.endswith("_" + word) for word in words):
-            return role, found[1] == "bias"
+            return role, match[1] == "bias"
     return None
 
 

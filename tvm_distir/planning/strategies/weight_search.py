@@ -63,10 +63,10 @@ class Bounds:
     whole: Mapping[str, str]
     whole_flops: Mapping[str, int]
 
-    def excess(self, found: DeviceCost) -> float:
+    def excess(self, cost: DeviceCost) -> float:
         """By how much a footprint is over the bounds, as a ratio; 0 within them."""
-        held = found.param_bytes / max(self.param_bytes, 1)
-        worked = found.flops / max(self.flops, 1)
+        held = cost.param_bytes / max(self.param_bytes, 1)
+        worked = cost.flops / max(self.flops, 1)
         return max(held - 1, 0) + max(worked - 1, 0)
 
     def order(self, explorer: PlacementSearch, trial: CandidatePlacement) -> tuple[float, int]:
@@ -83,8 +83,8 @@ def bounds_for(
     """Return the bounds (DIST0233 when no op takes any weight cut)."""
     whole: dict[str, str] = {}
     cut, fixed, used = 0, 0, False
-    for name, found in weights.items():
-        for i, parameter in found.items():
+    for name, parameters in weights.items():
+        for i, parameter in parameters.items():
             reasons = explorer.obstacles(name, i)
             if reasons:
                 whole[parameter.place] = "; ".join(reasons)
@@ -152,22 +152,24 @@ def _storable(explorer: PlacementSearch, labels: WeightLabels, over: int) -> lis
         Bytes too many.
     """
     saved: dict[tuple[str, int, int], int] = {}
-    for name, found in labels.items():
-        for i in found:
+    for name, dims in labels.items():
+        for i in dims:
             dim = explorer.storage_dim(name, i)
             if dim is not None and explorer.obstacles(name, i):
                 size = explorer.weight_bytes(name, i)
                 saved[name, i, dim] = size - explorer.weight_bytes(name, i, dim)
     enough: list[tuple[str, int, int]] = []
-    left = sorted(saved, key=lambda one: (-saved[one], one))
+    left = sorted(saved, key=lambda weight: (-saved[weight], weight))
     while over > 0 and left:
-        fitting = [one for one in left if saved[one] >= over]
+        fitting = [weight for weight in left if saved[weight] >= over]
         enough.append(fitting[-1] if fitting else left[0])
         left.remove(enough[-1])
         over -= saved[enough[-1]]
     sets = [enough, sorted(saved)] if left else [enough]
     return [
-        {name: {i: dim for n, i, dim in one if n == name} for name in labels} for one in sets if one
+        {name: {i: dim for n, i, dim in chosen if n == name} for name in labels}
+        for chosen in sets
+        if chosen
     ]
 
 
@@ -220,7 +222,7 @@ def search(
             flop=max(1, int(worked * unit / max(alone.flops, 1))),
         )
         tried = explorer.best(costs, parts)
-        labels = tuple((name, tuple(found.items())) for name, found in tried.labels.items())
+        labels = tuple((name, tuple(dims.items())) for name, dims in tried.labels.items())
         if labels not in known:
             known[labels] = note(explorer.settled(tried.labels))
         if tried.pins and (labels, tried.pins) not in known:

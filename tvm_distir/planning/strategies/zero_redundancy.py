@@ -177,7 +177,7 @@ def _dims(
     dims = {}
     for position, weight in weights.items():
         ranked = [rank(position, dim) for dim in range(len(weight.shape or ()))]
-        dims[position] = min((one for one in ranked if one), default=(True, True, R))[2]
+        dims[position] = min((rank for rank in ranked if rank), default=(True, True, R))[2]
     return dims
 
 

@@ -101,8 +101,8 @@ class Configuration:
         if not training:
             del axes["pp"]
         first = next(iter(axes))
-        found = {axis: size for axis, size in axes.items() if size > 1 or axis == "pp"}
-        return found or {first: 1}
+        sizes = {axis: size for axis, size in axes.items() if size > 1 or axis == "pp"}
+        return sizes or {first: 1}
 
     def strategy(self, tensor: str, training: bool) -> str:
         """Strategies of the row, as ``--strategy`` takes them.

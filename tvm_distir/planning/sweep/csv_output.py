@@ -74,8 +74,8 @@ class CsvOutput:
                 f"holds no sweep to go on with ({error})", "Leave out --resume."
             ) from error
         if settings != self.settings:
-            own = self.settings
-            differ = sorted(k for k in {*settings, *own} if settings.get(k) != own.get(k))
+            current = self.settings
+            differ = sorted(k for k in {*settings, *current} if settings.get(k) != current.get(k))
             raise self._other(
                 f"holds a sweep with other settings ({', '.join(differ)})",
                 "Give the same ones, or name another file: predictions are not used again.",

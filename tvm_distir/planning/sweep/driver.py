@@ -167,9 +167,9 @@ class _Sweep:
             interrupted = True
         self._write()
         rows = [
-            (*given, *found)
-            for given, found in zip(self.given, self.found, strict=True)
-            if found is not None
+            (*given, *outcome)
+            for given, outcome in zip(self.given, self.found, strict=True)
+            if outcome is not None
         ]
         if self.sheet is not None:
             self.sheet.finish(rows)
@@ -178,7 +178,7 @@ class _Sweep:
 
     def _open(self) -> Ints:
         """Rows that are not finished."""
-        return np.array([n for n, one in enumerate(self.found) if one is None], np.int64)
+        return np.array([n for n, cells in enumerate(self.found) if cells is None], np.int64)
 
     def _alike(self, rows: Ints) -> Ints:
         """Rows without those in which what is made again is measured, each by itself."""
@@ -199,12 +199,14 @@ class _Sweep:
         work = StructureSweep(self.pipeline, self.table, self.cache)
         predicted: list[int] = []
         capacity = self.pipeline.system.memory_capacity_bytes
-        for found in work.run(rows):
-            for row, cells in zip(found.rows.tolist(), found.cells(capacity), strict=True):
+        for difference in work.run(rows):
+            for row, cells in zip(
+                difference.rows.tolist(), difference.cells(capacity), strict=True
+            ):
                 self.found[row] = cells
                 self._unwritten.append(row)
-            predicted += found.rows.tolist()
-            self.progress.done += found.rows.size
+            predicted += difference.rows.tolist()
+            self.progress.done += difference.rows.size
             self.progress.structures = work.structures
             self._write()
         self._refused = work.refused
@@ -244,10 +246,10 @@ class _Sweep:
         configuration = self.table.row(row)
         if configuration not in self._known:
             self._known[configuration] = through_pipeline(self.pipeline, configuration)
-        found = self._known[configuration]
-        if self._refused is not None and found.status != OK:
-            self._refused.learn(row, found.status)
-        return found
+        outcome = self._known[configuration]
+        if self._refused is not None and outcome.status != OK:
+            self._refused.learn(row, outcome.status)
+        return outcome
 
     def _done(self, row: int, outcome: Outcome) -> None:
         self.found[row] = outcome.cells(self.pipeline.system.memory_capacity_bytes)

@@ -46,10 +46,10 @@ class Formula:
 
 def power(sizes: Sequence[int], exponents: Exponents) -> Fraction:
     """A monomial without its coefficient."""
-    found = Fraction(1)
+    product = Fraction(1)
     for size, exponent in zip(sizes, exponents, strict=True):
-        found *= Fraction(size) ** exponent
-    return found
+        product *= Fraction(size) ** exponent
+    return product
 
 
 class Fit:
@@ -62,7 +62,7 @@ class Fit:
     """
 
     def __init__(self, sizes: Sequence[Sequence[int]]) -> None:
-        self.sizes = [tuple(own) for own in sizes]
+        self.sizes = [tuple(row) for row in sizes]
         logs = np.log(np.array(sizes, np.float64)).reshape(len(sizes), -1)
         self.used = independent(logs[1:] - logs[0])
         self._solve = np.linalg.pinv((logs[1:] - logs[0])[:, self.used])
@@ -75,9 +75,9 @@ class Fit:
         if not all(values):
             return None
         logs = np.log(np.array(values, np.float64))
-        found = self._solve @ (logs[1:] - logs[0]) if self.used else np.zeros(0)
-        whole = np.rint(found)
-        if np.abs(found - whole).max(initial=0.0) > 1e-6:
+        solution = self._solve @ (logs[1:] - logs[0]) if self.used else np.zeros(0)
+        whole = np.rint(solution)
+        if np.abs(solution - whole).max(initial=0.0) > 1e-6:
             return None
         exponents = [0] * len(self.sizes[0])
         for place, exponent in zip(self.used, whole.tolist(), strict=True):
@@ -91,7 +91,7 @@ class Fit:
     def powers(self, exponents: Exponents) -> list[Fraction]:
         """A monomial without its coefficient at all samples."""
         if exponents not in self._powers:
-            self._powers[exponents] = [power(own, exponents) for own in self.sizes]
+            self._powers[exponents] = [power(row, exponents) for row in self.sizes]
         return self._powers[exponents]
 
     def total(self, values: Sequence[int], basis: Iterable[Exponents]) -> Formula | None:
@@ -103,9 +103,9 @@ class Fit:
         scaled = table / np.array(values, np.float64)[:, None]
         for count in range(2, min(MOST_TERMS, len(self.sizes) - 2, len(known)) + 1):
             for chosen in _fitting(scaled, count):
-                found = self._exact(values, [known[k] for k in chosen])
-                if found is not None:
-                    return found
+                formula = self._exact(values, [known[k] for k in chosen])
+                if formula is not None:
+                    return formula
         return None
 
     def _exact(self, values: Sequence[int], chosen: Sequence[Exponents]) -> Formula | None:
@@ -114,8 +114,10 @@ class Fit:
             [*(self.powers(e)[s] for e in chosen), Fraction(value)]
             for s, value in enumerate(values)
         ]
-        found = _solved(rows, len(chosen))
-        return None if found is None else Formula(tuple(zip(found, chosen, strict=True)))
+        coefficients = _solved(rows, len(chosen))
+        return (
+            None if coefficients is None else Formula(tuple(zip(coefficients, chosen, strict=True)))
+        )
 
 
 def independent(table: Floats) -> list[int]:
@@ -130,13 +132,13 @@ def independent(table: Floats) -> list[int]:
 def _fitting(scaled: Floats, count: int) -> list[tuple[int, ...]]:
     """Subsets of so many columns that sum to 1 in all rows."""
     subsets = np.array(list(itertools.combinations(range(scaled.shape[1]), count)))
-    found: list[tuple[int, ...]] = []
+    bases: list[tuple[int, ...]] = []
     for part in np.array_split(subsets, len(subsets) // 4096 + 1):
         tables = scaled[:, part].transpose(1, 0, 2)
         solved = np.linalg.pinv(tables) @ np.ones((scaled.shape[0], 1))
         error = np.abs(tables @ solved - 1.0).max(axis=(1, 2))
-        found += [tuple(one) for one in part[error < _CLOSE].tolist()]
-    return found
+        bases += [tuple(basis) for basis in part[error < _CLOSE].tolist()]
+    return bases
 
 
 def _solved(rows: list[list[Fraction]], unknown: int) -> list[Fraction] | None:
@@ -178,8 +180,8 @@ def evaluate(formulas: Sequence[Formula], sizes: Ints) -> tuple[Ints, npt.NDArra
         values[number], fits = _terms(formula, sizes, known)
         whole &= fits
         if formula.least:
-            parts = [_terms(one, sizes, known) for one in formula.least]
-            values[number] += np.min([own for own, _ in parts], axis=0)
+            parts = [_terms(terms, sizes, known) for terms in formula.least]
+            values[number] += np.min([values_of_term for values_of_term, _ in parts], axis=0)
             for _, fits in parts:
                 whole &= fits
     return values, whole
@@ -214,9 +216,9 @@ def _product(
 ) -> tuple[Ints, Floats]:
     """Product of powers of sizes, as integers and roughly."""
     if exponents not in known:
-        found, large = np.ones(sizes.shape[1], np.int64), np.ones(sizes.shape[1])
-        for own, exponent in zip(sizes, exponents, strict=True):
+        product, large = np.ones(sizes.shape[1], np.int64), np.ones(sizes.shape[1])
+        for size, exponent in zip(sizes, exponents, strict=True):
             for _ in range(exponent):
-                found, large = found * own, large * own
-        known[exponents] = found, large
+                product, large = product * size, large * size
+        known[exponents] = product, large
     return known[exponents]

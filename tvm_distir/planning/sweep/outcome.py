@@ -76,7 +76,7 @@ def bound_by(result: Result) -> str:
     Kernels by what bounds most of each op's time; ``communication`` is the time of collectives, as
     far as it does not fit beside kernels; ``idle`` the rest.
     """
-    found = {}
+    totals = {}
     for lane in result.lanes:
         parts = dict.fromkeys(BOUNDS, 0.0)
         for op in lane.ops:
@@ -84,8 +84,8 @@ def bound_by(result: Result) -> str:
         moved = sum(
             c.time_s for c in result.collectives if c.mesh == lane.mesh and c.kind != "send"
         )
-        found[lane.mesh] = (sum(parts.values()) + moved, moved, parts)
-    work, moved, parts = max(found.values(), key=lambda one: one[0])
+        totals[lane.mesh] = (sum(parts.values()) + moved, moved, parts)
+    work, moved, parts = max(totals.values(), key=lambda total: total[0])
     rest = max(result.time_s - (work - moved), 0.0)
     parts["communication"] = min(moved, rest)
     parts["idle"] = rest - parts["communication"]

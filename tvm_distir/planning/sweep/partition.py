@@ -78,8 +78,8 @@ class TemplateLearner:
         known = [position[row] for row in self._kinds if row in position]
         places = spanning(self.symbols.values[:, rows], known)
         if places is None or rows.size < WORTH * len(places):
-            for own in self._equal(rows):
-                yield self._single(own)
+            for equal_rows in self._equal(rows):
+                yield self._single(equal_rows)
             return
         samples = [int(rows[place]) for place in places]
         kinds = [self._kind(row) for row in samples]
@@ -98,7 +98,7 @@ class TemplateLearner:
         sizes = self.symbols.values[:-1, rows]
         _, number = np.unique(sizes, axis=1, return_inverse=True)
         number = number.ravel() if sizes.size else np.zeros(rows.size, np.int64)
-        return [rows[number == one] for one in range(int(number.max(initial=0)) + 1)]
+        return [rows[number == group] for group in range(int(number.max(initial=0)) + 1)]
 
     def _single(self, rows: Ints) -> RowGroup:
         """Rows of equal sizes: a few numbers of micro-batches tell of the others."""
@@ -121,7 +121,7 @@ class TemplateLearner:
     def _part(self, rows: Ints, samples: Sequence[int], kind: str) -> RowGroup:
         if kind == REFUSED:
             return RowGroup(rows, refused=True)
-        programs = [one for one in map(self._programs.get, samples) if one is not None]
+        programs = [program for program in map(self._programs.get, samples) if program is not None]
         try:
             sizes = self.symbols.values[:, samples].T.tolist()
             return RowGroup(rows, ProgramTemplate.of(programs, sizes))

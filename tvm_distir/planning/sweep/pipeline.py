@@ -76,8 +76,8 @@ class Pipeline:
         content = hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
         train = None if self.train is None else sorted(self.train.items())
         dims = sorted(self.dims.items())
-        own = (self.strategy, self.cuts, self.decide, repr(self.system))
-        return self.model, content, train, dims, *own
+        settings = (self.strategy, self.cuts, self.decide, repr(self.system))
+        return self.model, content, train, dims, *settings
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -122,15 +122,15 @@ class Pipeline:
         """Configuration of the zoo's model of a row."""
         assert self.zoo is not None
         name, keys = self.zoo
-        own = {**keys, **dict(row.sizes)}
-        if {"seq", "positions"} <= set(self.keys) and "positions" not in own:
-            seq = own.pop("seq", None)
-            usual = zoo.config(name, own)
+        dims = {**keys, **dict(row.sizes)}
+        if {"seq", "positions"} <= set(self.keys) and "positions" not in dims:
+            seq = dims.pop("seq", None)
+            usual = zoo.config(name, dims)
             if seq is not None:
-                own["seq"] = seq
+                dims["seq"] = seq
             if parse_int(str(seq), 1) is not None and int(str(seq)) > usual.positions:
-                own["positions"] = str(seq)
-        return zoo.config(name, {**own, "batch": str(row.micro_batch * row.dp)})
+                dims["positions"] = str(seq)
+        return zoo.config(name, {**dims, "batch": str(row.micro_batch * row.dp)})
 
     def forward(self, row: Configuration) -> ir.IRModule:
         """The model of a row with the samples of a micro-batch."""
@@ -197,8 +197,8 @@ def layer_ends(model: ir.IRModule) -> list[str]:
         value: Any = getattr(binding, "value", None)
         if type(value) is ir.Call and type(value.op) is ir.GlobalVar:
             calls.setdefault(value.op.name_hint, []).append(str(binding.var.name))
-    found = max(calls.values(), key=len, default=[])
-    return found if len(found) > 1 else []
+    layers = max(calls.values(), key=len, default=[])
+    return layers if len(layers) > 1 else []
 
 
 def even_cuts(ends: list[str], parts: int) -> list[str]:
@@ -232,8 +232,8 @@ def check_model_given(model: str) -> None:
             "DIST0151", "the batch of a TVMScript module is written in it", place="sweep",
             remedy="Sweep an ONNX file, an archive of torch.export, or a model of the zoo.",
         )  # fmt: skip
-    found = model_keys(model)
-    if found is not None and "batch" in found[1]:
+    keys = model_keys(model)
+    if keys is not None and "batch" in keys[1]:
         raise UsageError(
             "DIST0151", "the batch follows from each row", place=model,
             remedy="Leave batch= out; give the columns micro_batch and dp.",

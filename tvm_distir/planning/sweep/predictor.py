@@ -67,9 +67,9 @@ class Predictor:
         for count in np.unique(micros).tolist():
             program = self._of(count)
             batch = Batch(program, self.system, structure.numbers, structure.which, self.blocking)
-            own = rows[micros == count]
-            for at in range(0, own.size, MOST_ROWS):
-                yield self._predict(batch, peaks, own[at : at + MOST_ROWS])
+            selected = rows[micros == count]
+            for at in range(0, selected.size, MOST_ROWS):
+                yield self._predict(batch, peaks, selected[at : at + MOST_ROWS])
 
     def _predict(self, batch: Batch, peaks: Peaks, rows: Ints) -> Predicted:
         quantities, whole = self.structure.at(self.symbols.values[:, rows])

@@ -44,26 +44,26 @@ def spanning(symbols: Ints, known: Sequence[int]) -> list[int] | None:
     if not chosen:
         chosen = [int(np.argmin(np.linalg.norm(logs - np.median(logs, axis=0), axis=1)))]
     rest = logs - logs[chosen[0]]
-    for one in chosen[1:]:
-        rest = _without(rest, rest[one])
+    for index in chosen[1:]:
+        rest = _without(rest, rest[index])
     rank = 0
     while True:
         far = np.linalg.norm(rest, axis=1)
-        one = int(np.argmax(far))
-        if far[one] < _CLOSE:
+        index = int(np.argmax(far))
+        if far[index] < _CLOSE:
             break
-        chosen.append(one)
-        rest = _without(rest, rest[one])
+        chosen.append(index)
+        rest = _without(rest, rest[index])
         rank += 1
     least = np.linalg.matrix_rank(logs[chosen] - logs[chosen[0]], _CLOSE) + 1 + HELD_OUT
-    apart = np.min([np.linalg.norm(logs - logs[one], axis=1) for one in chosen], axis=0)
+    apart = np.min([np.linalg.norm(logs - logs[index], axis=1) for index in chosen], axis=0)
     while len(chosen) < least:
-        one = int(np.argmax(apart))
-        if apart[one] < _CLOSE:
+        index = int(np.argmax(apart))
+        if apart[index] < _CLOSE:
             return None
-        chosen.append(one)
-        apart = np.minimum(apart, np.linalg.norm(logs - logs[one], axis=1))
-    return [int(first[one]) for one in chosen]
+        chosen.append(index)
+        apart = np.minimum(apart, np.linalg.norm(logs - logs[index], axis=1))
+    return [int(first[index]) for index in chosen]
 
 
 def _without(rest: Floats, direction: Floats) -> Floats:
@@ -92,17 +92,17 @@ def best_split(
         None where no feature tells kinds apart.
     """
     number = {kind: k for k, kind in enumerate(dict.fromkeys(kinds))}
-    own = np.array([number[kind] for kind in kinds])
-    best, found = _mixed(own), None
+    kind_of = np.array([number[kind] for kind in kinds])
+    best, split = _mixed(kind_of), None
     for feature in features:
         values = feature[list(samples)]
         for low, high in _gaps(np.unique(values)):
             below = values <= low
-            parts = [own[below], own[~below]]
-            mixed = sum(_mixed(part) * part.size for part in parts) / own.size
+            parts = [kind_of[below], kind_of[~below]]
+            mixed = sum(_mixed(part) * part.size for part in parts) / kind_of.size
             if mixed < best - _CLOSE:
-                best, found = mixed, feature <= (low + high) / 2
-    return found
+                best, split = mixed, feature <= (low + high) / 2
+    return split
 
 
 def _gaps(values: Floats) -> list[tuple[float, float]]:

@@ -53,11 +53,14 @@ class Symbols:
     def of(pipeline: Pipeline, table: Table) -> Symbols:
         """Read a table."""
         sizes, words = _sizes(pipeline, table)
-        own = table.numbers
+        numbers = table.numbers
         symbols = {name: column for name, column in sizes.items() if len(np.unique(column)) > 1}
         hints: dict[str, Ints] = {}
         uneven: dict[str, tuple[Ints, Ints]] = {}
-        for axis, parts in (("tp", own["tp"]), ("dp", np.where(own["zero"] > 0, own["dp"], 1))):
+        for axis, parts in (
+            ("tp", numbers["tp"]),
+            ("dp", np.where(numbers["zero"] > 0, numbers["dp"], 1)),
+        ):
             for name, column in sizes.items():
                 rest = column % parts != 0
                 if rest.any():
@@ -66,12 +69,14 @@ class Symbols:
                     uneven[f"{name}%{axis}"] = column, parts
         for rule in Profile.known(pipeline.system.kernels).rules:
             if rule.batch_multiple > 1 and _HEADS in sizes:
-                count = own["micro_batch"] * sizes[_HEADS] // own["tp"]
+                count = numbers["micro_batch"] * sizes[_HEADS] // numbers["tp"]
                 hints[f"multiple of {rule.batch_multiple}"] = count % rule.batch_multiple
         if _CLASSES in sizes:
-            hints["aligned"] = np.asarray(-(-sizes[_CLASSES] // own["tp"]) % ALIGNED == 0, np.int64)
-        symbols[MICRO_BATCHES] = own[MICRO_BATCHES]
-        columns = [*(own[name].tolist() for name in _STRUCTURAL)]
+            hints["aligned"] = np.asarray(
+                -(-sizes[_CLASSES] // numbers["tp"]) % ALIGNED == 0, np.int64
+            )
+        symbols[MICRO_BATCHES] = numbers[MICRO_BATCHES]
+        columns = [*(numbers[name].tolist() for name in _STRUCTURAL)]
         columns += [table.words[name] for name in table.words]
         columns += [words[name] for name in words]
         keys: list[Hashable] = list(zip(*columns, strict=True))

@@ -62,8 +62,8 @@ class Table:
     @property
     def global_batch(self) -> Ints:
         """Samples of each step."""
-        own = self.numbers
-        return own["micro_batch"] * own["micro_batches"] * own["dp"]
+        numbers = self.numbers
+        return numbers["micro_batch"] * numbers["micro_batches"] * numbers["dp"]
 
     @property
     def devices(self) -> Ints:
@@ -73,17 +73,17 @@ class Table:
     def show(self, sizes: Mapping[str, str]) -> None:
         """Give sizes of the model to all rows, where no column has them."""
         if "size" not in self.sizes:
-            own = {name: [size] * self.size for name, size in sizes.items()}
-            self.sizes = {**own, **self.sizes}
+            columns = {name: [size] * self.size for name, size in sizes.items()}
+            self.sizes = {**columns, **self.sizes}
 
     def columns(self) -> dict[str, list[object]]:
         """All columns by name, in the order of results."""
-        found: dict[str, list[object]] = {name: list(c) for name, c in self.sizes.items()}
-        found |= {name: self.numbers[name].tolist() for name in INTEGERS}
-        found |= {name: list(self.words[name]) for name in WORDS}
-        found[GLOBAL_BATCH] = self.global_batch.tolist()
-        found["devices"] = self.devices.tolist()
-        return found | {name: list(c) for name, c in self.others.items()}
+        columns: dict[str, list[object]] = {name: list(c) for name, c in self.sizes.items()}
+        columns |= {name: self.numbers[name].tolist() for name in INTEGERS}
+        columns |= {name: list(self.words[name]) for name in WORDS}
+        columns[GLOBAL_BATCH] = self.global_batch.tolist()
+        columns["devices"] = self.devices.tolist()
+        return columns | {name: list(c) for name, c in self.others.items()}
 
 
 def read_table(path: str | Path, keys: Collection[str]) -> Table:
@@ -218,19 +218,19 @@ def _check_devices(table: Table, places: Sequence[str]) -> None:
 
 def _divide(table: Table, samples: Ints) -> None:
     """Find the micro-batches of a step from its samples."""
-    own = table.numbers
-    each = own["micro_batch"] * own["dp"]
+    numbers = table.numbers
+    each = numbers["micro_batch"] * numbers["dp"]
     given = samples > 0
     for row in np.flatnonzero(given & (samples % each > 0)).tolist():
         table.faults[row] = (
             f"global_batch={samples[row]} is no multiple of dp x micro_batch = {each[row]}"
         )
-    found = np.where(given, np.maximum(samples // each, 1), own["micro_batches"])
-    differs = (own["micro_batches"] != 1) & (found != own["micro_batches"])
+    counts = np.where(given, np.maximum(samples // each, 1), numbers["micro_batches"])
+    differs = (numbers["micro_batches"] != 1) & (counts != numbers["micro_batches"])
     for row in np.flatnonzero(differs).tolist():
-        what = f"global_batch asks for {found[row]} micro-batches, micro_batches is"
-        table.faults.setdefault(row, f"{what} {own['micro_batches'][row]}")
-    own["micro_batches"] = found
+        what = f"global_batch asks for {counts[row]} micro-batches, micro_batches is"
+        table.faults.setdefault(row, f"{what} {numbers['micro_batches'][row]}")
+    numbers["micro_batches"] = counts
 
 
 def wrong(place: str, what: str, remedy: str) -> SimulationError:

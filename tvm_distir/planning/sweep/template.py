@@ -52,25 +52,25 @@ class ProgramTemplate:
             DIST0752 for a number that no formula gives, with its op.
         """
         known = [numbers_of(program) for program in programs]
-        table = np.array([one.values for one in known], np.int64).T
+        table = np.array([sample.values for sample in known], np.int64).T
         distinct, which = np.unique(table, axis=0, return_inverse=True)
         fit = Fit(sizes)
         rows = distinct.tolist()
-        found = [fit.monomial(row) for row in rows]
+        formulas = [fit.monomial(row) for row in rows]
         made = ProgramTemplate(programs[0], known[0], which.ravel(), [])
-        missing = {number for number, one in enumerate(found) if one is None}
-        for number, basis, ins, outs in made._contexts(missing, found):
-            if found[number] is None:
-                found[number] = _sum(rows[number], ins, outs, found, rows)
-            if found[number] is None:
-                found[number] = fit.total(rows[number], basis)
+        missing = {number for number, formula in enumerate(formulas) if formula is None}
+        for number, basis, ins, outs in made._contexts(missing, formulas):
+            if formulas[number] is None:
+                formulas[number] = _sum(rows[number], ins, outs, formulas, rows)
+            if formulas[number] is None:
+                formulas[number] = fit.total(rows[number], basis)
         for number, place in made._places(missing):
-            if found[number] is None:
+            if formulas[number] is None:
                 raise SimulationError(
                     "DIST0752", f"{rows[number][:4]} ... is no sum of monomials in the sizes",
                     place=place, remedy="The rows go through the whole pipeline one by one.",
                 )  # fmt: skip
-        made.formulas = [one for one in found if one is not None]
+        made.formulas = [formula for formula in formulas if formula is not None]
         return made
 
     def at(self, sizes: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
@@ -78,11 +78,11 @@ class ProgramTemplate:
         return evaluate(self.formulas, sizes)
 
     def _contexts(
-        self, missing: set[int], found: Sequence[Formula | None]
+        self, missing: set[int], formulas: Sequence[Formula | None]
     ) -> Iterator[tuple[int, list[Exponents], Counter[int], Counter[int]]]:
         """Quantities to find, with the monomials beside them, and operands and results."""
         numbers, which, none = self.numbers, self.which, Counter[int]()
-        everything = _exponents(found)
+        everything = _exponents(formulas)
         for name, fn in self.program.functions.items():
             values = which[numbers.value_at[name]].tolist()
             whole: list[Exponents] | None = None
@@ -90,8 +90,8 @@ class ProgramTemplate:
                 for number in which[at : at + 3].tolist():
                     if number in missing:
                         ins, outs = _operands(op, values)
-                        yield number, _exponents(found[q] for q in ins + outs), ins, outs
-                        whole = whole or _exponents(found[q] for q in values)
+                        yield number, _exponents(formulas[q] for q in ins + outs), ins, outs
+                        whole = whole or _exponents(formulas[q] for q in values)
                         yield number, whole, none, none
         for number in missing:
             yield number, everything, none, none
@@ -111,47 +111,49 @@ def _operands(op: Op, values: Sequence[int]) -> tuple[Counter[int], Counter[int]
     return Counter(values[i] for i in op.inputs), Counter(values[i] for i in op.outputs)
 
 
-def _exponents(found: Iterable[Formula | None]) -> list[Exponents]:
+def _exponents(formulas: Iterable[Formula | None]) -> list[Exponents]:
     """All monomials of formulas, each once."""
-    return list(dict.fromkeys(e for one in found if one is not None for _, e in one.terms))
+    return list(
+        dict.fromkeys(e for formula in formulas if formula is not None for _, e in formula.terms)
+    )
 
 
 def _sum(
     row: Sequence[int],
     ins: Counter[int],
     outs: Counter[int],
-    found: Sequence[Formula | None],
+    formulas: Sequence[Formula | None],
     rows: Sequence[Sequence[int]],
 ) -> Formula | None:
     """What an op moves as a sum of its operands; of two of them perhaps the lesser."""
     both = ins + outs
-    sums = [outs, ins, both, *(both - Counter([one]) for one in ins)]
+    sums = [outs, ins, both, *(both - Counter([number]) for number in ins)]
     for operands in sums:
         if _total(operands, rows) == list(row):
-            return _added(operands, found)
-    for one, other in itertools.product(ins, outs):
-        least = np.minimum(rows[one], rows[other]).tolist()
-        for absorbed in (Counter[int](), *(Counter([i]) for i in ins if i != one)):
-            rest = both - Counter([one]) - absorbed
+            return _added(operands, formulas)
+    for left, other in itertools.product(ins, outs):
+        least = np.minimum(rows[left], rows[other]).tolist()
+        for absorbed in (Counter[int](), *(Counter([i]) for i in ins if i != left)):
+            rest = both - Counter([left]) - absorbed
             if [a + b for a, b in zip(_total(rest, rows), least, strict=True)] != list(row):
                 continue
-            total, first, second = _added(rest, found), found[one], found[other]
+            total, first, second = _added(rest, formulas), formulas[left], formulas[other]
             if total is not None and first is not None and second is not None:
                 return Formula(total.terms, (first, second))
     return None
 
 
-def _total(one: Mapping[int, int], rows: Sequence[Sequence[int]]) -> list[int]:
+def _total(counts: Mapping[int, int], rows: Sequence[Sequence[int]]) -> list[int]:
     """Sum of quantities at all samples."""
-    own = [[count * value for value in rows[number]] for number, count in one.items()]
-    return [sum(column) for column in zip(*own, strict=True)]
+    columns = [[count * value for value in rows[number]] for number, count in counts.items()]
+    return [sum(column) for column in zip(*columns, strict=True)]
 
 
-def _added(one: Mapping[int, int], found: Sequence[Formula | None]) -> Formula | None:
+def _added(counts: Mapping[int, int], formulas: Sequence[Formula | None]) -> Formula | None:
     """Sum of formulas; None where one is missing."""
     terms: dict[Exponents, Fraction] = {}
-    for number, count in one.items():
-        formula = found[number]
+    for number, count in counts.items():
+        formula = formulas[number]
         if formula is None or formula.least:
             return None
         for factor, exponents in formula.terms:

@@ -70,14 +70,18 @@ class Difference:
     @property
     def equal(self) -> bool:
         """Whether both are the same to the picosecond and the byte."""
-        found = self.whole
-        return (found.status, found.time_s, found.peak_bytes) == (OK, self.time_s, self.peak_bytes)
+        result = self.whole
+        return (result.status, result.time_s, result.peak_bytes) == (
+            OK,
+            self.time_s,
+            self.peak_bytes,
+        )
 
     @property
     def shares(self) -> tuple[float, float]:
         """Differences of time and memory, as shares of the pipeline's."""
-        found = self.whole
-        return self.time_s / found.time_s - 1, self.peak_bytes / found.peak_bytes - 1
+        result = self.whole
+        return self.time_s / result.time_s - 1, self.peak_bytes / result.peak_bytes - 1
 
     @property
     def within(self) -> bool:
@@ -86,8 +90,12 @@ class Difference:
 
     def error(self) -> SimulationError:
         """Error about too large a difference."""
-        found = self.whole
-        told = found.status if found.status != OK else f"{found.time_s} s, {found.peak_bytes} bytes"
+        result = self.whole
+        told = (
+            result.status
+            if result.status != OK
+            else f"{result.time_s} s, {result.peak_bytes} bytes"
+        )
         return SimulationError(
             "DIST0753",
             f"its structure gives {self.time_s} s and {self.peak_bytes} bytes, the whole pipeline "
@@ -153,8 +161,8 @@ class StructureSweep:
         by_key: dict[Hashable, list[int]] = {}
         for row in rows.tolist():
             by_key.setdefault(self.symbols.keys[row], []).append(row)
-        for own in by_key.values():
-            for part in learner.parts(np.array(own, np.int64)):
+        for members in by_key.values():
+            for part in learner.parts(np.array(members, np.int64)):
                 if part.why:
                     self.notes.append(f"{part.rows.size} rows one by one: {part.why}")
                 if part.structure is None:
@@ -163,8 +171,8 @@ class StructureSweep:
                 predictor = Predictor(
                     self.table, self.symbols, part.structure, self.pipeline.system
                 )
-                for one in predictor.predict(part.rows):
-                    yield TemplateMatch(*one)
+                for match in predictor.predict(part.rows):
+                    yield TemplateMatch(*match)
 
     def _sample(self, row: int) -> Program | None:
         """The program of a row, grouped into kernels; None where it is impossible."""

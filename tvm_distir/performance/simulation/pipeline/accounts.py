@@ -56,8 +56,8 @@ class CallSums:
     def moves(self, function: int) -> list[tuple[OpRow, int]]:
         """Collectives and transfers, and how often each runs."""
         if function not in self._moves:
-            found = zip(*self._rows(function), strict=True)
-            self._moves[function] = [one for one in found if is_moved(one[0])]
+            rows = zip(*self._rows(function), strict=True)
+            self._moves[function] = [row for row in rows if is_moved(row[0])]
         return self._moves[function]
 
     def _rows(self, function: int) -> tuple[list[OpRow], list[int]]:
@@ -166,8 +166,8 @@ def _curve(
 ) -> tuple[tuple[float, int], ...]:
     """Live memory over time, a unit at a time."""
     starts = {}
-    for one, _, begin, _ in timeline.parts:
-        starts[one.stage, one.name] = iter(begin.tolist())
+    for run, _, begin, _ in timeline.parts:
+        starts[run.stage, run.name] = iter(begin.tolist())
     issued = [
         next(starts.get((event.stage, event.name), iter(())), finish) for event in memory.events
     ]

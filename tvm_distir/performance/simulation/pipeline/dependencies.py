@@ -46,9 +46,9 @@ class RankDependencies:
         self._taken: set[tuple[int, int, int, str]] = set()
         self._walk = Dependencies(ran.kinds.lowering, rank)
         self._tags = {id(edge): number for number, edge in enumerate(ran.steps.edges)}
-        self._sent = {self._key(one.edge, False): one for one in sent}
-        self._received = {self._key(one.edge, True): one for one in received}
-        edges = [*staged.edges, *(edge for one in staged.sums for edge in one.edges)]
+        self._sent = {self._key(messages.edge, False): messages for messages in sent}
+        self._received = {self._key(messages.edge, True): messages for messages in received}
+        edges = [*staged.edges, *(edge for stage_sum in staged.sums for edge in stage_sum.edges)]
         inside = (e for e in edges if self._rank_of[e.source[0]] == self._rank_of[e.target[0]])
         self._handed: dict[tuple[int, int], list[Edge]] = {}
         for edge in inside:
@@ -57,14 +57,14 @@ class RankDependencies:
         units = [run for run in runs if (run.stage, run.name) not in self._tail]
         steps = [(int(place), unit, k) for unit in units for k, place in enumerate(unit.order)]
         moves = _Moves(staged, rank, copied, self._walk)
-        for _, one, k in sorted(steps, key=lambda step: step[0]):
-            moves.before(one, int(one.micros[k]))
-            self._unit(one, int(one.micros[k]))
+        for _, run, k in sorted(steps, key=lambda step: step[0]):
+            moves.before(run, int(run.micros[k]))
+            self._unit(run, int(run.micros[k]))
         for number in range(len(staged.sums)):
             self._sum(number)
-        for one in self._tail.values():
-            if one.name == END:
-                self._unit(one, -1)
+        for run in self._tail.values():
+            if run.name == END:
+                self._unit(run, -1)
         self.tasks: list[Task] = self._walk.tasks
 
     @staticmethod
@@ -72,10 +72,10 @@ class RankDependencies:
         end = edge.target if arrives else edge.source
         return (*end, edge.direction)
 
-    def _unit(self, one: Runs, micro: int) -> None:
+    def _unit(self, run: Runs, micro: int) -> None:
         """Run a unit: its operands may arrive from other ranks, its results may go there."""
-        stage, unit = one.stage, one.unit
-        late = "sum" if one.name.startswith("add:") else "total"
+        stage, unit = run.stage, run.unit
+        late = "sum" if run.name.startswith("add:") else "total"
         args = [
             self._read(stage, slot, -1 if slot in unit.once else micro, late)
             for slot in unit.inputs
@@ -83,18 +83,18 @@ class RankDependencies:
         results = self._walk.call(unit.function, args)
         for slot, places in zip(unit.outputs, results, strict=True):
             self._write(stage, slot, -1 if slot in unit.once else micro, places)
-        if one.name.rstrip("+") == FORWARD:
+        if run.name.rstrip("+") == FORWARD:
             for read, written in self._staged.role_of(stage).carried:
                 self._made[stage, read, -1] = self._made.get((stage, written, -1), ())
 
     def _sum(self, number: int) -> None:
         """Make a sum over stages: each adds its own term, the last one tells all."""
-        one = self._staged.sums[number]
-        own = [stage for stage in one.stages if self._rank_of[stage] == self._rank]
-        places = {stage: self._staged.sums_of(stage).index(number) for stage in own}
+        stage_sum = self._staged.sums[number]
+        stages = [stage for stage in stage_sum.stages if self._rank_of[stage] == self._rank]
+        places = {stage: self._staged.sums_of(stage).index(number) for stage in stages}
         pairs = {stage: self._staged.role_of(stage).sums[place] for stage, place in places.items()}
-        first = {e.target[0] for e in one.edges if e.direction == "sum"}
-        for stage in own:
+        first = {e.target[0] for e in stage_sum.edges if e.direction == "sum"}
+        for stage in stages:
             for word in ("part", "add"):
                 unit = self._tail.get((stage, f"{word}:{places[stage]}"))
                 if unit is not None:
@@ -102,11 +102,11 @@ class RankDependencies:
             if stage not in first:  # hands on its own part
                 part, total = pairs[stage]
                 self._write(stage, total, -1, self._made.get((stage, part, -1), ()))
-        told = {e.target[0] for e in one.edges if e.direction == "total"}
-        known = [stage for stage in own if stage in told or stage == one.stages[-1]]
-        for stage in own if known else ():
-            found = self._read(known[-1], pairs[known[-1]][1], -1, "total")
-            self._made[stage, pairs[stage][1], -1] = found
+        told = {e.target[0] for e in stage_sum.edges if e.direction == "total"}
+        known = [stage for stage in stages if stage in told or stage == stage_sum.stages[-1]]
+        for stage in stages if known else ():
+            total_places = self._read(known[-1], pairs[known[-1]][1], -1, "total")
+            self._made[stage, pairs[stage][1], -1] = total_places
 
     def _read(self, stage: int, slot: int, micro: int, late: str) -> Places:
         """When what is in a slot is there; a message for it is taken at the first look.
@@ -115,25 +115,29 @@ class RankDependencies:
         """
         key = stage, slot, micro
         for direction in ("forward", "backward", late):
-            one = self._received.get((stage, slot, direction))
-            if one is not None and micro in one.micros and (*key, direction) not in self._taken:
+            messages = self._received.get((stage, slot, direction))
+            if (
+                messages is not None
+                and micro in messages.micros
+                and (*key, direction) not in self._taken
+            ):
                 self._taken.add((*key, direction))
-                self._made[key] = self._message(one, micro, "recv", ())
+                self._made[key] = self._message(messages, micro, "recv", ())
         return self._made.get(key, ())
 
     def _write(self, stage: int, slot: int, micro: int, places: Places) -> None:
         self._made[stage, slot, micro] = places
         for direction in ("forward", "backward", "sum", "total"):
-            one = self._sent.get((stage, slot, direction))
-            if one is not None and micro in one.micros:
-                self._message(one, micro, "send", places)
+            messages = self._sent.get((stage, slot, direction))
+            if messages is not None and micro in messages.micros:
+                self._message(messages, micro, "send", places)
         for edge in self._handed.get((stage, slot), ()):
             self._made[(*edge.target, micro)] = places
 
-    def _message(self, one: Messages, micro: int, kind: str, data: Places) -> Places:
-        edge, arrives = one.edge, kind == "recv"
+    def _message(self, messages: Messages, micro: int, kind: str, data: Places) -> Places:
+        edge, arrives = messages.edge, kind == "recv"
         other = self._rank_of[(edge.source if arrives else edge.target)[0]]
-        spent = int(one.end[0] - one.start[0])
+        spent = int(messages.end[0] - messages.start[0])
         name = f"{edge.direction} {micro}" if micro >= 0 else edge.direction
         return self._walk.message(
             name, kind, data, spent, edge.wire_bytes[arrives], (self._rank, other),
@@ -148,7 +152,7 @@ class _Moves:
         self, staged: PipelineProgram, rank: int, copied: list[Copies], walk: Dependencies
     ) -> None:
         self._walk, schedule = walk, staged.schedule
-        moves = {(one.move.stage, one.move.kind): one.move for one in copied}
+        moves = {(copies.move.stage, copies.move.kind): copies.move for copies in copied}
         stage_at = stages_of(schedule.rank_of)
         self._place = {
             (stage_at[rank, unit.chunk], unit.phase, unit.micro): place
@@ -156,17 +160,17 @@ class _Moves:
         }
         self._begun: dict[tuple[int, str, int], Places] = {}
         self._todo: list[tuple[int, bool, Move, int]] = []
-        for one in absences(schedule, rank) if moves else ():
-            for place, kind in ((one.stored, STORE), (one.fetched, FETCH)):
-                move = moves.get((one.stage, kind))
+        for absence in absences(schedule, rank) if moves else ():
+            for place, kind in ((absence.stored, STORE), (absence.fetched, FETCH)):
+                move = moves.get((absence.stage, kind))
                 if move is not None:
-                    self._todo.append((place, True, move, one.micro))
-                    self._todo.append((place + 1, False, move, one.micro))
-        self._todo.sort(key=lambda one: one[:2], reverse=True)
+                    self._todo.append((place, True, move, absence.micro))
+                    self._todo.append((place + 1, False, move, absence.micro))
+        self._todo.sort(key=lambda entry: entry[:2], reverse=True)
 
-    def before(self, one: Runs, micro: int) -> None:
+    def before(self, run: Runs, micro: int) -> None:
         """End and begin the copies in front of a unit of the schedule."""
-        place = self._place.get((one.stage, one.name.rstrip("+"), micro), -1)
+        place = self._place.get((run.stage, run.name.rstrip("+"), micro), -1)
         while self._todo and self._todo[-1][0] <= place:
             _, begins, move, which = self._todo.pop()
             key = move.stage, move.kind, which

@@ -115,15 +115,19 @@ class RankClasses:
         for stage, rank in zip(staged.stages, staged.schedule.rank_of, strict=True):
             roles.setdefault(keys[rank], set()).add(stage.role)
         units = {
-            key: self._read(program, system, keys.index(key), own) for key, own in roles.items()
+            key: self._read(program, system, keys.index(key), rank_roles)
+            for key, rank_roles in roles.items()
         }
         self.maps = maps_of(self.lowering.table, engine)
-        late = {key: self._classes(own) for key, own in units.items()}
-        for key, own in units.items():
-            for (role, _), unit in own.items():
+        late = {key: self._classes(rank_units) for key, rank_units in units.items()}
+        for key, rank_units in units.items():
+            for (role, _), unit in rank_units.items():
                 self.maps.open(unit.number, [late[key][role][slot] for slot in unit.inputs])
-        found = {key: RankClass(own, self._timed(self.maps, own)) for key, own in units.items()}
-        self.of_rank = [found[key] for key in keys]
+        classes = {
+            key: RankClass(rank_units, self._timed(self.maps, rank_units))
+            for key, rank_units in units.items()
+        }
+        self.of_rank = [classes[key] for key in keys]
 
     def unit(self, stage: int, name: str) -> RankUnit | None:
         """Unit of a stage."""
@@ -141,9 +145,9 @@ class RankClasses:
         self, program: Program, system: System, rank: int, roles: Collection[int]
     ) -> dict[tuple[int, str], RankUnit]:
         """Read the units of roles as a rank runs them."""
-        own, units = with_units(program, self.staged, rank, roles)
+        unit_program, units = with_units(program, self.staged, rank, roles)
         names = [unit.function for unit in units.values()]
-        numbers = read_functions(self.lowering, own, OpCosts(own, system), names)
+        numbers = read_functions(self.lowering, unit_program, OpCosts(unit_program, system), names)
 
         def made(role: int, name: str, unit: StageUnit) -> RankUnit:
             function = numbers[unit.function]
@@ -164,11 +168,11 @@ class RankClasses:
             late = classes[number] = dict.fromkeys(range(len(role.slots)), AT_HAND)
             late.update(dict.fromkeys(slots, FREE))
             late.update({slot: FREE for pair in role.sums for slot in pair})
-            own = [unit for key, unit in units.items() if key[0] == number]
+            stage_units = [unit for key, unit in units.items() if key[0] == number]
             before: dict[int, int] = {}
             while before != late:
                 before = dict(late)
-                for unit in own:
+                for unit in stage_units:
                     origins = self.maps.origins(unit.number)
                     for slot, origin in zip(unit.outputs, origins, strict=True):
                         whence = late[unit.inputs[origin]] if origin >= 0 else SETTLED
@@ -181,13 +185,13 @@ class RankClasses:
         self, maps: FunctionSummaries, units: dict[tuple[int, str], RankUnit]
     ) -> dict[int, list[int]]:
         """By role the slots that are ports of units, that are sent, or become one of these."""
-        found = arriving(self.staged)
+        slots_of_role = arriving(self.staged)
         for (number, _), unit in units.items():
-            found[number].update(unit.inputs[p] for p in maps.ports(unit.number))
-        for number, slots in found.items():
+            slots_of_role[number].update(unit.inputs[p] for p in maps.ports(unit.number))
+        for number, slots in slots_of_role.items():
             role = self.staged.roles[number]
             slots.update(slot for pair in role.sums for slot in pair)
             for param, result in (*role.carried, *role.updated):
                 if param in slots:
                     slots.add(result)
-        return {number: sorted(slots) for number, slots in found.items()}
+        return {number: sorted(slots) for number, slots in slots_of_role.items()}

@@ -65,7 +65,7 @@ class StageTimeline:
 
     def talking(self) -> Ints:
         """Starts and ends of messages and copies, (2 n,)."""
-        moved = [(one.start, one.end) for one in self._moving()]
+        moved = [(moves.start, moves.end) for moves in self._moving()]
         return np.concatenate(
             [np.zeros(0, np.int64), *(np.stack(pair, axis=1).ravel() for pair in moved)]
         )
@@ -76,44 +76,44 @@ class StageTimeline:
     @functools.cached_property
     def parts(self) -> list[tuple[Runs, str, Ints, Ints]]:
         """Runs of a unit, its place, and when they start and end on the compute stream."""
-        found = []
+        parts = []
         for run in self.runs:
             if self.ran.kinds.lowering.functions[run.unit.function].tasks:
                 place = f"{self.staged.role_of(run.stage).name}, stage {run.stage}"
                 span = self.ran.spans(run)
-                found.append((run, place, span[:, 0], span[:, 1]))
-        return found
+                parts.append((run, place, span[:, 0], span[:, 1]))
+        return parts
 
     def __len__(self) -> int:
-        units = sum(one.micros.size for one, *_ in self.parts)
-        return units + sum(one.micros.size for one in self._moving())
+        units = sum(run.micros.size for run, *_ in self.parts)
+        return units + sum(moves.micros.size for moves in self._moving())
 
     def __iter__(self) -> Iterator[Event]:
         device = self.ran.meshes[self.rank].device_ids[0]
-        found = [*self._units(device), *self._messages(device), *self._copies(device)]
-        yield from sorted(found, key=lambda event: event.start_s)
+        events = [*self._units(device), *self._messages(device), *self._copies(device)]
+        yield from sorted(events, key=lambda event: event.start_s)
 
     def sheets(self) -> Iterator[OpRecords]:
         """The ops of all units."""
-        for one, place, first, last in self.parts:
-            start, end = self.ran.op_times(one)
+        for run, place, first, last in self.parts:
+            start, end = self.ran.op_times(run)
             span = np.stack((first, last), axis=1)
-            kinds = self.ran.ops(one.unit.function)
-            yield OpRecords(kinds, start, end, one.order, _word(one), place, one.micros, span)
+            kinds = self.ran.ops(run.unit.function)
+            yield OpRecords(kinds, start, end, run.order, _word(run), place, run.micros, span)
 
     def wires(self) -> Iterator[MessageRecords]:
         """The messages of each edge."""
         rank_of = self.staged.schedule.rank_of
-        for stream, found in (("send", self.sent), ("recv", self.received)):
-            for one in found:
-                kind = Kind(stream, stream, self._facts(one, stream))
-                peer = "" if stream == "send" else f" from rank {rank_of[one.edge.source[0]]}"
-                micros, edge = one.micros.tolist(), one.edge
-                names = [_message(one, micro) for micro in micros]
+        for stream, stream_messages in (("send", self.sent), ("recv", self.received)):
+            for messages in stream_messages:
+                kind = Kind(stream, stream, self._facts(messages, stream))
+                peer = "" if stream == "send" else f" from rank {rank_of[messages.edge.source[0]]}"
+                micros, edge = messages.micros.tolist(), messages.edge
+                names = [_message(messages, micro) for micro in micros]
                 flows = [(edge.source, edge.target, edge.direction, micro) for micro in micros]
                 count = len(micros)
                 yield MessageRecords(
-                    stream + peer, [kind] * count, names, one.start, one.end, flows
+                    stream + peer, [kind] * count, names, messages.start, messages.end, flows
                 )
         for copies in self.copied:
             word, stage = copies.move.kind, copies.move.stage
@@ -128,9 +128,9 @@ class StageTimeline:
         ends = (self.sent, self.received, self.copied)
         return RankDependencies(self.staged, self.rank, self.ran, self.runs, *ends).tasks
 
-    def _facts(self, one: Messages, stream: str) -> dict[str, Any]:
+    def _facts(self, messages: Messages, stream: str) -> dict[str, Any]:
         """What all messages of an edge have in common."""
-        edge, side = one.edge, stream == "recv"
+        edge, side = messages.edge, stream == "recv"
         return {
             "op": f"relax.dist.{stream}",
             "payload_bytes": edge.bytes[side],
@@ -141,14 +141,14 @@ class StageTimeline:
 
     def _units(self, device: int) -> Iterator[Event]:
         lowering = self.ran.kinds.lowering
-        for one, place, start, end in self.parts:
-            word = _word(one)
-            counts = lowering.counts(one.unit.function).tolist()
+        for run, place, start, end in self.parts:
+            word = _word(run)
+            counts = lowering.counts(run.unit.function).tolist()
             flops = sum(n * row.op.flops for n, row in zip(counts, lowering.rows, strict=True))
-            micros = one.micros.tolist()
+            micros = run.micros.tolist()
             for micro, first, last in zip(micros, start.tolist(), end.tolist(), strict=True):
                 args = {
-                    "op": one.unit.name,
+                    "op": run.unit.name,
                     "binding": f"{word} {micro}" if micro >= 0 else word,
                     "scope": place,
                     "flops": flops,
@@ -156,36 +156,36 @@ class StageTimeline:
                 yield Event(device, "compute", word, seconds(first), seconds(last - first), args)
 
     def _messages(self, device: int) -> Iterator[Event]:
-        for stream, found in (("send", self.sent), ("recv", self.received)):
-            for one in found:
-                facts = self._facts(one, stream)
-                columns = (one.micros.tolist(), one.start.tolist(), one.end.tolist())
+        for stream, stream_messages in (("send", self.sent), ("recv", self.received)):
+            for messages in stream_messages:
+                facts = self._facts(messages, stream)
+                columns = (messages.micros.tolist(), messages.start.tolist(), messages.end.tolist())
                 for micro, start, end in zip(*columns, strict=True):
-                    args = {**facts, "binding": _message(one, micro)}
+                    args = {**facts, "binding": _message(messages, micro)}
                     yield Event(device, stream, stream, seconds(start), seconds(end - start), args)
 
     def _copies(self, device: int) -> Iterator[Event]:
-        for one in self.copied:
-            facts, word = _copy_facts(one), one.move.kind
-            columns = (one.micros.tolist(), one.start.tolist(), one.end.tolist())
+        for copies in self.copied:
+            facts, word = _copy_facts(copies), copies.move.kind
+            columns = (copies.micros.tolist(), copies.start.tolist(), copies.end.tolist())
             for micro, start, end in zip(*columns, strict=True):
                 args = {**facts, "binding": f"{word} {micro}"}
                 yield Event(device, word, word, seconds(start), seconds(end - start), args)
 
 
-def _word(one: Runs) -> str:
+def _word(run: Runs) -> str:
     """What a unit is called."""
-    return WORDS.get(one.name.rstrip("+"), one.name.partition(":")[0])
+    return WORDS.get(run.name.rstrip("+"), run.name.partition(":")[0])
 
 
-def _message(one: Messages, micro: int) -> str:
+def _message(messages: Messages, micro: int) -> str:
     """What a message is called."""
-    return f"{one.edge.direction} {micro}" if micro >= 0 else one.edge.direction
+    return f"{messages.edge.direction} {micro}" if micro >= 0 else messages.edge.direction
 
 
-def _copy_facts(one: Copies) -> dict[str, Any]:
+def _copy_facts(copies: Copies) -> dict[str, Any]:
     """What all copies of a stage in one direction have in common."""
-    move = one.move
+    move = copies.move
     return {
         "op": move.kind,
         "payload_bytes": move.bytes,
@@ -199,14 +199,14 @@ def function_times(
     root: str, runs: Sequence[Runs], tables: FunctionTables
 ) -> tuple[FunctionTime, ...]:
     """Functions of a rank: all of it, the phases, what they call."""
-    found: Table = {root: ElapsedTimes(0, 1)}
+    elapsed: Table = {root: ElapsedTimes(0, 1)}
     for run in runs:
         table = dict(tables.of(run.unit.function))
         whole = table.pop(run.unit.name)
         count = run.micros.size
-        found[root] = found[root].plus(
+        elapsed[root] = elapsed[root].plus(
             ElapsedTimes(0, 0, whole.compute_ps, whole.other_ps, whole.flops), count
         )
         for name, spent in table.items():
-            found[name] = found.get(name, ElapsedTimes(spent.depth, 0)).plus(spent, count)
-    return listed(found)
+            elapsed[name] = elapsed.get(name, ElapsedTimes(spent.depth, 0)).plus(spent, count)
+    return listed(elapsed)

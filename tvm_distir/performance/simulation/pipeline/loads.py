@@ -78,7 +78,7 @@ class StageLoads:
         classes = [*units, *flows, *[idle] * rest]
         owners: list[Hashable] = [
             *(rank_of[runs[step].stage] if step in runs else -1 for step in range(len(units))),
-            *((OUT, own[0]) for own in ends),
+            *((OUT, link[0]) for link in ends),
             *[-1] * rest,
         ]
         slows = np.full((len(classes), 2), -1, np.int64)
@@ -124,10 +124,10 @@ class StageLoads:
     def _parts(self, start: Ints, end: Ints, talks: Ints, used: Shares) -> Iterable[Piece]:
         """Pieces between which collectives, or what runs beside them, begin or end."""
         edges = np.unique(np.concatenate(([0], start, end)))
-        under_way = [_covered(edges, start[one], end[one]) for one in (talks, ~talks)]
+        under_way = [_covered(edges, start[mask], end[mask]) for mask in (talks, ~talks)]
         talking = float(np.diff(edges)[under_way[0]].sum())
         shares = _shares(used, talking) if talking else {}
-        states = list(zip(*(one.tolist() for one in under_way), strict=True))
+        states = list(zip(*(column.tolist() for column in under_way), strict=True))
         for place, (talk, compute) in enumerate(states):
             if place + 1 < len(states) and states[place + 1] == (talk, compute):
                 continue
@@ -145,7 +145,7 @@ class StageLoads:
         used: dict[Hashable, float] = {}
         crossing: dict[tuple[str, int, int], int] = {}
         for pair in pair_up(*ids):
-            nodes = [one // near.devices_per_node for one in pair]
+            nodes = [device // near.devices_per_node for device in pair]
             if nodes[0] == nodes[1]:
                 spent_ps = _ps(size, near.bandwidth_GBps)
                 used[OUT, "port", here] = used[IN, "port", there] = spent_ps
@@ -155,8 +155,8 @@ class StageLoads:
                 used[key] = used.get(key, 0.0) + self._pool_ps(size, False)
                 crossing[side, rank, device] = crossing.get((side, rank, device), 0) + 1
         for (side, rank, _), count in crossing.items():
-            own = side, "own", rank
-            used[own] = max(used.get(own, 0.0), count * self._own_ps(size, False))
+            link = side, "own", rank
+            used[link] = max(used.get(link, 0.0), count * self._own_ps(size, False))
         shares = _shares(used, spent - lead)
         before: list[Piece] = [(float(lead), 1.0, {})] if lead else []
         return [*before, (ENDLESS, 1.0, shares)]
@@ -202,8 +202,8 @@ class StageLoads:
     def _own_ps(self, size: int, gradients: bool) -> float:
         """Time that bytes take the adapters that one device drives."""
         net = self.system.inter_node
-        own = math.ceil(net.nics_per_node / self.system.intra_node.devices_per_node)
-        return _ps(size, own * net.bandwidth_per_nic_GBps * self._reached(gradients))
+        nics = math.ceil(net.nics_per_node / self.system.intra_node.devices_per_node)
+        return _ps(size, nics * net.bandwidth_per_nic_GBps * self._reached(gradients))
 
     def _reached(self, gradients: bool) -> float:
         if not self.system.constants:
@@ -227,8 +227,8 @@ def _covered(edges: Ints, start: Ints, end: Ints) -> npt.NDArray[np.bool_]:
     change = np.zeros(edges.size, np.int64)
     np.add.at(change, np.searchsorted(edges, start), 1)
     np.add.at(change, np.searchsorted(edges, end), -1)
-    found: npt.NDArray[np.bool_] = np.cumsum(change)[:-1] > 0
-    return found
+    covered: npt.NDArray[np.bool_] = np.cumsum(change)[:-1] > 0
+    return covered
 
 
 def _shared(classes: list[list[Piece]], owners: list[Hashable]) -> dict[Hashable, int]:
@@ -238,8 +238,8 @@ def _shared(classes: list[list[Piece]], owners: list[Hashable]) -> dict[Hashable
     """
     most: dict[Hashable, dict[Hashable, float]] = {}
     columns: dict[Hashable, list[tuple[int, int, float]]] = {}
-    for number, (own, owner) in enumerate(zip(classes, owners, strict=True)):
-        for place, (_, _, shares) in enumerate(own):
+    for number, (pieces, owner) in enumerate(zip(classes, owners, strict=True)):
+        for place, (_, _, shares) in enumerate(pieces):
             for link, load in shares.items():
                 by_owner = most.setdefault(link, {})
                 by_owner[owner] = max(by_owner.get(owner, 0.0), load)
@@ -265,21 +265,21 @@ def _arrays(
     capacity = np.ones(len(links) + slowed)
     if slowed:
         capacity[-1] = np.inf
-    pieces = [piece for own in classes for piece in own]
+    pieces = [piece for pieces_of_class in classes for piece in pieces_of_class]
     loads: list[dict[int, float]] = []
     for _, _, shares in pieces:
-        own = {links[link]: load for link, load in shares.items() if link in links}
+        piece_loads = {links[link]: load for link, load in shares.items() if link in links}
         if slowed and shares:
-            own[len(links)] = 1e-9
-        loads.append(dict(sorted(own.items())))
+            piece_loads[len(links)] = 1e-9
+        loads.append(dict(sorted(piece_loads.items())))
     return Loads(
         capacity,
         np.cumsum([0, *map(len, classes)]).astype(np.int64),
         np.array([end for end, _, _ in pieces], np.float64),
         np.array([speed for _, speed, _ in pieces], np.float64),
         np.cumsum([0, *map(len, loads)]).astype(np.int64),
-        np.array([link for own in loads for link in own], np.int64),
-        np.array([load for own in loads for load in own.values()], np.float64),
+        np.array([link for piece_loads in loads for link in piece_loads], np.int64),
+        np.array([load for piece_loads in loads for load in piece_loads.values()], np.float64),
         slows,
         beside,
     )

@@ -66,7 +66,9 @@ class OffloadTransfers:
     def __init__(self, staged: PipelineProgram, costs: OpCosts, edges: int, cells: int) -> None:
         self.schedule = staged.schedule
         self.absences = [absences(staged.schedule, r) for r in range(staged.schedule.stages)]
-        moving = sorted({one.stage for own in self.absences for one in own})
+        moving = sorted(
+            {absence.stage for rank_absences in self.absences for absence in rank_absences}
+        )
         self.moves: list[Move] = []
         self._number: dict[tuple[int, str], int] = {}
         self._cell: dict[int, Place] = {}
@@ -101,7 +103,7 @@ class OffloadTransfers:
         template : callable
             From steps to the number of a template.
         """
-        found = {}
+        numbers = {}
         for move in self.moves:
             edge, cell = self._number[move.stage, move.kind], self._cell[move.stage]
             begin: list[Numbers] = [(MARK, COMPUTE_PORT, *cell)]
@@ -112,9 +114,9 @@ class OffloadTransfers:
                 (RECV, edge, *cell),
                 *((WAIT, p, *cell) for p in (COMPUTE_PORT, COMM_PORT)),
             ]
-            found[move.stage, move.kind, False] = template(begin)
-            found[move.stage, move.kind, True] = template(end)
-        return found
+            numbers[move.stage, move.kind, False] = template(begin)
+            numbers[move.stage, move.kind, True] = template(end)
+        return numbers
 
     def around(self, rank: int, units: Ints, templates: dict[tuple[int, str, bool], int]) -> Ints:
         """The programs of a rank with those of its copies between its units.
@@ -130,16 +132,16 @@ class OffloadTransfers:
         if not self.moves:
             return units
         before: dict[int, list[tuple[int, int]]] = {}
-        for one in self.absences[rank]:
-            if one.stage not in self._cell:
+        for absence in self.absences[rank]:
+            if absence.stage not in self._cell:
                 continue
             for place, kind, ends in (
-                (one.stored, STORE, False),
-                (one.stored + 1, STORE, True),
-                (one.fetched, FETCH, False),
-                (one.fetched + 1, FETCH, True),
+                (absence.stored, STORE, False),
+                (absence.stored + 1, STORE, True),
+                (absence.fetched, FETCH, False),
+                (absence.fetched + 1, FETCH, True),
             ):
-                row = (templates[one.stage, kind, ends], one.micro)
+                row = (templates[absence.stage, kind, ends], absence.micro)
                 before.setdefault(place, []).insert(0 if ends else len(before.get(place, [])), row)
         rows = [
             row

@@ -126,10 +126,10 @@ class StageRuns:
         self._at = np.concatenate(([0], np.cumsum(ports[kind])))
         self.messages = []
         count = len(steps.edges)
-        for edge, *own in zip(steps.edges, ran.sent[:count], ended[:count], strict=True):
-            self.messages.append(Messages(edge, *self._sent(*own)))
+        for edge, *times in zip(steps.edges, ran.sent[:count], ended[:count], strict=True):
+            self.messages.append(Messages(edge, *self._sent(*times)))
         moves = zip(steps.stashes.moves, ran.sent[count:], ended[count:], strict=True)
-        self.copies = [Copies(one, *self._sent(*own)) for one, *own in moves]
+        self.copies = [Copies(move, *self._sent(*times)) for move, *times in moves]
 
     def _sent(self, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
         """Micro-batches, starts and ends of what was sent, from those by micro-batch."""
@@ -159,14 +159,14 @@ class StageRuns:
     def of(self, rank: int) -> Iterator[Runs]:
         """Runs of a rank, by stage and unit, in the order of the first of each."""
         units = self.steps.units
-        own = slice(*self.begin[rank : rank + 2].tolist())
-        at, step = self._at[:-1][own], self.step[own]
-        micro = units.programs[self.program[own], 1]
+        steps = slice(*self.begin[rank : rank + 2].tolist())
+        at, step = self._at[:-1][steps], self.step[steps]
+        micro = units.programs[self.program[steps], 1]
         keys, of_step = self._units_run
         number = of_step[step]
         rows = np.argsort(number, kind="stable")
         ends = np.flatnonzero(np.diff(number[rows], append=-1)) + 1
-        found = []
+        runs = []
         for first, last in zip([0, *ends.tolist()], ends.tolist(), strict=False):
             order = rows[first:last]
             kind = self.steps.runs[keys[int(number[order[0]])]]
@@ -174,8 +174,8 @@ class StageRuns:
             times = self.times[at[order][:, None] + np.arange(ports)]
             once = kind.once | (micro[order] == units.micros - 1)
             micros = np.where(once, -1, micro[order])
-            found.append(Runs(kind.unit, kind.stage, kind.name, micros, times, order))
-        yield from sorted(found, key=lambda one: int(one.order[0]))
+            runs.append(Runs(kind.unit, kind.stage, kind.name, micros, times, order))
+        yield from sorted(runs, key=lambda run: int(run.order[0]))
 
     @functools.cached_property
     def _units_run(self) -> tuple[list[int], Ints]:
@@ -202,14 +202,14 @@ class StageRuns:
             times = self.times[self._at[first] : self._at[last]]
             return self.kinds.maps.busy(self._functions[first:last], times, none, talking)
         parts: list[list[Ints]] = [[none], [none, talking]]
-        for one in self.of(rank):
-            function = one.unit.function
-            start, end = self.op_times(one)
+        for run in self.of(rank):
+            function = run.unit.function
+            start, end = self.op_times(run)
             both = np.stack((start, end), axis=2)
             talks = self.kinds.lowering.streams(function) != COMPUTE
             parts[0].append(both[:, ~talks].ravel())
             parts[1].append(both[:, talks].ravel())
-        computing, communicating = (np.concatenate(own) for own in parts)
+        computing, communicating = (np.concatenate(intervals) for intervals in parts)
         return self.kinds.maps.busy(none, none, computing, communicating)
 
     def edge_ps(self, edge: Edge) -> int:
@@ -228,7 +228,7 @@ class StageRuns:
             return times
         rank = self.steps.rank_of[runs.stage]
         numbers = (self.begin[rank] + runs.order).tolist()
-        rows = [self._met.real(n, own) for n, own in zip(numbers, times, strict=True)]
+        rows = [self._met.real(n, rank_times) for n, rank_times in zip(numbers, times, strict=True)]
         return np.array(rows, np.int64).reshape(times.shape)
 
     def ops(self, function: int) -> list[Kind]:
@@ -240,8 +240,8 @@ class StageRuns:
     def spans(self, runs: Runs) -> Ints:
         """When runs start and end on the compute stream, or at all without it, (runs, 2)."""
         number = runs.unit.number
-        found = self.kinds.maps.spans(number, runs.times)
-        if found.size and found[0, 0] == NEVER and self.kinds.maps.tasks(number):
+        spans = self.kinds.maps.spans(number, runs.times)
+        if spans.size and spans[0, 0] == NEVER and self.kinds.maps.tasks(number):
             start, end = self.op_times(runs)
             return np.stack((start.min(axis=1), end.max(axis=1)), axis=1)
-        return self._real(runs, found)
+        return self._real(runs, spans)

@@ -72,8 +72,8 @@ def simulate_stages(
         return RankMemories(program, staged, CachingAllocator(program)), programs(staged.schedule)
 
     def memory(rank: int) -> RankMemory:
-        found, steps = memories()
-        return found.of(rank, steps[rank])
+        memories_of_ranks, steps = memories()
+        return memories_of_ranks.of(rank, steps[rank])
 
     sums = CallSums(kinds.lowering)
     for rank in range(len(program.meshes)):

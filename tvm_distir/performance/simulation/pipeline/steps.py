@@ -79,7 +79,7 @@ class StageSteps:
         ]
         sizes = [len(places) * self.micros for places in self._place]
         self._base = [0, *np.cumsum(sizes).tolist()]
-        whole = [edge for one in staged.sums for edge in one.edges]
+        whole = [edge for stage_sum in staged.sums for edge in stage_sum.edges]
         self.edges = [e for e in (*staged.edges, *whole) if self._crosses(e)]
         self._number = {id(edge): number for number, edge in enumerate(self.edges)}
         self.edge_ps = [
@@ -123,9 +123,11 @@ class StageSteps:
         programs: list[Ints] = []
         for rank in range(ranks):
             once = self.micros - 1
-            ends = [np.array([[template(one), once]], np.int64) for one in (head[rank], tail[rank])]
-            own = self.stashes.around(rank, self._ordered(rank, stage_at, templates), moves)
-            programs += [ends[0], own, ends[1]]
+            ends = [
+                np.array([[template(steps), once]], np.int64) for steps in (head[rank], tail[rank])
+            ]
+            program = self.stashes.around(rank, self._ordered(rank, stage_at, templates), moves)
+            programs += [ends[0], program, ends[1]]
         sizes = [sum(len(program) for program in programs[3 * r : 3 * r + 3]) for r in range(ranks)]
         messages = zip(self.edges, self.edge_ps, strict=True)
         rows = [[self.rank_of[edge.target[0]], spent] for edge, spent in messages]
@@ -155,34 +157,36 @@ class StageSteps:
         phase = np.fromiter(map(_PHASE.__getitem__, phases), np.int64, len(order))
         kinds = np.array(chunks, np.int64) * len(PHASES) + phase
         known, first, number = np.unique(kinds, return_index=True, return_inverse=True)
-        named = [(stage_at[rank, one // len(PHASES)], PHASES[one % len(PHASES)]) for one in known]
-        found = np.array([templates[(*one, False)] for one in named], np.int64)[number]
-        found[first] = [templates[(*one, True)] for one in named]
-        return np.stack((found, np.array(micros, np.int64)), axis=1)
+        named = [
+            (stage_at[rank, code // len(PHASES)], PHASES[code % len(PHASES)]) for code in known
+        ]
+        programs = np.array([templates[(*pair, False)] for pair in named], np.int64)[number]
+        programs[first] = [templates[(*pair, True)] for pair in named]
+        return np.stack((programs, np.array(micros, np.int64)), axis=1)
 
     def _phase(self, stage: int, phase: str, first: bool) -> list[_Step]:
         """A unit of the schedule: the first one of a stage, or one of those that follow."""
         role, stash = self.staged.role_of(stage), self.schedule.stash
         direction = _DIRECTION.get(phase, "")
-        found = [
+        steps = [
             self._receive(edge, False)
             for edge in self.edges
             if edge.target[0] == stage and edge.direction == direction
         ]
         if phase == FORWARD and stash:  # the weights as they are now
-            found += [self._copy(stage, (p, True), (p, False)) for p in role.params]
+            steps += [self._copy(stage, (p, True), (p, False)) for p in role.params]
         later = f"{phase}+"
         name = later if not first and self.kinds.unit(stage, later) is not None else phase
-        found += self._run(stage, name)
+        steps += self._run(stage, name)
         if phase == FORWARD:
-            found += self._handed(stage, role.carried)
+            steps += self._handed(stage, role.carried)
         if phase == self._last_phase and stash:
-            found += self._run(stage, UPDATE, once=True)
-            found += self._handed(stage, role.updated)
+            steps += self._run(stage, UPDATE, once=True)
+            steps += self._handed(stage, role.updated)
         for edge in self.staged.edges:
             if edge.source[0] == stage and edge.direction == direction:
-                found.append(self._send(edge, False))
-        return [step for step in found if step.numbers]
+                steps.append(self._send(edge, False))
+        return [step for step in steps if step.numbers]
 
     def _handed(self, stage: int, pairs: Sequence[tuple[int, int]]) -> list[_Step]:
         """Results take the places of parameters."""
@@ -240,47 +244,49 @@ class StageSteps:
 
     def _begin(self) -> list[list[_Step]]:
         """What ranks do before the first unit."""
-        found: list[list[_Step]] = [[] for _ in range(self.schedule.stages)]
+        steps: list[list[_Step]] = [[] for _ in range(self.schedule.stages)]
         for stage, rank in enumerate(self.rank_of):
-            found[rank] += self._run(stage, BEGIN, once=True)
-        return found
+            steps[rank] += self._run(stage, BEGIN, once=True)
+        return steps
 
     def _end(self) -> list[list[_Step]]:
         """What ranks do behind the last unit: sums over stages, in turn, and the rest."""
-        found: list[list[_Step]] = [[] for _ in range(self.schedule.stages)]
+        steps: list[list[_Step]] = [[] for _ in range(self.schedule.stages)]
         for number in range(len(self.staged.sums)):
-            self._sum(number, found)
+            self._sum(number, steps)
         for stage, rank in enumerate(self.rank_of):
-            found[rank] += self._run(stage, END, once=True)
-        return [[step for step in own if step.numbers] for own in found]
+            steps[rank] += self._run(stage, END, once=True)
+        return [[step for step in rank_steps if step.numbers] for rank_steps in steps]
 
-    def _sum(self, number: int, found: list[list[_Step]]) -> None:
+    def _sum(self, number: int, steps: list[list[_Step]]) -> None:
         """Make a sum over stages: each adds its own term, the last one tells all."""
-        one, rank_of = self.staged.sums[number], self.rank_of
-        chain = {e.target[0]: e for e in one.edges if e.direction == "sum"}
-        for stage in one.stages:
+        stage_sum, rank_of = self.staged.sums[number], self.rank_of
+        chain = {e.target[0]: e for e in stage_sum.edges if e.direction == "sum"}
+        for stage in stage_sum.stages:
             place = self.staged.sums_of(stage).index(number)
-            own = found[rank_of[stage]]
-            own += self._run(stage, f"part:{place}", once=True)
+            rank_steps = steps[rank_of[stage]]
+            rank_steps += self._run(stage, f"part:{place}", once=True)
             if stage not in chain:
                 part, total = self.staged.role_of(stage).sums[place]
-                own.append(self._copy(stage, (part, True), (total, True)))
+                rank_steps.append(self._copy(stage, (part, True), (total, True)))
                 continue
-            self._move(chain[stage], found)
-            own += self._run(stage, f"add:{place}", once=True)
-        told = [e for e in one.edges if e.direction == "total"]
+            self._move(chain[stage], steps)
+            rank_steps += self._run(stage, f"add:{place}", once=True)
+        told = [e for e in stage_sum.edges if e.direction == "total"]
         for edge in told:
-            self._move(edge, found)
-        known = {rank_of[stage]: stage for stage in (*(e.target[0] for e in told), one.stages[-1])}
-        for stage in one.stages:  # those that were not told take the sum of one of their rank
+            self._move(edge, steps)
+        known = {
+            rank_of[stage]: stage for stage in (*(e.target[0] for e in told), stage_sum.stages[-1])
+        }
+        for stage in stage_sum.stages:  # those that were not told take the sum of one of their rank
             other = known[rank_of[stage]]
             cells = [self._cell(s, self._total(s, number), True) for s in (other, stage)]
-            found[rank_of[stage]].append(self._copied(*cells))
+            steps[rank_of[stage]].append(self._copied(*cells))
 
-    def _move(self, edge: Edge, found: list[list[_Step]]) -> None:
-        found[self.rank_of[edge.source[0]]].append(self._send(edge, True))
+    def _move(self, edge: Edge, steps: list[list[_Step]]) -> None:
+        steps[self.rank_of[edge.source[0]]].append(self._send(edge, True))
         if self._crosses(edge):
-            found[self.rank_of[edge.target[0]]].append(self._receive(edge, True))
+            steps[self.rank_of[edge.target[0]]].append(self._receive(edge, True))
 
     def _total(self, stage: int, number: int) -> int:
         """Slot of a sum."""

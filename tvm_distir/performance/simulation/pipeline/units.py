@@ -84,8 +84,8 @@ def _compose(
 
 def arriving(staged: PipelineProgram) -> Mapping[int, set[int]]:
     """By number of role the slots that other stages write, or read."""
-    found: dict[int, set[int]] = {number: set() for number in range(len(staged.roles))}
-    for edge in [*staged.edges, *(edge for one in staged.sums for edge in one.edges)]:
+    slots: dict[int, set[int]] = {number: set() for number in range(len(staged.roles))}
+    for edge in [*staged.edges, *(edge for stage_sum in staged.sums for edge in stage_sum.edges)]:
         for stage, slot in (edge.source, edge.target):
-            found[staged.stages[stage].role].add(slot)
-    return found
+            slots[staged.stages[stage].role].add(slot)
+    return slots
