@@ -18,7 +18,7 @@ import tvm_distir as td
 from tvm_distir import transforms as transform
 from tvm_distir.core.analysis.levels import check_level
 from tvm_distir.core.analysis.names import LEVELS
-from tvm_distir.core.passes.declaration import module_pass
+from tvm_distir.core.passes.declaration import info_of, module_pass
 from tvm_distir.core.plan.schema import MeshSpec
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.planning.strategies.composition import compose
@@ -139,7 +139,7 @@ def test_an_option_reaches_the_pass() -> None:
         seen.append((bucket_bytes, system, loud))
         return lambda mod: mod
 
-    info = transform.declaration.info_of(Seen)
+    info = info_of(Seen)
     assert info is not None and info.factory is Seen is not bucket
     info.make("seen", {"bucket_bytes": 7, "system": "dgx-h100"}, {"loud": True, "plan": None})
     assert seen == [(7, td.System.load("dgx-h100"), True)]
