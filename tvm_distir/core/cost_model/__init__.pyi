@@ -2,3 +2,4 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .model import System as System
+from .network import wire_bytes as wire_bytes

@@ -4,6 +4,7 @@
 from .engines.reference import Reference as Reference
 from .engines.registry import engine as engine
 from .engines.registry import run as run
+from .program.dist_io import entries as entries
 from .program.planning import plan_storage as plan_storage
 from .program.sharded import ShardedArray as ShardedArray
 from .program.timing import measure as measure
