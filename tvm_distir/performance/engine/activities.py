@@ -80,7 +80,7 @@ class Activities:
     Attributes
     ----------
     matrix : int64 array
-        Maps of kinds of units one behind the other, each (outputs, ports).
+        Maps of kinds of units in sequence, each (outputs, ports).
     matrix_begin, matrix_ports : int64 arrays (kinds,)
         Where each begins, and its ports.
     kind, group, rank, spent : int64 arrays (activities,)
@@ -211,7 +211,7 @@ class ActivityGraphBuilder:
         return token
 
     def _do(self, rank: int, at: int, row: list[int], micro: int) -> bool:
-        """A step; whether it could be done."""
+        """Return a step; whether it could be done."""
         kind, a, b, c, d = row
         streams, cells = self.streams[rank], self.cells
         if kind == RUN:

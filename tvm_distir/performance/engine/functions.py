@@ -67,7 +67,7 @@ class FunctionTable:
     results: list[int] = field(default_factory=list)
 
     def arrays(self) -> tuple[Ints, ...]:
-        """The five lists as arrays."""
+        """Return the five lists as arrays."""
         lists = (self.functions, self.ops, self.ins, self.outs, self.results)
         return tuple(np.array(values, np.int64) for values in lists)
 
@@ -103,7 +103,7 @@ class FunctionSummaries(Protocol):
         """Say when the parameters of a function that is run are there, before the first run."""
 
     def ports(self, function: int) -> list[int]:
-        """Parameters that are ports, behind the streams."""
+        """Return the parameters that are ports, behind the streams."""
 
     def tasks(self, function: int) -> int:
         """Number of ops, callees included."""
@@ -121,7 +121,7 @@ class FunctionSummaries(Protocol):
         """Run units on ranks as early as possible."""
 
     def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: RankPrograms) -> Ints:
-        """Ends of many runs of units, with other durations.
+        """Return the ends of many runs of units, with other durations.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class FunctionSummaries(Protocol):
         """
 
     def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
-        """Time in which a rank computes, communicates, and does both.
+        """Return the time in which a rank computes, communicates, and does both.
 
         Parameters
         ----------

@@ -20,7 +20,7 @@ Place = tuple[str, int]
 def accumulated(program: Program) -> Program:
     """Let gradients be added to their sums where they are made, by every micro-batch.
 
-    A backward part that waits for its host has time for it. The first micro-batch adds to zeros, as
+    A backward pass that waits for its host has time for it. The first micro-batch adds to zeros, as
     frameworks with buffers of sums have it. Programs without stages or sums stay, and so do steps
     whose gradients of weights are units of their own.
     """
@@ -82,7 +82,7 @@ def _reader(
 def _maker(
     functions: Mapping[str, Function], outputs: Mapping[str, Mapping[int, Op]], place: Place
 ) -> Place:
-    """Where a value is made: in the function that is called for it, views followed."""
+    """Return where a value is made: in the function that is called for it, views followed."""
     name, value = place
     op = outputs[name].get(value)
     if op is None:
@@ -96,7 +96,7 @@ def _maker(
 
 
 def _without_work(fn: Function, moved: set[int]) -> Function:
-    """A function some of whose kernels, by their ids, take no time."""
+    """Return a function some of whose kernels, by their ids, take no time."""
     ops = tuple(
         op._replace(flops=0, bytes_read=0, bytes_written=0, kernel_class="view")
         if id(op) in moved

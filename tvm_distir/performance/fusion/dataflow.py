@@ -68,7 +68,7 @@ class Dataflow:
         self.kept = {self.source[value] for value in fn.results}
 
     def is_cast(self, number: int) -> bool:
-        """Whether an op changes one floating type to another."""
+        """Return whether an op changes one floating type to another."""
         op = self.fn.ops[number]
         if op.op != CAST or len(op.inputs) != 1 or number in self.plain:
             return False
@@ -76,7 +76,7 @@ class Dataflow:
         return all(value.dtype in FLOATS for value in ends)
 
     def reads(self, number: int) -> tuple[int, ...]:
-        """Values with memory that an op reads."""
+        """Return the values with memory that an op reads."""
         return tuple(dict.fromkeys(self.source[v] for v in self.fn.ops[number].inputs))
 
     def elements(self, value: int) -> int:
@@ -84,7 +84,7 @@ class Dataflow:
         return math.prod(self.fn.values[value].shape)
 
     def has_scalar(self, number: int) -> bool:
-        """Whether one of several operands of an op has a single element."""
+        """Return whether one of several operands of an op has a single element."""
         inputs = self.fn.ops[number].inputs
         return len(inputs) > 1 and any(self.elements(value) == 1 for value in inputs)
 
@@ -118,7 +118,7 @@ class Dataflow:
         return result
 
     def after_gradients(self) -> set[int]:
-        """Ops that wait for a gradient that the function is given: those of its backward part."""
+        """Ops that wait for a gradient that the function is given: those of its backward pass."""
         late = {p for p in self.fn.params if _GRADIENT.match(self.fn.values[p].name)}
         numbers: set[int] = set()
         for number, op in enumerate(self.fn.ops):
@@ -128,7 +128,7 @@ class Dataflow:
         return numbers
 
     def closes_circle(self, group: Collection[int], number: int) -> bool:
-        """Whether some op outside both lies on a way from a group to an op, or back."""
+        """Return whether some op outside both lies on a way from a group to an op, or back."""
         members = {*group, number}
         first, last = min(members), max(members)
         reached: set[int] = set()

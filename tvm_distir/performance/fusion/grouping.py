@@ -31,7 +31,7 @@ class Grouping:
     flow : Dataflow
     profile : Profile
     late : collection of int
-        Ops that the backward part issues.
+        Ops that the backward pass issues.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ def _is_multiple(flow: Dataflow, rule: Rule, number: int) -> bool:
 
 
 def plain(flow: Dataflow, profile: Profile) -> tuple[set[int], int]:
-    """Casts around ops that a rule does not take because of their shape.
+    """Return the casts around ops that a rule does not take because of their shape.
 
     Returns
     -------

@@ -63,7 +63,7 @@ class Rule:
     kernel_class: str = ""
 
     def begins(self, op: str) -> bool:
-        """Whether an op is an anchor."""
+        """Return whether an op is an anchor."""
         return any(fnmatchcase(op, pattern) for pattern in self.anchors)
 
     def takes(self, op: str, scalar: bool) -> bool:
@@ -93,7 +93,7 @@ class Profile:
     blocking : bool
         Collectives that are not split into start and done stop the kernels behind them.
     accumulates : bool
-        Gradients are added to their sums as they come, in backward parts.
+        Gradients are added to their sums as they come, in backward passes.
     sums : str
         Type of the sums of gradients over micro-batches: ``float32``, or that of the ``weight``.
     rules : tuple of Rule
@@ -170,7 +170,7 @@ class Profile:
 
 
 def profile_names() -> tuple[str, ...]:
-    """Names of the profiles that come with the package."""
+    """Return the names of the profiles that come with the package."""
     return tuple(sorted(path.stem for path in DATA.glob("*.json")))
 
 

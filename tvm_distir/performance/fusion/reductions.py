@@ -32,7 +32,7 @@ HALF = ("float16", "bfloat16")
 
 
 def reduced(program: Program, profile: Profile) -> Program:
-    """Make sums and messages of a step in stages as a profile says; other programs stay."""
+    """Make sums and messages of a pipelined step as a profile says; other programs stay."""
     if program.staged is None:
         return program
     staged = program.staged
@@ -78,7 +78,7 @@ def _called(
 
 
 def _data_axes(role: StageKind) -> set[int]:
-    """Axes that cut the data of a kind of stage."""
+    """Return the axes that cut the data of a kind of stage."""
     data_axes: set[int] = set()
     for slot in role.params:
         value = role.slots[slot]

@@ -165,12 +165,12 @@ def holders(buffers: Iterable[LiveBuffer]) -> tuple[BufferGroup, ...]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _pattern(name: str) -> str:
-    """A name with ``*`` for its numbers; ranks name the same things."""
+    """Return a name with ``*`` for its numbers; ranks name the same things."""
     return re.sub(r"\d+", "*", name)
 
 
 def _name(names: list[str]) -> str:
-    """What names have in common: numbers that differ become ``*``."""
+    """Return what names have in common: numbers that differ become ``*``."""
     if len(names) == 1:
         return names[0]
     parts = [re.split(r"(\d+)", name) for name in names]

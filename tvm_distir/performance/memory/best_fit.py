@@ -82,13 +82,13 @@ class Arenas:
         self._known: dict[CallVariant, int] = {}
 
     def inside(self, use: CallVariant) -> int:
-        """Bytes that a use takes for what it does not return."""
+        """Return the bytes that a use takes for what it does not return."""
         if use not in self._known:
             self._known[use] = self._place(use, False)
         return self._known[use]
 
     def whole(self, use: CallVariant) -> int:
-        """Bytes that a use takes, its results included."""
+        """Return the bytes that a use takes, its results included."""
         return self._place(use, True)
 
     def _place(self, use: CallVariant, results: bool) -> int:

@@ -128,7 +128,7 @@ class CachingAllocator:
         self._known: dict[CallVariant, MemoryLevel] = {}
 
     def level(self, use: CallVariant) -> MemoryLevel:
-        """What a use takes and leaves, its results included."""
+        """Return what a use takes and leaves, its results included."""
         level = self._known.get(use)
         if level is None:
             level = self._known[use] = self._walk(use)
@@ -155,7 +155,7 @@ class CachingAllocator:
         return level
 
     def run(self, step: Step, inner: Sequence[NestedCall], shape: Shape) -> MemoryLevel:
-        """What a call takes and leaves; of a branch the most of either side."""
+        """Return what a call takes and leaves; of a branch the most of either side."""
         if len(inner) == 1:
             return self.level(inner[0].use)
         both, handed = MemoryLevel(), {buffer for call in inner for buffer in call.handed}
@@ -174,7 +174,7 @@ class CachingAllocator:
         return both
 
     def shape(self, use: CallVariant) -> Shape:
-        """Sizes and roles of the buffers of a use."""
+        """Return the sizes and roles of the buffers of a use."""
         lives = self.lives[use.function]
         sizes, roles = list(lives.sizes), list(lives.roles)
         for buffer, role, size in use.owned:
@@ -200,7 +200,7 @@ class CachingAllocator:
         return Shape(sizes, roles, {param for param, _, _ in use.owned}, ends)
 
     def inner(self, lives: FunctionBuffers, number: int, shape: Shape) -> list[NestedCall]:
-        """How a step calls: what nobody reads behind it is handed over."""
+        """Return how a step calls: what nobody reads behind it is handed over."""
         step, ends = lives.steps[number], set(shape.ends[number])
         calls, times = [], Counter(step.reads)
         for callee, args in self.lives.called(step.op, step.reads):
@@ -258,7 +258,7 @@ class CachingAllocator:
             yield from self.held(call.use, below)
 
     def moment(self, use: CallVariant) -> str:
-        """Where the peak of a use is: functions and op, joined by ``/``."""
+        """Return where the peak of a use is: functions and op, joined by ``/``."""
         lives, at = self.lives[use.function], self.level(use).at
         if at < 0:
             return use.function

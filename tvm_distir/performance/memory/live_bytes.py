@@ -29,7 +29,7 @@ class LiveBytes:
         self._known: dict[CallVariant, tuple[Ints, int]] = {}
 
     def of(self, use: CallVariant) -> tuple[Ints, int]:
-        """Live bytes while each op runs, above those at the entry, and behind the last.
+        """Return the live bytes while each op runs, above those at the entry, and behind the last.
 
         Views are no ops.
         """

@@ -95,7 +95,7 @@ class ProgramBuffers:
         self._known: dict[str, FunctionBuffers] = {}
 
     def rounded(self, size_bytes: int) -> int:
-        """A size in whole blocks."""
+        """Return a size in whole blocks."""
         return -(-size_bytes // self.block_bytes) * self.block_bytes
 
     def __getitem__(self, name: str) -> FunctionBuffers:

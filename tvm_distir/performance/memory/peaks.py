@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The peak of a step in stages as the most of a few sums of its tensors' sizes.
+"""The peak of a pipelined step as the most of a few sums of its tensors' sizes.
 
 Which tensors are there at each moment does not depend on their sizes. So the peak is the maximum,
 over all moments, of a sum of sizes with whole coefficients; a moment at which no size counts more
-than at another one is left out. What remains is few, and exact for all sizes.
+than at another is left out. What remains is few, and exact for all sizes.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class PeakFormula(MemoryLevel):
 
     @property
     def most_held(self) -> Ints:
-        """Moments of which none is below another one, (moments, kinds)."""
+        """Moments of which none is below another, (moments, kinds)."""
         if len(self._most) > 1:
             self._most = [highest(np.concatenate(self._most))]
         return self._most[0]
 
 
 def highest(moments: Ints) -> Ints:
-    """Rows that no other row reaches in all columns."""
+    """Return the rows that no other row reaches in all columns."""
     moments = different(moments)
     order = np.argsort(-moments.sum(axis=1), kind="stable")
     kept = np.zeros((0, moments.shape[1]), np.int64)
@@ -89,7 +89,7 @@ def _reaching(rows: Ints, others: Ints) -> Ints:
 
 
 def different(moments: Ints) -> Ints:
-    """Rows that are there, each once."""
+    """Return the rows that are there, each once."""
     if len(moments) == 1:
         return moments
     rows = np.ascontiguousarray(moments)
@@ -146,13 +146,13 @@ class Peaks:
         self._moments: dict[int, Ints] = {}
 
     def of(self, quantities: Ints, micro_batches: int) -> Ints:
-        """Bytes of the fullest rank of steps, (rows,), from (quantities, rows)."""
+        """Return the bytes of the fullest rank of steps, (rows,), from (quantities, rows)."""
         blocks = -(-quantities[self.quantities] // BLOCK_BYTES)
         sums = self.moments(micro_batches).astype(np.float64) @ blocks.astype(np.float64)
         return np.asarray(sums.max(axis=0, initial=0.0), np.int64) * BLOCK_BYTES  # below 2^53
 
     def moments(self, micro_batches: int) -> Ints:
-        """How many tensors of each size are there, (moments, quantities)."""
+        """Return how many tensors of each size are there, (moments, quantities)."""
         if micro_batches not in self._moments:
             base_schedule = self._staged.schedule
             schedule = dataclasses.replace(base_schedule, micro_batches=micro_batches)
@@ -164,7 +164,7 @@ class Peaks:
         return self._moments[micro_batches]
 
     def _rank(self, staged: PipelineProgram, rank: int, steps: Sequence[Step]) -> Ints:
-        """Moments of a rank that takes these steps."""
+        """Return the moments of a rank that takes these steps."""
         shorter = cut(steps, staged.schedule)
         if shorter is not None:
             walk = RankEvents(staged, self._memories.stages, rank, shorter.steps)
@@ -201,7 +201,7 @@ class Peaks:
         return highest(np.concatenate(moments))
 
     def _level(self, walk: RankEvents, place: int, death: LastUse) -> PeakFormula:
-        """Level of an event: one object for those alike."""
+        """Return the level of an event: one object for those alike."""
         event, levels = walk.events[place], self._levels
         if event.unit is None:
             size = walk.sizes[int(event.ids[0])]

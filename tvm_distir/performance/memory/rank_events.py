@@ -170,7 +170,7 @@ class RankEvents:
                 self._hand_over(edge, micro)
 
     def _slots(self, stage: int, micro: int) -> Ints:
-        """Instances in the slots of a micro-batch, or of what is there once."""
+        """Return the instances in the slots of a micro-batch, or of what is there once."""
         if micro < 0:
             return self._once[stage]
         if (stage, micro) not in self._micros:
@@ -263,7 +263,7 @@ class RankEvents:
         self.events.append(Event(kind, stage, micro, None, ids))
 
     def _sum(self, number: int) -> None:
-        """Make a sum over stages: each adds its own term, the last one tells all."""
+        """Make a sum over stages: each adds its own term, the last tells all."""
         stage_sum = self.staged.sums[number]
         chain = {e.target[0]: e for e in stage_sum.edges if e.direction == "sum"}
         for stage in stage_sum.stages:
@@ -291,7 +291,7 @@ class RankEvents:
                 ]
 
     def _total(self, stage: int, number: int) -> int:
-        """Slot of a sum."""
+        """Return the slot of a sum."""
         return self.staged.role_of(stage).sums[self.staged.sums_of(stage).index(number)][1]
 
     def _move(self, edge: Edge) -> None:

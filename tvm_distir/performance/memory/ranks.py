@@ -53,7 +53,7 @@ class RankMemory:
 
 
 class RankMemories:
-    """Memory of the ranks of a step in stages, as a framework would run it.
+    """Memory of the ranks of a pipelined step, as a framework would run it.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ class RankMemories:
         return int(np.cumsum(changes).max())
 
     def resident(self, walk: RankEvents) -> list[LiveBuffer]:
-        """Inputs of the step, and constants of what the rank runs."""
+        """Return the inputs of the step, and constants of what the rank runs."""
         given = self.staged.inputs(walk.rank)
         roots = {p.function for k in walk.own for p in self.staged.role_of(k).phases}
         return [
@@ -174,7 +174,7 @@ class RankMemories:
         return level, level.peak
 
     def _held(self, walk: RankEvents, deaths: Sequence[LastUse], at: int) -> Iterator[LiveBuffer]:
-        """What is there at the peak, beside what always is."""
+        """Return what is there at the peak, beside what always is."""
         event, death = walk.events[at], deaths[at]
         inside = set[int]()
         if event.unit is not None:
@@ -201,7 +201,7 @@ class RankMemories:
         return self._labels[key]
 
     def _named(self, event: Event, buffer: int) -> Label:
-        """What a buffer of an event is, or what it hands over in a slot."""
+        """Return what a buffer of an event is, or what it hands over in a slot."""
         role = self.staged.role_of(event.stage)
         if event.unit is None:
             return Label(role.slots[buffer].name, event.name, role.name, self._word(event))
@@ -210,7 +210,7 @@ class RankMemories:
         return Label(role.slots[slot].name, "", part.function, self._word(event))
 
     def _word(self, event: Event) -> str:
-        """What a unit is called, with its stage where the rank has several."""
+        """Return what a unit is called, with its stage where the rank has several."""
         word = _WORDS.get(event.name.rstrip("+"), event.name.partition(":")[0])
         many = self.staged.schedule.rank_of.count(self.staged.schedule.rank_of[event.stage]) > 1
         return f"{word} of stage {event.stage}" if many else word

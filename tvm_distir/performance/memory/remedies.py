@@ -14,7 +14,7 @@ tp x 2             the share of weights, their like, and activations that is cut
 =================  =================================================================================
 
 The cheapest is the first of them, in the order of the table, that fits: ZeRO 1 and 2 send what
-data parallelism sends anyway, recomputation repeats the forward part, stage 3 gathers weights twice
+data parallelism sends anyway, recomputation repeats the forward pass, stage 3 gathers weights twice
 more, twice the tensor parallelism takes devices from elsewhere.
 """
 
@@ -153,7 +153,7 @@ class _Facts:
 
 
 def _axes(value: Value) -> set[int]:
-    """Mesh axes that a value is cut along."""
+    """Return the mesh axes that a value is cut along."""
     words = (value.placement or "").replace("(", "").replace(")", "").split(",")
     return {axis for axis, word in enumerate(words) if word.strip().startswith("S")}
 
@@ -164,9 +164,9 @@ def _share(values: Sequence[Value], holds: Any) -> float:
 
 
 def _layers(program: Program, roots: Sequence[str]) -> tuple[list[int], int, int]:
-    """Bytes that each layer stashes, that all are given, and the most weights of one.
+    """Return the bytes that each layer stashes, that all are given, and the most weights of one.
 
-    A layer is a call of the forward part of a function that calls no further one.
+    A layer is a call of the forward pass of a function that calls no further one.
     """
     stash, given, weight = list[int](), 0, 0
     inner = {

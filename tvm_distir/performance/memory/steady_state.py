@@ -76,7 +76,7 @@ def cut(steps: Sequence[Step], schedule: Schedule) -> SteadyState | None:
 
 
 def steady(before: Sequence[int], shorter: SteadyState, facts: Ints, left: Ints) -> bool:
-    """Whether the periods before and behind those left out are alike, and leave nothing.
+    """Return whether the periods before and behind those left out are alike, and leave nothing.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def _place(first: Any, last: Any, low: int, high: int, period: int) -> tuple[int
     """Where, and how many, periods are left out: all micro-batches under way there are steady."""
 
     def steady(at: int) -> bool:
-        """Whether they began and end between low and high, two periods apart from either."""
+        """Return whether they began and end between low and high, two periods apart from either."""
         live = (first < at) & (last >= at)
         inside = (first[live] >= low + 2 * period) & (last[live] < high - 2 * period)
         return bool(inside.all())

@@ -162,7 +162,7 @@ class UnitLevels:
         self._units: list[Unit] = []
 
     def level(self, unit: Unit, death: LastUse) -> tuple[MemoryLevel, int]:
-        """Level of a unit, and the bytes that best-fit placement needs for it."""
+        """Return the level of a unit, and the bytes that best-fit placement needs for it."""
         key = (id(unit), death)
         if key not in self._known:
             self._units.append(unit)  # no other takes its identity
@@ -178,7 +178,7 @@ class UnitLevels:
     def held(
         self, unit: Unit, death: LastUse, labels: Mapping[int, Label], word: str
     ) -> Iterator[LiveBuffer]:
-        """What a unit holds at its peak of what it makes, and of what dies in it."""
+        """Return what a unit holds at its peak of what it makes, and of what dies in it."""
         at = self.level(unit, death)[0].at
         first = len(unit.inputs)
         made = -1
@@ -216,7 +216,7 @@ class UnitLevels:
                     yield LiveBuffer(named[buffer], death.roles[buffer], size)
 
     def moment(self, unit: Unit, death: LastUse) -> str:
-        """Where the peak of a unit is."""
+        """Return where the peak of a unit is."""
         at = max(self.level(unit, death)[0].at, 0)
         use = next(use for number, use, _ in self.uses(unit, death) if number == at)
         return self.framework.moment(use)

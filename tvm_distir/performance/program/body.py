@@ -141,7 +141,7 @@ class FunctionExporter:
         return {handle(var): number for number, var in enumerate(self.reading.variables)}
 
     def tree(self, expr: Any, place: str) -> Tree:
-        """Values that an argument stands for."""
+        """Return the values that an argument stands for."""
         if type(expr) in VARIABLES:
             return self.trees[self.numbers[handle(expr)]]
         if type(expr) is relax.Tuple:
@@ -177,11 +177,11 @@ class FunctionExporter:
         return self.tree(value, name)
 
     def inputs(self, call: ir.Call, name: str) -> list[int]:
-        """Values that a call bound to ``name`` reads."""
+        """Return the values that a call bound to ``name`` reads."""
         return [leaf for arg in call.args[:] for leaf in leaves(self.tree(arg, name))]
 
     def like_call(self, number: int, name: str, call: ir.Call) -> Tree:
-        """Export a call as the first one like it."""
+        """Export a call as the first like it."""
         reading, place = self.reading, len(self.trees)
         used = reading.used(number)
         like = reading.like[number]
@@ -270,7 +270,7 @@ class FunctionExporter:
 
 
 def _constants(args: Sequence[Any]) -> Iterator[Any]:
-    """Constants among the arguments of a call, in order."""
+    """Return the constants among the arguments of a call, in order."""
     for arg in args:
         if type(arg) is relax.Tuple:
             yield from _constants(arg.fields[:])

@@ -53,7 +53,7 @@ def check_program(
 
 
 def call_order(functions: Functions, place: str = "program") -> list[str]:
-    """Names of the functions, callees before their callers.
+    """Return the names of the functions, callees before their callers.
 
     Raises
     ------

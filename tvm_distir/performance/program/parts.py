@@ -29,11 +29,11 @@ class Mesh:
     device_ids: tuple[int, ...]
 
     def groups(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Groups of devices that differ in the coordinates along ``axes`` only."""
+        """Return the groups of devices that differ in the coordinates along ``axes`` only."""
         return tuple(map(tuple, self.group_table(axes).tolist()))
 
     def group_table(self, axes: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """The groups as an array, (groups, devices)."""
+        """Return the groups as an array, (groups, devices)."""
         table = np.array(self.device_ids).reshape(self.shape)
         rest = [axis for axis in range(len(self.shape)) if axis not in axes]
         moved = table.transpose([*rest, *sorted(axes)])
@@ -182,13 +182,13 @@ class Function:
     values: tuple[Value, ...]
 
     def on(self, mesh: int) -> Function:
-        """The same on another mesh, collectives included."""
+        """Return the same on another mesh, collectives included."""
         ops = tuple(op._replace(mesh=mesh) if op.kind == "collective" else op for op in self.ops)
         return replace(self, mesh=mesh, ops=ops)
 
 
 def reached(functions: Mapping[str, Function], roots: Iterable[str]) -> set[str]:
-    """Names of functions, and of all that they call, directly or not."""
+    """Return the names of functions, and of all that they call, directly or not."""
     result: set[str] = set()
     todo = list(roots)
     while todo:

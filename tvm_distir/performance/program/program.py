@@ -118,7 +118,7 @@ class Program:
         return sum(len(self.devices_of(entry)) for entry in self.entries)
 
     def devices_of(self, entry: Entry) -> tuple[int, ...]:
-        """Devices that run an entry."""
+        """Return the devices that run an entry."""
         return entry.device_ids or self.meshes[entry.mesh].device_ids
 
     def leads(self, entry: Entry, mesh: int) -> bool:
@@ -150,7 +150,7 @@ class Program:
                 yield fn, op
 
     def place_of(self, entry: Entry) -> str:
-        """Names of the meshes that an entry works on, ``mesh0+mesh1``."""
+        """Return the names of the meshes that an entry works on, ``mesh0+mesh1``."""
         fn = self.functions[entry.function]
         values = [fn.values[i] for i in fn.params]
         meshes = {entry.mesh, *(value.mesh for value in values if value.mesh is not None)}

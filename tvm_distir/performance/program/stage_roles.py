@@ -134,12 +134,12 @@ class RoleExporter:
         )
 
     def slot(self, what: str) -> int:
-        """Slot of a result."""
+        """Return the slot of a result."""
         (slot,) = leaves(self._tree(self.body.results[what]))
         return slot
 
     def param(self, what: str) -> int:
-        """Slot of a parameter."""
+        """Return the slot of a parameter."""
         (slot,) = leaves(self.trees[self.body.params[what]])
         return slot
 
@@ -304,7 +304,7 @@ class RoleExporter:
 
 
 def _reading(binding: Any, constants: Mapping[Any, Any]) -> Any:
-    """A binding that reads constants instead of variables."""
+    """Return a binding that reads constants instead of variables."""
     if not any(var in constants for var in variables(binding.value)):
         return binding
     return relax.VarBinding(binding.var, substitute(binding.value, constants))

@@ -108,7 +108,7 @@ class _Staging:
         return program
 
     def _neighbours(self) -> list[Edge]:
-        """Edges of activations and gradients."""
+        """Return the edges of activations and gradients."""
         neighbours = []
         for stage, note in enumerate(self.pipeline.stages):
             for kind, step in ((ACTIVATION, 1), (GRADIENT, -1)):
@@ -121,7 +121,7 @@ class _Staging:
         return neighbours
 
     def _sums(self) -> list[StageSum]:
-        """Sums over stages, with their edges."""
+        """Return the sums over stages, with their edges."""
         sums = []
         for stage_sum in self.pipeline.sums:
             term, total = f"{PART}:{stage_sum.name}", f"{TOTAL}:{stage_sum.name}"
@@ -173,7 +173,7 @@ class _Staging:
 def _wire_bytes(
     source: tuple[Place, DeviceMesh], target: tuple[Place, DeviceMesh]
 ) -> tuple[int, int]:
-    """The most that a device sends, and receives. The ends have no device in common."""
+    """Return the most that a device sends, and receives. The ends have no device in common."""
     start, sides = 0, []
     for place, mesh in (source, target):
         shape = mesh_shape(mesh)

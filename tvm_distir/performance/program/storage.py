@@ -56,7 +56,7 @@ class Storage:
     ----------
     functions : mapping of str to StorageFunction
     entries : tuple of str
-        One for each entry of the program, or for each rank of a step in stages.
+        One for each entry of the program, or for each rank of a pipelined step.
     """
 
     functions: Mapping[str, StorageFunction]
@@ -75,7 +75,7 @@ class Storage:
         return walk.held
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the plain data."""
         return {
             "entries": list(self.entries),
             "functions": {
@@ -94,7 +94,7 @@ class Storage:
 class Walk:
     """A function as TVM's machine runs it.
 
-    The machine remembers what the last function returned, until another one returns: a block
+    The machine remembers what the last function returned, until another returns: a block
     that nobody else holds lives as long.
 
     Attributes

@@ -16,14 +16,14 @@ from .parts import Function
 
 
 def state_names(fn: relax.Function) -> set[str]:
-    """Plain names of the inputs that are states of an optimizer, counters included."""
+    """Return the plain names of the inputs that are states of an optimizer, counters included."""
     states = training_notes(fn, "states").values()
     names = [str(name) for state in states for name in state[:]]
     return {plain_name(name) for name in (*names, *training_notes(fn, "counters"))}
 
 
 def updates(fn: relax.Function, made: Function) -> tuple[tuple[int, int], ...]:
-    """Results of an entry, each with the parameter whose memory it takes.
+    """Return the results of an entry, each with the parameter whose memory it takes.
 
     ``dist.training`` says at which places the whole step returns what is updated; without, it
     returns its loss, then those, in their order.
@@ -39,7 +39,7 @@ def updates(fn: relax.Function, made: Function) -> tuple[tuple[int, int], ...]:
     pairs = []
     for number, item in enumerate(io["outputs"][:]):
         name = whole.get(int(item["index"]), "")
-        if "name" in item:  # of a step in stages written out
+        if "name" in item:  # of a pipelined step written out
             name = plain_name(str(item["name"]))
         param = places.get(name) if name in updated else None
         if param is not None and _alike(made, number, param, params):

@@ -23,7 +23,7 @@ def leaves(tree: Tree) -> list[int]:
 
 
 def shaped(ty: Any, numbers: Iterator[int]) -> Tree:
-    """The tree of a type, from numbers of its tensors."""
+    """Return the tree of a type, from numbers of its tensors."""
     if isinstance(ty, relax.TupleType):
         return tuple(shaped(field, numbers) for field in ty.fields)
     return None if tensor_type(ty) is None else next(numbers)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Many steps in stages alike, that differ in numbers only, simulated together.
+"""Many pipelined steps alike, that differ in numbers only, simulated together.
 
 The functions, units and messages of a step are found once; each step has durations of its own.
 """
@@ -47,7 +47,7 @@ class BatchedTimes(NamedTuple):
 
 
 class Batch:
-    """Steps in stages alike.
+    """Pipelined steps alike.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Batch:
         return self.program.staged.schedule.micro_batches
 
     def lies(self, meshes: Sequence[Mesh]) -> tuple[int, ...]:
-        """Which ranks lie alike: by rank the first that it is like."""
+        """Return which ranks lie alike: by rank the first that it is like."""
         shape = meshes[0].shape
         if shape not in self._lying:
             keys = lying(self._axes, meshes, self.system)
@@ -168,7 +168,7 @@ class _Plan:
         return BatchedTimes(time_ps, bound, prices.fits & (time_ps >= 0))
 
     def _counts(self) -> list[Ints]:
-        """How often ranks run each row; equal ones once."""
+        """Return how often ranks run each row; equal ones once."""
         units = self.steps.units
         _, step, begin = units.runs()
         lowering = self.kinds.lowering
@@ -182,7 +182,7 @@ class _Plan:
         return list(counts.values())
 
     def _bound(self, of_row: Ints, spent: Ints, codes: npt.NDArray[np.int8], time_ps: Ints) -> Ints:
-        """What most of the busiest rank's step goes to."""
+        """Return what most of the busiest rank's step goes to."""
         rows = time_ps.size
         most = np.full(rows, -1, np.int64)
         bound = np.zeros(rows, np.int64)
@@ -227,7 +227,7 @@ def _add(
 
 
 def _placed(program: Program) -> Program:
-    """A program whose ops are called by their places in their functions."""
+    """Return a program whose ops are called by their places in their functions."""
     functions = {
         name: dataclasses.replace(
             fn, ops=tuple(op._replace(name=str(n)) for n, op in enumerate(fn.ops))

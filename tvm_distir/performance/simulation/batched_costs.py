@@ -74,7 +74,7 @@ class BatchPrices:
         self._edges = {id(e): at for e, at in zip(_edges(program), numbers.edge_at, strict=True)}
 
     def key(self, function: str, number: int, op: Op) -> Hashable:
-        """Ops of one key take equally long."""
+        """Return the ops of one key take equally long."""
         at = self.numbers.op_at[function][number]
         flops, moved, payload, _ = self.which[at : at + 4].tolist()
         if op.kind == "collective":
@@ -86,7 +86,7 @@ class BatchPrices:
         return "kernel", flops, moved, op.kernel_class, op.dtype
 
     def of(self, key: Hashable, op: Op, function: str) -> tuple[Ints, Codes]:
-        """Durations in picoseconds and codes of what they are bound by, (rows,) each."""
+        """Return the durations in picoseconds and codes of what they are bound by, (rows,) each."""
         if key not in self._known:
             self._known[key] = self._price(op, function, key)
         return self._known[key]
@@ -106,7 +106,7 @@ class BatchPrices:
         return issued, self._codes(_HOST_BOUND)
 
     def _busy(self, function: str) -> Ints:
-        """Time of a function's own kernels."""
+        """Return the time of a function's own kernels."""
         total = np.zeros(self.rows, np.int64)
         for number, op in enumerate(self.program.functions[function].ops):
             if op.kind == "compute" and op.kernel_class not in HOSTS:
@@ -145,7 +145,7 @@ class BatchPrices:
         return result
 
     def edge(self, edge: Edge, here: int, there: int) -> Ints:
-        """Durations of a message between ranks: as :meth:`.costs.OpCosts.edge_ps`."""
+        """Return the durations of a message between ranks: as :meth:`.costs.OpCosts.edge_ps`."""
         at = self._edges[id(edge)]
         result = np.zeros(self.rows, np.int64)
         for rows, costs in self._of_shape:
@@ -181,5 +181,5 @@ def _edges(program: Program) -> list[Edge]:
 
 
 def _on(program: Program, meshes: Sequence[Mesh]) -> Program:
-    """A program whose ranks have other meshes."""
+    """Return a program whose ranks have other meshes."""
     return Program(tuple(meshes), program.functions, program.entries, staged=program.staged)

@@ -63,7 +63,7 @@ class OpCosts:
         self._parts: dict[tuple[int, int], GroupLayout] = {}
 
     def row(self, function: str, number: int) -> OpRow:
-        """Cost of the op ``number`` of a function (not a call or view)."""
+        """Return the cost of the op ``number`` of a function (not a call or view)."""
         op = self.program.functions[function].ops[number]
         place = f"{function}/{op.name} ({op.op})"
         if op.kind == "collective":
@@ -85,13 +85,13 @@ class OpCosts:
         return OpRow(function, op, COMPUTE, *self._kernel(op, place))
 
     def _kernel(self, op: Op, place: str) -> tuple[int, str]:
-        """Time of a compute op, as measured where it was, and what it is bound by."""
+        """Return the time of a compute op, as measured where it was, and what it is bound by."""
         moved = op.bytes_read + op.bytes_written
         time = self.clock.kernel(op.flops, moved, op.kernel_class, op.dtype, place)
         return op.measured_ps or time.duration_ps, time.bound_by
 
     def _host_ps(self, function: str, op: Op, place: str) -> int:
-        """What the host takes beyond the device.
+        """Return what the host takes beyond the device.
 
         The one place where host and device meet: over a function, which waits at its end.
         """
@@ -111,7 +111,7 @@ class OpCosts:
         return self.clock.group_durations_ps(op.collective, op.payload_bytes, layout, place)
 
     def edge_ps(self, edge: Edge, here: int, there: int) -> tuple[int, int]:
-        """Durations of the two ends of a message between ranks of a pipeline."""
+        """Return the durations of the two ends of a message between ranks of a pipeline."""
         place = f"edge {edge.source} to {edge.target}"
         sent, received = (
             self._pair_ps(kind, -(-size // edge.split), *ends, place)
@@ -126,11 +126,11 @@ class OpCosts:
         return sent, received
 
     def host_copy_ps(self, size_bytes: int, place: str) -> int:
-        """Duration of a copy between a device and the memory of its host."""
+        """Return the duration of a copy between a device and the memory of its host."""
         return picoseconds(self.clock.system.host_copy_time_s(size_bytes), place)
 
     def layout(self, mesh: int, axes: tuple[int, ...]) -> GroupLayout:
-        """How the groups along axes of a mesh lie on the nodes."""
+        """Return how the groups along axes of a mesh lie on the nodes."""
         key = (mesh, axes)
         if key not in self._layouts:
             groups = self.program.meshes[mesh].group_table(axes)
@@ -138,7 +138,7 @@ class OpCosts:
         return self._layouts[key]
 
     def parts_layout(self, mesh: int, parts: int) -> GroupLayout:
-        """How the devices of a mesh lie that gather so many parts of a message."""
+        """Return how the devices of a mesh lie that gather so many parts of a message."""
         key = (mesh, parts)
         if key not in self._parts:
             ids = self.program.meshes[mesh].device_ids
@@ -148,7 +148,7 @@ class OpCosts:
         return self._parts[key]
 
     def pair_layout(self, mesh: int, peer: int) -> GroupLayout:
-        """How the devices of two meshes lie, each paired with another one of the other mesh."""
+        """How the devices of two meshes lie, each paired with another of the other mesh."""
         key = (mesh, peer)
         if key not in self._pairs:
             here, there = (self.program.meshes[number].device_ids for number in key)
@@ -156,9 +156,9 @@ class OpCosts:
         return self._pairs[key]
 
     def _transfer_ps(self, op: Op, place: str) -> int:
-        """Duration of a transfer, every device paired with another one of the other mesh."""
+        """Duration of a transfer, every device paired with another of the other mesh."""
         return self._pair_ps(op.collective, op.wire_bytes, op.mesh, op.peer_mesh, place)
 
     def _pair_ps(self, kind: str, size_bytes: int, mesh: int, peer: int, place: str) -> int:
-        """Duration of one end of a transfer on a mesh, from or to a peer."""
+        """Return the duration of one end of a transfer on a mesh, from or to a peer."""
         return self.clock.transfer_ps(kind, size_bytes, self.pair_layout(mesh, peer), place)

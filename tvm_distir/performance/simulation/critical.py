@@ -41,7 +41,7 @@ class _Event(NamedTuple):
 
 
 def critical_path(lanes: Sequence[DeviceGroupResult]) -> tuple[PathPart, ...]:
-    """What the longest chain of events is made of, the longest part first.
+    """Return what the longest chain of events is made of, the longest part first.
 
     Everything starts when something ends that it waited for; the path goes back from the last end
     to what ended when each event began, on its device or, for what was received, on the sender's.
@@ -93,7 +93,7 @@ def _before(ended: Sequence[_Event], stream: str) -> _Event | None:
 
 
 def _events(lanes: Sequence[Traced]) -> Iterator[_Event]:
-    """All that takes time. Units of stages count as such where there are too many ops."""
+    """Return all that takes time. Units of stages count as such where there are too many ops."""
     sheets = [list(lane.sheets()) for lane in lanes]
     whole = sum(sheet.start.size for lane_sheets in sheets for sheet in lane_sheets) > _MOST_OPS
     for number, (lane, lane_sheets) in enumerate(zip(lanes, sheets, strict=True)):

@@ -132,7 +132,7 @@ class FunctionTime:
 
 @dataclass(frozen=True)
 class Branch:
-    """An ``If``: the dearer branch is simulated.
+    """An ``If``: the more expensive branch is simulated.
 
     Attributes
     ----------
@@ -224,11 +224,11 @@ class DeviceGroupResult:
         return len(self.timeline)
 
     def events(self) -> Iterator[Event]:
-        """Events of the first of the devices, in order of issue."""
+        """Return the events of the first of the devices, in order of issue."""
         yield from self.timeline
 
     def traced(self) -> Traced:
-        """What traces are written from."""
+        """Return what traces are written from."""
         timeline = self.timeline
         return Traced(
             self.mesh,

@@ -36,7 +36,7 @@ class Devices(Sequence[DeviceResult]):
         return tuple(work.of(lane) for lane, work in pairs)
 
     def on(self, lanes: Sequence[DeviceGroupResult]) -> Devices:
-        """The same work of the devices of other lanes."""
+        """Return the same work of the devices of other lanes."""
         return Devices(lanes, self._works)
 
     def __len__(self) -> int:

@@ -100,7 +100,7 @@ class _Reader:
     def _taken(
         self, name: str, op: Op, ins: list[int], conditions: list[int]
     ) -> tuple[int, list[int]]:
-        """Function that a call runs, with its operands; of a branch the dearer one."""
+        """Return the function that a call runs, with its operands; of a branch the dearer one."""
         if op.kind == "call":
             return self.number(op.callee, len(conditions)), [*ins, *conditions]
         gates = len(conditions) + 1
@@ -151,6 +151,6 @@ class _Reader:
         return len(into.functions) - 1
 
     def _cost(self, row: OpRow) -> tuple[int, int, int, int]:
-        """Stream, flags, duration and time of the host."""
+        """Return the stream, flags, duration and time of the host."""
         stream = COMPUTE_PORT if row.stream == COMPUTE else COMM_PORT
         return stream, flags_of(row, self.into.blocking), row.duration_ps, row.issue_ps

@@ -116,7 +116,7 @@ def build_graph(
 
 
 def _meshes(program: Program, root: str) -> set[int]:
-    """Meshes on which a function or what it calls has collectives."""
+    """Return the meshes on which a function or what it calls has collectives."""
     names: Iterable[str] = reached(program.functions, [root])
     return {
         op.mesh for name in names for op in program.functions[name].ops if op.kind == "collective"

@@ -8,7 +8,7 @@ import time
 
 
 class StageTimes:
-    """A clock that stages end one after the other.
+    """A clock that stages end in sequence.
 
     Attributes
     ----------
@@ -21,6 +21,6 @@ class StageTimes:
         self._last_s = time.perf_counter()
 
     def end(self, stage: str) -> None:
-        """End a stage; the next one begins."""
+        """End a stage; the next begins."""
         now_s = time.perf_counter()
         self.times_s[stage], self._last_s = now_s - self._last_s, now_s

@@ -92,7 +92,7 @@ def meetings(
     rows: Sequence[OpRow],
     tied: Collection[int],
 ) -> Iterator[CollectiveGroups]:
-    """Collectives by mesh, of the meshes ``tied``.
+    """Return the collectives by mesh, of the meshes ``tied``.
 
     Raises
     ------
@@ -155,12 +155,12 @@ class _Ends:
     receives: dict[DeviceTasks, list[int]]
 
     def counts(self) -> tuple[int, int]:
-        """Sends and receives of one device."""
+        """Return the sends and receives of one device."""
         sent, received = (len(next(iter(x.values()), [])) for x in (self.sends, self.receives))
         return sent, received
 
     def times(self) -> Iterator[tuple[dict[DeviceTasks, int], dict[DeviceTasks, int]]]:
-        """Tasks of the first, second, ... transfer."""
+        """Return the tasks of the first, second, ... transfer."""
         for number in range(self.counts()[0]):
             yield (
                 {part: tasks[number] for part, tasks in self.sends.items()},
@@ -256,7 +256,7 @@ class Groups:
 
 
 def _joined_parts(shared: CollectiveGroups, axes: tuple[int, ...]) -> list[list[int]]:
-    """Sets of parts of which some group has devices, more than one each."""
+    """Return the sets of parts of which some group has devices, more than one each."""
     part_of = {device: i for i, part in enumerate(shared.parts) for device in part.devices}
     joined: list[set[int]] = []
     for group in shared.mesh.groups(axes):

@@ -34,6 +34,6 @@ def with_plan(result: Result, program: Program) -> Result:
 
 
 def _held(lane: DeviceGroupResult, account: MemoryAccount) -> Held:
-    """What a lane holds, instead of what a framework would."""
+    """Return what a lane holds, instead of what a framework would."""
     curve = ((0.0, account.peak_bytes),)
     return lane.held()._replace(account=account, curve=curve)

@@ -35,13 +35,13 @@ def _packet(content: bytes) -> bytes:
 
 
 def start_packet() -> bytes:
-    """The first packet, which says that numbers begin anew."""
+    """Return the first packet, which says that numbers begin anew."""
     name = block(3, integer(1, _NOTE) + block(2, "op"))  # InternedData.debug_annotation_names
     return _packet(_SEQUENCE + integer(13, _CLEARED) + block(12, name))
 
 
 def interned(names: Sequence[tuple[int, str]], notes: Sequence[tuple[int, str]]) -> bytes:
-    """What new numbers of names and of notes stand for."""
+    """Return what new numbers of names and of notes stand for."""
     content = b"".join(
         block(field, integer(1, number) + block(2, text))
         for field, table in ((2, names), (29, notes))  # event_names, debug_annotation_string_values
@@ -54,7 +54,7 @@ def interned(names: Sequence[tuple[int, str]], notes: Sequence[tuple[int, str]])
 def descriptor(
     uuid: int, name: str, *, pid: int | None = None, parent: int = 0, rank: int = 0, unit: int = 0
 ) -> bytes:
-    """A track: of a process, of a stream of one, or of a counter with a unit."""
+    """Return a track: of a process, of a stream of one, or of a counter with a unit."""
     content = integer(1, uuid)
     if pid is not None:  # ordered as its tracks say
         content += block(3, integer(1, pid) + block(6, name)) + integer(11, 3)
@@ -109,7 +109,7 @@ def pairs(
     track: Ints, name: Ints, note: Ints, start_ns: Ints, end_ns: Ints,
     flow: Ints | None = None, receives: bool = False,
 ) -> Bytes:  # fmt: skip
-    """Slices, (runs, slices, bytes), each as its begin and its end.
+    """Return the slices, (runs, slices, bytes), each as its begin and its end.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def pairs(
 
 
 def counters(track: int, when_ns: Ints, values: Ints) -> Bytes:
-    """Values of a counter over time, (values, bytes)."""
+    """Return the values of a counter over time, (values, bytes)."""
     value = ("value", tag(30, 0) + _PAD, 8)
     pattern = _Pattern(b"", [("", integer(9, _COUNTER), 0), _TRACK, value])
     rows = np.tile(np.frombuffer(pattern.bytes, np.uint8), (values.size, 1))

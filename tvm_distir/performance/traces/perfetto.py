@@ -89,7 +89,7 @@ class _Writer:
         return set(ids[:, 2].tolist())
 
     def _units(self, uuid: int, sheet: OpRecords) -> Any:
-        """Packets of the units themselves, (runs, 1, bytes)."""
+        """Return the packets of the units themselves, (runs, 1, bytes)."""
         word, args = sheet.unit, {"unit": sheet.unit, "place": sheet.place}
         names = [f"{word} {micro}" if micro >= 0 else word for micro in sheet.micros.tolist()]
         spent = sheet.span[:, 1] - sheet.span[:, 0]
@@ -187,6 +187,6 @@ class _Numbers:
         return self._known[text]
 
     def new(self) -> list[tuple[int, str]]:
-        """Texts that were not given before."""
+        """Return the texts that were not given before."""
         created, self._new = self._new, []
         return created

@@ -18,7 +18,7 @@ VARINT, FIXED64, LENGTH = 0, 1, 2
 
 
 def varint(value: int) -> bytes:
-    r"""An integer; a negative one as 64 bits.
+    r"""Return an integer; a negative one as 64 bits.
 
     >>> varint(300)
     b'\\xac\\x02'
@@ -33,17 +33,17 @@ def varint(value: int) -> bytes:
 
 
 def tag(number: int, wire: int) -> bytes:
-    """The head of a field."""
+    """Return the head of a field."""
     return varint(number << 3 | wire)
 
 
 def integer(number: int, value: int) -> bytes:
-    """A field of an integer, enum or bool."""
+    """Return a field of an integer, enum or bool."""
     return tag(number, VARINT) + varint(value)
 
 
 def block(number: int, content: bytes | str) -> bytes:
-    """A field of a text, of bytes or of a message."""
+    """Return a field of a text, of bytes or of a message."""
     data = content.encode() if isinstance(content, str) else content
     return tag(number, LENGTH) + varint(len(data)) + data
 

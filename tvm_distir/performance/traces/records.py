@@ -21,7 +21,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class OpRecords:
-    """Ops that are issued one after the other, as often as they are run.
+    """Ops that are issued in sequence, as often as they are run.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class OpRecords:
 
 @dataclass(frozen=True)
 class MessageRecords:
-    """Messages of one end, in time one after the other.
+    """Messages of one end, in time in sequence.
 
     Attributes
     ----------

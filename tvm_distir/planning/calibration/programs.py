@@ -23,7 +23,7 @@ DROPOUT = 0.1
 
 
 def program_of(row: Row | StepRow, cached: bool = True) -> Program:
-    """Program of a row: zoo model, training step, strategies, passes, export.
+    """Return the program of a row: zoo model, training step, strategies, passes, export.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def _of_gpt(row: Row) -> Program:
 
 
 def _summed_again(step: ir.IRModule, plan: Plan) -> Plan:
-    """A plan that sums a layer's result over ``tp`` also where it is made again, and not read.
+    """A plan that sums a layer's result over ``tp`` also where it is recomputed, and not read.
 
     Megatron's projection does: 6 all-reduces per layer (Narayanan et al. 2021, section 3.2).
     """

@@ -35,7 +35,7 @@ class MinMarginal(NamedTuple):
     entry : str
         The public function.
     weight : str
-        Its name, numbers as ``*``: of weights alike the first one is placed otherwise.
+        Its name, numbers as ``*``: of weights alike the first is placed otherwise.
     alike : int
         How many are alike.
     form, other : str
@@ -58,7 +58,7 @@ class MinMarginal(NamedTuple):
 
 
 def second_choices(labeller: Labeller, gap: float = 0.0) -> tuple[MinMarginal, ...]:
-    """The second best forms of all weights, the ones that matter most first.
+    """Return the second best placements of all weights, the ones that matter most first.
 
     Parameters
     ----------

@@ -189,7 +189,7 @@ class _Search:
         return self.plans[self.top - 1].time_s if len(self.plans) >= self.top else math.inf
 
     def _known(self, candidate: Candidate) -> CandidateRow | None:
-        """What a search before found of a candidate."""
+        """Return what a search before found of a candidate."""
         if self.folder is None:
             return None
         kept = self.folder.known(candidate)

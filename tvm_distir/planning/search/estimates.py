@@ -84,7 +84,7 @@ class Estimator:
         return min(estimates, key=lambda x: x.peak_bytes)
 
     def ways(self, candidate: Candidate) -> tuple[int, ...]:
-        """Which of :data:`ZERO` differ for a candidate."""
+        """Return which of :data:`ZERO` differ for a candidate."""
         if dict(candidate.axes).get(BATCH, 1) == 1:
             return ZERO[:1]
         return ZERO if candidate.schedule is not None else (1, 3)
@@ -98,7 +98,7 @@ class Estimator:
         )
 
     def needs(self, candidate: Candidate, table: Layers, zero: int, rank: int) -> list[int]:
-        """Bytes of each layer on a rank."""
+        """Return the bytes of each layer on a rank."""
         parts = dict(candidate.axes).get(BATCH, 1)
         flying, chunks = in_flight(candidate, rank), candidate.chunks
         return [
@@ -117,7 +117,7 @@ class Estimator:
         needs: Sequence[Sequence[int]],
         groups: Sequence[range],
     ) -> Estimate:
-        """What a candidate takes and keeps, with its layers in these stages.
+        """Return what a candidate takes and keeps, with its layers in these stages.
 
         ``needs`` has the bytes of each layer, rank by rank.
         """
@@ -157,7 +157,7 @@ class Estimator:
         return max(step_ps, candidate.micro_batches * (2 * gather + sent))
 
     def reduced_ps(self, candidate: Candidate, weights: int) -> int:
-        """Time of summing gradients along the axis of the batch."""
+        """Return the time of summing gradients along the axis of the batch."""
         mesh = dict(candidate.axes)
         if mesh.get(BATCH, 1) == 1:
             return 0

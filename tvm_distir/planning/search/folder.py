@@ -107,7 +107,7 @@ class Folder:
             self._write(self.path / ROWS, json.dumps({"settings": self.settings}) + "\n")
 
     def known(self, candidate: Candidate) -> tuple[CandidateRow, Plan | None] | None:
-        """The row of a candidate, and its plan."""
+        """Return the row of a candidate, and its plan."""
         data = self._known.get(candidate.key)
         if data is None:
             return None

@@ -89,7 +89,7 @@ class Queue:
             )
 
     def pop(self) -> QueuedCandidate:
-        """Take the next one."""
+        """Take the next."""
         return heapq.heappop(self._waiting)
 
     def saw(self, queued: QueuedCandidate, row: CandidateRow) -> None:
@@ -106,7 +106,7 @@ class Queue:
             self._push(replace(candidate, recompute=policies[number]), least_s)
 
     def cut(self, queued: QueuedCandidate, worst_s: float) -> CandidateRow | None:
-        """Why a candidate need not be done; None where it must.
+        """Return why a candidate need not be done; None where it must.
 
         Parameters
         ----------
@@ -153,5 +153,5 @@ class Queue:
 
 
 def _kind(candidate: Candidate) -> str:
-    """Candidates of one kind are likely to be off by about as much."""
+    """Return the candidates of one kind are likely to be off by about as much."""
     return "" if candidate.schedule is None else candidate.schedule.kind

@@ -33,7 +33,7 @@ class CandidateRow:
     least_s : float
         No plan of the candidate takes less.
     price_s : float, optional
-        Of the labels found, all communication that counts one after the other with the work.
+        Of the labels found, all communication that counts in sequence with the work.
     gap : float, optional
         How far the price may be above the least, as a share of it.
     time_s : float, optional

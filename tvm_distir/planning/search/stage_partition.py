@@ -16,11 +16,11 @@ import numpy.typing as npt
 def cut(
     times: Sequence[int], parts: int, needs: Sequence[Sequence[int]] = (), room: int = 0
 ) -> list[range] | None:
-    """Cut a sequence into parts of which the dearest is as cheap as can be.
+    """Cut a sequence into parts of which the most expensive is as cheap as can be.
 
     A part that begins later is the shorter for it, and fits where a longer one does; so parts that
-    are as long as can be, one after the other, reach as far as any, and the least that the
-    dearest may take is found by halving.
+    are as long as can be, in sequence, reach as far as any, and the least that the
+    most expensive may take is found by halving.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ class _Finder:
         self.spans, self.fits, self.sizes, self.devices = spans, fits, sizes, devices
 
     def within(self, most: int) -> tuple[int | None, list[StageAssignment]]:
-        """The least sum, and its stages; None where there are none."""
+        """Return the least sum, and its stages; None where there are none."""
         count, none = len(self.spans[0]) - 1, np.iinfo(np.int64).max // 4
         sums = np.full((count + 1, self.devices + 1), none)  # by layers done and devices used
         sums[0, 0] = 0

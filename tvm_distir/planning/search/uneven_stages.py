@@ -33,7 +33,7 @@ class Uneven:
         self.enumeration, self.tables, self.outlooks = enumeration, tables, outlooks
 
     def candidates(self) -> Iterator[tuple[Candidate, Estimate]]:
-        """Each with what it is likely to take; where nothing fits, with the next policy."""
+        """Return each with what it is likely to take; where nothing fits, with the next policy."""
         enumeration, rules = self.enumeration, self.enumeration.constraints
         if not enumeration.stages or STAGES not in rules.axes or enumeration.batch is None:
             return
@@ -49,20 +49,20 @@ class Uneven:
                 yield from [candidate for candidate in shared if candidate is not None][:1]
 
     def _samples(self, batch: int) -> list[int]:
-        """Samples of a micro-batch, of all parts together."""
+        """Return the samples of a micro-batch, of all parts together."""
         sizes = self._sizes()
         rows = {n * size for n in self.enumeration.constraints.micro_batches for size in sizes}
         return sorted(n for n in rows if batch % n == 0)
 
     def _sizes(self) -> list[int]:
-        """Devices that a stage may have."""
+        """Return the devices that a stage may have."""
         devices = self.enumeration.devices
         node = self.enumeration.system.intra_node.devices_per_node
         powers = [1 << i for i in range(node.bit_length()) if 1 << i < min(node, devices)]
         return powers + list(range(node, devices, node))
 
     def _kinds(self, stages: int, samples: int) -> list[Axes]:
-        """Meshes that a stage may have."""
+        """Return the meshes that a stage may have."""
         names = [n for n in self.enumeration.constraints.axes if n != STAGES]
         kinds: dict[Axes, None] = {}
         for size in self._sizes():
@@ -79,7 +79,7 @@ class Uneven:
     def _shared(
         self, stages: int, samples: int, micro_batches: int, policy: str
     ) -> tuple[Candidate, Estimate] | None:
-        """The candidate of a number of stages; None where none fits, or stages are equal."""
+        """Return the candidate of a number of stages; None where none fits, or stages are equal."""
         kinds, alone, tables = [], list[Candidate](), list[Layers]()
         for axes in self._kinds(stages, samples):
             candidate = Candidate(axes, stages, micro_batches, recompute=policy)

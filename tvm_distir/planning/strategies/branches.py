@@ -121,7 +121,7 @@ def _heaviest(branch: Branch) -> tuple[int, int]:
 
 
 def members(branch: Branch) -> list[int]:
-    """The nodes of a branch, in order."""
+    """Return the nodes of a branch, in order."""
     return list(_members(branch.nodes))
 
 
@@ -155,7 +155,7 @@ def _past(g: Graph) -> list[int]:
 
 
 def _work(module: PlacedModule, g: Graph) -> list[int]:
-    """FLOPs of each node, those of functions called included."""
+    """Return the FLOPs of each node, those of functions called included."""
     total: dict[str, int] = {}
 
     def of(graph: Graph) -> list[int]:

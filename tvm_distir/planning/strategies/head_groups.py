@@ -26,7 +26,7 @@ COPIES = "_copies"
 
 
 def mesh_of(mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec]) -> MeshSpec:
-    """The mesh as several strategies have it, which must all have the same."""
+    """Return the mesh as several strategies have it, which must all have the same."""
     for spec in wanted:
         if spec.name == MEGATRON:
             axis = str(spec.options.get("axis", find_strategy(MEGATRON).options["axis"].default))
@@ -76,7 +76,7 @@ def tensor_axes(mesh: MeshSpec, axis: str) -> tuple[int, ...]:
 
 
 def key_heads(mod: ir.IRModule, consumers: Consumers) -> int | None:
-    """Heads of keys and values, the fewest of all layers; None where none are found."""
+    """Return the heads of keys and values, the fewest of all layers; None where none are found."""
     return min(_key_heads(mod, consumers), default=None)
 
 

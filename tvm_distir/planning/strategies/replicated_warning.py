@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan that knows weights by name leaves whole: said, not passed over."""
+"""What a plan that knows weights by name leaves replicated: said, not passed over."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Projection:
 
 
 def warn_of_whole(projections: Iterable[Projection], strategy: str, axis: str) -> None:
-    """Warn where projections of layers stay whole on every device, with their names.
+    """Warn where projections of layers stay replicated on every device, with their names.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ SEQUENCE_DIM = 1
 def cut_inputs(
     mod: ir.IRModule, mesh: MeshSpec, axis: str, dim: int, strategy: str
 ) -> tuple[dict[str, dict[int, int]], list[PlanRule]]:
-    """Cut the data inputs of a module along the sequence; weights are whole and stationary.
+    """Cut the data inputs of a module along the sequence; weights are replicated and stationary.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What strategies know of a training step: its forward part, and what follows its weights.
+"""What strategies know of a training step: its forward pass, and what follows its weights.
 
-A strategy places the weights by the forward part alone. The new weights and the optimizer's
+A strategy places the weights by the forward pass alone. The new weights and the optimizer's
 states lie as their weights do.
 """
 
@@ -33,17 +33,17 @@ from tvm_distir.core import (
 
 
 def state_names(fn: relax.Function) -> set[str]:
-    """Names of the parameters that are states of weights; none of other functions."""
+    """Return the names of the parameters that are states of weights; none of other functions."""
     return {name for names in states_of(fn).values() for name in names}
 
 
 def states_of(fn: relax.Function) -> dict[str, list[str]]:
-    """Names of the optimizer's states of each weight; none of other functions."""
+    """Return the names of the optimizer's states of each weight; none of other functions."""
     return {w: [str(n) for n in names[:]] for w, names in training_notes(fn, "states").items()}
 
 
 def new_names(mod: ir.IRModule) -> set[str]:
-    """Names of the values of a training step that replace parameters."""
+    """Return the names of the values of a training step that replace parameters."""
     return {
         str(value)
         for _, fn in relax_functions(mod)
@@ -52,12 +52,12 @@ def new_names(mod: ir.IRModule) -> set[str]:
 
 
 def gradient_names(fn: relax.Function) -> dict[str, str]:
-    """Names of the values that are the gradients of weights; none of other functions."""
+    """Return the names of the values that are the gradients of weights; none of other functions."""
     return {w: str(n) for w, n in training_notes(fn, "gradients").items()}
 
 
 def term_names(fn: relax.Function) -> dict[str, str]:
-    """Names of the values that are one micro-batch's gradients of weights, of steps in stages.
+    """Names of the values that are one micro-batch's gradients of weights, of pipelined steps.
 
     Those of weights that other stages have too are among them.
     """
@@ -113,7 +113,7 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
     -------
     Plan
         With more rules: a ``param`` rule per state that the plan does not name itself, a
-        ``value`` rule per new weight and state, and per weight that the backward part reads anew:
+        ``value`` rule per new weight and state, and per weight that the backward pass reads anew:
         as stationary as the weight. In a step of stages what goes to another stage lies as that
         one takes it.
     """

@@ -70,7 +70,7 @@ def role_of(name: str) -> tuple[str, bool] | None:
 def known_weight(
     parameter: Parameter, fn: relax.Function, consumers: Consumers
 ) -> KnownWeight | None:
-    """A weight whose name says its role; None for others."""
+    """Return a weight whose name says its role; None for others."""
     role = role_of(parameter.name)
     if role is None:
         return None

@@ -65,7 +65,7 @@ class Bounds:
         return max(held - 1, 0) + max(worked - 1, 0)
 
     def order(self, explorer: PlacementSearch, trial: CandidatePlacement) -> tuple[float, int]:
-        """What makes one trial better than another: the bounds, then what is sent."""
+        """Return what makes one trial better than another: the bounds, then what is sent."""
         return self.excess(trial.footprint), explorer.sent(trial.footprint)
 
 

@@ -61,7 +61,7 @@ class Configuration:
     chunks : int
         Stages per rank.
     recompute : str
-        What the backward part makes again.
+        What the backward pass recomputes.
     zero : int
         Stage of ZeRO; 0: none.
     sequence_parallel : int
@@ -105,7 +105,7 @@ class Configuration:
         return sizes or {first: 1}
 
     def strategy(self, tensor: str, training: bool) -> str:
-        """Strategies of the row, as ``--strategy`` takes them.
+        """Return the strategies of the row, as ``--strategy`` takes them.
 
         Parameters
         ----------
@@ -150,7 +150,7 @@ class Configuration:
             raise refused("sequence_parallel=1 without tp", "Give tp more than 1.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Columns of the configuration."""
+        """Return the columns of the configuration."""
         result: dict[str, Any] = dict(self.sizes)
         for name in (*INTEGERS, *WORDS):
             result[name] = getattr(self, name)

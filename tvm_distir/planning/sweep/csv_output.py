@@ -18,7 +18,7 @@ SETTINGS = ".sweep.json"
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV."""
+    """Return the rows as CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

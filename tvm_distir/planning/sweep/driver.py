@@ -177,11 +177,11 @@ class _Sweep:
         return SweepResult(self.header, rows, complete, interrupted, tuple(differences))
 
     def _open(self) -> Ints:
-        """Rows that are not finished."""
+        """Return the rows that are not finished."""
         return np.array([n for n, cells in enumerate(self.found) if cells is None], np.int64)
 
     def _alike(self, rows: Ints) -> Ints:
-        """Rows without those in which what is made again is measured, each by itself."""
+        """Return the rows without those in which what is recomputed is measured, each by itself."""
         again = self.table.words["recompute"]
         return np.array([n for n in rows.tolist() if not is_auto(again[n])], np.int64)
 

@@ -83,7 +83,7 @@ class Predictor:
         return Predicted(rows[fits], ran.time_ps[fits], peak[fits], ran.bound[fits])
 
     def _of(self, micro_batches: int) -> Program:
-        """The structure's program with so many micro-batches."""
+        """Return the structure's program with so many micro-batches."""
         program = self.structure.program
         assert program.staged is not None
         schedule = dataclasses.replace(program.staged.schedule, micro_batches=micro_batches)
@@ -92,7 +92,7 @@ class Predictor:
 
 
 def meshes_of(program: Program, dp: int, tp: int) -> list[Mesh]:
-    """Meshes of the ranks of a program whose axes have these sizes, one behind the other."""
+    """Meshes of the ranks of a program whose axes have these sizes, in sequence."""
     known = {"dp": dp, "tp": tp}
     meshes = []
     for rank, mesh in enumerate(program.meshes):

@@ -59,9 +59,9 @@ class SweepResult:
     checked: tuple[Difference, ...] = ()
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Rows by the names of their columns."""
+        """Return the rows by the names of their columns."""
         return [dict(zip(self.header, row, strict=True)) for row in self.rows]
 
     def to_csv(self) -> str:
-        """Header and rows as CSV."""
+        """Return the header and rows as CSV."""
         return csv_text([self.header, *self.rows])

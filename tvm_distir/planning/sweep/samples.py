@@ -18,7 +18,7 @@ _CLOSE = 1e-6
 
 
 def spanning(symbols: Ints, known: Sequence[int]) -> list[int] | None:
-    """Columns that determine monomials at all columns, and :data:`HELD_OUT` more.
+    """Return the columns that determine monomials at all columns, and :data:`HELD_OUT` more.
 
     Exponents follow where the logarithms of the chosen span, with the first of them as origin,
     those of all. The others lie far from each other.
@@ -110,7 +110,7 @@ def _gaps(values: Floats) -> list[tuple[float, float]]:
 
 
 def _mixed(kinds: Collection[int] | npt.NDArray[np.int64]) -> float:
-    """Chance that two of some differ."""
+    """Return the chance that two of some differ."""
     counts = np.bincount(np.asarray(kinds, np.int64))
     share = counts / max(counts.sum(), 1)
     return float(1.0 - (share**2).sum())

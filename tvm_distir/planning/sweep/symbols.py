@@ -89,7 +89,7 @@ class Symbols:
         )
 
     def culprits(self, row: int) -> Hashable:
-        """Sizes of a row that its axes do not divide."""
+        """Return the sizes of a row that its axes do not divide."""
         return tuple(
             (name, int(column[row]), int(parts[row]))
             for name, (column, parts) in self.uneven.items()
@@ -98,7 +98,7 @@ class Symbols:
 
 
 def _sizes(pipeline: Pipeline, table: Table) -> tuple[dict[str, Ints], dict[str, Sequence[str]]]:
-    """Columns of sizes that are numbers, and the other columns of the model's keys."""
+    """Return the columns of sizes that are numbers, and the other columns of the model's keys."""
     sizes: dict[str, Ints] = {}
     words: dict[str, Sequence[str]] = {}
     counted = pipeline.counted
@@ -118,7 +118,7 @@ def _sizes(pipeline: Pipeline, table: Table) -> tuple[dict[str, Ints], dict[str,
 
 
 def _whole(column: Sequence[str]) -> Ints | None:
-    """Positive whole numbers; None where a cell is none."""
+    """Return the positive whole numbers; None where a cell is none."""
     known: dict[str, int] = {}
     for text in column:
         if text not in known:

@@ -97,7 +97,7 @@ class ProgramTemplate:
             yield number, everything, none, none
 
     def _places(self, missing: set[int]) -> Iterator[tuple[int, str]]:
-        """Where quantities stand, for messages."""
+        """Return where quantities stand, for messages."""
         for name, fn in self.program.functions.items():
             for op, at in zip(fn.ops, self.numbers.op_at[name], strict=True):
                 for number in self.which[at : at + 4].tolist():
@@ -112,7 +112,7 @@ def _operands(op: Op, values: Sequence[int]) -> tuple[Counter[int], Counter[int]
 
 
 def _exponents(formulas: Iterable[Formula | None]) -> list[Exponents]:
-    """All monomials of formulas, each once."""
+    """Return all monomials of formulas, each once."""
     return list(
         dict.fromkeys(e for formula in formulas if formula is not None for _, e in formula.terms)
     )
@@ -125,7 +125,7 @@ def _sum(
     formulas: Sequence[Formula | None],
     rows: Sequence[Sequence[int]],
 ) -> Formula | None:
-    """What an op moves as a sum of its operands; of two of them perhaps the lesser."""
+    """Return what an op moves as a sum of its operands; of two of them perhaps the lesser."""
     both = ins + outs
     sums = [outs, ins, both, *(both - Counter([number]) for number in ins)]
     for operands in sums:

@@ -40,7 +40,7 @@ class TemplateMatch:
     bound: Ints
 
     def cells(self, capacity_bytes: int) -> list[tuple[Any, ...]]:
-        """Values of :data:`.outcome.COLUMNS`."""
+        """Return the values of :data:`.outcome.COLUMNS`."""
         times = (self.time_ps / PICOSECONDS).tolist()
         fits = (self.peak_bytes <= capacity_bytes).astype(np.int64).tolist()
         bounds = [BOUNDS[place] for place in self.bound.tolist()]
@@ -106,7 +106,7 @@ class Difference:
 
 
 class Refusals:
-    """Why rows are impossible whose sizes axes do not divide: told once for equal sizes."""
+    """Why rows are impossible whose sizes axes do not divide: reported once for equal sizes."""
 
     def __init__(self, symbols: Symbols) -> None:
         self.symbols = symbols
@@ -117,7 +117,7 @@ class Refusals:
         return (self.symbols.keys[row], culprits) if culprits else None
 
     def known(self, row: int) -> str | None:
-        """Why a row is impossible, where one like it was."""
+        """Return why a row is impossible, where one like it was."""
         return self._known.get(self._key(row))
 
     def learn(self, row: int, why: str) -> None:
@@ -175,7 +175,7 @@ class StructureSweep:
                     yield TemplateMatch(*match)
 
     def _sample(self, row: int) -> Program | None:
-        """The program of a row, grouped into kernels; None where it is impossible."""
+        """Return the program of a row, grouped into kernels; None where it is impossible."""
         configuration = self.table.row(row)
         try:
             program = kept_program(

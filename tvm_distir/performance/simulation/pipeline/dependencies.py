@@ -88,7 +88,7 @@ class RankDependencies:
                 self._made[stage, read, -1] = self._made.get((stage, written, -1), ())
 
     def _sum(self, number: int) -> None:
-        """Make a sum over stages: each adds its own term, the last one tells all."""
+        """Make a sum over stages: each adds its own term, the last tells all."""
         stage_sum = self._staged.sums[number]
         stages = [stage for stage in stage_sum.stages if self._rank_of[stage] == self._rank]
         places = {stage: self._staged.sums_of(stage).index(number) for stage in stages}
@@ -109,7 +109,7 @@ class RankDependencies:
             self._made[stage, pairs[stage][1], -1] = total_places
 
     def _read(self, stage: int, slot: int, micro: int, late: str) -> Places:
-        """When what is in a slot is there; a message for it is taken at the first look.
+        """Return when what is in a slot is there; a message for it is taken at the first look.
 
         ``late``: which message of a sum over stages the reader means.
         """

@@ -70,14 +70,14 @@ class RankClass:
 
 
 def axes_used(program: Program) -> set[tuple[int, ...]]:
-    """Mesh axes along which collectives of a program work."""
+    """Return the mesh axes along which collectives of a program work."""
     return {op.mesh_axes for fn in program.functions.values() for op in fn.ops if op.mesh_axes}
 
 
 def lying(
     axes: Collection[tuple[int, ...]], meshes: Sequence[Mesh], system: System
 ) -> list[Hashable]:
-    """How the groups of meshes along axes lie on the nodes: equal ones are equally fast."""
+    """Return how the groups of meshes along axes lie on the nodes: equal ones are equally fast."""
     result: list[Hashable] = []
     for mesh in meshes:
         fitting = sorted(a for a in axes if all(n < len(mesh.shape) for n in a))
@@ -130,15 +130,15 @@ class RankClasses:
         self.of_rank = [classes[key] for key in keys]
 
     def unit(self, stage: int, name: str) -> RankUnit | None:
-        """Unit of a stage."""
+        """Return the unit of a stage."""
         return self.of(stage).units.get((self.staged.stages[stage].role, name))
 
     def of(self, stage: int) -> RankClass:
-        """What the rank of a stage has in common with others."""
+        """Return what the rank of a stage has in common with others."""
         return self.of_rank[self.staged.schedule.rank_of[stage]]
 
     def timed(self, stage: int) -> list[int]:
-        """Slots of a stage whose time matters by itself."""
+        """Return the slots of a stage whose time matters by itself."""
         return self.of(stage).timed[self.staged.stages[stage].role]
 
     def _read(

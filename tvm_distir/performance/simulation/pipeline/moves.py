@@ -60,7 +60,7 @@ class OffloadTransfers:
     Attributes
     ----------
     moves : list of Move
-        Those of a stage one behind the other; they are edges behind the others.
+        Those of a stage in sequence; they are edges behind the others.
     """
 
     def __init__(self, staged: PipelineProgram, costs: OpCosts, edges: int, cells: int) -> None:
@@ -86,7 +86,7 @@ class OffloadTransfers:
         self.cells = cells
 
     def rows(self) -> list[list[int]]:
-        """Rows of ``Units.edges``: a rank's copies are messages to itself."""
+        """Return the rows of ``Units.edges``: a rank's copies are messages to itself."""
         return [[self.schedule.rank_of[move.stage], move.spent_ps] for move in self.moves]
 
     def templates(
@@ -94,7 +94,7 @@ class OffloadTransfers:
         stash: Callable[[int], list[Place]],
         template: Callable[[list[Numbers]], int],
     ) -> dict[tuple[int, str, bool], int]:
-        """Templates of the beginning (False) and the end (True) of a stage's copies.
+        """Return the templates of the beginning (False) and the end (True) of a stage's copies.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class OffloadTransfers:
         return numbers
 
     def around(self, rank: int, units: Ints, templates: dict[tuple[int, str, bool], int]) -> Ints:
-        """The programs of a rank with those of its copies between its units.
+        """Return the programs of a rank with those of its copies between its units.
 
         Parameters
         ----------

@@ -157,7 +157,7 @@ class StageRuns:
             )
 
     def of(self, rank: int) -> Iterator[Runs]:
-        """Runs of a rank, by stage and unit, in the order of the first of each."""
+        """Return the runs of a rank, by stage and unit, in the order of the first of each."""
         units = self.steps.units
         steps = slice(*self.begin[rank : rank + 2].tolist())
         at, step = self._at[:-1][steps], self.step[steps]
@@ -213,17 +213,17 @@ class StageRuns:
         return self.kinds.maps.busy(none, none, computing, communicating)
 
     def edge_ps(self, edge: Edge) -> int:
-        """Duration of an edge's messages where they meet nothing."""
+        """Return the duration of an edge's messages where they meet nothing."""
         return self.steps.edge_ps[self.steps.number_of(edge)]
 
     def op_times(self, runs: Runs) -> tuple[Ints, Ints]:
-        """When the ops of runs start and end, (runs, ops) each."""
+        """Return when the ops of runs start and end, (runs, ops) each."""
         start = self.kinds.maps.expand(runs.unit.number, runs.times)
         end = start + self.kinds.lowering.durations(runs.unit.function)
         return self._real(runs, start), self._real(runs, end)
 
     def _real(self, runs: Runs, times: Ints) -> Ints:
-        """When runs did what they would have done at times (runs, n) at full speed."""
+        """Return when runs did what they would have done at times (runs, n) at full speed."""
         if self._met is None:
             return times
         rank = self.steps.rank_of[runs.stage]
@@ -232,13 +232,13 @@ class StageRuns:
         return np.array(rows, np.int64).reshape(times.shape)
 
     def ops(self, function: int) -> list[Kind]:
-        """What traces say of the ops of a unit."""
+        """Return what traces say of the ops of a unit."""
         if function not in self._kinds:
             self._kinds[function] = op_kinds(self.kinds.lowering.scoped(function, ""))
         return self._kinds[function]
 
     def spans(self, runs: Runs) -> Ints:
-        """When runs start and end on the compute stream, or at all without it, (runs, 2)."""
+        """Return when runs start and end on the compute stream, or at all without it, (runs, 2)."""
         number = runs.unit.number
         spans = self.kinds.maps.spans(number, runs.times)
         if spans.size and spans[0, 0] == NEVER and self.kinds.maps.tasks(number):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage runs at once: phases one after the other, as functions that call them."""
+"""What a stage runs at once: phases in sequence, as functions that call them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StageUnit:
 def with_units(
     program: Program, staged: PipelineProgram, rank: int, roles: Collection[int]
 ) -> tuple[Program, dict[tuple[int, str], StageUnit]]:
-    """The units of roles as entries of a program on the mesh of a rank.
+    """Return the units of roles as entries of a program on the mesh of a rank.
 
     Returns
     -------
