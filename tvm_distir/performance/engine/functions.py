@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions whose ops take fixed times, as max-plus maps: nothing is unrolled.
+"""Summarize functions with fixed op times as max-plus maps, without unrolling.
 
 A device has three streams: compute, communication, and the host that issues both in program
 order. Each start, and each end, is the maximum over a few *ports* (the streams, and operands) of
@@ -94,10 +94,10 @@ class FunctionSummaries(Protocol):
     """
 
     def origins(self, function: int) -> list[int]:
-        """Per result the parameter that it is, or :data:`IS_SETTLED`, or :data:`IS_FREE`."""
+        """Return, per result, its parameter, :data:`IS_SETTLED` or :data:`IS_FREE`."""
 
     def apart(self, function: int) -> list[bool]:
-        """Per parameter whether its time matters even if it is settled."""
+        """Return, per parameter, whether its time matters even if it is settled."""
 
     def open(self, function: int, classes: Sequence[int]) -> None:
         """Say when the parameters of a function that is run are there, before the first run."""
@@ -109,10 +109,10 @@ class FunctionSummaries(Protocol):
         """Number of ops, callees included."""
 
     def matrix(self, function: int) -> Ints:
-        """Ends of the streams, then of the results, per port: (streams + results, ports)."""
+        """Return the ends of streams, then of results, per port: (streams + results, ports)."""
 
     def expand(self, function: int, times: Ints) -> Ints:
-        """Starts of all ops in order of issue, (runs, tasks), from (runs, ports) times."""
+        """Return the starts of all ops in issue order, (runs, tasks), from (runs, ports) times."""
 
     def spans(self, function: int, times: Ints) -> Ints:
         """Start of the first and end of the last compute op, (runs, 2); NEVER without one."""

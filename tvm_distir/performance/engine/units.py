@@ -30,7 +30,7 @@ SEND_STREAM, STORE_STREAM, FETCH_STREAM = 3, 4, 5
 
 @dataclass(frozen=True)
 class RankPrograms:
-    """What ranks run.
+    """Programs that the ranks run.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class RankPrograms:
 
 @dataclass(frozen=True)
 class ActionTimes:
-    """What came of it.
+    """Times of the actions of a run.
 
     Attributes
     ----------

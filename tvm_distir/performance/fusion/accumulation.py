@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that are added to their sums as they come, in the functions that make them."""
+"""Accumulate gradients in the functions that compute them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def accumulated(program: Program) -> Program:
 
 
 def _readers(fn: Function) -> dict[int, list[Op]]:
-    """By value the ops that read it."""
+    """Return the ops that read each value."""
     readers: dict[int, list[Op]] = {}
     for op in fn.ops:
         for value in op.inputs:
@@ -65,7 +65,7 @@ def _readers(fn: Function) -> dict[int, list[Op]]:
 def _reader(
     functions: Mapping[str, Function], readers: Mapping[str, Mapping[int, list[Op]]], place: Place
 ) -> Op | None:
-    """The kernel that reads a value, in the function that is called with it, views followed."""
+    """Return the kernel that reads a value in its function, looking through views."""
     name, value = place
     for op in readers[name].get(value, ()):
         reader: Op | None = op
@@ -82,7 +82,7 @@ def _reader(
 def _maker(
     functions: Mapping[str, Function], outputs: Mapping[str, Mapping[int, Op]], place: Place
 ) -> Place:
-    """Return where a value is made: in the function that is called for it, views followed."""
+    """Return where a value is produced, looking through calls and views."""
     name, value = place
     op = outputs[name].get(value)
     if op is None:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the host issues: kernels that Python launches, per function and part of a micro-batch."""
+"""Count the kernels that Python launches on the host, per function and phase."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that only call others: what these launch is launched together."""
+"""Inline functions that only call others, so that their kernels are launched together."""
 
 from __future__ import annotations
 

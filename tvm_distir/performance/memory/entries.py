@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the devices of an entry hold."""
+"""Measure the memory of the devices of an entry."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def entry_memory(program: Program, entry: Entry, framework: CachingAllocator) ->
 
 
 def residents(framework: CachingAllocator, values: Iterable[Value]) -> list[LiveBuffer]:
-    """Return what is there from the beginning."""
+    """Return the buffers that are live from the beginning."""
     return [
         LiveBuffer(
             Label(value.name, "", ""),

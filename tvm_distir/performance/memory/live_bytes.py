@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Live bytes op by op, in the order of issue."""
+"""Compute the live bytes op by op, in issue order."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The peak of a pipelined step as the most of a few sums of its tensors' sizes.
+"""Compute the peak of a pipelined step as the maximum of a few sums of tensor sizes.
 
 Which tensors are there at each moment does not depend on their sizes. So the peak is the maximum,
 over all moments, of a sum of sizes with whole coefficients; a moment at which no size counts more
@@ -35,7 +35,7 @@ _AT_ONCE = 64
 
 
 class PeakFormula(MemoryLevel):
-    """A level whose bytes are counts by kind of size: tensors are ``BLOCK_BYTES (kind + 1)``.
+    """Memory level that counts tensors by kind of size instead of bytes.
 
     Parameters
     ----------
@@ -48,18 +48,18 @@ class PeakFormula(MemoryLevel):
         self._most: list[Ints] = [np.zeros((1, kinds), np.int64)]
 
     def add(self, role: int, size: int) -> None:
-        """Allocate, or free."""
+        """Allocate or free bytes."""
         if size:
             self.held[abs(size) // BLOCK_BYTES - 1] += 1 if size > 0 else -1
 
     def over(self, inner: MemoryLevel, at: int) -> None:
-        """Run something: its peak counts above what is live, then what it leaves."""
+        """Run a nested level: add its peak to the live bytes, then what it leaves."""
         assert isinstance(inner, PeakFormula)
         self._most.append(self.held + inner.most_held)
         self.held += inner.held
 
     def reach(self, at: int) -> None:
-        """Note that this is live at a step."""
+        """Record the bytes that are live at a step."""
         self._most.append(self.held[None].copy())
 
     @property
@@ -83,13 +83,13 @@ def highest(moments: Ints) -> Ints:
 
 
 def _reaching(rows: Ints, others: Ints) -> Ints:
-    """By row how many of others are as high in all columns."""
+    """Return, per row, how many other rows are as high in all columns."""
     counts: Ints = (others[None] >= rows[:, None]).all(axis=2).sum(axis=1)
     return counts
 
 
 def different(moments: Ints) -> Ints:
-    """Return the rows that are there, each once."""
+    """Return the distinct rows."""
     if len(moments) == 1:
         return moments
     rows = np.ascontiguousarray(moments)
@@ -99,7 +99,7 @@ def different(moments: Ints) -> Ints:
 
 
 class Peaks:
-    """Peaks of steps alike, but for their sizes and numbers of micro-batches.
+    """Peaks of like steps, which differ in sizes and numbers of micro-batches.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ class Peaks:
         return whole
 
     def _walked(self, walk: RankEvents, shorter: SteadyState | None) -> Ints | None:
-        """Moments of a walk; None where the periods left out are not like those around them."""
+        """Return the moments of a walk; None where the periods left out are not uniform."""
         base = PeakFormula(self.kinds)
         for buffer in self._memories.resident(walk):
             base.add(buffer.role, buffer.bytes)
@@ -201,7 +201,7 @@ class Peaks:
         return highest(np.concatenate(moments))
 
     def _level(self, walk: RankEvents, place: int, death: LastUse) -> PeakFormula:
-        """Return the level of an event: one object for those alike."""
+        """Return the level of an event; like events share the object."""
         event, levels = walk.events[place], self._levels
         if event.unit is None:
             size = walk.sizes[int(event.ids[0])]

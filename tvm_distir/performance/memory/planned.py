@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Memory as TVM's storage plan has it."""
+"""Account for memory by TVM's storage plan."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What would make a program fit: the effect of each remedy, from the account of the peak.
+"""Estimate the effect of each remedy for memory from the account of the peak.
 
 None of it is simulated: each remedy scales the bytes that the account has at the peak.
 
@@ -36,7 +36,7 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class Remedy:
-    """Something that takes less memory.
+    """Remedy that takes less memory.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a program does not fit, and what would help.
+    """Verdict on why a program does not fit and which remedy would help.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ def verdict(
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the program says of how it is cut.
+    """Facts about how a program is sharded.
 
     Attributes
     ----------
@@ -188,7 +188,7 @@ def _layers(program: Program, roots: Sequence[str]) -> tuple[list[int], int, int
 
 
 def _remedies(facts: _Facts, account: MemoryAccount) -> list[Remedy]:
-    """Those that change anything, in order."""
+    """Return the remedies that change anything, in order."""
     at = {role: float(size) for role, size in account.at_peak.items()}
     degree, remedies = facts.degree, list[Remedy]()
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Units of all stages, and the roles of what is in their slots."""
+"""Make the units of all stages, with the roles of their slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BEHIND = ("backward", "weight", "accumulate", "accumulate_next")
 
 
 class Stages:
-    """Units of stages; stages of one role that give the same results share them.
+    """Units of stages; stages of the same kind with the same results share them.
 
     Parameters
     ----------

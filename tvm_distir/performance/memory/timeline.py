@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Live memory over time, from live memory in order of issue."""
+"""Compute live memory over time from live memory in issue order."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Units of a stage: the buffers that they read, make and free, and what that takes."""
+"""Make the units of a stage: the buffers they read, produce and free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESIDENT = -1
 
 
 class Part(NamedTuple):
-    """A phase of a unit: buffers that it reads and makes, and roles of its results."""
+    """Phase of a unit: the buffers that it reads and produces, and the roles of results."""
 
     function: str
     reads: tuple[int, ...]
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Unit:
-    """What a stage runs at once.
+    """Unit of work that a stage runs at once.
 
     Its buffers are, in this order, the inputs, and what its phases make.
 
@@ -129,7 +129,7 @@ def make_unit(
 
 
 class LastUse(NamedTuple):
-    """Which buffers of a unit nobody reads behind it.
+    """Buffers of a unit that nobody reads afterwards.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class LastUse(NamedTuple):
 
 
 class UnitLevels:
-    """What units take and leave.
+    """Memory levels of units.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ class UnitLevels:
 
 
 def _lasts(unit: Unit, death: LastUse) -> dict[int, int]:
-    """By buffer, the first of its instance, the part that reads it last."""
+    """Return, per buffer (first of its instance), the part that reads it last."""
     lasts: dict[int, int] = {}
     for slot, last in zip(death.same, unit.last, strict=True):
         lasts[slot] = max(last, lasts.get(slot, last))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One Relax function to values and steps."""
+"""Export a Relax function to values and steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .trees import Tree, leaves
 
 
 class _Tensor(NamedTuple):
-    """What the values of one type have in common."""
+    """Common properties of the values of a type."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -45,7 +45,7 @@ class _Tensor(NamedTuple):
 
 
 class FunctionExporter:
-    """Turns one function into a :class:`Function`; of like calls it looks at the first.
+    """Exporter of a function to a :class:`Function`; like calls are exported once.
 
     Parameters
     ----------
@@ -254,7 +254,7 @@ class FunctionExporter:
         return out
 
     def branch(self, name: str, branch: relax.SeqExpr) -> tuple[str, list[Any]]:
-        """Function that a branch calls, and its arguments; what is more becomes a function."""
+        """Return the callee of a branch and its arguments; other branches become functions."""
         bindings = [b for block in branch.blocks for b in block.bindings]
         if len(bindings) == 1 and branch.body.same_as(bindings[0].var):
             call = bindings[0].value

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a program must hold to, beyond having the right keys and types."""
+"""Check a program beyond its keys and types."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""From a level-5 module to a ``Program``."""
+"""Export a level-5 module to a ``Program``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .training import state_names, updates, with_gradients
 
 
 def export(mod: ir.IRModule) -> Program:
-    """Make the simulator's input of a level-5 module; one in stages keeps these, see ``Staged``.
+    """Export a level-5 module to the simulator's input; pipelines keep their stages.
 
     Functions and calls are kept, repeated layers not unrolled. Tuples are flattened. Reshapes
     that TVM turns into views cost nothing, nor do transposes that only matrix products read;

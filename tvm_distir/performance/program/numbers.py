@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of a pipelined step apart from what it does: programs alike differ in these only."""
+"""Separate the numbers of a pipelined step from its structure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def edges_of(staged: PipelineProgram) -> list[Edge]:
 
 
 def numbers_of(program: Program) -> Numbers:
-    """Take the numbers out of a program in stages."""
+    """Extract the numbers of a pipelined program."""
     staged = program.staged
     if staged is None:
         raise TypeError("a program without stages")

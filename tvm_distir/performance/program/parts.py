@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a program: meshes, functions with their values and steps, entries."""
+"""Define the parts of a program: meshes, functions with values and steps, entries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Mesh:
 
 
 class Value(NamedTuple):
-    """One tensor of a function, as one device holds it.
+    """Tensor of a function, as a single device holds it.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Value(NamedTuple):
 
 
 class Op(NamedTuple):
-    """One step of a function.
+    """Step of a function.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ EXTRA_KEYS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Function:
-    """Values, and steps in program order. ``mesh`` is the first mesh it runs on."""
+    """Function with values, and steps in program order, on its first ``mesh``."""
 
     mesh: int
     params: tuple[int, ...]
@@ -182,7 +182,7 @@ class Function:
     values: tuple[Value, ...]
 
     def on(self, mesh: int) -> Function:
-        """Return the same on another mesh, collectives included."""
+        """Return the function on another mesh, collectives included."""
         ops = tuple(op._replace(mesh=mesh) if op.kind == "collective" else op for op in self.ops)
         return replace(self, mesh=mesh, ops=ops)
 
@@ -201,7 +201,7 @@ def reached(functions: Mapping[str, Function], roots: Iterable[str]) -> set[str]
 
 @dataclass(frozen=True)
 class Entry:
-    """What all devices that belong to the same meshes run.
+    """Entry that all devices of the same meshes run.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A pipelined step as a program has it: each kind of stage once, who runs it, in which order."""
+"""Define a pipelined step of a program: stage kinds, stages, ranks and schedule."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class StageKind:
-    """A kind of stage.
+    """Kind of stage; stages of a kind run the same phases.
 
     Attributes
     ----------
@@ -201,7 +201,7 @@ class PipelineProgram:
         return self.roles[self.stages[stage].role]
 
     def inputs(self, only: int | None = None) -> Iterator[tuple[int, str, Value]]:
-        """Inputs and weights of the whole step: rank, name and value of each, per rank once.
+        """Return the inputs and weights of the full step: rank, name and value, once per rank.
 
         ``only`` those of one rank, where it is given.
         """

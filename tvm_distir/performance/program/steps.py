@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What calls are as steps of a program, but for their names, operands and results."""
+"""Translate calls to steps of a program, without names, operands and results."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What an entry is told of a step of training: states, gradients, what replaces what."""
+"""Annotate entries of training steps: optimizer states, gradients, updates."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _alike(made: Function, result: int, param: int, params: Container[int]) -> b
 
 
 def with_gradients(fn: relax.Function, made: Function) -> Function:
-    """Say of values that they are gradients of weights, where they still have their names."""
+    """Mark values as gradients of weights, while they still have their names."""
     names = {str(name) for name in training_notes(fn, "gradients").values()}
     kept: Sequence[Any] = made.values
     if not names.intersection(value.name for value in kept):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of tensors in the shape of a Relax type."""
+"""Hold numbers of tensors in the structure of a Relax type."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage runs at once: which phases its units have, and which slots are there once."""
+"""Decide the phases of each unit of a stage, and the slots that exist once."""
 
 from __future__ import annotations
 

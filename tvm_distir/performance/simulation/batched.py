@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Many pipelined steps alike, that differ in numbers only, simulated together.
+"""Simulate many pipelined steps together that differ in numbers only.
 
 The functions, units and messages of a step are found once; each step has durations of its own.
 """
@@ -30,7 +30,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class BatchedTimes(NamedTuple):
-    """What steps came to.
+    """Times of simulated steps.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class BatchedTimes(NamedTuple):
 
 
 class Batch:
-    """Pipelined steps alike.
+    """Batch of like pipelined steps.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Batch:
         return self.program.staged.schedule.micro_batches
 
     def lies(self, meshes: Sequence[Mesh]) -> tuple[int, ...]:
-        """Return which ranks lie alike: by rank the first that it is like."""
+        """Return, per rank, the first rank with the same layout."""
         shape = meshes[0].shape
         if shape not in self._lying:
             keys = lying(self._axes, meshes, self.system)
@@ -116,7 +116,7 @@ class Batch:
 
 
 class _Plan:
-    """Units and messages of steps whose ranks lie alike."""
+    """Plan of the units and messages of steps whose ranks have the same layout."""
 
     def __init__(self, batch: Batch, meshes: Sequence[Mesh]) -> None:
         self.batch = batch
@@ -133,7 +133,7 @@ class _Plan:
         self.counts = self._counts()
 
     def run(self, quantities: Ints, shapes: Sequence[Sequence[Mesh]], shape: Ints) -> BatchedTimes:
-        """As :meth:`Batch.run`."""
+        """Run the plan as :meth:`Batch.run` does."""
         batch, rows = self.batch, quantities.shape[1]
         prices = BatchPrices(
             self.program, batch.system, batch.numbers, batch.which, quantities, shapes, shape
@@ -182,7 +182,7 @@ class _Plan:
         return list(counts.values())
 
     def _bound(self, of_row: Ints, spent: Ints, codes: npt.NDArray[np.int8], time_ps: Ints) -> Ints:
-        """Return what most of the busiest rank's step goes to."""
+        """Return the resource that bounds most of the busiest rank's step."""
         rows = time_ps.size
         most = np.full(rows, -1, np.int64)
         bound = np.zeros(rows, np.int64)

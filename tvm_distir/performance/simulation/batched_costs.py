@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What ops of many programs alike take, each for all programs at once."""
+"""Compute the costs of ops for many like programs at once."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class BatchPrices:
         return issued, self._codes(_HOST_BOUND)
 
     def _busy(self, function: str) -> Ints:
-        """Return the time of a function's own kernels."""
+        """Return the kernel time of a function without callees."""
         total = np.zeros(self.rows, np.int64)
         for number, op in enumerate(self.program.functions[function].ops):
             if op.kind == "compute" and op.kernel_class not in HOSTS:
@@ -114,7 +114,7 @@ class BatchPrices:
         return total
 
     def _kernel(self, flops: Ints, moved: Ints, kind: str, dtype: str) -> tuple[Ints, Codes]:
-        """As :meth:`tvm_distir.core.cost_model.model.System.roofline`."""
+        """Compute :meth:`tvm_distir.core.cost_model.model.System.roofline` for many rows."""
         if kind == VIEW:
             return np.zeros(self.rows, np.int64), self._codes(_COMPUTE)
         rate = self.system.rate(kind, dtype)
@@ -134,7 +134,7 @@ class BatchPrices:
     def _slowest(
         self, kind: str, payload: Ints, layout: GroupLayout, rows: Ints, gradients: bool = False
     ) -> Ints:
-        """As :meth:`~.Clock.collective_ps`, for the payloads of some rows."""
+        """Compute :meth:`~.Clock.collective_ps` for the payloads of some rows."""
         result = np.zeros(payload.size, np.int64)
         for where in layout.kinds:
             fits = payload < _LARGEST // (2 * where.ranks)
@@ -165,7 +165,7 @@ class BatchPrices:
         return result
 
     def _picoseconds(self, time_s: npt.NDArray[np.float64], rows: Ints | None = None) -> Ints:
-        """As :func:`tvm_distir.core.cost_model.clock.picoseconds`, of some rows or all."""
+        """Apply :func:`tvm_distir.core.cost_model.clock.picoseconds` to some rows or all."""
         time = np.rint(time_s * PICOSECONDS)
         bad = ~(time < _LATEST)
         self.fits[slice(None) if rows is None else rows] &= ~bad

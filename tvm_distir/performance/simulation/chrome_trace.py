@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A result as a Chrome trace in the flavour of PyTorch's Kineto, which Perfetto opens."""
+"""Write a result as a Chrome trace like PyTorch's Kineto, which Perfetto opens."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _events(lanes: Sequence[DeviceGroupResult]) -> Iterator[dict[str, Any]]:
 
 
 class _Threads:
-    """Threads of one process: one per stream, and as many as it takes for receives.
+    """Threads of a process: one per stream, and as many as receives need.
 
     Receives of different peers may overlap, which spans of one thread must not.
     """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What each op of a program costs on a system, in integer picoseconds."""
+"""Compute the cost of each op of a program on a system, in integer picoseconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ issue, each on its own stream; a receive only waits for its send."""
 
 @dataclass(frozen=True)
 class OpRow:
-    """An op of a function, with its cost.
+    """Op of a function with its cost.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class OpCosts:
         return op.measured_ps or time.duration_ps, time.bound_by
 
     def _host_ps(self, function: str, op: Op, place: str) -> int:
-        """Return what the host takes beyond the device.
+        """Return the time of the host beyond that of the device.
 
         The one place where host and device meet: over a function, which waits at its end.
         """
@@ -106,7 +106,7 @@ class OpCosts:
         return max(issued_ps - busy_ps, 0)
 
     def group_durations_ps(self, op: Op, place: str) -> tuple[int, ...]:
-        """Duration of a collective in each of the groups of its mesh, all running at once."""
+        """Return the duration of a collective in each group of its mesh, all running at once."""
         layout = self.layout(op.mesh, op.mesh_axes)
         return self.clock.group_durations_ps(op.collective, op.payload_bytes, layout, place)
 
@@ -130,7 +130,7 @@ class OpCosts:
         return picoseconds(self.clock.system.host_copy_time_s(size_bytes), place)
 
     def layout(self, mesh: int, axes: tuple[int, ...]) -> GroupLayout:
-        """Return how the groups along axes of a mesh lie on the nodes."""
+        """Return the layout on the nodes of groups along axes of a mesh."""
         key = (mesh, axes)
         if key not in self._layouts:
             groups = self.program.meshes[mesh].group_table(axes)
@@ -138,7 +138,7 @@ class OpCosts:
         return self._layouts[key]
 
     def parts_layout(self, mesh: int, parts: int) -> GroupLayout:
-        """Return how the devices of a mesh lie that gather so many parts of a message."""
+        """Return the layout of devices of a mesh that gather so many parts of a message."""
         key = (mesh, parts)
         if key not in self._parts:
             ids = self.program.meshes[mesh].device_ids
@@ -148,7 +148,7 @@ class OpCosts:
         return self._parts[key]
 
     def pair_layout(self, mesh: int, peer: int) -> GroupLayout:
-        """How the devices of two meshes lie, each paired with another of the other mesh."""
+        """Return the layout of the devices of two meshes, paired with each other."""
         key = (mesh, peer)
         if key not in self._pairs:
             here, there = (self.program.meshes[number].device_ids for number in key)
@@ -156,7 +156,7 @@ class OpCosts:
         return self._pairs[key]
 
     def _transfer_ps(self, op: Op, place: str) -> int:
-        """Duration of a transfer, every device paired with another of the other mesh."""
+        """Return the duration of a transfer in which devices of two meshes are paired."""
         return self._pair_ps(op.collective, op.wire_bytes, op.mesh, op.peer_mesh, place)
 
     def _pair_ps(self, kind: str, size_bytes: int, mesh: int, peer: int, place: str) -> int:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""An entry as tasks for the event loop: ops of inlined functions, and calls of closed ones.
+"""Turn an entry into tasks: ops of inlined functions, calls of summarized ones.
 
 A call of a summarized function is not unrolled: its max-plus map says how much later than each port
 its streams and results are free, and each of these differences is a task that waits for the port.
@@ -42,7 +42,7 @@ _PORT = {COMPUTE: COMPUTE_PORT, COMM: COMM_PORT, SEND: _SEND_PORT}
 
 
 class Frame(NamedTuple):
-    """A call of an inlined function: the frame around it (-1: none), function, binding."""
+    """Call of an inlined function: its parent frame (-1: none), function and binding."""
 
     parent: int
     function: int
@@ -50,7 +50,7 @@ class Frame(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """An op, or a call of a summarized function, of an entry.
+    """Piece of an entry: an op, or a call of a summarized function.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Piece(NamedTuple):
 
 @dataclass
 class EntryTasks:
-    """An entry.
+    """Tasks of an entry.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ def unrolled(lowering: Lowering, root: int) -> EntryTasks:
 
 
 def open_calls(lowering: Lowering, maps: FunctionSummaries, pieces: Sequence[Piece]) -> None:
-    """Tell summarized functions that pieces call how late their parameters may be."""
+    """Set how late the parameters of called summarized functions may be."""
     late = {-1: AT_HAND}
     for piece in pieces:
         ins = [late[k] for k in piece.ins]
@@ -157,7 +157,7 @@ def open_calls(lowering: Lowering, maps: FunctionSummaries, pieces: Sequence[Pie
 
 
 class TaskWriter:
-    """Writes the tasks of entries.
+    """Writer of the tasks of entries.
 
     Parameters
     ----------

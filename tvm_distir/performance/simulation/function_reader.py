@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads functions of a program into a :class:`.lowering.Lowering`, callees first."""
+"""Read functions of a program into a :class:`.lowering.Lowering`, callees first."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_functions(
 
 
 class _Reader:
-    """Reads the functions of one program."""
+    """Reader of the functions of a program."""
 
     def __init__(self, into: Lowering, program: Program, costs: OpCosts) -> None:
         self.into, self.program, self.costs = into, program, costs

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What functions take, by name, in order of their first call, callees included."""
+"""Compute the times of functions by name, in call order, callees included."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class FunctionTables:
         self._known: dict[int, Table] = {}
 
     def of(self, function: int) -> Table:
-        """Return the table of one call of a function, itself first."""
+        """Return the table of a single call of a function, itself first."""
         if function not in self._known:
             fn = self.lowering.functions[function]
             table: Table = {fn.name: ElapsedTimes(0, 1)}

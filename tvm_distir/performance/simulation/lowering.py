@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of a program with their costs: each is read once, and calls stay calls.
+"""Lower functions with their costs: each is read once, and calls stay calls.
 
 A function is *open* when something in it meets what other devices do at times of its own (the end
 of a transfer, a collective whose members are simulated apart), directly or in what it calls; its
@@ -23,7 +23,7 @@ from .device_results import Branch
 
 
 class Step(NamedTuple):
-    """An op or a call of a function.
+    """Step of a function: an op or a call.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Lowered:
 
 @dataclass
 class Lowering:
-    """Reads functions of programs.
+    """Lowered functions of programs.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ class Lowering:
         return self._task_rows[function]
 
     def scoped(self, function: int, scope: str) -> Iterator[tuple[OpRow, str]]:
-        """All ops of a call in order of issue, with the bindings of the calls around them."""
+        """Yield all ops of a call in issue order, with the bindings of enclosing calls."""
         for step in self.functions[function].steps:
             if step.callee < 0:
                 yield self.rows[step.row], scope
@@ -161,7 +161,7 @@ class Lowering:
 
 
 def flags_of(row: OpRow, blocking: bool) -> int:
-    """Return what else an op waits for, and what waits for it.
+    """Return the flags of an op: what else it waits for, and what waits for it.
 
     A collective that is *started* waits for the compute ops issued before it, as a kernel on a
     stream of its own that waits for an event; its ``wait`` stands on the compute stream. A plain
