@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulation found. Times in seconds, sizes in bytes."""
+"""Define the result of a simulation, in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """How a pipelined step was run.
+    """Result of a pipelined step: how it was run.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class PipelineResult:
 
 @dataclass(frozen=True)
 class Result:
-    """A simulated step.
+    """Result of a simulated step.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``simulate``: from a program and a system to a result."""
+"""Simulate a program on a system."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What devices did, summed up: time, memory, traffic."""
+"""Summarize what devices did: time, memory, traffic."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def account(
 
 
 class Work(NamedTuple):
-    """What a device did: times in which it computes, communicates, and does both; the step's end.
+    """Work of a device: times of computing, communicating and both, and the step's end.
 
     In picoseconds; and its arithmetic operations.
     """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How long the simulation's own stages take."""
+"""Measure the stages of the simulation itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 
 class StageTimes:
-    """A clock that stages end in sequence.
+    """Stopwatch of consecutive stages.
 
     Attributes
     ----------

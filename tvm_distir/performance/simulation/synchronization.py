@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which tasks of which devices start together: those of a collective, the ends of a transfer."""
+"""Find the tasks that start together: of a collective, or both ends of a transfer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TransferKey = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class DeviceTasks:
-    """The tasks of one device of an entry: ``[first, first + number of tasks)``.
+    """Tasks of a device of an entry: ``[first, first + number of tasks)``.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class DeviceTasks:
 
 @dataclass(frozen=True)
 class CollectiveGroups:
-    """The collectives on one mesh.
+    """Collectives on a mesh.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ def _another_order(mesh: Mesh, row: OpRow, what: str) -> SimulationError:
 
 @dataclass(frozen=True)
 class _Ends:
-    """The tasks of one transfer key: per part those that send, or receive, in order."""
+    """Ends of a transfer key: per part, the sending or receiving tasks in order."""
 
     place: str
     sends: dict[DeviceTasks, list[int]]
@@ -169,7 +169,7 @@ class _Ends:
 
 
 class Groups:
-    """Numbers the groups of tasks that start together.
+    """Groups of tasks that start together, by number.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduled tasks of one device: starts and events, made when they are asked for."""
+"""Compute starts and events of the scheduled tasks of a device lazily."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def short_name(op: str) -> str:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The tasks of one device with their times.
+    """Timeline of the tasks of a device.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Timeline:
 
     @functools.cached_property
     def calls(self) -> list[tuple[int, Ints]]:
-        """Per call of a summarized function its number among them, and the times of its ports."""
+        """Return the number of each call of a summarized function, and its port times."""
         end, calls = self.task_end, []
         for piece, ports in zip(self.entry.pieces, self.entry.ports, strict=True):
             if piece.function < 0:
@@ -124,7 +124,7 @@ class Timeline:
         return self.start + self._in_order(end - start, called)
 
     def _in_order(self, single: Ints, called: Sequence[Ints]) -> Ints:
-        """Join what is known of ops and of calls."""
+        """Merge the values of ops and of calls in issue order."""
         result = np.empty(len(self), np.int64)
         first = np.cumsum(self._sizes) - self._sizes
         is_op = np.array([piece.function < 0 for piece in self.entry.pieces], bool)
@@ -261,7 +261,7 @@ def op_times(rows: Sequence[OpRow], counts: Sequence[int]) -> tuple[OpTime, ...]
 
 
 def op_kinds(ops: Iterable[tuple[OpRow, str]]) -> list[Kind]:
-    """Return what traces say of ops and the calls around them."""
+    """Return the records of ops and enclosing calls for traces."""
     return [
         Kind(short_name(row.op.op), STREAMS[row.stream], event_args(row, scope))
         for row, scope in ops
@@ -274,7 +274,7 @@ def total_flops(rows: Sequence[OpRow], counts: Sequence[int]) -> int:
 
 
 def event_args(row: OpRow, scope: str) -> dict[str, Any]:
-    """Return what events and traces say of an op: see :class:`.lanes.Event`."""
+    """Return the arguments of an op for events and traces: see :class:`.lanes.Event`."""
     op = row.op
     args: dict[str, Any] = {
         "op": op.op,

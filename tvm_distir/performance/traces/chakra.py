@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Execution traces of Chakra, a file per rank, as ASTRA-sim takes them.
+"""Write Chakra execution traces, a file per rank, as ASTRA-sim reads them.
 
 A file is a ``GlobalMetadata`` and then nodes, each behind its length, by the
 ``schema/protobuf/et_def.proto`` of https://github.com/mlcommons/chakra. Nodes have durations and no
@@ -39,7 +39,7 @@ TYPES = {
 
 
 def chakra_files(lanes: Sequence[Traced], meshes: Sequence[Mesh]) -> Iterator[tuple[str, bytes]]:
-    """Names and contents: ``trace.RANK.et``, and ``comm_group.json`` with the devices of groups."""
+    """Yield file names and contents: ``trace.RANK.et``, and ``comm_group.json``."""
     tasks = [lane.tasks() for lane in lanes]
     ends = _Ends(meshes, tasks)
     groups = _Groups(meshes)
@@ -50,7 +50,7 @@ def chakra_files(lanes: Sequence[Traced], meshes: Sequence[Mesh]) -> Iterator[tu
 
 
 class _Ends:
-    """Who sends to whom, and how much: both ends of a message say the same.
+    """Partners and sizes of messages, the same at both ends.
 
     Parameters
     ----------

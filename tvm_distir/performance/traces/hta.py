@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Traces as PyTorch's profiler writes them, a file per rank, for Holistic Trace Analysis.
+"""Write traces like PyTorch's profiler, a file per rank, for Holistic Trace Analysis.
 
 A kernel has the device as its process and a stream as its thread; one of communication is called as
 NCCL's are, by which HTA knows it. Each has a launch of the same correlation, at its start: when the

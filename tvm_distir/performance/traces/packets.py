@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Packets of Perfetto's traces as bytes; slices and counters many at once, in tables of bytes.
+"""Encode Perfetto packets as bytes; many slices and counters at once, in tables.
 
 A table has one packet pattern with fields of equal length (:func:`.protobuf.padded`), repeated,
 into which tracks, numbers and times are written column by column.
@@ -66,7 +66,7 @@ def descriptor(
 
 
 class _Pattern:
-    """Bytes of a packet of an event, and where the fields stand that differ.
+    """Pattern of an event's packet, with the positions of the fields that differ.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ _TRACK = ("track", tag(11, 0) + _SHORT, 4)
 
 
 def _slice(flow: int) -> tuple[_Pattern, _Pattern]:
-    """Begin and end of a slice; ``flow``: number of the field of its arrow, 0 without one."""
+    """Return the patterns of a slice's begin and end; ``flow`` is its arrow's field, or 0."""
     note = block(4, integer(1, _NOTE) + tag(17, 0) + _SHORT)
     begin = [
         ("", integer(9, _BEGIN), 0),

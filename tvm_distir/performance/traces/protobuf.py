@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of protocol buffers as bytes, as far as traces need them.
+"""Encode protocol buffer messages as bytes, as far as traces need them.
 
 The wire format is public (https://protobuf.dev/programming-guides/encoding): a field is a varint of
 its number and wire type, then a varint, eight bytes, or a length and that many bytes.
@@ -49,7 +49,7 @@ def block(number: int, content: bytes | str) -> bytes:
 
 
 def padded(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Integers from 0 up to 2**56 as varints of eight bytes each, in a little-endian integer.
+    """Return integers from 0 to 2**56 as eight-byte varints, in a little-endian integer.
 
     A varint may be longer than it has to: groups of seven zero bits at its end are read as such. So
     fields of different values take equal places.

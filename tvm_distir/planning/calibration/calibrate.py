@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``calibrate``: a system's constants from measured steps."""
+"""Calibrate a system's constants from measured steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Calibration:
-    """A system fitted to rows.
+    """System fitted to rows.
 
     Attributes
     ----------
@@ -163,7 +163,7 @@ def calibrate(
 
 
 class _Work:
-    """Rows, their programs and what is fitted."""
+    """Rows with their programs, and the constants that are fitted."""
 
     def __init__(
         self, system: System, rows: Sequence[AnyRow], tolerance: float, also: Sequence[str] = ()
@@ -192,7 +192,7 @@ class _Work:
         self.bounds = np.log([mean.least for mean in means]), np.log([mean.most for mean in means])
 
     def _now(self, name: str) -> float:
-        """Return what a number is before the fit."""
+        """Return the value of a constant before the fit."""
         if name in LINKS:
             return float(getattr(self.system.intra_node, name.removeprefix("intra_node.")))
         return self.system.constant(name)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A pipelined step as counts: bodies of functions, collectives and messages of each unit."""
+"""Express a pipelined step as counts of kernel batches, collectives and messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelBatch:
-    """What a function launches itself: its kernels and how many, and launches by Python."""
+    """Kernels that a function itself launches, their counts, and launches by Python."""
 
     kernels: tuple[tuple[Kernel, int], ...]
     launches: int
@@ -50,7 +50,7 @@ class KernelBatch:
 
 @dataclass
 class CostTerms:
-    """What some work consists of.
+    """Cost terms of some work.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class CostTerms:
 
 
 class StepCostTerms:
-    """Parts of the units and messages of a pipelined step.
+    """Cost terms of the units and messages of a pipelined step.
 
     Parameters
     ----------

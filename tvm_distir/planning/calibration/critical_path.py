@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The critical path through a pipelined step: what its time is the sum of.
+"""Find the critical path of a pipelined step as a sum of cost terms.
 
 Units, messages and sums over stages run as :func:`~.simulator.simulate` runs them with
 collectives that block; every event remembers which one it waited for.
@@ -27,7 +27,7 @@ class _Event(NamedTuple):
 
 
 class _Walk:
-    """Runs a step, event by event."""
+    """Event-by-event run of a step."""
 
     def __init__(self, parts: StepCostTerms, price: Price) -> None:
         self.parts, self.staged, self.price = parts, parts.staged, price

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured: steps of GPT models, steps of any model, matrix products."""
+"""Define measured rows: steps of GPT models, of any model, and matrix products."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Times of many steps at once, from what lies on their critical paths."""
+"""Compute the times of many steps at once, from their critical paths."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def with_constants(system: System, values: Mapping[str, float], source: str = ""
 
 
 class _Table(dict[Hashable, int]):
-    """Numbers of things, in the order in which they come."""
+    """Table of items, numbered in the order of their first use."""
 
     def number(self, key: Hashable) -> int:
         return self.setdefault(key, len(self))
 
 
 class Steps:
-    """Steps as sums of bodies, collectives and what the host does.
+    """Steps as sums of kernel batches, collectives and the work of the host.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Steps:
         }
 
     def times_s(self, system: System) -> Floats:
-        """Seconds of each step on a system, if its critical path is still the one given."""
+        """Return the seconds of each step on a system, if its critical path is unchanged."""
         kernel = np.zeros(self._flops.size)
         for kind, selected in self._of_kind:
             rate = system.rate(*kind)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Every value's placement and every call's cut along all axes at once, with a bound."""
+"""Choose placements of values and ops along all axes at once, with an optimality bound."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MeshLike = MeshSpec | Mapping[str, int] | Sequence[MeshSpec]
 
 @dataclass(frozen=True)
 class Labelling:
-    """A labelled module.
+    """Module with a sharding assignment.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class Labelling:
         return export(self.distribute())
 
     def plan(self) -> Plan:
-        """The decision as data: labels, which say all of it, and rules, which say what rules can.
+        """Return the assignment as data: all labels, and the rules that can express them.
 
         Rules cannot say that calls of one function are done in different ways, or that a value
         waits unfinished; where labels are removed, that is left to propagation.
@@ -159,7 +159,7 @@ def labeller_of(
     system: System | str,
     fixed: Plan | None = None,
 ) -> PlanLabeller:
-    """Return what labels a module; arguments as for :func:`label`."""
+    """Return the solver of a module; arguments as for :func:`label`."""
     known = System.known(system)
     assert known is not None
     plan = on_stages(mod, fixed or Plan(_specs(mesh)))
@@ -183,7 +183,7 @@ def _specs(mesh: MeshLike) -> tuple[MeshSpec, ...]:
 
 
 class PlanLabeller:
-    """Labels one annotated module, and says what was found as a plan.
+    """Solver of an annotated module, whose solution is given as a plan.
 
     Parameters
     ----------

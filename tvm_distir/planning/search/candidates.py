@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a search enumerates: meshes, stages, micro-batches, and what rules of them out."""
+"""Enumerate meshes, stages and micro-batches within constraints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EQUAL, ANY = "equal", "any"
 
 @dataclass(frozen=True)
 class Constraints:
-    """What a search may choose.
+    """Enumerate meshes, stages and micro-batches within constraints.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One choice of everything that is not a placement.
+    """Choice of everything but placements.
 
     Attributes
     ----------
@@ -219,7 +219,7 @@ class Enumeration:
         return self.stages and STAGES in self.constraints.axes
 
     def __iter__(self) -> Iterator[Candidate]:
-        """Return each candidate once, with the first policy of recomputation."""
+        """Yield each candidate once, with the first policy of recomputation."""
         names = [n for n in self.constraints.axes if n != STAGES or self.stages]
         seen: set[Candidate] = set()  # without the names of axes, which mean nothing
         for sizes in factorisations(self.devices, len(names)):
@@ -234,7 +234,7 @@ class Enumeration:
                     yield candidate
 
     def meshes(self) -> Iterator[dict[str, int]]:
-        """Return each mesh of all devices with the names of its axes, which a strategy goes by."""
+        """Yield each mesh of all devices with axis names, which strategies depend on."""
         names = [n for n in self.constraints.axes if n != STAGES]
         for sizes in factorisations(self.devices, len(names)):
             chosen = dict(zip(names, sizes, strict=True))

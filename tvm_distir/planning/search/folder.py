@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a search: rows and plans as they are found, for a later search to go on."""
+"""Store rows and plans of a search in a folder, so that a later search can resume."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which constraints, as few as can be, leave no mesh."""
+"""Find a minimal set of constraints that leaves no mesh."""
 
 from __future__ import annotations
 

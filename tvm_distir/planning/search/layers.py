@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of layers: what each takes and keeps, read off labels of a step with a stage per layer."""
+"""Compute tables of the time and memory of layers, from a step with a stage per layer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SUM_ITEM_BYTES = 4
 
 
 class Layers(NamedTuple):
-    """A table: per layer, of one micro-batch on the devices of one part of the batch.
+    """Table of layers for one micro-batch on the devices of one part of the batch.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Layers(NamedTuple):
 
 
 class Tables:
-    """Gives the table of candidates; each is made once.
+    """Tables of candidates; each is made once.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a search gets its modules: a model at any batch, and the training step made of it."""
+"""Make the modules of a search: a model at any batch, and its training step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Make = Callable[[int], ir.IRModule]
 
 
 class Source:
-    """Modules for candidates; each is made once.
+    """Source of modules for candidates; each is made once.
 
     Parameters
     ----------

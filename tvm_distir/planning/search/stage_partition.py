@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Layers into stages, each within the memory of its rank, so that a step takes least."""
+"""Partition layers into stages that fit into the ranks' memory, for the fastest step."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _sums(row: Sequence[int]) -> list[int]:
 def _filled(
     at: Sequence[int], most: int, parts: int, held: Sequence[Sequence[int]], room: int
 ) -> list[range] | None:
-    """Parts of at most so much, each as long as can be; None where they do not reach the end.
+    """Return maximal parts within a limit; None where they do not reach the end.
 
     ``at`` and ``held`` have the sums of what stands before each item.
     """
@@ -74,7 +74,7 @@ def _filled(
 
 
 class StageAssignment(NamedTuple):
-    """What a stage has: layers, and the number of the kind of mesh it is on."""
+    """Assignment of a stage: its layers, and the number of its kind of mesh."""
 
     layers: range
     kind: int
@@ -143,7 +143,7 @@ def shared_out(
 
 
 class _Finder:
-    """The least sum of stages' times, each at most so much."""
+    """Solver for the least sum of stage times under a limit of each."""
 
     def __init__(
         self,

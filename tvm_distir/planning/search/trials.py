@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates done: labelled, their plans distributed, exported and simulated."""
+"""Try candidates: auto-shard them, then distribute, export and simulate their plans."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KNOWN = ("zero:stage=3",)
 
 
 class Trials:
-    """Labels candidates and simulates their plans.
+    """Trials of candidates: they are auto-sharded and their plans simulated.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Trials:
     def of(
         self, candidate: Candidate, least_s: float, likely_s: float | None
     ) -> tuple[CandidateRow, Plan | None, Result | None]:
-        """Return what becomes of a candidate.
+        """Return the row, plan and result of a candidate.
 
         Parameters
         ----------
@@ -159,7 +159,7 @@ class Trials:
         return second_choices(labeller.labeller, self.gap)
 
     def known(self, meshes: Iterable[Mapping[str, int]]) -> Iterator[FoundPlan]:
-        """Plans of strategies that hide well what they send, along the axis of data alone.
+        """Yield plans of strategies that overlap communication well, along the data axis alone.
 
         None where there are stages, whose tables have such plans, or where rules are to hold.
         """

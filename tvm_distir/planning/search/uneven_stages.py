@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines whose stages have different numbers of devices: layers and devices shared out at once.
+"""Enumerate pipelines whose stages have different numbers of devices.
 
 A stage has a power of two of a node's devices, or whole nodes, so that groups lie as they are
 priced (Zheng et al. 2022, Alpa, section 5.2). Per number of stages and samples of a micro-batch one
@@ -20,7 +20,7 @@ from .stage_partition import StageAssignment, shared_out
 
 
 class Uneven:
-    """Gives candidates whose stages have meshes of their own.
+    """Generator of candidates whose stages have different meshes.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Uneven:
         self.enumeration, self.tables, self.outlooks = enumeration, tables, outlooks
 
     def candidates(self) -> Iterator[tuple[Candidate, Estimate]]:
-        """Return each with what it is likely to take; where nothing fits, with the next policy."""
+        """Yield candidates with estimates; where nothing fits, with the next policy."""
         enumeration, rules = self.enumeration, self.enumeration.constraints
         if not enumeration.stages or STAGES not in rules.axes or enumeration.batch is None:
             return
@@ -118,7 +118,7 @@ class Uneven:
         return None
 
     def _times(self, candidate: Candidate, table: Layers) -> list[int]:
-        """Time of each layer for a micro-batch, its part of summing gradients along the batch too.
+        """Return the time of each layer for a micro-batch, its gradient reduction included.
 
         Reduced once a step.
         """

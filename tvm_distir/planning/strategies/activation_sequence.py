@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sequence parallel for any model: activations that would be replicated are cut along the sequence.
+"""Shard activations that would be replicated along the sequence, for any model.
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2, without the names: what
 the other strategies leave replicated along the axis is found by propagating their plan, where the

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Several strategies on one mesh: a plan each, merged axis by axis."""
+"""Compose several strategies on a mesh: their plans are merged axis by axis."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
 
 
 def _stationary(rules: Sequence[PlanRule]) -> tuple[bool, tuple[int, ...]]:
-    """Whether what the rules place is stationary, and along which axes it moves all the same."""
+    """Return whether the values of rules are stationary, and the axes they still move along."""
     cuts = {
         axis: rule.stationary and axis not in rule.moving
         for rule in rules

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where one strategy leaves to another what it wants whole and the other wants cut."""
+"""Resolve conflicts between strategies that want a value replicated or sharded."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def placed(rule: PlanRule, placement: OpenLabels) -> PlanRule:
 
 
 def target_of(rule: PlanRule) -> tuple[Any, ...]:
-    """Return what a rule places: rules of different strategies with the same target become one."""
+    """Return the target of a rule; rules of strategies with the same target are merged."""
     return rule.kind, rule.function, rule.name, rule.index, rule.arg, rule.mesh

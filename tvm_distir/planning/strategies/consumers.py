@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which ops consume a weight, and which of its dims they contract, keep or look up.
+"""Find the ops that consume a weight, and the dims that they contract, keep or look up.
 
 Names say what a weight is for; only its consumers say how it lies: ``relax.nn`` keeps
 (out, in) and transposes, ONNX multiplies by (in, out).
@@ -34,7 +34,7 @@ View = tuple[str, Any, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Use:
-    """One consumer of a weight.
+    """Consumer of a weight.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Residual:
-    """A result added to a value of its own shape: ``total = before + result``.
+    """Residual: a result added to a value of the same shape, ``total = before + result``.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Residual:
 
 
 class Consumers:
-    """Follows values of a module to their consumers, into private functions.
+    """Consumers of the values of a module, private functions included.
 
     Of a training step only the forward pass counts.
 

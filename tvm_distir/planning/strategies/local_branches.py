@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Local layers: branches of a model that do not depend on each other run on different devices."""
+"""Run independent branches of a model on different devices (local layers)."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def _places(mesh: MeshSpec, number: int) -> list[MeshSpec]:
 
 
 class _Placing:
-    """Says where the nodes of one function run."""
+    """Placement of the nodes of a function on meshes."""
 
     def __init__(
         self, g: Graph, branches: Branches, places: Sequence[MeshSpec], rule_name: str | None

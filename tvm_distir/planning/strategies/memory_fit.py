@@ -116,7 +116,7 @@ def evenly_cut(recompute: str, devices: int) -> str:
 
 
 def _attempts(auto: Auto, bound: int, peaks: Sequence[int]) -> Iterator[str]:
-    """What to recompute, in sequence; ``peaks`` are those that were measured so far."""
+    """Yield what to recompute, step by step; ``peaks`` are the measured peaks so far."""
     allowed = full = bound
     refused = 0
     for _ in range(TRIES):

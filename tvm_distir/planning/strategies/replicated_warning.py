@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan that knows weights by name leaves replicated: said, not passed over."""
+"""Warn of weights that a plan by names leaves replicated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 
 @dataclass(frozen=True)
 class Projection:
-    """A weight that a matmul reads.
+    """Projection weight, which a matmul reads.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Programs kept on disk, until a source changes that they depend on."""
+"""Cache programs on disk, until a source that they depend on changes."""
 
 from __future__ import annotations
 

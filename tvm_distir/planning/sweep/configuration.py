@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration of a step: sizes of the model, and how it is spread over devices."""
+"""Define a configuration of a step: model sizes and their distribution."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DIM = "dim:"
 
 @dataclass(frozen=True)
 class Configuration:
-    """What one row asks for.
+    """Configuration that a row asks for.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class Configuration:
         return self.pp * self.chunks
 
     def mesh(self, training: bool) -> dict[str, int]:
-        """Mesh axes, stages first; those of one device are left out, but for the first."""
+        """Return the mesh axes, stages first; axes of size 1 are left out, except the first."""
         axes = {"pp": self.pp, "dp": self.dp, "tp": self.tp}
         if not training:
             del axes["pp"]
@@ -158,5 +158,5 @@ class Configuration:
 
 
 def refused(what: str, remedy: str, place: str = "configuration") -> SimulationError:
-    """Error about a configuration that is none."""
+    """Return the error of an invalid configuration."""
     return SimulationError("DIST0751", what, place=place, remedy=remedy)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``sweep``: a step predicted for each row of a table."""
+"""Predict a step for each row of a table."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def sweep(
 
 
 class _Sweep:
-    """One sweep."""
+    """State of a sweep."""
 
     def __init__(
         self,

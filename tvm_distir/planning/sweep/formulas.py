@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Formulas of the numbers of programs alike: sums of a few monomials in sizes, exactly.
+"""Fit the numbers of like programs exactly by sums of a few monomials in sizes.
 
 A number is known of some samples. It is a monomial where its logarithm is linear in those of the
 sizes, with whole exponents. What is none is a sum of monomials that occur beside it (what a kernel
@@ -53,7 +53,7 @@ def power(sizes: Sequence[int], exponents: Exponents) -> Fraction:
 
 
 class Fit:
-    """Finds formulas from samples.
+    """Fit of formulas to samples.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def _fitting(scaled: Floats, count: int) -> list[tuple[int, ...]]:
 
 
 def _solved(rows: list[list[Fraction]], unknown: int) -> list[Fraction] | None:
-    """Solution of linear equations, more of them than unknown numbers; None without one."""
+    """Return the solution of overdetermined linear equations; None where there is none."""
     rows = [list(row) for row in rows]
     for column in range(unknown):
         pivot = next((r for r in range(column, len(rows)) if rows[r][column]), None)

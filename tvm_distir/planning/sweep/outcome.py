@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What is predicted of a row."""
+"""Define the outcome of a row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = ("time_s", "peak_memory_bytes", "fits", "bound_by", "way", "status")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a row comes to.
+    """Outcome of a row.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ def reason(error: DistIRError) -> str:
 
 
 def bound_by(result: Result) -> str:
-    """Return what most of the busiest device's step goes to.
+    """Return the resource that bounds most of the busiest device's step.
 
     Kernels by what bounds most of each op's time; ``communication`` is the time of collectives, as
     far as it does not fit beside kernels; ``idle`` the rest.

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the structures of a table: rows alike, by samples that go through the pipeline.
+"""Partition a table into structures: like rows, represented by samples.
 
 What a plan leaves open is decided by what moves least, so it may change with sizes. Where samples
 differ in their ops, rows are parted by the size that tells them apart, and looked at again.
@@ -54,7 +54,7 @@ class RowGroup:
 
 
 class TemplateLearner:
-    """Finds structures.
+    """Learner of program structures.
 
     Parameters
     ----------

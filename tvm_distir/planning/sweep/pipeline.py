@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The program of a configuration, through the pipeline that any model goes."""
+"""Make the program of a configuration through the usual pipeline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHOWN = ("layers", "hidden", "heads", "seq", "vocab")
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What makes programs.
+    """Pipeline that makes programs.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ class Pipeline:
 
 
 def layer_ends(model: ir.IRModule) -> list[str]:
-    """Names of the values of ``main`` that the calls of its repeated layer give, in order."""
+    """Return the names of the results of the calls of the repeated layer, in order."""
     calls: dict[str, list[str]] = {}
     for binding in all_bindings(model["main"].body):
         value: Any = getattr(binding, "value", None)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a sweep gives, and how far it is."""
+"""Define the result and the progress of a sweep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .templates import Difference
 
 @dataclass
 class Progress:
-    """How far a sweep is.
+    """Progress of a sweep.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What of a row is a number that formulas may hold, and what decides which ops there are."""
+"""Extract from a row the symbols of formulas, and the features that decide on its ops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADS, _CLASSES = "heads", "vocab"
 
 @dataclass
 class Symbols:
-    """Rows of a table as numbers.
+    """Symbols of the rows of a table.
 
     Attributes
     ----------

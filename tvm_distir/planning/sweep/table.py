@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of configurations, from CSV files and grids: a column each, for they may be long."""
+"""Read tables of configurations from CSV files and grids, as columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_ROWS = 1 << 24
 
 @dataclass
 class Table:
-    """Configurations by columns, all of one length.
+    """Table of configurations, with columns of one length.
 
     Attributes
     ----------
@@ -234,5 +234,5 @@ def _divide(table: Table, samples: Ints) -> None:
 
 
 def wrong(place: str, what: str, remedy: str) -> SimulationError:
-    """Error about a table."""
+    """Return an error about a table."""
     return SimulationError("DIST0750", what, place=place, remedy=remedy)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A structure: programs that differ in numbers only, and the formulas of these."""
+"""Define templates: like programs that differ in numbers, given by formulas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass
 class ProgramTemplate:
-    """Programs alike.
+    """Template of like programs.
 
     Attributes
     ----------
@@ -74,13 +74,13 @@ class ProgramTemplate:
         return made
 
     def at(self, sizes: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Quantities of rows, (quantities, rows), and where all of them are whole numbers."""
+        """Return quantities, (quantities, rows), and where all of them are whole numbers."""
         return evaluate(self.formulas, sizes)
 
     def _contexts(
         self, missing: set[int], formulas: Sequence[Formula | None]
     ) -> Iterator[tuple[int, list[Exponents], Counter[int], Counter[int]]]:
-        """Quantities to find, with the monomials beside them, and operands and results."""
+        """Yield the quantities to fit, with candidate monomials, operands and results."""
         numbers, which, none = self.numbers, self.which, Counter[int]()
         everything = _exponents(formulas)
         for name, fn in self.program.functions.items():

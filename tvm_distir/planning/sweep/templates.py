@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a table by their structures: found, predicted, and what is left over."""
+"""Predict the rows of a table by their templates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BOUND = 0.02
 
 @dataclass
 class TemplateMatch:
-    """Predicted rows."""
+    """Rows predicted by a template."""
 
     rows: Ints
     time_ps: Ints
@@ -51,7 +51,7 @@ class TemplateMatch:
 
 @dataclass(frozen=True)
 class Difference:
-    """A row predicted by its structure, and through the whole pipeline.
+    """Difference between a prediction by template and one through the full pipeline.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Difference:
         return self.whole.status == OK and max(map(abs, self.shares)) <= BOUND
 
     def error(self) -> SimulationError:
-        """Error about too large a difference."""
+        """Return the error of too large a difference."""
         result = self.whole
         told = (
             result.status
@@ -106,7 +106,7 @@ class Difference:
 
 
 class Refusals:
-    """Why rows are impossible whose sizes axes do not divide: reported once for equal sizes."""
+    """Refusals of rows whose sizes axes do not divide, reported once per sizes."""
 
     def __init__(self, symbols: Symbols) -> None:
         self.symbols = symbols
@@ -128,7 +128,7 @@ class Refusals:
 
 
 class StructureSweep:
-    """Predicts rows by structures.
+    """Sweep that predicts rows by templates.
 
     Parameters
     ----------

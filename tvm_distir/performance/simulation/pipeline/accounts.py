@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the devices of a rank of a pipeline did, from the runs of its units and its messages."""
+"""Sum up what the devices of a pipeline rank did, from its units and messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .runs import StageRuns
 
 
 class CallSums:
-    """What one call of each function does: ranks run the same functions, these are summed up once.
+    """Sums over one call of each function: ranks share functions, summed up once.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class CallSums:
 
 
 class RankAccount:
-    """Sums up a rank.
+    """Summary of a pipeline rank.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class RankAccount:
         return lane, Work(*busy, finish, flops)
 
     def traffic(self, costs: OpCosts) -> Traffic:
-        """Collectives of the rank, messages that it gets, and copies to and from its host."""
+        """Return the rank's collectives, received messages and copies to and from the host."""
         result: Traffic = {}
         for function, often in self.often.items():
             moves = [(row, often * count) for row, count in self.sums.moves(function)]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a lane shows of a rank of a pipeline: a unit, or a message, is one event."""
+"""Show a pipeline rank as events: one per unit or message."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight"}
 
 @dataclass(frozen=True)
 class StageTimeline:
-    """The events of one device of a rank.
+    """Timeline of the events of a device of a rank.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class StageTimeline:
 
     @staticmethod
     def of(staged: PipelineProgram, rank: int, ran: StageRuns) -> StageTimeline:
-        """From what ranks ran."""
+        """Make the timeline from the runs of ranks."""
         rank_of = staged.schedule.rank_of
         sent = [message for message in ran.messages if rank_of[message.edge.source[0]] == rank]
         received = [message for message in ran.messages if rank_of[message.edge.target[0]] == rank]
@@ -129,7 +129,7 @@ class StageTimeline:
         return RankDependencies(self.staged, self.rank, self.ran, self.runs, *ends).tasks
 
     def _facts(self, messages: Messages, stream: str) -> dict[str, Any]:
-        """Return what all messages of an edge have in common."""
+        """Return the properties that all messages of an edge share."""
         edge, side = messages.edge, stream == "recv"
         return {
             "op": f"relax.dist.{stream}",
@@ -174,17 +174,17 @@ class StageTimeline:
 
 
 def _word(run: Runs) -> str:
-    """Return what a unit is called."""
+    """Return the name of a unit."""
     return WORDS.get(run.name.rstrip("+"), run.name.partition(":")[0])
 
 
 def _message(messages: Messages, micro: int) -> str:
-    """Return what a message is called."""
+    """Return the name of a message."""
     return f"{messages.edge.direction} {micro}" if micro >= 0 else messages.edge.direction
 
 
 def _copy_facts(copies: Copies) -> dict[str, Any]:
-    """Return what all copies of a stage in one direction have in common."""
+    """Return the properties that all copies of a stage in one direction share."""
     move = copies.move
     return {
         "op": move.kind,

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What units and messages of a pipelined step put on the links that they share.
+"""Compute the load of units and messages of a pipelined step on shared links.
 
 Links are, in either direction: a node's adapters, a device's part of them, and its port inside the
 node; of the devices of a rank, which do the same, one stands for all. A load is the share of the
@@ -32,7 +32,7 @@ Piece = tuple[float, float, Shares]
 
 
 class StageLoads:
-    """The loads of all units and messages.
+    """Loads of all units and messages.
 
     A unit of a micro-batch is one piece: what its collectives send, on average. What is done once
     (sums of gradients) is looked at as its collectives come and go.
@@ -181,7 +181,7 @@ class StageLoads:
         return {link: spent for link, spent in result.items() if spent > 0}
 
     def _crossing(self, rank: int, axes: tuple[int, ...]) -> tuple[dict[int, int], int]:
-        """Groups that leave each node, and the most members that such a group has on a node."""
+        """Return the groups that leave each node, and their most members on a node."""
         if (rank, axes) not in self._crossed:
             per_node = self.system.intra_node.devices_per_node
             nodes = self.program.meshes[rank].group_table(axes) // per_node
@@ -223,7 +223,7 @@ def _shares(used: Shares, length: float) -> Shares:
 
 
 def _covered(edges: Ints, start: Ints, end: Ints) -> npt.NDArray[np.bool_]:
-    """Between which neighbouring edges something is under way, (edges - 1,)."""
+    """Return between which neighbouring edges something is in flight, (edges - 1,)."""
     change = np.zeros(edges.size, np.int64)
     np.add.at(change, np.searchsorted(edges, start), 1)
     np.add.at(change, np.searchsorted(edges, end), -1)
@@ -261,7 +261,7 @@ def _arrays(
     beside: float,
     slowed: bool,
 ) -> Loads:
-    """Loads on shared links; a link that is never full says which messages slow units."""
+    """Return the loads on shared links; links that are never full mark slowed units."""
     capacity = np.ones(len(links) + slowed)
     if slowed:
         capacity[-1] = np.inf

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Stashes on their way to the host's memory and back, as steps of ranks.
+"""Add transfers of offloaded stashes to the programs of ranks.
 
 A store begins when the forward unit is over, beside the next unit; the unit behind that waits for
 its end, since the memory is needed then. A fetch begins with the unit before the backward one,
@@ -28,7 +28,7 @@ STREAM = {STORE: STORE_STREAM, FETCH: FETCH_STREAM}
 
 @dataclass(frozen=True)
 class Move:
-    """All copies of a stage's stashes in one direction.
+    """Transfer of a stage's stashes in one direction.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Move:
 
 
 class OffloadTransfers:
-    """The copies of all stages.
+    """Offload transfers of all stages.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A pipelined step simulated: each phase once, then units and messages in the schedule's order.
+"""Simulate a pipelined step: each phase once, then units and messages by schedule.
 
 The result is that of simulating the step written out. Each unit is a max-plus map, which is exact
 for fixed durations, so the time taken grows with units, not with ops.
