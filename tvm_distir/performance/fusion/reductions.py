@@ -136,7 +136,7 @@ def _at_the_end(
 def _run(
     functions: Mapping[str, Function], name: str, later: Mapping[str, list[Op]]
 ) -> Iterator[Op]:
-    """Return the sums left out of a function and its callees, as often as they run."""
+    """Yield the sums left out of a function and its callees, as often as they run."""
     yield from later.get(name, ())
     for op in functions[name].ops:
         for callee in op.callees[:1]:

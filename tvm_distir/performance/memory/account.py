@@ -165,7 +165,7 @@ def holders(buffers: Iterable[LiveBuffer]) -> tuple[BufferGroup, ...]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _pattern(name: str) -> str:
-    """Return a name with ``*`` for its numbers; ranks name the same things."""
+    """Return a name with ``*`` for its numbers, as ranks share names."""
     return re.sub(r"\d+", "*", name)
 
 

@@ -174,7 +174,7 @@ class RankMemories:
         return level, level.peak
 
     def _held(self, walk: RankEvents, deaths: Sequence[LastUse], at: int) -> Iterator[LiveBuffer]:
-        """Return the buffers that are live at the peak, besides resident ones."""
+        """Yield the buffers that are live at the peak, besides resident ones."""
         event, death = walk.events[at], deaths[at]
         inside = set[int]()
         if event.unit is not None:

@@ -178,7 +178,7 @@ class UnitLevels:
     def held(
         self, unit: Unit, death: LastUse, labels: Mapping[int, Label], word: str
     ) -> Iterator[LiveBuffer]:
-        """Return what a unit holds at its peak of what it makes, and of what dies in it."""
+        """Yield what a unit holds at its peak of what it makes, and of what dies in it."""
         at = self.level(unit, death)[0].at
         first = len(unit.inputs)
         made = -1

@@ -270,7 +270,7 @@ class FunctionExporter:
 
 
 def _constants(args: Sequence[Any]) -> Iterator[Any]:
-    """Return the constants among the arguments of a call, in order."""
+    """Yield the constants among the arguments of a call, in order."""
     for arg in args:
         if type(arg) is relax.Tuple:
             yield from _constants(arg.fields[:])

@@ -126,7 +126,7 @@ class Program:
         return self.meshes[mesh].device_ids[0] in self.devices_of(entry)
 
     def inputs(self) -> Iterator[tuple[int, str, Value]]:
-        """Return the inputs and weights of the full step: mesh, name and value, once per mesh."""
+        """Yield the inputs and weights of the full step: mesh, name and value, once per mesh."""
         for entry in self.entries:
             fn = self.functions[entry.function]
             for value in (fn.values[index] for index in fn.params):

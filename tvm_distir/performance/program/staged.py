@@ -201,7 +201,7 @@ class PipelineProgram:
         return self.roles[self.stages[stage].role]
 
     def inputs(self, only: int | None = None) -> Iterator[tuple[int, str, Value]]:
-        """Return the inputs and weights of the full step: rank, name and value, once per rank.
+        """Yield the inputs and weights of the full step: rank, name and value, once per rank.
 
         ``only`` those of one rank, where it is given.
         """

@@ -74,7 +74,7 @@ class BatchPrices:
         self._edges = {id(e): at for e, at in zip(_edges(program), numbers.edge_at, strict=True)}
 
     def key(self, function: str, number: int, op: Op) -> Hashable:
-        """Return the ops of one key take equally long."""
+        """Return the key of an op; ops of the same key take equally long."""
         at = self.numbers.op_at[function][number]
         flops, moved, payload, _ = self.which[at : at + 4].tolist()
         if op.kind == "collective":

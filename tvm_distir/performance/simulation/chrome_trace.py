@@ -43,7 +43,7 @@ def write_trace(
 
 
 def _pieces(system: str, lanes: Sequence[DeviceGroupResult], device_count: int) -> Iterator[str]:
-    """Return the JSON text, an event at a time."""
+    """Yield the JSON text, an event at a time."""
     head = {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
@@ -125,7 +125,7 @@ class _Threads:
 
 
 def _names(lane: DeviceGroupResult, threads: dict[int, str]) -> Iterator[dict[str, Any]]:
-    """Return the names of the process (devices) and its threads (streams), in order."""
+    """Yield the names of the process (devices) and its threads (streams), in order."""
     pid, count = lane.devices[0], len(lane.devices)
     others = f" and {count - 1} alike" if count > 1 else ""
     yield _metadata("process_name", pid, 0, {"name": f"{lane.mesh}: device {pid}{others}"})

@@ -224,7 +224,7 @@ class DeviceGroupResult:
         return len(self.timeline)
 
     def events(self) -> Iterator[Event]:
-        """Return the events of the first of the devices, in order of issue."""
+        """Yield the events of the first of the devices, in order of issue."""
         yield from self.timeline
 
     def traced(self) -> Traced:

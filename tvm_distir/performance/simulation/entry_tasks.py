@@ -105,7 +105,7 @@ class EntryTasks:
 
 
 def unrolled(lowering: Lowering, root: int) -> EntryTasks:
-    """Return an entry's pieces: inlined functions are inlined."""
+    """Return the pieces of an entry, with functions inlined as far as needed."""
     pieces: list[Piece] = []
     frames: list[Frame] = []
     count = 0

@@ -100,7 +100,7 @@ class _Reader:
     def _taken(
         self, name: str, op: Op, ins: list[int], conditions: list[int]
     ) -> tuple[int, list[int]]:
-        """Return the function that a call runs, with its operands; of a branch the dearer one."""
+        """Return the callee and operands of a call; of a branch, the more expensive side."""
         if op.kind == "call":
             return self.number(op.callee, len(conditions)), [*ins, *conditions]
         gates = len(conditions) + 1

@@ -178,7 +178,7 @@ class Result:
             write_file(Path(folder) / name, content)
 
     def trace_files(self, form: str) -> Iterator[tuple[str, bytes]]:
-        """Return the names and contents of the files of a trace in a form that has several.
+        """Yield the names and contents of the files of a trace in a form that has several.
 
         Those are ``hta`` and ``chakra``.
         """

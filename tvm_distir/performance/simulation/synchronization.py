@@ -92,7 +92,7 @@ def meetings(
     rows: Sequence[OpRow],
     tied: Collection[int],
 ) -> Iterator[CollectiveGroups]:
-    """Return the collectives by mesh, of the meshes ``tied``.
+    """Yield the collectives by mesh, of the meshes ``tied``.
 
     Raises
     ------
@@ -160,7 +160,7 @@ class _Ends:
         return sent, received
 
     def times(self) -> Iterator[tuple[dict[DeviceTasks, int], dict[DeviceTasks, int]]]:
-        """Return the tasks of the first, second, ... transfer."""
+        """Yield the tasks of the first, second, ... transfer."""
         for number in range(self.counts()[0]):
             yield (
                 {part: tasks[number] for part, tasks in self.sends.items()},

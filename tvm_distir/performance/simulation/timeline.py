@@ -142,7 +142,7 @@ class Timeline:
             )  # fmt: skip
 
     def sheets(self) -> Iterator[OpRecords]:
-        """Return the ops but for transfers."""
+        """Yield the ops but for transfers."""
         ops, whole = list(self._ops()), np.zeros(1, np.int64)
         local_ops = [k for k, (row, _) in enumerate(ops) if row.op.kind != "transfer"]
         kinds = op_kinds(ops[k] for k in local_ops)
@@ -159,7 +159,7 @@ class Timeline:
         )
 
     def wires(self) -> Iterator[MessageRecords]:
-        """Return the transfers by peer, in the order of time."""
+        """Yield the transfers by peer, in the order of time."""
         messages: dict[str, list[tuple[int, int, OpRow, str, Hashable]]] = {}
         often: dict[Hashable, int] = {}
         times = zip(self.start.tolist(), self.end.tolist(), strict=True)
@@ -186,7 +186,7 @@ class Timeline:
         return dependencies.tasks
 
     def _ops(self) -> Iterator[tuple[OpRow, str]]:
-        """Return all ops and the calls around them, ``main/layer_3``: names of bindings."""
+        """Yield all ops and the calls around them, ``main/layer_3``: names of bindings."""
         scopes: list[str] = []
         for frame in self.entry.frames:
             scopes.append(

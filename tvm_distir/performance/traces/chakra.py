@@ -170,7 +170,7 @@ def _file(tasks: Sequence[Task], device: int, ends: _Ends, groups: _Groups) -> b
 def _nodes(
     task: Task, device: int, first: int, tail: bytes, ends: _Ends, groups: _Groups
 ) -> Iterator[bytes]:
-    """Return the node of a task, behind those of further partners, which it waits for."""
+    """Yield the node of a task, behind those of further partners, which it waits for."""
     name = block(2, task.name)
     if task.kind == "compute":
         facts = _attribute("num_ops", _INT64, task.flops)

@@ -42,7 +42,7 @@ _DEVICE = "\x00device\x00"
 
 
 def hta_pages(lanes: Sequence[Traced], finish_s: float) -> Iterator[tuple[str, str]]:
-    """Return the names and texts of the files, one for each rank.
+    """Yield the names and texts of the files, one for each rank.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def hta_pages(lanes: Sequence[Traced], finish_s: float) -> Iterator[tuple[str, s
 
 
 def _events(lane: Traced, finish_s: float) -> Iterator[str]:
-    """Return the events as JSON, the device left open."""
+    """Yield the events as JSON, the device left open."""
     host = f"{_DEVICE}host"
     yield _json("user_annotation", "ProfilerStep#1", host, 1, 0.0, finish_s * 1e6, {})
     for number, (name, stream, start, spent, args) in enumerate(_kernels(lane), 1):
@@ -92,7 +92,7 @@ _Kernel = tuple[str, int, int, int, dict[str, Any]]
 
 
 def _kernels(lane: Traced) -> Iterator[_Kernel]:
-    """Return all that takes time, by streams."""
+    """Yield all that takes time, by streams."""
     for sheet in lane.sheets():
         for starts, ends in zip(sheet.start.tolist(), sheet.end.tolist(), strict=True):
             for kind, start, end in zip(sheet.kinds, starts, ends, strict=True):

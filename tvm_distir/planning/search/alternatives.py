@@ -118,7 +118,7 @@ def _of_entry(
 
 
 def _weights(g: Graph) -> Iterator[tuple[int, str]]:
-    """Return the nodes and names of parameters that are neither data nor optimizer states."""
+    """Yield the nodes and names of parameters that are neither data nor optimizer states."""
     states = {
         str(x) for training_note in training_notes(g.fn, "states").values() for x in training_note
     }

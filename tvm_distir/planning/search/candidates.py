@@ -278,7 +278,7 @@ class Enumeration:
 
 
 def factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Return all ways to write a number as an ordered product of so many factors."""
+    """Yield all ways to write a number as an ordered product of so many factors."""
     if count == 1:
         yield (number,)
         return

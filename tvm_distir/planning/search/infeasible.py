@@ -31,7 +31,7 @@ def contradiction(enumeration: Enumeration) -> tuple[str, ...]:
 
 
 def _left(enumeration: Enumeration, chosen: Iterable[Part]) -> tuple[str, ...]:
-    """Return the micro-batches, where with any size of them something would be left."""
+    """Return the micro-batches in words, if other sizes would leave a candidate."""
     rules = replace(_only(enumeration.constraints, chosen), micro_batches=(1,))
     if enumeration.batch is None or not _some(enumeration, rules, any_batch=True):
         return ()

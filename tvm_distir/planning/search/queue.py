@@ -153,5 +153,5 @@ class Queue:
 
 
 def _kind(candidate: Candidate) -> str:
-    """Return the candidates of one kind are likely to be off by about as much."""
+    """Return the kind of a candidate; estimates of a kind err by about as much."""
     return "" if candidate.schedule is None else candidate.schedule.kind

@@ -36,7 +36,7 @@ def mesh_of(mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec]) ->
 
 
 def heads_of(weight: KnownWeight, consumers: Consumers) -> Iterator[int]:
-    """Return into how many heads the results of a projection are split, by its uses."""
+    """Yield into how many heads the results of a projection are split, by its uses."""
     shape = weight.parameter.shape
     if weight.is_bias or shape is None:
         return

@@ -25,7 +25,7 @@ _DOWNSTREAM = (
 
 
 def kept_program(what: object, make: Callable[[], Program], folder: Path | None = None) -> Program:
-    """Return the program that ``make`` gives; from disk where it was made before.
+    """Return the program that ``make`` gives, read from disk where it was made before.
 
     Parameters
     ----------

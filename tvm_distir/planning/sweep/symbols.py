@@ -118,7 +118,7 @@ def _sizes(pipeline: Pipeline, table: Table) -> tuple[dict[str, Ints], dict[str,
 
 
 def _whole(column: Sequence[str]) -> Ints | None:
-    """Return the positive whole numbers; None where a cell is none."""
+    """Return positive whole numbers; None where a cell is no such number."""
     known: dict[str, int] = {}
     for text in column:
         if text not in known:

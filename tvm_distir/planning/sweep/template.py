@@ -97,7 +97,7 @@ class ProgramTemplate:
             yield number, everything, none, none
 
     def _places(self, missing: set[int]) -> Iterator[tuple[int, str]]:
-        """Return where quantities stand, for messages."""
+        """Yield where quantities stand, for messages."""
         for name, fn in self.program.functions.items():
             for op, at in zip(fn.ops, self.numbers.op_at[name], strict=True):
                 for number in self.which[at : at + 4].tolist():

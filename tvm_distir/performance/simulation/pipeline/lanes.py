@@ -94,7 +94,7 @@ class StageTimeline:
         yield from sorted(events, key=lambda event: event.start_s)
 
     def sheets(self) -> Iterator[OpRecords]:
-        """Return the ops of all units."""
+        """Yield the ops of all units."""
         for run, place, first, last in self.parts:
             start, end = self.ran.op_times(run)
             span = np.stack((first, last), axis=1)
@@ -102,7 +102,7 @@ class StageTimeline:
             yield OpRecords(kinds, start, end, run.order, _word(run), place, run.micros, span)
 
     def wires(self) -> Iterator[MessageRecords]:
-        """Return the messages of each edge."""
+        """Yield the messages of each edge."""
         rank_of = self.staged.schedule.rank_of
         for stream, stream_messages in (("send", self.sent), ("recv", self.received)):
             for messages in stream_messages:

@@ -157,7 +157,7 @@ class StageRuns:
             )
 
     def of(self, rank: int) -> Iterator[Runs]:
-        """Return the runs of a rank, by stage and unit, in the order of the first of each."""
+        """Yield the runs of a rank, by stage and unit, in the order of the first of each."""
         units = self.steps.units
         steps = slice(*self.begin[rank : rank + 2].tolist())
         at, step = self._at[:-1][steps], self.step[steps]
