@@ -117,10 +117,10 @@ class Peaks:
     """
 
     def __init__(self, program: Program, numbers: Numbers, which: Ints) -> None:
-        kinds: dict[int, int] = {}
+        kind_of: dict[int, int] = {}
 
         def marked(values: Sequence[Value], at: Sequence[int]) -> tuple[Value, ...]:
-            kinds = [kinds.setdefault(int(which[k]), len(kinds)) for k in at]
+            kinds = [kind_of.setdefault(int(which[k]), len(kind_of)) for k in at]
             return tuple(
                 value._replace(bytes=(kind + 1) * BLOCK_BYTES if value.bytes else 0)
                 for value, kind in zip(values, kinds, strict=True)
@@ -136,8 +136,8 @@ class Peaks:
             for role, at in zip(program.staged.roles, numbers.slot_at, strict=True)
         )
         staged = dataclasses.replace(program.staged, roles=roles)
-        self.quantities = list(kinds)
-        self.kinds = len(kinds)
+        self.quantities = list(kind_of)
+        self.kinds = len(kind_of)
         program = dataclasses.replace(program, functions=functions, staged=staged)
         self._staged = staged
         framework = CachingAllocator(program, level=functools.partial(PeakFormula, self.kinds))
