@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Units and messages as activities that wait for each other, whose speeds depend on what meets.
+"""Model units and messages as activities whose speeds depend on contention.
 
 What one activity hands to another is a *token*: a time that is known once it has come. Token 0 is
 there all along, token 1 at time 0.
@@ -30,7 +30,7 @@ ENDLESS = 2.0**62
 
 @dataclass(frozen=True)
 class Loads:
-    """What classes of activities put on links at full speed, piece by piece.
+    """Loads that classes of activities put on links at full speed, piece by piece.
 
     Classes are the rows of ``RankPrograms.steps``, for the runs of units, then the edges.
 
@@ -64,7 +64,7 @@ class Loads:
 
     @staticmethod
     def none(units: RankPrograms) -> Loads:
-        """Nothing meets."""
+        """Return loads without contention."""
         classes = len(units.steps) + len(units.edges)
         return Loads(
             np.zeros(0), np.arange(classes + 1), np.full(classes, ENDLESS), np.ones(classes),
@@ -80,7 +80,7 @@ class Activities:
     Attributes
     ----------
     matrix : int64 array
-        Maps of kinds of units one behind the other, each (outputs, ports).
+        Maps of kinds of units in sequence, each (outputs, ports).
     matrix_begin, matrix_ports : int64 arrays (kinds,)
         Where each begins, and its ports.
     kind, group, rank, spent : int64 arrays (activities,)
@@ -129,7 +129,7 @@ class ActivityGraph:
 
 
 class ActivityGraphBuilder:
-    """Goes through the programs of all ranks, with tokens instead of times."""
+    """Builder of activity graphs: it walks the programs of all ranks with tokens for times."""
 
     def __init__(self, maps: FunctionSummaries, units: RankPrograms) -> None:
         self.units = units
@@ -158,7 +158,7 @@ class ActivityGraphBuilder:
             self.matrices.append(matrix[rows])
 
     def woven(self) -> ActivityGraph:
-        """Go on with each rank until none gets further."""
+        """Build the graph: advance every rank until none can proceed."""
         units, ranks = self.units, len(self.streams)
         position, step, moved = [0] * ranks, [0] * ranks, True
         begin, program = units.template_begin.tolist(), units.programs.tolist()
@@ -202,7 +202,7 @@ class ActivityGraphBuilder:
         )
 
     def _add(self, kind: int, group: int, rank: int, spent: int, ins: list[int], outs: int) -> int:
-        """Add an activity; the first token that it makes."""
+        """Add an activity and return the first token that it makes."""
         token = self.out_begin[-1]
         self.rows.append((kind, group, rank, spent))
         self.ins += ins
@@ -211,7 +211,7 @@ class ActivityGraphBuilder:
         return token
 
     def _do(self, rank: int, at: int, row: list[int], micro: int) -> bool:
-        """A step; whether it could be done."""
+        """Execute a step and return whether it was possible."""
         kind, a, b, c, d = row
         streams, cells = self.streams[rank], self.cells
         if kind == RUN:

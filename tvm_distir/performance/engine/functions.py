@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions whose ops take fixed times, as max-plus maps: nothing is unrolled.
+"""Summarize functions with fixed op times as max-plus maps, without unrolling.
 
 A device has three streams: compute, communication, and the host that issues both in program
 order. Each start, and each end, is the maximum over a few *ports* (the streams, and operands) of
@@ -67,7 +67,7 @@ class FunctionTable:
     results: list[int] = field(default_factory=list)
 
     def arrays(self) -> tuple[Ints, ...]:
-        """The five lists as arrays."""
+        """Return the five lists as arrays."""
         lists = (self.functions, self.ops, self.ins, self.outs, self.results)
         return tuple(np.array(values, np.int64) for values in lists)
 
@@ -94,25 +94,25 @@ class FunctionSummaries(Protocol):
     """
 
     def origins(self, function: int) -> list[int]:
-        """Per result the parameter that it is, or :data:`IS_SETTLED`, or :data:`IS_FREE`."""
+        """Return, per result, its parameter, :data:`IS_SETTLED` or :data:`IS_FREE`."""
 
     def apart(self, function: int) -> list[bool]:
-        """Per parameter whether its time matters even if it is settled."""
+        """Return, per parameter, whether its time matters even if it is settled."""
 
     def open(self, function: int, classes: Sequence[int]) -> None:
         """Say when the parameters of a function that is run are there, before the first run."""
 
     def ports(self, function: int) -> list[int]:
-        """Parameters that are ports, behind the streams."""
+        """Return the parameters that are ports, behind the streams."""
 
     def tasks(self, function: int) -> int:
         """Number of ops, callees included."""
 
     def matrix(self, function: int) -> Ints:
-        """Ends of the streams, then of the results, per port: (streams + results, ports)."""
+        """Return the ends of streams, then of results, per port: (streams + results, ports)."""
 
     def expand(self, function: int, times: Ints) -> Ints:
-        """Starts of all ops in order of issue, (runs, tasks), from (runs, ports) times."""
+        """Return the starts of all ops in issue order, (runs, tasks), from (runs, ports) times."""
 
     def spans(self, function: int, times: Ints) -> Ints:
         """Start of the first and end of the last compute op, (runs, 2); NEVER without one."""
@@ -121,7 +121,7 @@ class FunctionSummaries(Protocol):
         """Run units on ranks as early as possible."""
 
     def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: RankPrograms) -> Ints:
-        """Ends of many runs of units, with other durations.
+        """Return the ends of many runs of units, with other durations.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class FunctionSummaries(Protocol):
         """
 
     def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
-        """Time in which a rank computes, communicates, and does both.
+        """Return the time in which a rank computes, communicates, and does both.
 
         Parameters
         ----------

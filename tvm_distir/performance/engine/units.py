@@ -30,7 +30,7 @@ SEND_STREAM, STORE_STREAM, FETCH_STREAM = 3, 4, 5
 
 @dataclass(frozen=True)
 class RankPrograms:
-    """What ranks run.
+    """Programs that the ranks run.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class RankPrograms:
     micros: int
 
     def arrays(self) -> tuple[Ints | int, ...]:
-        """The fields in order, each array in one dim."""
+        """Return the fields in order, each array in one dim."""
         return (
             self.kind_function,
             self.kind_places,
@@ -80,7 +80,7 @@ class RankPrograms:
         )
 
     def runs(self) -> tuple[Ints, Ints, Ints]:
-        """All runs, those of each rank in turn.
+        """Return all runs, those of each rank in turn.
 
         Returns
         -------
@@ -103,7 +103,7 @@ class RankPrograms:
 
 @dataclass(frozen=True)
 class ActionTimes:
-    """What came of it.
+    """Times of the actions of a run.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that are added to their sums as they come, in the functions that make them."""
+"""Accumulate gradients in the functions that compute them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Place = tuple[str, int]
 def accumulated(program: Program) -> Program:
     """Let gradients be added to their sums where they are made, by every micro-batch.
 
-    A backward part that waits for its host has time for it. The first micro-batch adds to zeros, as
+    A backward pass that waits for its host has time for it. The first micro-batch adds to zeros, as
     frameworks with buffers of sums have it. Programs without stages or sums stay, and so do steps
     whose gradients of weights are units of their own.
     """
@@ -54,7 +54,7 @@ def accumulated(program: Program) -> Program:
 
 
 def _readers(fn: Function) -> dict[int, list[Op]]:
-    """By value the ops that read it."""
+    """Return the ops that read each value."""
     readers: dict[int, list[Op]] = {}
     for op in fn.ops:
         for value in op.inputs:
@@ -65,7 +65,7 @@ def _readers(fn: Function) -> dict[int, list[Op]]:
 def _reader(
     functions: Mapping[str, Function], readers: Mapping[str, Mapping[int, list[Op]]], place: Place
 ) -> Op | None:
-    """The kernel that reads a value, in the function that is called with it, views followed."""
+    """Return the kernel that reads a value in its function, looking through views."""
     name, value = place
     for op in readers[name].get(value, ()):
         reader: Op | None = op
@@ -82,7 +82,7 @@ def _reader(
 def _maker(
     functions: Mapping[str, Function], outputs: Mapping[str, Mapping[int, Op]], place: Place
 ) -> Place:
-    """Where a value is made: in the function that is called for it, views followed."""
+    """Return where a value is produced, looking through calls and views."""
     name, value = place
     op = outputs[name].get(value)
     if op is None:
@@ -96,7 +96,7 @@ def _maker(
 
 
 def _without_work(fn: Function, moved: set[int]) -> Function:
-    """A function some of whose kernels, by their ids, take no time."""
+    """Return a function some of whose kernels, by their ids, take no time."""
     ops = tuple(
         op._replace(flops=0, bytes_read=0, bytes_written=0, kernel_class="view")
         if id(op) in moved

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Kernel classes by what kernels work on: scores of attention, logits of a vocabulary."""
+"""Classify kernels by their data: attention scores, logits of a vocabulary."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _flat(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _is_batched(fn: Function, op: Op) -> bool:
-    """Whether it multiplies two batches of matrices."""
+    """Return whether a kernel multiplies two batches of matrices."""
     if op.kernel_class != "matmul" or op.op not in _PRODUCTS or len(op.inputs) < 2:
         return False
     first, second = (fn.values[value].shape for value in op.inputs[:2])
@@ -79,7 +79,7 @@ def _is_batched(fn: Function, op: Op) -> bool:
 
 
 def _is_scores(fn: Function, op: Op, value: int) -> bool:
-    """Whether a value is the largest of a batched product, and square among its matrices."""
+    """Return whether a value is the largest of a batched product, and square among its matrices."""
     shape = fn.values[value].shape
     sizes = [math.prod(fn.values[v].shape) for v in (*op.inputs[:2], *op.outputs)]
     return math.prod(shape) == max(sizes) and sizes.count(max(sizes)) == 1

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Who makes and who reads the values of a function, views followed to the memory behind them."""
+"""Find producers and readers of values, looking through views to the memory behind them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GRADIENT = re.compile(r"grad(?:ient)?(?:\d|_\d|\.|$)")
 
 
 class Dataflow:
-    """Values and ops of a function.
+    """Producers and readers of the values of a function.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Dataflow:
         self.kept = {self.source[value] for value in fn.results}
 
     def is_cast(self, number: int) -> bool:
-        """Whether an op changes one floating type to another."""
+        """Return whether an op changes one floating type to another."""
         op = self.fn.ops[number]
         if op.op != CAST or len(op.inputs) != 1 or number in self.plain:
             return False
@@ -76,7 +76,7 @@ class Dataflow:
         return all(value.dtype in FLOATS for value in ends)
 
     def reads(self, number: int) -> tuple[int, ...]:
-        """Values with memory that an op reads."""
+        """Return the values with memory that an op reads."""
         return tuple(dict.fromkeys(self.source[v] for v in self.fn.ops[number].inputs))
 
     def elements(self, value: int) -> int:
@@ -84,12 +84,12 @@ class Dataflow:
         return math.prod(self.fn.values[value].shape)
 
     def has_scalar(self, number: int) -> bool:
-        """Whether one of several operands of an op has a single element."""
+        """Return whether one of several operands of an op has a single element."""
         inputs = self.fn.ops[number].inputs
         return len(inputs) > 1 and any(self.elements(value) == 1 for value in inputs)
 
     def neighbours(self, number: int) -> list[int]:
-        """Ops that make what an op reads, or read what it makes; not through single elements."""
+        """Return the neighbours of an op: producers and readers of its values, scalars aside."""
         numbers = []
         for value in self.reads(number):
             if value in self.maker and self.elements(value) > 1:
@@ -100,7 +100,7 @@ class Dataflow:
         return numbers
 
     def narrowed(self) -> dict[int, tuple[str, int]]:
-        """By value that has memory its narrowest type among its casts, and its bytes then.
+        """Return, per value with memory, the narrowest type of its casts and the bytes then.
 
         What the caller gives or gets stays as it is.
         """
@@ -118,7 +118,7 @@ class Dataflow:
         return result
 
     def after_gradients(self) -> set[int]:
-        """Ops that wait for a gradient that the function is given: those of its backward part."""
+        """Return the ops that wait for a given gradient: those of the backward pass."""
         late = {p for p in self.fn.params if _GRADIENT.match(self.fn.values[p].name)}
         numbers: set[int] = set()
         for number, op in enumerate(self.fn.ops):
@@ -128,7 +128,7 @@ class Dataflow:
         return numbers
 
     def closes_circle(self, group: Collection[int], number: int) -> bool:
-        """Whether some op outside both lies on a way from a group to an op, or back."""
+        """Return whether adding an op to a group would close a cycle through an op outside."""
         members = {*group, number}
         first, last = min(members), max(members)
         reached: set[int] = set()

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``grouped``: a program as a backend launches it."""
+"""Group a program's ops into the kernels that a backend launches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def grouped(program: Program, profile: Profile | str) -> Program:
 
 
 def _function(fn: Function, profile: Profile) -> tuple[Function, int]:
-    """Group a function's ops; launches that the host does besides."""
+    """Group a function's ops and return the additional launches of the host."""
     casts, launches = plain(Dataflow(fn, False), profile)
     flow = Dataflow(fn, profile.casts, casts)
     grouping = Grouping(flow, profile, flow.after_gradients())

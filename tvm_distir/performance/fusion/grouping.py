@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which ops of a function run as one kernel."""
+"""Decide which ops of a function run as one kernel."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ MOST_APART = 512
 
 @dataclass
 class Group:
-    """Ops that one kernel runs."""
+    """Group of ops that a single kernel runs."""
 
     rule: Rule
     members: set[int] = field(default_factory=set)
 
 
 class Grouping:
-    """Grows groups around anchors, rule by rule; an op belongs to one group at most.
+    """Builder of groups: it grows them around anchors, rule by rule.
 
     Parameters
     ----------
     flow : Dataflow
     profile : Profile
     late : collection of int
-        Ops that the backward part issues.
+        Ops that the backward pass issues.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ def _is_multiple(flow: Dataflow, rule: Rule, number: int) -> bool:
 
 
 def plain(flow: Dataflow, profile: Profile) -> tuple[set[int], int]:
-    """Casts around ops that a rule does not take because of their shape.
+    """Return the casts around ops that a rule does not take because of their shape.
 
     Returns
     -------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the host issues: kernels that Python launches, per function and part of a micro-batch."""
+"""Count the kernels that Python launches on the host, per function and phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .dataflow import Dataflow
 
 HOST, UNIT, STEP = "host", "unit", "step"
 """Kernel classes: waiting until the host has issued ``flops`` launches of a function; what the host
-does for a forward or backward part of a micro-batch; what it does for a step."""
+does for a forward or backward pass of a micro-batch; what it does for a step."""
 
 
 def with_hosts(program: Program, besides: Mapping[str, int]) -> Program:
@@ -50,7 +50,7 @@ def with_hosts(program: Program, besides: Mapping[str, int]) -> Program:
 
 
 def _issued(fn: Function) -> int:
-    """Kernels that Python launches."""
+    """Return the kernels that Python launches."""
     late = Dataflow(fn, False).after_gradients()
     return sum(
         op.kind == "compute" and op.kernel_class != "view" and number not in late

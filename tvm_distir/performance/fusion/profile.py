@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Profiles: what a backend launches as one kernel, as data (``data/*.json``)."""
+"""Read profiles, which describe the kernels of a backend as data (``data/*.json``)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RULE_OPTIONAL = _RULE[2:]
 
 @dataclass(frozen=True)
 class Rule:
-    """Ops that one kernel runs: an anchor, and all members that touch it, directly or not.
+    """Rule of a kernel: an anchor, and all members connected to it.
 
     Attributes
     ----------
@@ -63,18 +63,18 @@ class Rule:
     kernel_class: str = ""
 
     def begins(self, op: str) -> bool:
-        """Whether an op is an anchor."""
+        """Return whether an op is an anchor."""
         return any(fnmatchcase(op, pattern) for pattern in self.anchors)
 
     def takes(self, op: str, scalar: bool) -> bool:
-        """Whether an op is a member; ``scalar``: one of its operands has a single element."""
+        """Return whether an op is a member (``scalar``: an operand has a single element)."""
         names = (op, f"{op}:scalar") if scalar else (op,)
         return any(fnmatchcase(name, pattern) for pattern in self.members for name in names)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How a backend groups ops.
+    """Profile of how a backend groups ops into kernels.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class Profile:
     blocking : bool
         Collectives that are not split into start and done stop the kernels behind them.
     accumulates : bool
-        Gradients are added to their sums as they come, in backward parts.
+        Gradients are added to their sums as they come, in backward passes.
     sums : str
         Type of the sums of gradients over micro-batches: ``float32``, or that of the ``weight``.
     rules : tuple of Rule
@@ -170,7 +170,7 @@ class Profile:
 
 
 def profile_names() -> tuple[str, ...]:
-    """Names of the profiles that come with the package."""
+    """Return the names of the profiles that come with the package."""
     return tuple(sorted(path.stem for path in DATA.glob("*.json")))
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of gradients and messages between stages as a framework makes them."""
+"""Rewrite gradient reductions and stage messages as a framework performs them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HALF = ("float16", "bfloat16")
 
 
 def reduced(program: Program, profile: Profile) -> Program:
-    """Make sums and messages of a step in stages as a profile says; other programs stay."""
+    """Make sums and messages of a pipelined step as a profile says; other programs stay."""
     if program.staged is None:
         return program
     staged = program.staged
@@ -78,7 +78,7 @@ def _called(
 
 
 def _data_axes(role: StageKind) -> set[int]:
-    """Axes that cut the data of a kind of stage."""
+    """Return the axes that cut the data of a kind of stage."""
     data_axes: set[int] = set()
     for slot in role.params:
         value = role.slots[slot]
@@ -136,7 +136,7 @@ def _at_the_end(
 def _run(
     functions: Mapping[str, Function], name: str, later: Mapping[str, list[Op]]
 ) -> Iterator[Op]:
-    """Sums that were left out of a function and of those that it calls, as often as it does."""
+    """Yield the sums left out of a function and its callees, as often as they run."""
     yield from later.get(name, ())
     for op in functions[name].ops:
         for callee in op.callees[:1]:
@@ -188,7 +188,7 @@ def _split(edge: Edge, meshes: tuple[Mesh, ...], staged: PipelineProgram) -> Edg
 
 
 class _Narrowing:
-    """Gives sums over micro-batches the type of their terms, and all that only hands them on.
+    """Rewriter that gives sums over micro-batches the type of their terms.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ class _Narrowing:
         self._known: dict[str, set[int]] = {}
 
     def run(self) -> PipelineProgram:
-        """Narrow, phase by phase; the stages with narrower slots and messages."""
+        """Narrow each phase and return the stages with narrower slots and messages."""
         roles = []
         slots: list[set[int]] = []
         for role in self.staged.roles:
@@ -238,7 +238,7 @@ class _Narrowing:
         return dataclasses.replace(edge, bytes=sizes[0], wire_bytes=sizes[1])
 
     def _function(self, name: str, given: set[int], begins: bool) -> set[int]:
-        """Narrow values of a function, once; which of its results are narrow then."""
+        """Narrow the values of a function once and return the indices of its narrow results."""
         if name in self._known or not (given or begins):
             return self._known.get(name, set())
         fn = self.functions[name]

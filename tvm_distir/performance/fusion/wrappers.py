@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that only call others: what these launch is launched together."""
+"""Inline functions that only call others, so that their kernels are launched together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _only_calls(fn: Function) -> bool:
 
 
 def _written_out(fn: Function, functions: Mapping[str, Function]) -> Function:
-    """A function with the ops of those that it calls."""
+    """Return a function with the ops of those that it calls."""
     values: list[Value] = list(fn.values)
     stands: dict[int, int] = {}
     ops: list[Op] = []
@@ -60,7 +60,7 @@ def _written_out(fn: Function, functions: Mapping[str, Function]) -> Function:
 
 
 def _on(op: Op, stands: Mapping[int, int]) -> Op:
-    """An op on other values."""
+    """Return an op on other values."""
     return op._replace(
         inputs=tuple(stands.get(i, i) for i in op.inputs),
         outputs=tuple(stands.get(i, i) for i in op.outputs),

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A function with a kernel for each group of its ops."""
+"""Write a function with one kernel for each group of its ops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .grouping import Group, Grouping
 
 
 class Writer:
-    """Writes a grouped function. Values keep their numbers; those inside a kernel are made by none.
+    """Writer of a grouped function; values inside a kernel have no producer.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Writer:
         return 0 if maker in self.grouping.absorbed else self.flow.fn.values[value].bytes
 
     def _saved(self, value: int) -> int:
-        """Bytes that an op reads less than it says: casts and what is absorbed take none."""
+        """Return the bytes that an op reads less than stated: casts and absorbed ops read none."""
         return self.flow.fn.values[value].bytes - self._bytes(self.flow.source[value])
 
     def _alone(self, op: Op) -> Op:
@@ -96,7 +96,7 @@ class Writer:
 
 
 def _in_order(nodes: list[tuple[int, Op]]) -> list[Op]:
-    """Ops so that each comes behind those whose results it reads, else in the old order."""
+    """Return the ops in a topological order that is otherwise the old one."""
     nodes = sorted(nodes, key=lambda node: node[0])
     maker = {value: k for k, (_, op) in enumerate(nodes) for value in op.outputs}
     waits = [{maker[v] for v in op.inputs if v in maker} for _, op in nodes]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a device holds at its peak, by role and by name."""
+"""Account for the memory of a device at its peak, by role and by name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAMED = 10
 
 
 class Label(NamedTuple):
-    """What a buffer is called: its value, who makes it (op or function), where, in which unit."""
+    """Name of a buffer: its value, its producer (op or function), the place and the unit."""
 
     what: str
     maker: str
@@ -46,7 +46,7 @@ class Label(NamedTuple):
 
 
 class LiveBuffer(NamedTuple):
-    """A buffer that is there at the peak."""
+    """Buffer that is live at the peak."""
 
     label: Label
     role: int
@@ -55,7 +55,7 @@ class LiveBuffer(NamedTuple):
 
 @dataclass(frozen=True)
 class BufferGroup:
-    """Buffers alike that are there at the peak.
+    """Group of like buffers that are live at the peak.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class BufferGroup:
 
 @dataclass(frozen=True)
 class MemoryAccount:
-    """What a device holds.
+    """Memory that a device holds at its peak.
 
     Attributes
     ----------
@@ -130,12 +130,12 @@ class MemoryAccount:
 
 
 def by_role(sizes: Iterable[int]) -> dict[str, int]:
-    """Bytes in the order of :data:`ROLES`, by their names; roles without any left out."""
+    """Return the bytes by role name in the order of :data:`ROLES`, without empty roles."""
     return {role: size for role, size in zip(ROLES, sizes, strict=True) if size}
 
 
 def holders(buffers: Iterable[LiveBuffer]) -> tuple[BufferGroup, ...]:
-    """Join buffers alike: of one maker, one role and one size, whose names differ in numbers."""
+    """Group buffers of the same producer, role and size whose names differ in numbers."""
     groups: dict[Any, list[LiveBuffer]] = {}
     for buffer in buffers:
         label = buffer.label
@@ -165,12 +165,12 @@ def holders(buffers: Iterable[LiveBuffer]) -> tuple[BufferGroup, ...]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _pattern(name: str) -> str:
-    """A name with ``*`` for its numbers; ranks name the same things."""
+    """Return a name with ``*`` for its numbers, as ranks share names."""
     return re.sub(r"\d+", "*", name)
 
 
 def _name(names: list[str]) -> str:
-    """What names have in common: numbers that differ become ``*``."""
+    """Return the common form of names, with ``*`` for numbers that differ."""
     if len(names) == 1:
         return names[0]
     parts = [re.split(r"(\d+)", name) for name in names]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How much more than what is live best-fit placement takes: holes between blocks."""
+"""Simulate best-fit placement, which needs more than the live bytes due to holes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .caching_allocator import DROPPED, CachingAllocator, CallVariant
 
 
 class Arena:
-    """Addresses handed out by best fit: the smallest hole that is large enough, else the end.
+    """Arena that places blocks by best fit: in the smallest sufficient hole, else at the end.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Arena:
         return place
 
     def give(self, place: int, size: int) -> None:
-        """Free a block; holes beside each other become one."""
+        """Free a block and merge adjacent holes."""
         before = self._ends.get(place)
         if before is not None:
             length = place - before
@@ -67,7 +67,7 @@ class Arena:
 
 
 class Arenas:
-    """What the functions of a program take when they are placed by best fit.
+    """Arena sizes of the functions of a program under best-fit placement.
 
     What a call takes for itself is one block, there while it runs; what it returns is placed by
     who calls it.
@@ -82,13 +82,13 @@ class Arenas:
         self._known: dict[CallVariant, int] = {}
 
     def inside(self, use: CallVariant) -> int:
-        """Bytes that a use takes for what it does not return."""
+        """Return the bytes that a use takes for what it does not return."""
         if use not in self._known:
             self._known[use] = self._place(use, False)
         return self._known[use]
 
     def whole(self, use: CallVariant) -> int:
-        """Bytes that a use takes, its results included."""
+        """Return the bytes that a use takes, its results included."""
         return self._place(use, True)
 
     def _place(self, use: CallVariant, results: bool) -> int:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Memory as a framework's allocator gives it: in order of issue, freed at the last use.
+"""Simulate the memory of a framework's allocator, which frees at the last use.
 
 A function is walked once for each way in which it is called, not once per call: what it takes
 above what is there when it is entered, and what it leaves, are all that a caller needs.
@@ -29,7 +29,7 @@ _SCALAR_BYTES = 8
 
 
 class CallVariant(NamedTuple):
-    """A way in which a function is called.
+    """Variant in which a function is called.
 
     Attributes
     ----------
@@ -68,14 +68,14 @@ class MemoryLevel:
     most: list[int] = field(default_factory=lambda: [0] * len(ROLES))
 
     def add(self, role: int, size: int) -> None:
-        """Allocate, or free."""
+        """Allocate or free bytes."""
         self.live += size
         self.roles[role] += size
         if self.roles[role] > self.most[role]:
             self.most[role] = self.roles[role]
 
     def over(self, inner: MemoryLevel, at: int) -> None:
-        """Run something: its peak counts above what is live, then what it leaves."""
+        """Run a nested level: add its peak to the live bytes, then what it leaves."""
         if self.live + inner.peak > self.peak:
             self.peak, self.at = self.live + inner.peak, at
         for role, most in enumerate(inner.most):
@@ -84,7 +84,7 @@ class MemoryLevel:
         self.live += inner.live
 
     def reach(self, at: int) -> None:
-        """Note that this is live at a step."""
+        """Record the bytes that are live at a step."""
         if self.live > self.peak:
             self.peak, self.at = self.live, at
 
@@ -128,7 +128,7 @@ class CachingAllocator:
         self._known: dict[CallVariant, MemoryLevel] = {}
 
     def level(self, use: CallVariant) -> MemoryLevel:
-        """What a use takes and leaves, its results included."""
+        """Return what a use takes and leaves, its results included."""
         level = self._known.get(use)
         if level is None:
             level = self._known[use] = self._walk(use)
@@ -155,7 +155,7 @@ class CachingAllocator:
         return level
 
     def run(self, step: Step, inner: Sequence[NestedCall], shape: Shape) -> MemoryLevel:
-        """What a call takes and leaves; of a branch the most of either side."""
+        """Return what a call takes and leaves; of a branch the most of either side."""
         if len(inner) == 1:
             return self.level(inner[0].use)
         both, handed = MemoryLevel(), {buffer for call in inner for buffer in call.handed}
@@ -174,7 +174,7 @@ class CachingAllocator:
         return both
 
     def shape(self, use: CallVariant) -> Shape:
-        """Sizes and roles of the buffers of a use."""
+        """Return the sizes and roles of the buffers of a use."""
         lives = self.lives[use.function]
         sizes, roles = list(lives.sizes), list(lives.roles)
         for buffer, role, size in use.owned:
@@ -200,7 +200,7 @@ class CachingAllocator:
         return Shape(sizes, roles, {param for param, _, _ in use.owned}, ends)
 
     def inner(self, lives: FunctionBuffers, number: int, shape: Shape) -> list[NestedCall]:
-        """How a step calls: what nobody reads behind it is handed over."""
+        """Return the calls of a step, with the buffers that each hands over as last uses."""
         step, ends = lives.steps[number], set(shape.ends[number])
         calls, times = [], Counter(step.reads)
         for callee, args in self.lives.called(step.op, step.reads):
@@ -231,7 +231,7 @@ class CachingAllocator:
     def held(
         self, use: CallVariant, labels: Mapping[int, Label] | None = None
     ) -> Iterator[LiveBuffer]:
-        """What a use holds at its peak, owned parameters included; ``labels`` names those."""
+        """Yield what a call holds at its peak, owned parameters included, named by ``labels``."""
         lives, shape, at = self.lives[use.function], self.shape(use), self.level(use).at
         gone = set(lives.unread) if at >= 0 else set[int]()
         for ends in shape.ends[: max(at, 0)]:
@@ -258,7 +258,7 @@ class CachingAllocator:
             yield from self.held(call.use, below)
 
     def moment(self, use: CallVariant) -> str:
-        """Where the peak of a use is: functions and op, joined by ``/``."""
+        """Return where the peak of a use is: functions and op, joined by ``/``."""
         lives, at = self.lives[use.function], self.level(use).at
         if at < 0:
             return use.function
@@ -279,7 +279,7 @@ class CachingAllocator:
     def _mark_gradients(
         self, lives: FunctionBuffers, donated: set[int], roles: list[int], sizes: list[int]
     ) -> None:
-        """Gradients: what a call reads that only updates, and what a collective makes it of.
+        """Mark gradients: inputs of pure updates, and the results of collectives on them.
 
         A call updates where all that it makes takes the memory of what it replaces, or is gathered
         to what does.

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the devices of an entry hold."""
+"""Measure the memory of the devices of an entry."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EntryMemory:
     use: CallVariant
 
     def course(self, taken: Mapping[str, str]) -> tuple[Ints, int]:
-        """Live bytes while each op runs, in the order of issue, and behind the last one.
+        """Return the live bytes while each op runs, in the order of issue, and behind the last.
 
         Parameters
         ----------
@@ -93,7 +93,7 @@ def entry_memory(program: Program, entry: Entry, framework: CachingAllocator) ->
 
 
 def residents(framework: CachingAllocator, values: Iterable[Value]) -> list[LiveBuffer]:
-    """What is there from the beginning."""
+    """Return the buffers that are live from the beginning."""
     return [
         LiveBuffer(
             Label(value.name, "", ""),
@@ -107,7 +107,7 @@ def residents(framework: CachingAllocator, values: Iterable[Value]) -> list[Live
 def constants(
     program: Program, framework: CachingAllocator, roots: Iterable[str]
 ) -> list[LiveBuffer]:
-    """Constants of functions and of all that they call."""
+    """Return the constants of functions and of all that they call."""
     return [
         LiveBuffer(Label(value.name, "", name), WEIGHTS, framework.lives.rounded(value.bytes))
         for name in reached(program.functions, roots)
@@ -117,7 +117,7 @@ def constants(
 
 
 def role_sums(buffers: Iterable[LiveBuffer]) -> list[int]:
-    """Bytes by number of role."""
+    """Return the bytes by number of role."""
     sums = [0] * 8
     for buffer in buffers:
         sums[buffer.role] += buffer.bytes
@@ -125,7 +125,7 @@ def role_sums(buffers: Iterable[LiveBuffer]) -> list[int]:
 
 
 def _use(lives: FunctionBuffers, alias: Mapping[int, int]) -> CallVariant:
-    """How an entry runs: results that replace a parameter take its memory.
+    """Return how an entry runs: results that replace a parameter take its memory.
 
     Where there are such, it is a step of training, whose first result is the loss.
     """
@@ -136,7 +136,7 @@ def _use(lives: FunctionBuffers, alias: Mapping[int, int]) -> CallVariant:
 
 
 def _stashes(lives: FunctionBuffers) -> dict[int, int]:
-    """What the ops that the loss needs hand to others, as roles of buffers."""
+    """Return what the ops that the loss needs hand to others, as roles of buffers."""
     wanted, forward = {lives.results[0]}, set[int]()
     for number in range(len(lives.steps) - 1, -1, -1):
         step = lives.steps[number]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Live bytes op by op, in the order of issue."""
+"""Compute the live bytes op by op, in issue order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LiveBytes:
         self._known: dict[CallVariant, tuple[Ints, int]] = {}
 
     def of(self, use: CallVariant) -> tuple[Ints, int]:
-        """Live bytes while each op runs, above those at the entry, and behind the last.
+        """Return the live bytes while each op runs, above those at the entry, and behind the last.
 
         Views are no ops.
         """

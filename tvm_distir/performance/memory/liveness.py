@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The buffers of a function: which there are, who makes each, who reads it last."""
+"""Compute the buffers of a function with their producers and last readers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONSTANT = -1
 
 @dataclass(frozen=True)
 class Step:
-    """An op that takes memory, or time.
+    """Step that takes memory or time.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class ProgramBuffers:
         self._known: dict[str, FunctionBuffers] = {}
 
     def rounded(self, size_bytes: int) -> int:
-        """A size in whole blocks."""
+        """Return a size in whole blocks."""
         return -(-size_bytes // self.block_bytes) * self.block_bytes
 
     def __getitem__(self, name: str) -> FunctionBuffers:
@@ -105,7 +105,7 @@ class ProgramBuffers:
         return buffers
 
     def called(self, op: Op, reads: Sequence[int]) -> list[tuple[FunctionBuffers, Sequence[int]]]:
-        """Functions that a call or a branch may run, with the buffers that are their arguments."""
+        """Return the functions that a call or branch may run, with their argument buffers."""
         first, callees = int(op.kind == "branch"), []
         for name in op.callees:
             callee = self[name]
@@ -173,7 +173,7 @@ class ProgramBuffers:
         return _ended(lives, (*results, *(buffer for _, buffer in lives.lent)), last)
 
     def _returned(self, op: Op, reads: Sequence[int]) -> list[tuple[int, int | None, int, int]]:
-        """Of each result of a call: an argument's buffer; or the callee's own, its role and size.
+        """Return, per result of a call, the argument's buffer or the callee's role and size.
 
         A result of a branch of which one side hands on an argument is one that it makes.
         """
@@ -199,7 +199,7 @@ class ProgramBuffers:
 def _ended(
     lives: FunctionBuffers, results: tuple[int, ...], last: Sequence[int]
 ) -> FunctionBuffers:
-    """Say where buffers end that are no results."""
+    """Record the step at which each buffer that is no result ends."""
     kept = set(results)
     ends: list[list[int]] = [[] for _ in lives.steps]
     for buffer, step in enumerate(last):

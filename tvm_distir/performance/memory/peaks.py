@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The peak of a step in stages as the most of a few sums of its tensors' sizes.
+"""Compute the peak of a pipelined step as the maximum of a few sums of tensor sizes.
 
 Which tensors are there at each moment does not depend on their sizes. So the peak is the maximum,
 over all moments, of a sum of sizes with whole coefficients; a moment at which no size counts more
-than at another one is left out. What remains is few, and exact for all sizes.
+than at another is left out. What remains is few, and exact for all sizes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _AT_ONCE = 64
 
 
 class PeakFormula(MemoryLevel):
-    """A level whose bytes are counts by kind of size: tensors are ``BLOCK_BYTES (kind + 1)``.
+    """Memory level that counts tensors by kind of size instead of bytes.
 
     Parameters
     ----------
@@ -48,30 +48,30 @@ class PeakFormula(MemoryLevel):
         self._most: list[Ints] = [np.zeros((1, kinds), np.int64)]
 
     def add(self, role: int, size: int) -> None:
-        """Allocate, or free."""
+        """Allocate or free bytes."""
         if size:
             self.held[abs(size) // BLOCK_BYTES - 1] += 1 if size > 0 else -1
 
     def over(self, inner: MemoryLevel, at: int) -> None:
-        """Run something: its peak counts above what is live, then what it leaves."""
+        """Run a nested level: add its peak to the live bytes, then what it leaves."""
         assert isinstance(inner, PeakFormula)
         self._most.append(self.held + inner.most_held)
         self.held += inner.held
 
     def reach(self, at: int) -> None:
-        """Note that this is live at a step."""
+        """Record the bytes that are live at a step."""
         self._most.append(self.held[None].copy())
 
     @property
     def most_held(self) -> Ints:
-        """Moments of which none is below another one, (moments, kinds)."""
+        """Moments of which none is below another, (moments, kinds)."""
         if len(self._most) > 1:
             self._most = [highest(np.concatenate(self._most))]
         return self._most[0]
 
 
 def highest(moments: Ints) -> Ints:
-    """Rows that no other row reaches in all columns."""
+    """Return the rows that no other row reaches in all columns."""
     moments = different(moments)
     order = np.argsort(-moments.sum(axis=1), kind="stable")
     kept = np.zeros((0, moments.shape[1]), np.int64)
@@ -83,13 +83,13 @@ def highest(moments: Ints) -> Ints:
 
 
 def _reaching(rows: Ints, others: Ints) -> Ints:
-    """By row how many of others are as high in all columns."""
+    """Return, per row, how many other rows are as high in all columns."""
     counts: Ints = (others[None] >= rows[:, None]).all(axis=2).sum(axis=1)
     return counts
 
 
 def different(moments: Ints) -> Ints:
-    """Rows that are there, each once."""
+    """Return the distinct rows."""
     if len(moments) == 1:
         return moments
     rows = np.ascontiguousarray(moments)
@@ -99,7 +99,7 @@ def different(moments: Ints) -> Ints:
 
 
 class Peaks:
-    """Peaks of steps alike, but for their sizes and numbers of micro-batches.
+    """Peaks of like steps, which differ in sizes and numbers of micro-batches.
 
     Parameters
     ----------
@@ -117,10 +117,10 @@ class Peaks:
     """
 
     def __init__(self, program: Program, numbers: Numbers, which: Ints) -> None:
-        kinds: dict[int, int] = {}
+        kind_of: dict[int, int] = {}
 
         def marked(values: Sequence[Value], at: Sequence[int]) -> tuple[Value, ...]:
-            kinds = [kinds.setdefault(int(which[k]), len(kinds)) for k in at]
+            kinds = [kind_of.setdefault(int(which[k]), len(kind_of)) for k in at]
             return tuple(
                 value._replace(bytes=(kind + 1) * BLOCK_BYTES if value.bytes else 0)
                 for value, kind in zip(values, kinds, strict=True)
@@ -136,8 +136,8 @@ class Peaks:
             for role, at in zip(program.staged.roles, numbers.slot_at, strict=True)
         )
         staged = dataclasses.replace(program.staged, roles=roles)
-        self.quantities = list(kinds)
-        self.kinds = len(kinds)
+        self.quantities = list(kind_of)
+        self.kinds = len(kind_of)
         program = dataclasses.replace(program, functions=functions, staged=staged)
         self._staged = staged
         framework = CachingAllocator(program, level=functools.partial(PeakFormula, self.kinds))
@@ -146,13 +146,13 @@ class Peaks:
         self._moments: dict[int, Ints] = {}
 
     def of(self, quantities: Ints, micro_batches: int) -> Ints:
-        """Bytes of the fullest rank of steps, (rows,), from (quantities, rows)."""
+        """Return the bytes of the fullest rank of steps, (rows,), from (quantities, rows)."""
         blocks = -(-quantities[self.quantities] // BLOCK_BYTES)
         sums = self.moments(micro_batches).astype(np.float64) @ blocks.astype(np.float64)
         return np.asarray(sums.max(axis=0, initial=0.0), np.int64) * BLOCK_BYTES  # below 2^53
 
     def moments(self, micro_batches: int) -> Ints:
-        """How many tensors of each size are there, (moments, quantities)."""
+        """Return how many tensors of each size are there, (moments, quantities)."""
         if micro_batches not in self._moments:
             base_schedule = self._staged.schedule
             schedule = dataclasses.replace(base_schedule, micro_batches=micro_batches)
@@ -164,7 +164,7 @@ class Peaks:
         return self._moments[micro_batches]
 
     def _rank(self, staged: PipelineProgram, rank: int, steps: Sequence[Step]) -> Ints:
-        """Moments of a rank that takes these steps."""
+        """Return the moments of a rank that takes these steps."""
         shorter = cut(steps, staged.schedule)
         if shorter is not None:
             walk = RankEvents(staged, self._memories.stages, rank, shorter.steps)
@@ -176,7 +176,7 @@ class Peaks:
         return whole
 
     def _walked(self, walk: RankEvents, shorter: SteadyState | None) -> Ints | None:
-        """Moments of a walk; None where the periods left out are not like those around them."""
+        """Return the moments of a walk; None where the periods left out are not uniform."""
         base = PeakFormula(self.kinds)
         for buffer in self._memories.resident(walk):
             base.add(buffer.role, buffer.bytes)
@@ -201,7 +201,7 @@ class Peaks:
         return highest(np.concatenate(moments))
 
     def _level(self, walk: RankEvents, place: int, death: LastUse) -> PeakFormula:
-        """Level of an event: one object for those alike."""
+        """Return the level of an event; like events share the object."""
         event, levels = walk.events[place], self._levels
         if event.unit is None:
             size = walk.sizes[int(event.ids[0])]

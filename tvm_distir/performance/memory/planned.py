@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Memory as TVM's storage plan has it."""
+"""Account for memory by TVM's storage plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def place_number(program: Program, device: int) -> int:
 
 
 def planned_account(program: Program, number: int) -> MemoryAccount:
-    """What the devices of an entry, or of a rank, hold where TVM runs the program.
+    """Return what the devices of an entry, or of a rank, hold where TVM runs the program.
 
     Parameters
     ----------

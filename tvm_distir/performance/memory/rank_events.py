@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank of a pipeline runs, sends and receives in order, and which tensor is where.
+"""List what a pipeline rank runs, sends and receives in order, with its tensors.
 
 An *instance* is a tensor that units hand to each other; number 0 stands for all that is there from
 the beginning to the end.
@@ -31,7 +31,7 @@ FOREVER = 1 << 62
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a rank does.
+    """Event on a rank.
 
     Attributes
     ----------
@@ -170,7 +170,7 @@ class RankEvents:
                 self._hand_over(edge, micro)
 
     def _slots(self, stage: int, micro: int) -> Ints:
-        """Instances in the slots of a micro-batch, or of what is there once."""
+        """Return the instances in the slots of a micro-batch, or of what is there once."""
         if micro < 0:
             return self._once[stage]
         if (stage, micro) not in self._micros:
@@ -217,7 +217,7 @@ class RankEvents:
         self.first.append(len(self.sizes))
 
     def maker(self, instance: int) -> tuple[int, int]:
-        """The event that made an instance, and the buffer of its unit, or slot, that it is."""
+        """Return the event that produced an instance, and its buffer or slot in the unit."""
         place = bisect.bisect_right(self.first, instance) - 1
         number, buffer = self.makers[place]
         return number, buffer + instance - self.first[place]
@@ -249,7 +249,7 @@ class RankEvents:
         self.events.append(Event("recv", stage, micro, None, ids))
 
     def _move_stash(self, kind: str, stage: int, micro: int) -> None:
-        """A stash is read for the last time before it comes back as other instances."""
+        """Record the last read of a stash before it returns as other instances."""
         slots = self._slots(stage, micro)
         stashed = [slot for slot in self.staged.role_of(stage).stash if slots[slot] != ALWAYS]
         if kind == FETCH:
@@ -263,7 +263,7 @@ class RankEvents:
         self.events.append(Event(kind, stage, micro, None, ids))
 
     def _sum(self, number: int) -> None:
-        """Make a sum over stages: each adds its own term, the last one tells all."""
+        """Compute a sum over stages: each adds its term, the last broadcasts the total."""
         stage_sum = self.staged.sums[number]
         chain = {e.target[0]: e for e in stage_sum.edges if e.direction == "sum"}
         for stage in stage_sum.stages:
@@ -291,7 +291,7 @@ class RankEvents:
                 ]
 
     def _total(self, stage: int, number: int) -> int:
-        """Slot of a sum."""
+        """Return the slot of a sum."""
         return self.staged.role_of(stage).sums[self.staged.sums_of(stage).index(number)][1]
 
     def _move(self, edge: Edge) -> None:

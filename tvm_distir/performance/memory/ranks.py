@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the devices of a rank of a pipeline hold."""
+"""Measure the memory of the devices of a pipeline rank."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RankMemory:
 
 
 class RankMemories:
-    """Memory of the ranks of a step in stages, as a framework would run it.
+    """Memory of the ranks of a pipelined step, as a framework would run it.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class RankMemories:
     def _measured(
         self, walk: RankEvents, which: Ints, shorter: SteadyState | None
     ) -> RankMemory | None:
-        """Measure a rank whose events are those of a walk, some again and again.
+        """Measure a rank from the events of a walk in which periods repeat.
 
         None where the periods that were left out are not like those around them.
         """
@@ -136,7 +136,7 @@ class RankMemories:
         return RankMemory(account, [events[k] for k in which.tolist()], during, after, base)
 
     def _host_bytes(self, walk: RankEvents) -> int:
-        """Most that a device keeps in the host's memory, stores and fetches under way included."""
+        """Return the peak of host memory per device, including copies in flight."""
         schedule = self.staged.schedule
         sizes = {
             (event.stage, event.micro): sum(walk.sizes[i] for i in event.ids.tolist())
@@ -150,7 +150,7 @@ class RankMemories:
         return int(np.cumsum(changes).max())
 
     def resident(self, walk: RankEvents) -> list[LiveBuffer]:
-        """Inputs of the step, and constants of what the rank runs."""
+        """Return the inputs of the step, and constants of what the rank runs."""
         given = self.staged.inputs(walk.rank)
         roots = {p.function for k in walk.own for p in self.staged.role_of(k).phases}
         return [
@@ -174,7 +174,7 @@ class RankMemories:
         return level, level.peak
 
     def _held(self, walk: RankEvents, deaths: Sequence[LastUse], at: int) -> Iterator[LiveBuffer]:
-        """What is there at the peak, beside what always is."""
+        """Yield the buffers that are live at the peak, besides resident ones."""
         event, death = walk.events[at], deaths[at]
         inside = set[int]()
         if event.unit is not None:
@@ -201,7 +201,7 @@ class RankMemories:
         return self._labels[key]
 
     def _named(self, event: Event, buffer: int) -> Label:
-        """What a buffer of an event is, or what it hands over in a slot."""
+        """Return what a buffer of an event is, or what it hands over in a slot."""
         role = self.staged.role_of(event.stage)
         if event.unit is None:
             return Label(role.slots[buffer].name, event.name, role.name, self._word(event))
@@ -210,7 +210,7 @@ class RankMemories:
         return Label(role.slots[slot].name, "", part.function, self._word(event))
 
     def _word(self, event: Event) -> str:
-        """What a unit is called, with its stage where the rank has several."""
+        """Return what a unit is called, with its stage where the rank has several."""
         word = _WORDS.get(event.name.rstrip("+"), event.name.partition(":")[0])
         many = self.staged.schedule.rank_of.count(self.staged.schedule.rank_of[event.stage]) > 1
         return f"{word} of stage {event.stage}" if many else word
@@ -226,7 +226,7 @@ class RankMemories:
 
 
 def _later(walk: RankEvents, shorter: SteadyState | None, at: int) -> int:
-    """By how many micro-batches an event of the whole is later than the one of the walk."""
+    """Return the micro-batch offset of an event of the full step from that of the walk."""
     if shorter is None:
         return 0
     begin, end = (walk.before[shorter.at - n] for n in (shorter.period, 0))
@@ -234,7 +234,7 @@ def _later(walk: RankEvents, shorter: SteadyState | None, at: int) -> int:
 
 
 def deaths_of(walk: RankEvents) -> list[LastUse]:
-    """By event which buffers die in it."""
+    """Return, per event, the buffers that die in it."""
     roles, sizes = np.array(walk.roles, np.int64), np.array(walk.sizes, np.int64)
     known: dict[Any, LastUse] = {}
     deaths = []
@@ -255,7 +255,7 @@ def deaths_of(walk: RankEvents) -> list[LastUse]:
 
 
 def _same(ids: Sequence[int]) -> tuple[int, ...]:
-    """By place the first of the same instance; empty where all differ."""
+    """Return, per place, the first of the same instance; empty where all differ."""
     counted = [i for i in ids if i != ALWAYS]
     if len(set(counted)) == len(counted):
         return ()

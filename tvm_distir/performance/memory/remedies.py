@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What would make a program fit: the effect of each remedy, from the account of the peak.
+"""Estimate the effect of each remedy for memory from the account of the peak.
 
 None of it is simulated: each remedy scales the bytes that the account has at the peak.
 
@@ -14,7 +14,7 @@ tp x 2             the share of weights, their like, and activations that is cut
 =================  =================================================================================
 
 The cheapest is the first of them, in the order of the table, that fits: ZeRO 1 and 2 send what
-data parallelism sends anyway, recomputation repeats the forward part, stage 3 gathers weights twice
+data parallelism sends anyway, recomputation repeats the forward pass, stage 3 gathers weights twice
 more, twice the tensor parallelism takes devices from elsewhere.
 """
 
@@ -36,7 +36,7 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class Remedy:
-    """Something that takes less memory.
+    """Remedy that takes less memory.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why a program does not fit, and what would help.
+    """Verdict on why a program does not fit and which remedy would help.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ def verdict(
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the program says of how it is cut.
+    """Facts about how a program is sharded.
 
     Attributes
     ----------
@@ -153,7 +153,7 @@ class _Facts:
 
 
 def _axes(value: Value) -> set[int]:
-    """Mesh axes that a value is cut along."""
+    """Return the mesh axes that a value is cut along."""
     words = (value.placement or "").replace("(", "").replace(")", "").split(",")
     return {axis for axis, word in enumerate(words) if word.strip().startswith("S")}
 
@@ -164,9 +164,9 @@ def _share(values: Sequence[Value], holds: Any) -> float:
 
 
 def _layers(program: Program, roots: Sequence[str]) -> tuple[list[int], int, int]:
-    """Bytes that each layer stashes, that all are given, and the most weights of one.
+    """Return the bytes that each layer stashes, that all are given, and the most weights of one.
 
-    A layer is a call of the forward part of a function that calls no further one.
+    A layer is a call of the forward pass of a function that calls no further one.
     """
     stash, given, weight = list[int](), 0, 0
     inner = {
@@ -188,7 +188,7 @@ def _layers(program: Program, roots: Sequence[str]) -> tuple[list[int], int, int
 
 
 def _remedies(facts: _Facts, account: MemoryAccount) -> list[Remedy]:
-    """Those that change anything, in order."""
+    """Return the remedies that change anything, in order."""
     at = {role: float(size) for role, size in account.at_peak.items()}
     degree, remedies = facts.degree, list[Remedy]()
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Units of all stages, and the roles of what is in their slots."""
+"""Make the units of all stages, with the roles of their slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BEHIND = ("backward", "weight", "accumulate", "accumulate_next")
 
 
 class Stages:
-    """Units of stages; stages of one role that give the same results share them.
+    """Units of stages; stages of the same kind with the same results share them.
 
     Parameters
     ----------
@@ -44,13 +44,13 @@ class Stages:
             self.roles[number] = _slot_roles(role, arriving.get(number, set()))
 
     def units(self, stage: int) -> dict[str, Unit]:
-        """Units of a stage by name."""
+        """Return the units of a stage by name."""
         if stage not in self._of_stage:
             self._of_stage[stage] = self._shared(stage)
         return self._of_stage[stage]
 
     def _shared(self, stage: int) -> dict[str, Unit]:
-        """Units of a stage, made for the first one of its kind."""
+        """Return the units of a stage, made for the first of its kind."""
         stage_info = self.staged.stages[stage]
         key = stage_info.role, tuple(bool(name) for name in stage_info.results)
         if key not in self._known:
@@ -71,11 +71,11 @@ class Stages:
         return self._known[key]
 
     def role_of(self, stage: int, slot: int) -> int:
-        """Role of what arrives in a slot."""
+        """Return the role of what arrives in a slot."""
         return self.roles[self.staged.stages[stage].role].get(slot, COMMUNICATION)
 
     def _donated(self, stage: int) -> set[int]:
-        """Slots of results that take the memory of what they replace.
+        """Return the slots of results that take the memory of what they replace.
 
         Not where weights are stashed: micro-batches before read the old ones.
         """
@@ -87,7 +87,7 @@ class Stages:
         return carried | {result for _, result in role.updated if result in given}
 
     def _dropped(self, stage: int) -> set[int]:
-        """Slots of results that the stage does not give, and that nobody reads.
+        """Return the slots of results that the stage does not give, and that nobody reads.
 
         The other stage of tied weights gives them. Weights that are stashed are read later.
         """
@@ -107,7 +107,7 @@ class Stages:
 
 
 def _slot_roles(role: StageKind, arriving: set[int]) -> dict[int, int]:
-    """Roles of slots by who writes and who reads them."""
+    """Return the roles of slots by who writes and who reads them."""
     read: dict[str, set[int]] = {}
     written: dict[str, set[int]] = {}
     for phase in role.phases:

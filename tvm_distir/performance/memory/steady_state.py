@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The steady part of what a rank of a pipeline does, of which a few periods tell all.
+"""Find the steady state of a pipeline rank, of which a few periods suffice.
 
 Steps that come again for later micro-batches, with all the steps of the micro-batches under way,
 leave the same memory behind each time. So periods in the middle need not be walked.
@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SteadyState:
-    """Steps without periods of the middle.
+    """Events of a rank without the repeated periods.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class SteadyState:
 
 
 def cut(steps: Sequence[Step], schedule: Schedule) -> SteadyState | None:
-    """Leave out what repeats; None where nothing does, or memory may depend on more than that."""
+    """Cut repeated periods; return None where there are none or memory depends on more."""
     if schedule.stash or schedule.offload:
         return None
     names = [(s.kind, s.unit.phase, s.unit.chunk, s.stage, s.peer) for s in steps]
@@ -76,7 +76,7 @@ def cut(steps: Sequence[Step], schedule: Schedule) -> SteadyState | None:
 
 
 def steady(before: Sequence[int], shorter: SteadyState, facts: Ints, left: Ints) -> bool:
-    """Whether the periods before and behind those left out are alike, and leave nothing.
+    """Return whether the periods before and behind those left out are alike, and leave nothing.
 
     Parameters
     ----------
@@ -96,10 +96,10 @@ def steady(before: Sequence[int], shorter: SteadyState, facts: Ints, left: Ints)
 
 
 def _place(first: Any, last: Any, low: int, high: int, period: int) -> tuple[int, int] | None:
-    """Where, and how many, periods are left out: all micro-batches under way there are steady."""
+    """Return where, and how many, periods can be left out with steady micro-batches."""
 
     def steady(at: int) -> bool:
-        """Whether they began and end between low and high, two periods apart from either."""
+        """Return whether live instances begin and end two periods within low and high."""
         live = (first < at) & (last >= at)
         inside = (first[live] >= low + 2 * period) & (last[live] < high - 2 * period)
         return bool(inside.all())

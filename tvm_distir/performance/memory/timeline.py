@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Live memory over time, from live memory in order of issue."""
+"""Compute live memory over time from live memory in issue order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def curve(resident: int, start: Ints, during: Ints, end: int, after: int) -> tuple[Ints, Ints]:
-    """Live bytes over time.
+    """Return the live bytes over time.
 
     An op takes its memory when it is issued: no later than it starts, nor than any op behind it.
 
@@ -22,7 +22,7 @@ def curve(resident: int, start: Ints, during: Ints, end: int, after: int) -> tup
     start, during : int64 arrays (ops,)
         In order of issue: when each starts, and the most that is live meanwhile.
     end, after : int
-        When the last one ends, and what is left then.
+        When the last ends, and what is left then.
 
     Returns
     -------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Units of a stage: the buffers that they read, make and free, and what that takes."""
+"""Make the units of a stage: the buffers they read, produce and free."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESIDENT = -1
 
 
 class Part(NamedTuple):
-    """A phase of a unit: buffers that it reads and makes, and roles of its results."""
+    """Phase of a unit: the buffers that it reads and produces, and the roles of results."""
 
     function: str
     reads: tuple[int, ...]
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Unit:
-    """What a stage runs at once.
+    """Unit of work that a stage runs at once.
 
     Its buffers are, in this order, the inputs, and what its phases make.
 
@@ -129,7 +129,7 @@ def make_unit(
 
 
 class LastUse(NamedTuple):
-    """Which buffers of a unit nobody reads behind it.
+    """Buffers of a unit that nobody reads afterwards.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class LastUse(NamedTuple):
 
 
 class UnitLevels:
-    """What units take and leave.
+    """Memory levels of units.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ class UnitLevels:
         self._units: list[Unit] = []
 
     def level(self, unit: Unit, death: LastUse) -> tuple[MemoryLevel, int]:
-        """Level of a unit, and the bytes that best-fit placement needs for it."""
+        """Return the level of a unit, and the bytes that best-fit placement needs for it."""
         key = (id(unit), death)
         if key not in self._known:
             self._units.append(unit)  # no other takes its identity
@@ -178,7 +178,7 @@ class UnitLevels:
     def held(
         self, unit: Unit, death: LastUse, labels: Mapping[int, Label], word: str
     ) -> Iterator[LiveBuffer]:
-        """What a unit holds at its peak of what it makes, and of what dies in it."""
+        """Yield what a unit holds at its peak of what it makes, and of what dies in it."""
         at = self.level(unit, death)[0].at
         first = len(unit.inputs)
         made = -1
@@ -216,7 +216,7 @@ class UnitLevels:
                     yield LiveBuffer(named[buffer], death.roles[buffer], size)
 
     def moment(self, unit: Unit, death: LastUse) -> str:
-        """Where the peak of a unit is."""
+        """Return where the peak of a unit is."""
         at = max(self.level(unit, death)[0].at, 0)
         use = next(use for number, use, _ in self.uses(unit, death) if number == at)
         return self.framework.moment(use)
@@ -241,7 +241,7 @@ class UnitLevels:
 
 
 def _lasts(unit: Unit, death: LastUse) -> dict[int, int]:
-    """By buffer, the first of its instance, the part that reads it last."""
+    """Return, per buffer (first of its instance), the part that reads it last."""
     lasts: dict[int, int] = {}
     for slot, last in zip(death.same, unit.last, strict=True):
         lasts[slot] = max(last, lasts.get(slot, last))

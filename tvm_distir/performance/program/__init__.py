@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Level-5 modules to the hierarchical ``Program`` that the simulator reads."""
+"""Export level-5 modules to the hierarchical ``Program`` that the simulator reads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One Relax function to values and steps."""
+"""Export a Relax function to values and steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .trees import Tree, leaves
 
 
 class _Tensor(NamedTuple):
-    """What the values of one type have in common."""
+    """Common properties of the values of a type."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -45,7 +45,7 @@ class _Tensor(NamedTuple):
 
 
 class FunctionExporter:
-    """Turns one function into a :class:`Function`; of like calls it looks at the first.
+    """Exporter of a function to a :class:`Function`; like calls are exported once.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class FunctionExporter:
         return {handle(var): number for number, var in enumerate(self.reading.variables)}
 
     def tree(self, expr: Any, place: str) -> Tree:
-        """Values that an argument stands for."""
+        """Return the values that an argument stands for."""
         if type(expr) in VARIABLES:
             return self.trees[self.numbers[handle(expr)]]
         if type(expr) is relax.Tuple:
@@ -177,11 +177,11 @@ class FunctionExporter:
         return self.tree(value, name)
 
     def inputs(self, call: ir.Call, name: str) -> list[int]:
-        """Values that a call bound to ``name`` reads."""
+        """Return the values that a call bound to ``name`` reads."""
         return [leaf for arg in call.args[:] for leaf in leaves(self.tree(arg, name))]
 
     def like_call(self, number: int, name: str, call: ir.Call) -> Tree:
-        """Export a call as the first one like it."""
+        """Export a call as the first like it."""
         reading, place = self.reading, len(self.trees)
         used = reading.used(number)
         like = reading.like[number]
@@ -254,7 +254,7 @@ class FunctionExporter:
         return out
 
     def branch(self, name: str, branch: relax.SeqExpr) -> tuple[str, list[Any]]:
-        """Function that a branch calls, and its arguments; what is more becomes a function."""
+        """Return the callee of a branch and its arguments; other branches become functions."""
         bindings = [b for block in branch.blocks for b in block.bindings]
         if len(bindings) == 1 and branch.body.same_as(bindings[0].var):
             call = bindings[0].value
@@ -270,7 +270,7 @@ class FunctionExporter:
 
 
 def _constants(args: Sequence[Any]) -> Iterator[Any]:
-    """Constants among the arguments of a call, in order."""
+    """Yield the constants among the arguments of a call, in order."""
     for arg in args:
         if type(arg) is relax.Tuple:
             yield from _constants(arg.fields[:])

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The functions that exported ones call."""
+"""Collect the functions that exported functions call."""
 
 from __future__ import annotations
 

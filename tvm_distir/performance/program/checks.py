@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a program must hold to, beyond having the right keys and types."""
+"""Check a program beyond its keys and types."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_program(
 
 
 def call_order(functions: Functions, place: str = "program") -> list[str]:
-    """Names of the functions, callees before their callers.
+    """Return the names of the functions, callees before their callers.
 
     Raises
     ------

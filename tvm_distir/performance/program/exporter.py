@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""From a level-5 module to a ``Program``."""
+"""Export a level-5 module to a ``Program``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .training import state_names, updates, with_gradients
 
 
 def export(mod: ir.IRModule) -> Program:
-    """Make the simulator's input of a level-5 module; one in stages keeps these, see ``Staged``.
+    """Export a level-5 module to the simulator's input; pipelines keep their stages.
 
     Functions and calls are kept, repeated layers not unrolled. Tuples are flattened. Reshapes
     that TVM turns into views cost nothing, nor do transposes that only matrix products read;
@@ -98,7 +98,7 @@ def _entry(name: str, fn: relax.Function) -> Entry:
 
 
 def _entry_functions(mod: ir.IRModule) -> dict[str, relax.Function]:
-    """Functions with ``dist.io``, by mesh, then by name."""
+    """Return the functions with ``dist.io``, by mesh, then by name."""
     entries = {
         str(gv.name_hint): fn
         for gv, fn in mod.functions.items()
@@ -117,7 +117,7 @@ def _entry_functions(mod: ir.IRModule) -> dict[str, relax.Function]:
 
 
 def _reachable(mod: ir.IRModule, entries: Mapping[str, relax.Function]) -> dict[str, Function]:
-    """The entries and all functions they call, each on the first mesh that reaches it."""
+    """Return the entries and all functions they call, each on the first mesh that reaches it."""
     out: dict[str, Function] = {}
     for name, fn in entries.items():
         entry, exporter = _entry(name, fn), FunctionExporter(mod, name, fn)
@@ -128,7 +128,7 @@ def _reachable(mod: ir.IRModule, entries: Mapping[str, relax.Function]) -> dict[
 
 
 def _roles(mod: ir.IRModule, fn: relax.Function) -> list[dict[str, Any]]:
-    """Role, whole shape, placement and mesh of each parameter of an entry."""
+    """Return the role, whole shape, placement and mesh of each parameter of an entry."""
     items = fn.attrs[IO_ATTR]["inputs"][:]
     if len(items) != len(fn.params):
         raise SimulationError(

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of a step in stages apart from what it does: programs alike differ in these only."""
+"""Separate the numbers of a pipelined step from its structure."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Numbers:
 
 
 def edges_of(staged: PipelineProgram) -> list[Edge]:
-    """Edges between stages, then those of sums over stages."""
+    """Return the edges between stages, then those of sums over stages."""
     return [*staged.edges, *(edge for stage_sum in staged.sums for edge in stage_sum.edges)]
 
 
 def numbers_of(program: Program) -> Numbers:
-    """Take the numbers out of a program in stages."""
+    """Extract the numbers of a pipelined program."""
     staged = program.staged
     if staged is None:
         raise TypeError("a program without stages")

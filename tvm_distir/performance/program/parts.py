@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a program: meshes, functions with their values and steps, entries."""
+"""Define the parts of a program: meshes, functions with values and steps, entries."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Mesh:
     device_ids: tuple[int, ...]
 
     def groups(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Groups of devices that differ in the coordinates along ``axes`` only."""
+        """Return the groups of devices that differ in the coordinates along ``axes`` only."""
         return tuple(map(tuple, self.group_table(axes).tolist()))
 
     def group_table(self, axes: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """The groups as an array, (groups, devices)."""
+        """Return the groups as an array, (groups, devices)."""
         table = np.array(self.device_ids).reshape(self.shape)
         rest = [axis for axis in range(len(self.shape)) if axis not in axes]
         moved = table.transpose([*rest, *sorted(axes)])
@@ -42,7 +42,7 @@ class Mesh:
 
 
 class Value(NamedTuple):
-    """One tensor of a function, as one device holds it.
+    """Tensor of a function, as a single device holds it.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Value(NamedTuple):
 
 
 class Op(NamedTuple):
-    """One step of a function.
+    """Step of a function.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ EXTRA_KEYS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Function:
-    """Values, and steps in program order. ``mesh`` is the first mesh it runs on."""
+    """Function with values, and steps in program order, on its first ``mesh``."""
 
     mesh: int
     params: tuple[int, ...]
@@ -182,13 +182,13 @@ class Function:
     values: tuple[Value, ...]
 
     def on(self, mesh: int) -> Function:
-        """The same on another mesh, collectives included."""
+        """Return the function on another mesh, collectives included."""
         ops = tuple(op._replace(mesh=mesh) if op.kind == "collective" else op for op in self.ops)
         return replace(self, mesh=mesh, ops=ops)
 
 
 def reached(functions: Mapping[str, Function], roots: Iterable[str]) -> set[str]:
-    """Names of functions, and of all that they call, directly or not."""
+    """Return the names of functions, and of all that they call, directly or not."""
     result: set[str] = set()
     todo = list(roots)
     while todo:
@@ -201,7 +201,7 @@ def reached(functions: Mapping[str, Function], roots: Iterable[str]) -> set[str]
 
 @dataclass(frozen=True)
 class Entry:
-    """What all devices that belong to the same meshes run.
+    """Entry that all devices of the same meshes run.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The ``Program``: what every device does, as plain data; functions and calls stay as they are."""
+"""Define ``Program``: the work of every device as hierarchical plain data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .writing import lines_of
 
 @dataclass(frozen=True)
 class Program:
-    """What every device does in one step, hierarchical: functions call functions.
+    """Work of every device in a step, hierarchical: functions call functions.
 
     Attributes
     ----------
@@ -118,15 +118,15 @@ class Program:
         return sum(len(self.devices_of(entry)) for entry in self.entries)
 
     def devices_of(self, entry: Entry) -> tuple[int, ...]:
-        """Devices that run an entry."""
+        """Return the devices that run an entry."""
         return entry.device_ids or self.meshes[entry.mesh].device_ids
 
     def leads(self, entry: Entry, mesh: int) -> bool:
-        """Whether an entry runs on the first device of a mesh: what entries share counts there."""
+        """Return whether an entry runs on the first device of a mesh."""
         return self.meshes[mesh].device_ids[0] in self.devices_of(entry)
 
     def inputs(self) -> Iterator[tuple[int, str, Value]]:
-        """Inputs and weights of the whole step: mesh, name and value of each, on each mesh once."""
+        """Yield the inputs and weights of the full step: mesh, name and value, once per mesh."""
         for entry in self.entries:
             fn = self.functions[entry.function]
             for value in (fn.values[index] for index in fn.params):
@@ -137,7 +137,7 @@ class Program:
             yield from self.staged.inputs()
 
     def executed(self, function: str) -> Iterator[tuple[Function, Op]]:
-        """Ops in the order in which a function runs them, each with the function it stands in.
+        """Yield the ops in execution order, each with the function that contains it.
 
         Calls are followed, once for each call; a ``branch`` is yielded itself, since which of its
         sides runs is not known.
@@ -150,7 +150,7 @@ class Program:
                 yield fn, op
 
     def place_of(self, entry: Entry) -> str:
-        """Names of the meshes that an entry works on, ``mesh0+mesh1``."""
+        """Return the names of the meshes that an entry works on, ``mesh0+mesh1``."""
         fn = self.functions[entry.function]
         values = [fn.values[i] for i in fn.params]
         meshes = {entry.mesh, *(value.mesh for value in values if value.mesh is not None)}

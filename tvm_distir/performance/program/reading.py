@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Programs from JSON; nothing that the simulator relies on is left unchecked."""
+"""Read programs from JSON and check all that the simulator relies on."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def parse_text(text: str, place: str, make: Callable[..., Made]) -> Made:
 
 
 def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
-    """Hand the parts of a program, checked, to ``make``; see :meth:`.program.Program.from_dict`."""
+    """Pass the checked parts of a program to ``make``; see :meth:`.program.Program.from_dict`."""
     top = JsonValue(data, place, _wrong, EXPORT).object()
     version = top.data.get("schema_version")
     in_stages = version == STAGED_VERSION and not isinstance(version, bool)

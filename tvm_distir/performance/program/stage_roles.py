@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""From the function of a kind of stage to its phases, each a function of its own."""
+"""Export the function of a stage kind as phases, each a function."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _WHENS = {
 
 
 class RoleExporter:
-    """Exports the phases of a kind of stage.
+    """Exporter of the phases of a stage kind.
 
     Parameters
     ----------
@@ -134,17 +134,17 @@ class RoleExporter:
         )
 
     def slot(self, what: str) -> int:
-        """Slot of a result."""
+        """Return the slot of a result."""
         (slot,) = leaves(self._tree(self.body.results[what]))
         return slot
 
     def param(self, what: str) -> int:
-        """Slot of a parameter."""
+        """Return the slot of a parameter."""
         (slot,) = leaves(self.trees[self.body.params[what]])
         return slot
 
     def _groups(self) -> dict[str, list[Any]]:
-        """Bindings of each phase: those behind all micro-batches by the sums that need them."""
+        """Return the bindings of each phase; final ones are divided by the sums that need them."""
         streams = {
             var: relax.const(first_stream(what, 0), "int64")
             for what, var in self.body.params.items()
@@ -221,7 +221,7 @@ class RoleExporter:
             self._export(ROWS, bindings, results)
 
     def _phase(self, name: str, bindings: Sequence[Any]) -> None:
-        """Export bindings; their results are what others read."""
+        """Export bindings, whose results are the values that others read."""
         others = {b.var: self.read_by.get(b.var, set()) - {name} for b in bindings}
         results = [var for var, readers in others.items() if readers or name == ACCUMULATE]
         self._export(name, bindings, results)
@@ -238,7 +238,7 @@ class RoleExporter:
         self._export(NEXT, sums.bindings, sums.results, targets)
 
     def _add(self, number: str) -> None:
-        """Export the sum of what came so far and the stage's own term."""
+        """Export the accumulation of the stage's term into the running sum."""
         name = self.sums[int(number)]
         part, total = self.body.results[f"{PART}:{name}"], self.body.params[f"{TOTAL}:{name}"]
         value = relax.BlockBuilder().normalize(add(total, part))
@@ -304,7 +304,7 @@ class RoleExporter:
 
 
 def _reading(binding: Any, constants: Mapping[Any, Any]) -> Any:
-    """A binding that reads constants instead of variables."""
+    """Return a binding that reads constants instead of variables."""
     if not any(var in constants for var in variables(binding.value)):
         return binding
     return relax.VarBinding(binding.var, substitute(binding.value, constants))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A step in stages as a program has it: each kind of stage once, who runs it, in which order."""
+"""Define a pipelined step of a program: stage kinds, stages, ranks and schedule."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class StageKind:
-    """A kind of stage.
+    """Kind of stage; stages of a kind run the same phases.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class StageKind:
 
     @functools.cached_property
     def carried(self) -> tuple[tuple[int, int], ...]:
-        """The ``updates`` that the forward part of a micro-batch makes for the next one."""
+        """The ``updates`` that the forward pass of a micro-batch makes for the next."""
         forward = self.phase(FORWARD)
         written = () if forward is None else forward.outputs
         return tuple(pair for pair in self.updates if pair[1] in written)
@@ -92,7 +92,7 @@ class StageKind:
 
     @functools.cached_property
     def stash(self) -> tuple[int, ...]:
-        """Slots of what the forward part of a micro-batch keeps for its later parts."""
+        """Slots of what the forward pass of a micro-batch keeps for its later parts."""
         there, needed, once = set[int](), set[int](), {*self.params, *self.results}
         for phase in self.phases:
             if phase.name in (ROWS, FORWARD):
@@ -104,7 +104,7 @@ class StageKind:
         return tuple(sorted((there & needed) - once))
 
     def phase(self, name: str) -> Phase | None:
-        """The phase of a name."""
+        """Return the phase of a name."""
         return next((phase for phase in self.phases if phase.name == name), None)
 
 
@@ -128,7 +128,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Edge:
-    """A value that goes from a stage to another one; a message where their ranks differ.
+    """A value that goes from a stage to another; a message where their ranks differ.
 
     Attributes
     ----------
@@ -166,7 +166,7 @@ class StageSum:
     stages : tuple of int
         In the order in which their terms are added.
     edges : tuple of Edge
-        From each of them to the next one; then from the last one to those before, once per rank.
+        From each of them to the next; then from the last to those before, once per rank.
     """
 
     name: str
@@ -197,11 +197,11 @@ class PipelineProgram:
     sums: tuple[StageSum, ...] = ()
 
     def role_of(self, stage: int) -> StageKind:
-        """The kind of a stage."""
+        """Return the kind of a stage."""
         return self.roles[self.stages[stage].role]
 
     def inputs(self, only: int | None = None) -> Iterator[tuple[int, str, Value]]:
-        """Inputs and weights of the whole step: rank, name and value of each, per rank once.
+        """Yield the inputs and weights of the full step: rank, name and value, once per rank.
 
         ``only`` those of one rank, where it is given.
         """
@@ -216,7 +216,7 @@ class PipelineProgram:
                     yield rank, name, role.slots[slot]
 
     def functions(self) -> list[str]:
-        """Names of the functions of all phases, each once."""
+        """Return the names of the functions of all phases, each once."""
         return list(dict.fromkeys(p.function for role in self.roles for p in role.phases))
 
     def sums_of(self, stage: int) -> list[int]:
@@ -224,7 +224,7 @@ class PipelineProgram:
         return [i for i, stage_sum in enumerate(self.sums) if stage in stage_sum.stages]
 
     def to_dict(self, values: Any) -> dict[str, Any]:
-        """Plain data; ``values`` gives that of a :class:`Value`."""
+        """Return the plain data; ``values`` gives that of a :class:`Value`."""
         return {
             "roles": [
                 {

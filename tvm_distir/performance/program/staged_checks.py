@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What stages, schedule and edges of a program must hold to."""
+"""Check stages, schedule and edges of a program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Broken = Callable[..., SimulationError]
 
 
 class StagedChecks:
-    """Refuses what contradicts itself.
+    """Checks of a pipelined program.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class StagedChecks:
         self.place, self.broken = place, broken
 
     def run(self) -> None:
-        """Check all of it."""
+        """Run all checks."""
         self._ranks()
         self._stages()
         arriving = self._arriving()
@@ -105,7 +105,7 @@ class StagedChecks:
                 raise self.broken(place, f"nothing writes the result in slot {slot}")
 
     def _arriving(self) -> dict[int, set[int]]:
-        """By role the slots that a stage's neighbours write."""
+        """Return, per stage kind, the slots that neighbouring stages write."""
         slots: list[set[int]] = [set() for _ in self.staged.stages]
         for edge in self.staged.edges:
             if edge.target[0] < len(slots):
@@ -165,7 +165,7 @@ class StagedChecks:
                     raise self.broken(where, f"{len(names)} names for {len(slots)} {what}")
 
     def _edge(self, edge: Edge, place: str) -> None:
-        """Check both ends."""
+        """Check both ends of an edge."""
         for (stage, slot), size in zip((edge.source, edge.target), edge.bytes, strict=True):
             if stage >= len(self.staged.stages):
                 raise self.broken(place, f"stage {stage} of {len(self.staged.stages)}")

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Stages and schedule from JSON."""
+"""Read stages and schedule from JSON."""
 
 from __future__ import annotations
 

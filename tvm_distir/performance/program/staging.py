@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""From a level-5 module in stages to a ``Program`` that keeps stages and schedule."""
+"""Export a pipelined level-5 module to a ``Program`` that keeps stages and schedule."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def export_stages(mod: ir.IRModule, pipeline: Pipeline) -> Program:
 
 
 class _Staging:
-    """All that goes into the program.
+    """Builder of the parts of a pipelined program.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class _Staging:
         }
 
     def run(self) -> Program:
-        """Export phases, then what they call; then say who runs them."""
+        """Export phases and their callees, then assign them to stages."""
         roles = {name: exporter.run() for name, exporter in self.exporters.items()}
         functions = {
             k: fn for exporter in self.exporters.values() for k, fn in exporter.functions.items()
@@ -108,7 +108,7 @@ class _Staging:
         return program
 
     def _neighbours(self) -> list[Edge]:
-        """Edges of activations and gradients."""
+        """Return the edges of activations and gradients."""
         neighbours = []
         for stage, note in enumerate(self.pipeline.stages):
             for kind, step in ((ACTIVATION, 1), (GRADIENT, -1)):
@@ -121,7 +121,7 @@ class _Staging:
         return neighbours
 
     def _sums(self) -> list[StageSum]:
-        """Sums over stages, with their edges."""
+        """Return the sums over stages, with their edges."""
         sums = []
         for stage_sum in self.pipeline.sums:
             term, total = f"{PART}:{stage_sum.name}", f"{TOTAL}:{stage_sum.name}"
@@ -145,7 +145,7 @@ class _Staging:
         return sums
 
     def _slot(self, stage: int, what: str, read: bool = False) -> int:
-        """Slot of a parameter or result of a stage, by its position among its function's."""
+        """Return the slot of a stage's parameter or result by its position in its function."""
         note = self.pipeline.stages[stage]
         exporter = self.exporters[note.function]
         if read:
@@ -173,7 +173,7 @@ class _Staging:
 def _wire_bytes(
     source: tuple[Place, DeviceMesh], target: tuple[Place, DeviceMesh]
 ) -> tuple[int, int]:
-    """The most that a device sends, and receives. The ends have no device in common."""
+    """Return the most that a device sends, and receives. The ends have no device in common."""
     start, sides = 0, []
     for place, mesh in (source, target):
         shape = mesh_shape(mesh)

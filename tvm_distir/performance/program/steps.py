@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What calls are as steps of a program, but for their names, operands and results."""
+"""Translate calls to steps of a program, without names, operands and results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .parts import Op, Value
 
 
 def computation(kernel: Kernel) -> Op:
-    """What a call of an op or a PrimFunc runs."""
+    """Return what a call of an op or a PrimFunc runs."""
     if kernel.is_view:
         return Op("", "view", kernel.name)
     work = kernel.work
@@ -37,7 +37,7 @@ def computation(kernel: Kernel) -> Op:
 
 
 def collective(mod: ir.IRModule, kind: str, call: ir.Call, ty: Any) -> Op:
-    """A collective with a result of type ``ty``."""
+    """Return a collective with a result of type ``ty``."""
     mesh, axes = call.attrs["device_mesh"], call_axes(call)
     return Op(
         "", "collective", str(call.op.name), collective=kind,
@@ -50,7 +50,7 @@ def collective(mod: ir.IRModule, kind: str, call: ir.Call, ty: Any) -> Op:
 def transfer(
     mod: ir.IRModule, kind: str, call: ir.Call, result: Value, devices: Sequence[int]
 ) -> Op:
-    """One end of a transfer; ``devices`` run it, where not all of its mesh do."""
+    """Return one end of a transfer; ``devices`` run it, where not all of its mesh do."""
     elements = decode_transfer(call).crossing_elements(kind == "send", devices)
     return Op(
         "", "transfer", str(call.op.name), collective=kind,
@@ -62,7 +62,7 @@ def transfer(
 
 
 def is_nothing(call: ir.Call, ty: Any) -> bool:
-    """Whether a call without a tensor among its results runs nothing."""
+    """Return whether a call without a tensor among its results runs nothing."""
     if not isinstance(call.op, ir.Op) or is_packed_call(call):
         return False
     return isinstance(ty, relax.ShapeType) or str(call.op.name) == "relax.builtin.null_value"

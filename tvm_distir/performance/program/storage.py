@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What TVM's storage plan takes and frees: the memory of a program that TVM runs."""
+"""Model what TVM's storage plan allocates and frees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TAKE, FREE, CALL, BRANCH, RETURN = "take", "free", "call", "branch", "return"
 
 
 class StorageStep(NamedTuple):
-    """Something that a function does with memory.
+    """Memory operation of a function.
 
     Attributes
     ----------
@@ -56,26 +56,26 @@ class Storage:
     ----------
     functions : mapping of str to StorageFunction
     entries : tuple of str
-        One for each entry of the program, or for each rank of a step in stages.
+        One for each entry of the program, or for each rank of a pipelined step.
     """
 
     functions: Mapping[str, StorageFunction]
     entries: tuple[str, ...]
 
     def walk(self, function: str) -> Walk:
-        """Walk a function and all that it calls; of a branch the side that takes more."""
+        """Walk a function and its callees; of a branch, walk the side that needs more."""
         walk = Walk(self.functions)
         walk.run(function)
         return walk
 
     def held(self, function: str, top: int) -> list[tuple[str, str, int]]:
-        """Blocks that are there once so many have been taken or freed: function, value, bytes."""
+        """Return the blocks live after so many operations: function, value, bytes."""
         walk = Walk(self.functions, top)
         walk.run(function)
         return walk.held
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the plain data."""
         return {
             "entries": list(self.entries),
             "functions": {
@@ -94,7 +94,7 @@ class Storage:
 class Walk:
     """A function as TVM's machine runs it.
 
-    The machine remembers what the last function returned, until another one returns: a block
+    The machine remembers what the last function returned, until another returns: a block
     that nobody else holds lives as long.
 
     Attributes

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Storage plans from JSON."""
+"""Read storage plans from JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .storage import BRANCH, CALL, FREE, RETURN, TAKE, Storage, StorageFunction,
 
 
 def read_storage(data: JsonValue) -> Storage:
-    """Read a storage plan; functions that are called must be there, blocks taken before."""
+    """Read a storage plan and check that callees exist and blocks are allocated first."""
     fields = data.object(("entries", "functions"))
     functions = {name: _function(item) for name, item in fields["functions"].fields()}
     entries = tuple(item.text() for item in fields["entries"].items())

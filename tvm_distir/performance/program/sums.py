@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over micro-batches that go on, from those that begin."""
+"""Derive running sums over micro-batches from the first sums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvm_distir.transforms import ContinuedAccumulation
 
 @dataclass(frozen=True)
 class NextSums:
-    """Bindings that go on with sums.
+    """Bindings that accumulate into existing sums.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class NextSums:
 
 
 def next_sums(mod: ir.IRModule, bindings: Sequence[Any], each: Collection[Any]) -> NextSums:
-    """Write what follows the first micro-batch.
+    """Write the bindings for micro-batches after the first.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What an entry is told of a step of training: states, gradients, what replaces what."""
+"""Annotate entries of training steps: optimizer states, gradients, updates."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .parts import Function
 
 
 def state_names(fn: relax.Function) -> set[str]:
-    """Plain names of the inputs that are states of an optimizer, counters included."""
+    """Return the plain names of the inputs that are states of an optimizer, counters included."""
     states = training_notes(fn, "states").values()
     names = [str(name) for state in states for name in state[:]]
     return {plain_name(name) for name in (*names, *training_notes(fn, "counters"))}
 
 
 def updates(fn: relax.Function, made: Function) -> tuple[tuple[int, int], ...]:
-    """Results of an entry, each with the parameter whose memory it takes.
+    """Return the results of an entry, each with the parameter whose memory it takes.
 
     ``dist.training`` says at which places the whole step returns what is updated; without, it
     returns its loss, then those, in their order.
@@ -39,7 +39,7 @@ def updates(fn: relax.Function, made: Function) -> tuple[tuple[int, int], ...]:
     pairs = []
     for number, item in enumerate(io["outputs"][:]):
         name = whole.get(int(item["index"]), "")
-        if "name" in item:  # of a step in stages written out
+        if "name" in item:  # of a pipelined step written out
             name = plain_name(str(item["name"]))
         param = places.get(name) if name in updated else None
         if param is not None and _alike(made, number, param, params):
@@ -53,7 +53,7 @@ def _alike(made: Function, result: int, param: int, params: Container[int]) -> b
 
 
 def with_gradients(fn: relax.Function, made: Function) -> Function:
-    """Say of values that they are gradients of weights, where they still have their names."""
+    """Mark values as gradients of weights, while they still have their names."""
     names = {str(name) for name in training_notes(fn, "gradients").values()}
     kept: Sequence[Any] = made.values
     if not names.intersection(value.name for value in kept):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of tensors in the shape of a Relax type."""
+"""Hold numbers of tensors in the structure of a Relax type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def leaves(tree: Tree) -> list[int]:
 
 
 def shaped(ty: Any, numbers: Iterator[int]) -> Tree:
-    """The tree of a type, from numbers of its tensors."""
+    """Return the tree of a type, from numbers of its tensors."""
     if isinstance(ty, relax.TupleType):
         return tuple(shaped(field, numbers) for field in ty.fields)
     return None if tensor_type(ty) is None else next(numbers)

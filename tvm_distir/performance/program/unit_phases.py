@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage runs at once: which phases its units have, and which slots are there once."""
+"""Decide the phases of each unit of a stage, and the slots that exist once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UPDATE = "update"
 
 
 def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
-    """Phases of each unit of a role.
+    """Return the phases of each unit of a role.
 
     The first micro-batch of a stage begins its sums: ``B``, or ``W`` where gradients of weights
     are units of their own; the others go on with them: ``B+``, ``W+``. Where the schedule stashes
@@ -39,10 +39,10 @@ def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
 
 
 def once_slots(role: StageKind, schedule: Schedule, unit: str) -> set[int]:
-    """Slots that are there once, not per micro-batch, as a unit sees them.
+    """Return the slots that are there once, not per micro-batch, as a unit sees them.
 
     A micro-batch has weights of its own where the schedule stashes them, and what is made of them;
-    its sums are not, nor is what it hands to the next one.
+    its sums are not, nor is what it hands to the next.
     """
     if schedule.stash and unit.rstrip("+") in (FORWARD, BACKWARD, WEIGHT):
         sums = [p.outputs for p in role.phases if p.name == "accumulate"]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""JSON of a program in lines that editors open and tools compare."""
+"""Write the JSON of a program in lines that are easy to read and compare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEEPEST = 3
 
 
 def lines_of(data: Any, depth: int = 0) -> str:
-    """JSON text with a line for each key of a function, and for each of its values and ops.
+    """Return the JSON text with a line per function key, value and op.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Many steps in stages alike, that differ in numbers only, simulated together.
+"""Simulate many pipelined steps together that differ in numbers only.
 
 The functions, units and messages of a step are found once; each step has durations of its own.
 """
@@ -30,7 +30,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class BatchedTimes(NamedTuple):
-    """What steps came to.
+    """Times of simulated steps.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class BatchedTimes(NamedTuple):
 
 
 class Batch:
-    """Steps in stages alike.
+    """Batch of like pipelined steps.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Batch:
         return self.program.staged.schedule.micro_batches
 
     def lies(self, meshes: Sequence[Mesh]) -> tuple[int, ...]:
-        """Which ranks lie alike: by rank the first that it is like."""
+        """Return, per rank, the first rank with the same layout."""
         shape = meshes[0].shape
         if shape not in self._lying:
             keys = lying(self._axes, meshes, self.system)
@@ -116,7 +116,7 @@ class Batch:
 
 
 class _Plan:
-    """Units and messages of steps whose ranks lie alike."""
+    """Plan of the units and messages of steps whose ranks have the same layout."""
 
     def __init__(self, batch: Batch, meshes: Sequence[Mesh]) -> None:
         self.batch = batch
@@ -133,7 +133,7 @@ class _Plan:
         self.counts = self._counts()
 
     def run(self, quantities: Ints, shapes: Sequence[Sequence[Mesh]], shape: Ints) -> BatchedTimes:
-        """As :meth:`Batch.run`."""
+        """Run the plan as :meth:`Batch.run` does."""
         batch, rows = self.batch, quantities.shape[1]
         prices = BatchPrices(
             self.program, batch.system, batch.numbers, batch.which, quantities, shapes, shape
@@ -168,7 +168,7 @@ class _Plan:
         return BatchedTimes(time_ps, bound, prices.fits & (time_ps >= 0))
 
     def _counts(self) -> list[Ints]:
-        """How often ranks run each row; equal ones once."""
+        """Return how often ranks run each row; equal ones once."""
         units = self.steps.units
         _, step, begin = units.runs()
         lowering = self.kinds.lowering
@@ -182,7 +182,7 @@ class _Plan:
         return list(counts.values())
 
     def _bound(self, of_row: Ints, spent: Ints, codes: npt.NDArray[np.int8], time_ps: Ints) -> Ints:
-        """What most of the busiest rank's step goes to."""
+        """Return the resource that bounds most of the busiest rank's step."""
         rows = time_ps.size
         most = np.full(rows, -1, np.int64)
         bound = np.zeros(rows, np.int64)
@@ -227,7 +227,7 @@ def _add(
 
 
 def _placed(program: Program) -> Program:
-    """A program whose ops are called by their places in their functions."""
+    """Return a program whose ops are called by their places in their functions."""
     functions = {
         name: dataclasses.replace(
             fn, ops=tuple(op._replace(name=str(n)) for n, op in enumerate(fn.ops))

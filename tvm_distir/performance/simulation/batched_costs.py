@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What ops of many programs alike take, each for all programs at once."""
+"""Compute the costs of ops for many like programs at once."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BatchPrices:
         self._edges = {id(e): at for e, at in zip(_edges(program), numbers.edge_at, strict=True)}
 
     def key(self, function: str, number: int, op: Op) -> Hashable:
-        """Ops of one key take equally long."""
+        """Return the key of an op; ops of the same key take equally long."""
         at = self.numbers.op_at[function][number]
         flops, moved, payload, _ = self.which[at : at + 4].tolist()
         if op.kind == "collective":
@@ -86,7 +86,7 @@ class BatchPrices:
         return "kernel", flops, moved, op.kernel_class, op.dtype
 
     def of(self, key: Hashable, op: Op, function: str) -> tuple[Ints, Codes]:
-        """Durations in picoseconds and codes of what they are bound by, (rows,) each."""
+        """Return the durations in picoseconds and codes of what they are bound by, (rows,) each."""
         if key not in self._known:
             self._known[key] = self._price(op, function, key)
         return self._known[key]
@@ -106,7 +106,7 @@ class BatchPrices:
         return issued, self._codes(_HOST_BOUND)
 
     def _busy(self, function: str) -> Ints:
-        """Time of a function's own kernels."""
+        """Return the kernel time of a function without callees."""
         total = np.zeros(self.rows, np.int64)
         for number, op in enumerate(self.program.functions[function].ops):
             if op.kind == "compute" and op.kernel_class not in HOSTS:
@@ -114,7 +114,7 @@ class BatchPrices:
         return total
 
     def _kernel(self, flops: Ints, moved: Ints, kind: str, dtype: str) -> tuple[Ints, Codes]:
-        """As :meth:`tvm_distir.core.cost_model.model.System.roofline`."""
+        """Compute :meth:`tvm_distir.core.cost_model.model.System.roofline` for many rows."""
         if kind == VIEW:
             return np.zeros(self.rows, np.int64), self._codes(_COMPUTE)
         rate = self.system.rate(kind, dtype)
@@ -134,7 +134,7 @@ class BatchPrices:
     def _slowest(
         self, kind: str, payload: Ints, layout: GroupLayout, rows: Ints, gradients: bool = False
     ) -> Ints:
-        """As :meth:`~.Clock.collective_ps`, for the payloads of some rows."""
+        """Compute :meth:`~.Clock.collective_ps` for the payloads of some rows."""
         result = np.zeros(payload.size, np.int64)
         for where in layout.kinds:
             fits = payload < _LARGEST // (2 * where.ranks)
@@ -145,7 +145,7 @@ class BatchPrices:
         return result
 
     def edge(self, edge: Edge, here: int, there: int) -> Ints:
-        """Durations of a message between ranks: as :meth:`.costs.OpCosts.edge_ps`."""
+        """Return the durations of a message between ranks: as :meth:`.costs.OpCosts.edge_ps`."""
         at = self._edges[id(edge)]
         result = np.zeros(self.rows, np.int64)
         for rows, costs in self._of_shape:
@@ -165,7 +165,7 @@ class BatchPrices:
         return result
 
     def _picoseconds(self, time_s: npt.NDArray[np.float64], rows: Ints | None = None) -> Ints:
-        """As :func:`tvm_distir.core.cost_model.clock.picoseconds`, of some rows or all."""
+        """Apply :func:`tvm_distir.core.cost_model.clock.picoseconds` to some rows or all."""
         time = np.rint(time_s * PICOSECONDS)
         bad = ~(time < _LATEST)
         self.fits[slice(None) if rows is None else rows] &= ~bad
@@ -181,5 +181,5 @@ def _edges(program: Program) -> list[Edge]:
 
 
 def _on(program: Program, meshes: Sequence[Mesh]) -> Program:
-    """A program whose ranks have other meshes."""
+    """Return a program whose ranks have other meshes."""
     return Program(tuple(meshes), program.functions, program.entries, staged=program.staged)

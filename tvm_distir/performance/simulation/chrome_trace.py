@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A result as a Chrome trace in the flavour of PyTorch's Kineto, which Perfetto opens."""
+"""Write a result as a Chrome trace like PyTorch's Kineto, which Perfetto opens."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_trace(
 
 
 def _pieces(system: str, lanes: Sequence[DeviceGroupResult], device_count: int) -> Iterator[str]:
-    """The JSON text, an event at a time."""
+    """Yield the JSON text, an event at a time."""
     head = {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
@@ -99,7 +99,7 @@ def _events(lanes: Sequence[DeviceGroupResult]) -> Iterator[dict[str, Any]]:
 
 
 class _Threads:
-    """Threads of one process: one per stream, and as many as it takes for receives.
+    """Threads of a process: one per stream, and as many as receives need.
 
     Receives of different peers may overlap, which spans of one thread must not.
     """
@@ -109,7 +109,7 @@ class _Threads:
         self._free_at_s: list[float] = []
 
     def of(self, event: Event) -> int:
-        """Thread of an event."""
+        """Return the thread of an event."""
         tid = STREAMS.index(event.stream)
         name = event.stream
         if tid == RECV:
@@ -125,7 +125,7 @@ class _Threads:
 
 
 def _names(lane: DeviceGroupResult, threads: dict[int, str]) -> Iterator[dict[str, Any]]:
-    """Names of the process (devices) and its threads (streams), in order."""
+    """Yield the names of the process (devices) and its threads (streams), in order."""
     pid, count = lane.devices[0], len(lane.devices)
     others = f" and {count - 1} alike" if count > 1 else ""
     yield _metadata("process_name", pid, 0, {"name": f"{lane.mesh}: device {pid}{others}"})

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What each op of a program costs on a system, in integer picoseconds."""
+"""Compute the cost of each op of a program on a system, in integer picoseconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ issue, each on its own stream; a receive only waits for its send."""
 
 @dataclass(frozen=True)
 class OpRow:
-    """An op of a function, with its cost.
+    """Op of a function with its cost.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class OpCosts:
         self._parts: dict[tuple[int, int], GroupLayout] = {}
 
     def row(self, function: str, number: int) -> OpRow:
-        """Cost of the op ``number`` of a function (not a call or view)."""
+        """Return the cost of the op ``number`` of a function (not a call or view)."""
         op = self.program.functions[function].ops[number]
         place = f"{function}/{op.name} ({op.op})"
         if op.kind == "collective":
@@ -85,13 +85,13 @@ class OpCosts:
         return OpRow(function, op, COMPUTE, *self._kernel(op, place))
 
     def _kernel(self, op: Op, place: str) -> tuple[int, str]:
-        """Time of a compute op, as measured where it was, and what it is bound by."""
+        """Return the time of a compute op, as measured where it was, and what it is bound by."""
         moved = op.bytes_read + op.bytes_written
         time = self.clock.kernel(op.flops, moved, op.kernel_class, op.dtype, place)
         return op.measured_ps or time.duration_ps, time.bound_by
 
     def _host_ps(self, function: str, op: Op, place: str) -> int:
-        """What the host takes beyond the device.
+        """Return the time of the host beyond that of the device.
 
         The one place where host and device meet: over a function, which waits at its end.
         """
@@ -106,12 +106,12 @@ class OpCosts:
         return max(issued_ps - busy_ps, 0)
 
     def group_durations_ps(self, op: Op, place: str) -> tuple[int, ...]:
-        """Duration of a collective in each of the groups of its mesh, all running at once."""
+        """Return the duration of a collective in each group of its mesh, all running at once."""
         layout = self.layout(op.mesh, op.mesh_axes)
         return self.clock.group_durations_ps(op.collective, op.payload_bytes, layout, place)
 
     def edge_ps(self, edge: Edge, here: int, there: int) -> tuple[int, int]:
-        """Durations of the two ends of a message between ranks of a pipeline."""
+        """Return the durations of the two ends of a message between ranks of a pipeline."""
         place = f"edge {edge.source} to {edge.target}"
         sent, received = (
             self._pair_ps(kind, -(-size // edge.split), *ends, place)
@@ -126,11 +126,11 @@ class OpCosts:
         return sent, received
 
     def host_copy_ps(self, size_bytes: int, place: str) -> int:
-        """Duration of a copy between a device and the memory of its host."""
+        """Return the duration of a copy between a device and the memory of its host."""
         return picoseconds(self.clock.system.host_copy_time_s(size_bytes), place)
 
     def layout(self, mesh: int, axes: tuple[int, ...]) -> GroupLayout:
-        """How the groups along axes of a mesh lie on the nodes."""
+        """Return the layout on the nodes of groups along axes of a mesh."""
         key = (mesh, axes)
         if key not in self._layouts:
             groups = self.program.meshes[mesh].group_table(axes)
@@ -138,7 +138,7 @@ class OpCosts:
         return self._layouts[key]
 
     def parts_layout(self, mesh: int, parts: int) -> GroupLayout:
-        """How the devices of a mesh lie that gather so many parts of a message."""
+        """Return the layout of devices of a mesh that gather so many parts of a message."""
         key = (mesh, parts)
         if key not in self._parts:
             ids = self.program.meshes[mesh].device_ids
@@ -148,7 +148,7 @@ class OpCosts:
         return self._parts[key]
 
     def pair_layout(self, mesh: int, peer: int) -> GroupLayout:
-        """How the devices of two meshes lie, each paired with another one of the other mesh."""
+        """Return the layout of the devices of two meshes, paired with each other."""
         key = (mesh, peer)
         if key not in self._pairs:
             here, there = (self.program.meshes[number].device_ids for number in key)
@@ -156,9 +156,9 @@ class OpCosts:
         return self._pairs[key]
 
     def _transfer_ps(self, op: Op, place: str) -> int:
-        """Duration of a transfer, every device paired with another one of the other mesh."""
+        """Return the duration of a transfer in which devices of two meshes are paired."""
         return self._pair_ps(op.collective, op.wire_bytes, op.mesh, op.peer_mesh, place)
 
     def _pair_ps(self, kind: str, size_bytes: int, mesh: int, peer: int, place: str) -> int:
-        """Duration of one end of a transfer on a mesh, from or to a peer."""
+        """Return the duration of one end of a transfer on a mesh, from or to a peer."""
         return self.clock.transfer_ps(kind, size_bytes, self.pair_layout(mesh, peer), place)

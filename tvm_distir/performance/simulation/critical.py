@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The critical path: from the end of the step back to what each thing waited for."""
+"""Trace the critical path from the end of the step back through its dependencies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_OPS = 300_000
 
 @dataclass(frozen=True)
 class PathPart:
-    """What the path goes through under one name: how often, and for how long."""
+    """Part of the path under a name: how often it occurs, and its time."""
 
     name: str
     stream: str
@@ -41,7 +41,7 @@ class _Event(NamedTuple):
 
 
 def critical_path(lanes: Sequence[DeviceGroupResult]) -> tuple[PathPart, ...]:
-    """What the longest chain of events is made of, the longest part first.
+    """Return the parts of the longest chain of events, the longest part first.
 
     Everything starts when something ends that it waited for; the path goes back from the last end
     to what ended when each event began, on its device or, for what was received, on the sender's.
@@ -87,13 +87,13 @@ def critical_path(lanes: Sequence[DeviceGroupResult]) -> tuple[PathPart, ...]:
 
 
 def _before(ended: Sequence[_Event], stream: str) -> _Event | None:
-    """Of the events that end at a time the one on a stream, else the first."""
+    """Return the event that ends at a time on a stream, else the first."""
     same = [event for event in ended if event.stream == stream]
     return next(iter([*same, *ended]), None)
 
 
 def _events(lanes: Sequence[Traced]) -> Iterator[_Event]:
-    """All that takes time. Units of stages count as such where there are too many ops."""
+    """Yield all timed events; units of stages stand for ops where there are too many."""
     sheets = [list(lane.sheets()) for lane in lanes]
     whole = sum(sheet.start.size for lane_sheets in sheets for sheet in lane_sheets) > _MOST_OPS
     for number, (lane, lane_sheets) in enumerate(zip(lanes, sheets, strict=True)):

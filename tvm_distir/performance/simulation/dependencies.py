@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What ops wait for, without times: operands, and what stands before them on their stream."""
+"""Find the dependencies of ops: operands, and predecessors on their stream."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Dependencies:
         self._held: Places = ()
 
     def entry(self, entry: EntryTasks) -> None:
-        """Add what an entry does."""
+        """Add the tasks of an entry."""
         made: dict[int, Places] = {-1: ()}
         for piece in entry.pieces:
             args = [made[value] for value in piece.ins]
@@ -49,7 +49,7 @@ class Dependencies:
             made.update(zip(piece.outs, places, strict=True))
 
     def call(self, function: int, args: Sequence[Places]) -> list[Places]:
-        """Add the ops of a call; returns when its results are there."""
+        """Add the ops of a call and return what its results depend on."""
         fn = self._lowering.functions[function]
         made: dict[int, Places] = {-1: (), **dict(enumerate(args))}
         for step in fn.steps:
@@ -62,7 +62,7 @@ class Dependencies:
         return [made.get(value, ()) for value in fn.results]
 
     def op(self, row: OpRow, args: Iterable[Places]) -> Places:
-        """Add an op; of a wait what it waits for holds the compute ops behind it."""
+        """Add an op; what a wait waits for holds the compute ops after it."""
         op, data = row.op, _joined(args)
         if op.kind == "wait":
             self._held = _joined((self._held, data))
@@ -124,7 +124,7 @@ def _joined(parts: Iterable[Places]) -> Places:
 
 
 def _operand_bytes(row: OpRow) -> int:
-    """Bytes of one device's operand of a collective."""
+    """Return the bytes of one device's operand of a collective."""
     op = row.op
     if op.collective == "all_gather":
         return op.payload_bytes // max(op.group_size, 1)

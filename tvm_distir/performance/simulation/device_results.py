@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulation found, by device, collective and lane. Times in seconds, sizes in bytes."""
+"""Hold results of a simulation by device, collective and lane, in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvm_distir.performance.traces.records import Traced
 
 @dataclass(frozen=True)
 class DeviceResult:
-    """What one device did.
+    """Result of a device.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class DeviceResult:
 
 @dataclass(frozen=True)
 class CollectiveTotal:
-    """All executions of one kind of collective along the same axes, on each device.
+    """Total of all executions of a kind of collective along the same axes, per device.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class CollectiveTotal:
 
 @dataclass(frozen=True)
 class Event:
-    """One task of one device.
+    """Task of a device.
 
     ``stream`` is ``compute``, ``comm``, ``send``, ``recv``, or ``store`` and ``fetch``: a stash on
     its way to the host's memory and back.
@@ -105,7 +105,7 @@ class Event:
 
 @dataclass(frozen=True)
 class OpTime:
-    """All executions of one compute op on one device. ``bound_by``: what most of its time is."""
+    """Time of all executions of a compute op on a device; ``bound_by`` is its main bound."""
 
     op: str
     count: int
@@ -117,7 +117,7 @@ class OpTime:
 
 @dataclass(frozen=True)
 class FunctionTime:
-    """All calls of one function on one device, its callees included.
+    """Time of all calls of a function on a device, its callees included.
 
     ``depth`` is that of its first call (0 for the entry).
     """
@@ -132,7 +132,7 @@ class FunctionTime:
 
 @dataclass(frozen=True)
 class Branch:
-    """An ``If``: the dearer branch is simulated.
+    """Branch of an ``If``; the more expensive side is simulated.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ Tables = tuple[tuple[OpTime, ...], tuple[FunctionTime, ...]]
 
 @dataclass(frozen=True)
 class DeviceGroupResult:
-    """Devices that do the same at the same times.
+    """Group of devices that do the same at the same times.
 
     Attributes
     ----------
@@ -224,11 +224,11 @@ class DeviceGroupResult:
         return len(self.timeline)
 
     def events(self) -> Iterator[Event]:
-        """Events of the first of the devices, in order of issue."""
+        """Yield the events of the first of the devices, in order of issue."""
         yield from self.timeline
 
     def traced(self) -> Traced:
-        """What traces are written from."""
+        """Return what traces are written from."""
         timeline = self.timeline
         return Traced(
             self.mesh,

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Results of devices, of which most do the same: made when they are asked for."""
+"""Compute results of devices lazily, shared by devices that do the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Devices(Sequence[DeviceResult]):
         return tuple(work.of(lane) for lane, work in pairs)
 
     def on(self, lanes: Sequence[DeviceGroupResult]) -> Devices:
-        """The same work of the devices of other lanes."""
+        """Return the group's work on the devices of other lanes."""
         return Devices(lanes, self._works)
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""An entry as tasks for the event loop: ops of open functions, and calls of closed ones.
+"""Turn an entry into tasks: ops of inlined functions, calls of summarized ones.
 
-A call of a closed function is not unrolled: its max-plus map says how much later than each port
+A call of a summarized function is not unrolled: its max-plus map says how much later than each port
 its streams and results are free, and each of these differences is a task that waits for the port.
 """
 
@@ -42,7 +42,7 @@ _PORT = {COMPUTE: COMPUTE_PORT, COMM: COMM_PORT, SEND: _SEND_PORT}
 
 
 class Frame(NamedTuple):
-    """A call of an open function: the frame around it (-1: none), function, binding."""
+    """Call of an inlined function: its parent frame (-1: none), function and binding."""
 
     parent: int
     function: int
@@ -50,7 +50,7 @@ class Frame(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """An op, or a call of a closed function, of an entry.
+    """Piece of an entry: an op, or a call of a summarized function.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Piece(NamedTuple):
 
 @dataclass
 class EntryTasks:
-    """An entry.
+    """Tasks of an entry.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class EntryTasks:
     waits : int64 array (n, 2)
         Tasks, and tasks that they wait for.
     task : list of int
-        Per piece that of an op; of a call its first one, which may be the next one's.
+        Per piece that of an op; of a call its first one, which may be the next's.
     ports : list of list of Waits
         Per piece when the ports of a call are there; empty of an op.
     """
@@ -105,7 +105,7 @@ class EntryTasks:
 
 
 def unrolled(lowering: Lowering, root: int) -> EntryTasks:
-    """An entry's pieces: open functions are inlined."""
+    """Return the pieces of an entry, with functions inlined as far as needed."""
     pieces: list[Piece] = []
     frames: list[Frame] = []
     count = 0
@@ -138,7 +138,7 @@ def unrolled(lowering: Lowering, root: int) -> EntryTasks:
 
 
 def open_calls(lowering: Lowering, maps: FunctionSummaries, pieces: Sequence[Piece]) -> None:
-    """Tell closed functions that pieces call how late their parameters may be."""
+    """Set how late the parameters of called summarized functions may be."""
     late = {-1: AT_HAND}
     for piece in pieces:
         ins = [late[k] for k in piece.ins]
@@ -157,13 +157,13 @@ def open_calls(lowering: Lowering, maps: FunctionSummaries, pieces: Sequence[Pie
 
 
 class TaskWriter:
-    """Writes the tasks of entries.
+    """Writer of the tasks of entries.
 
     Parameters
     ----------
     lowering : Lowering
     maps : FunctionSummaries
-        Of its closed functions, which know how late their parameters may be.
+        Of its summarized functions, which know how late their parameters may be.
     """
 
     def __init__(self, lowering: Lowering, maps: FunctionSummaries) -> None:
@@ -235,7 +235,7 @@ class TaskWriter:
         return ports
 
     def _later(self, row: Sequence[int], ports: Sequence[Waits], here: Sequence[bool]) -> Waits:
-        """Tasks that end when a stream or a result is there."""
+        """Return the tasks that end when a stream or a result is there."""
         later: Waits = ()
         for by, waits, counts in zip(row, ports, here, strict=True):
             if counts and by > NEVER:

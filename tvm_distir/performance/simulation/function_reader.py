@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads functions of a program into a :class:`.lowering.Lowering`, callees first."""
+"""Read functions of a program into a :class:`.lowering.Lowering`, callees first."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_functions(
 
 
 class _Reader:
-    """Reads the functions of one program."""
+    """Reader of the functions of a program."""
 
     def __init__(self, into: Lowering, program: Program, costs: OpCosts) -> None:
         self.into, self.program, self.costs = into, program, costs
@@ -100,7 +100,7 @@ class _Reader:
     def _taken(
         self, name: str, op: Op, ins: list[int], conditions: list[int]
     ) -> tuple[int, list[int]]:
-        """Function that a call runs, with its operands; of a branch the dearer one."""
+        """Return the callee and operands of a call; of a branch, the more expensive side."""
         if op.kind == "call":
             return self.number(op.callee, len(conditions)), [*ins, *conditions]
         gates = len(conditions) + 1
@@ -151,6 +151,6 @@ class _Reader:
         return len(into.functions) - 1
 
     def _cost(self, row: OpRow) -> tuple[int, int, int, int]:
-        """Stream, flags, duration and time of the host."""
+        """Return the stream, flags, duration and time of the host."""
         stream = COMPUTE_PORT if row.stream == COMPUTE else COMM_PORT
         return stream, flags_of(row, self.into.blocking), row.duration_ps, row.issue_ps

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What functions take, by name, in order of their first call, callees included."""
+"""Compute the times of functions by name, in call order, callees included."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .lowering import Lowering
 
 @dataclass(frozen=True)
 class ElapsedTimes:
-    """All calls of a function within another one.
+    """All calls of a function within another.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class FunctionTables:
         self._known: dict[int, Table] = {}
 
     def of(self, function: int) -> Table:
-        """Table of one call of a function, itself first."""
+        """Return the table of a single call of a function, itself first."""
         if function not in self._known:
             fn = self.lowering.functions[function]
             table: Table = {fn.name: ElapsedTimes(0, 1)}
@@ -90,7 +90,7 @@ def add_call(
 
 
 def listed(table: Table) -> tuple[FunctionTime, ...]:
-    """A table in seconds."""
+    """Return a table in seconds."""
     return tuple(
         FunctionTime(
             name, elapsed.depth, elapsed.calls, elapsed.compute_ps / PICOSECONDS,

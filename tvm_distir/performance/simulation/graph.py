@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The task graph of all entries: what the event loop schedules.
+"""Build the task graph of all entries for the event loop.
 
 Devices of an entry run the same program. *Folded*, one device stands for all of them, so the cost
 does not grow with their number: a collective then takes as long as its slowest group, and both
@@ -34,7 +34,7 @@ from .synchronization import DeviceTasks, Groups, check_taking_part, meetings
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """Tasks for the event loop, and which part of them belongs to which devices.
+    """Graph of tasks for the event loop, with the tasks of each device.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class TaskGraph:
 def build_graph(
     program: Program, costs: OpCosts, engine: str, fold: bool, blocking: bool = False
 ) -> TaskGraph:
-    """Join the entries' tasks; ``blocking``: collectives that are not started stop compute.
+    """Join the tasks of entries (``blocking``: synchronous collectives stop compute).
 
     Raises
     ------
@@ -116,7 +116,7 @@ def build_graph(
 
 
 def _meshes(program: Program, root: str) -> set[int]:
-    """Meshes on which a function or what it calls has collectives."""
+    """Return the meshes on which a function or what it calls has collectives."""
     names: Iterable[str] = reached(program.functions, [root])
     return {
         op.mesh for name in names for op in program.functions[name].ops if op.kind == "collective"

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of a program with their costs: each is read once, and calls stay calls.
+"""Lower functions with their costs: each is read once, and calls stay calls.
 
 A function is *open* when something in it meets what other devices do at times of its own (the end
 of a transfer, a collective whose members are simulated apart), directly or in what it calls; its
@@ -23,7 +23,7 @@ from .device_results import Branch
 
 
 class Step(NamedTuple):
-    """An op or a call of a function.
+    """Step of a function: an op or a call.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Lowered:
     results : list of int
         Values.
     number : int
-        In the table of closed functions; -1 of an open one.
+        In the table of summarized functions; -1 of an open one.
     work_ps : int
         Sum of the times of all ops, callees included.
     tasks : int
@@ -77,7 +77,7 @@ class Lowered:
 
 @dataclass
 class Lowering:
-    """Reads functions of programs.
+    """Lowered functions of programs.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class Lowering:
     branches : list of Branch
         All branches met, and which way they go.
     table : FunctionTable
-        The closed functions.
+        The summarized functions.
     """
 
     blocking: bool = False
@@ -110,7 +110,7 @@ class Lowering:
         return {}
 
     def counts(self, function: int) -> Ints:
-        """How often a call runs each row."""
+        """Return how often a call runs each row."""
         if function not in self._counts:
             steps = self.functions[function].steps
             rows = [step.row for step in steps if step.callee < 0]
@@ -122,11 +122,11 @@ class Lowering:
         return self._counts[function]
 
     def durations(self, function: int) -> Ints:
-        """Durations of all tasks of a call, in order of issue."""
+        """Return the durations of all tasks of a call, in order of issue."""
         return self._times[self.task_rows(function)]
 
     def streams(self, function: int) -> Ints:
-        """Streams of all tasks of a call."""
+        """Return the streams of all tasks of a call."""
         return self._streams[self.task_rows(function)]
 
     @functools.cached_property
@@ -142,7 +142,7 @@ class Lowering:
         return {}
 
     def task_rows(self, function: int) -> Ints:
-        """Rows of all tasks of a call, in order of issue."""
+        """Return the rows of all tasks of a call, in order of issue."""
         if function not in self._task_rows:
             parts = [
                 np.array([step.row], np.int64) if step.callee < 0 else self.task_rows(step.callee)
@@ -152,7 +152,7 @@ class Lowering:
         return self._task_rows[function]
 
     def scoped(self, function: int, scope: str) -> Iterator[tuple[OpRow, str]]:
-        """All ops of a call in order of issue, with the bindings of the calls around them."""
+        """Yield all ops of a call in issue order, with the bindings of enclosing calls."""
         for step in self.functions[function].steps:
             if step.callee < 0:
                 yield self.rows[step.row], scope
@@ -161,7 +161,7 @@ class Lowering:
 
 
 def flags_of(row: OpRow, blocking: bool) -> int:
-    """What else an op waits for, and what waits for it.
+    """Return the flags of an op: what else it waits for, and what waits for it.
 
     A collective that is *started* waits for the compute ops issued before it, as a kernel on a
     stream of its own that waits for an event; its ``wait`` stands on the compute stream. A plain

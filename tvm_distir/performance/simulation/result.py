@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a simulation found. Times in seconds, sizes in bytes."""
+"""Define the result of a simulation, in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """How a step in stages was run.
+    """Result of a pipelined step: how it was run.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class PipelineResult:
 
 @dataclass(frozen=True)
 class Result:
-    """A simulated step.
+    """Result of a simulated step.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Result:
     timings_s : mapping of str to float
         Wall-clock seconds of the simulation's own stages.
     pipeline : PipelineResult, optional
-        Of a step in stages.
+        Of a pipelined step.
     meshes : tuple of Mesh
         Of the program.
     """
@@ -178,7 +178,7 @@ class Result:
             write_file(Path(folder) / name, content)
 
     def trace_files(self, form: str) -> Iterator[tuple[str, bytes]]:
-        """Names and contents of the files of a trace in a form that has several.
+        """Yield the names and contents of the files of a trace in a form that has several.
 
         Those are ``hta`` and ``chakra``.
         """

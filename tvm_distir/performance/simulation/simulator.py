@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``simulate``: from a program and a system to a result."""
+"""Simulate a program on a system."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def simulate(
 
     Event driven: every device has a compute stream, a communication stream for collectives and
     one for sends; each runs its ops in program order, and an op starts when its operands are
-    there. Of an ``If`` the dearer branch runs (by the sum of its ops' times), as
+    there. Of an ``If`` the more expensive branch runs (by the sum of its ops' times), as
     ``Result.branches`` says; it starts when the condition is there. Ops cost what the roofline
     says, collectives alpha-beta over the ring (see :class:`~.model.System`). Memory is
     that of a framework's allocator: blocks of 512 bytes, taken when an op is issued, free behind
@@ -75,7 +75,7 @@ def simulate(
         :func:`tvm_distir.plan_storage`), as :func:`tvm_distir.run` takes it; live memory over time
         then is a line at the peak.
     contention : bool
-        Let messages and collectives of a step in stages share the links on which they meet,
+        Let messages and collectives of a pipelined step share the links on which they meet,
         max-min fair, and slow kernels beside them by the system's ``overlap_slowdown``. Without,
         durations do not depend on what else is under way.
 
@@ -85,7 +85,7 @@ def simulate(
         DIST0712 for a program that contradicts itself, DIST0720 when devices wait for each
         other forever, DIST0716 for a storage plan that is not there, DIST0721 for
         times that are no numbers, DIST0722 for a transfer with one
-        end, DIST0723 for a step in stages that is not to be folded, DIST0724 for contention of a
+        end, DIST0723 for a pipelined step that is not to be folded, DIST0724 for contention of a
         program that is none, DIST0714 for a module that is not at level 5.
     DependencyError
         DIST0110 without the native library.

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What devices did, summed up: time, memory, traffic."""
+"""Summarize what devices did: time, memory, traffic."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def account(
 
 
 class Work(NamedTuple):
-    """What a device did: times in which it computes, communicates, and does both; the step's end.
+    """Work of a device: times of computing, communicating and both, and the step's end.
 
     In picoseconds; and its arithmetic operations.
     """
@@ -95,7 +95,7 @@ class Work(NamedTuple):
         return self.finish_ps - self.compute_ps - self.comm_ps + self.both_ps
 
     def of(self, lane: DeviceGroupResult) -> DeviceResult:
-        """The result of the first device of a lane."""
+        """Return the result of the first device of a lane."""
         held = lane.held()
         return DeviceResult(
             lane.devices[0],
@@ -111,14 +111,14 @@ class Work(NamedTuple):
 
 
 def weight_bytes(program: Program, root: str) -> int:
-    """Bytes of weights, states and constants of an entry."""
+    """Return the bytes of weights, states and constants of an entry."""
     fn = program.functions[root]
     _, weights = value_bytes(fn.values[index] for index in fn.params)
     return weights + constant_bytes(program, [root])
 
 
 def value_bytes(values: Iterable[Value]) -> tuple[int, int]:
-    """Bytes of inputs, and of weights and states."""
+    """Return the bytes of inputs, and of weights and states."""
     sums = [0, 0]
     for value in values:
         sums[value.role in ("weight", "state")] += value.bytes
@@ -126,7 +126,7 @@ def value_bytes(values: Iterable[Value]) -> tuple[int, int]:
 
 
 def constant_bytes(program: Program, roots: Iterable[str]) -> int:
-    """Bytes of the constants of functions and of all that they call."""
+    """Return the bytes of the constants of functions and of all that they call."""
     here = (program.functions[name] for name in reached(program.functions, roots))
     return sum(value.bytes for fn in here for value in fn.values if value.role == "constant")
 
@@ -134,7 +134,7 @@ def constant_bytes(program: Program, roots: Iterable[str]) -> int:
 def collectives(
     program: Program, rows: Sequence[OpRow], counts: Mapping[int, Sequence[int]]
 ) -> tuple[CollectiveTotal, ...]:
-    """Collectives and transfers summed by kind, axes and group size, per mesh.
+    """Return the collectives and transfers summed by kind, axes and group size, per mesh.
 
     Of entries that share a mesh, whose transfers may differ, the most of each. ``counts`` says how
     often each entry, by its number, runs each row.
@@ -147,7 +147,7 @@ def collectives(
 
 
 def traffic(program: Program, rows: Sequence[OpRow], counts: Sequence[int]) -> Traffic:
-    """Collectives and transfers of rows that are run so often, on their meshes."""
+    """Return the collectives and transfers of rows that are run so often, on their meshes."""
     sums: Traffic = {}
     moves = zip(rows, counts, strict=True)
     add_moves(sums, program, (move for move in moves if move[1] and is_moved(move[0])))
@@ -155,7 +155,7 @@ def traffic(program: Program, rows: Sequence[OpRow], counts: Sequence[int]) -> T
 
 
 def is_moved(row: OpRow) -> bool:
-    """Whether a row counts as traffic: a collective, or what takes a transfer."""
+    """Return whether a row counts as traffic: a collective, or what takes a transfer."""
     return row.stream not in (COMPUTE, SEND)
 
 
@@ -181,7 +181,7 @@ def add_traffic(sums: Traffic, key: TrafficKey, count: int, each: tuple[int, int
 
 
 def totals(sums: Traffic) -> tuple[CollectiveTotal, ...]:
-    """Sums by mesh, kind, axes and group size, sorted."""
+    """Return the sums by mesh, kind, axes and group size, sorted."""
     return tuple(
         CollectiveTotal(kind, mesh_name, axes, size, count, payload, wire, seconds(spent))
         for (mesh_name, kind, axes, size), (count, payload, wire, spent) in sorted(sums.items())
@@ -189,7 +189,7 @@ def totals(sums: Traffic) -> tuple[CollectiveTotal, ...]:
 
 
 def _ends(program: Program, mesh: Mesh, row: OpRow) -> tuple[str, str, int]:
-    """Kind, axes and group size to show."""
+    """Return the kind, axes and group size to show."""
     op = row.op
     if op.kind == "collective":
         return op.collective, ",".join(mesh.axes[axis] for axis in op.mesh_axes), op.group_size
@@ -198,5 +198,5 @@ def _ends(program: Program, mesh: Mesh, row: OpRow) -> tuple[str, str, int]:
 
 
 def unmodelled(rows: Sequence[OpRow]) -> tuple[str, ...]:
-    """Names of the ops whose work is not known, sorted."""
+    """Return the names of the ops whose work is not known, sorted."""
     return tuple(sorted({row.op.op for row in rows if not row.op.modelled}))

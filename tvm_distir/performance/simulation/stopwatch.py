@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How long the simulation's own stages take."""
+"""Measure the stages of the simulation itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 
 class StageTimes:
-    """A clock that stages end one after the other.
+    """Stopwatch of consecutive stages.
 
     Attributes
     ----------
@@ -21,6 +21,6 @@ class StageTimes:
         self._last_s = time.perf_counter()
 
     def end(self, stage: str) -> None:
-        """End a stage; the next one begins."""
+        """End a stage; the next begins."""
         now_s = time.perf_counter()
         self.times_s[stage], self._last_s = now_s - self._last_s, now_s

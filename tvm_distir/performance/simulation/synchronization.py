@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which tasks of which devices start together: those of a collective, the ends of a transfer."""
+"""Find the tasks that start together: of a collective, or both ends of a transfer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TransferKey = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class DeviceTasks:
-    """The tasks of one device of an entry: ``[first, first + number of tasks)``.
+    """Tasks of a device of an entry: ``[first, first + number of tasks)``.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class DeviceTasks:
 
 @dataclass(frozen=True)
 class CollectiveGroups:
-    """The collectives on one mesh.
+    """Collectives on a mesh.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ def meetings(
     rows: Sequence[OpRow],
     tied: Collection[int],
 ) -> Iterator[CollectiveGroups]:
-    """Collectives by mesh, of the meshes ``tied``.
+    """Yield the collectives by mesh, of the meshes ``tied``.
 
     Raises
     ------
@@ -148,19 +148,19 @@ def _another_order(mesh: Mesh, row: OpRow, what: str) -> SimulationError:
 
 @dataclass(frozen=True)
 class _Ends:
-    """The tasks of one transfer key: per part those that send, or receive, in order."""
+    """Ends of a transfer key: per part, the sending or receiving tasks in order."""
 
     place: str
     sends: dict[DeviceTasks, list[int]]
     receives: dict[DeviceTasks, list[int]]
 
     def counts(self) -> tuple[int, int]:
-        """Sends and receives of one device."""
+        """Return the sends and receives of one device."""
         sent, received = (len(next(iter(x.values()), [])) for x in (self.sends, self.receives))
         return sent, received
 
     def times(self) -> Iterator[tuple[dict[DeviceTasks, int], dict[DeviceTasks, int]]]:
-        """Tasks of the first, second, ... transfer."""
+        """Yield the tasks of the first, second, ... transfer."""
         for number in range(self.counts()[0]):
             yield (
                 {part: tasks[number] for part, tasks in self.sends.items()},
@@ -169,7 +169,7 @@ class _Ends:
 
 
 class Groups:
-    """Numbers the groups of tasks that start together.
+    """Groups of tasks that start together, by number.
 
     Attributes
     ----------
@@ -256,7 +256,7 @@ class Groups:
 
 
 def _joined_parts(shared: CollectiveGroups, axes: tuple[int, ...]) -> list[list[int]]:
-    """Sets of parts of which some group has devices, more than one each."""
+    """Return the sets of parts of which some group has devices, more than one each."""
     part_of = {device: i for i, part in enumerate(shared.parts) for device in part.devices}
     joined: list[set[int]] = []
     for group in shared.mesh.groups(axes):

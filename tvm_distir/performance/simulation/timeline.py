@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduled tasks of one device: starts and events, made when they are asked for."""
+"""Compute starts and events of the scheduled tasks of a device lazily."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .lowering import Lowering
 
 
 def seconds(time_ps: int) -> float:
-    """Picoseconds as seconds."""
+    """Return the picoseconds as seconds."""
     return time_ps / PICOSECONDS
 
 
 def all_seconds(times_ps: Ints) -> list[float]:
-    """Picoseconds as seconds, each as :func:`seconds` gives it."""
+    """Return the picoseconds as seconds, each as :func:`seconds` gives it."""
     if times_ps.max(initial=0) < 1 << 53:  # else their conversion rounds, and then the division
         return list((times_ps / PICOSECONDS).tolist())
     return [seconds(time_ps) for time_ps in times_ps.tolist()]
@@ -42,7 +42,7 @@ def short_name(op: str) -> str:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The tasks of one device with their times.
+    """Timeline of the tasks of a device.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Timeline:
 
     @functools.cached_property
     def calls(self) -> list[tuple[int, Ints]]:
-        """Per call of a closed function its number among them, and the times of its ports."""
+        """Return the number of each call of a summarized function, and its port times."""
         end, calls = self.task_end, []
         for piece, ports in zip(self.entry.pieces, self.entry.ports, strict=True):
             if piece.function < 0:
@@ -96,7 +96,7 @@ class Timeline:
         return calls
 
     def busy(self) -> tuple[int, int, int]:
-        """Time in which the device computes, communicates, and does both."""
+        """Return the time in which the device computes, communicates, and does both."""
         start, end, row = self.single
         compute = np.array([op_row.stream == COMPUTE for op_row in self.lowering.rows], bool)[row]
         pairs = np.stack((start, end), axis=1)
@@ -124,7 +124,7 @@ class Timeline:
         return self.start + self._in_order(end - start, called)
 
     def _in_order(self, single: Ints, called: Sequence[Ints]) -> Ints:
-        """Join what is known of ops and of calls."""
+        """Merge the values of ops and of calls in issue order."""
         result = np.empty(len(self), np.int64)
         first = np.cumsum(self._sizes) - self._sizes
         is_op = np.array([piece.function < 0 for piece in self.entry.pieces], bool)
@@ -142,7 +142,7 @@ class Timeline:
             )  # fmt: skip
 
     def sheets(self) -> Iterator[OpRecords]:
-        """The ops but for transfers."""
+        """Yield the ops but for transfers."""
         ops, whole = list(self._ops()), np.zeros(1, np.int64)
         local_ops = [k for k, (row, _) in enumerate(ops) if row.op.kind != "transfer"]
         kinds = op_kinds(ops[k] for k in local_ops)
@@ -159,7 +159,7 @@ class Timeline:
         )
 
     def wires(self) -> Iterator[MessageRecords]:
-        """The transfers by peer, in the order of time."""
+        """Yield the transfers by peer, in the order of time."""
         messages: dict[str, list[tuple[int, int, OpRow, str, Hashable]]] = {}
         often: dict[Hashable, int] = {}
         times = zip(self.start.tolist(), self.end.tolist(), strict=True)
@@ -180,13 +180,13 @@ class Timeline:
             yield MessageRecords(stream, kinds, names, np.array(start), np.array(end), flows)
 
     def tasks(self) -> list[Task]:
-        """The ops and what they wait for."""
+        """Return the ops and what they wait for."""
         dependencies = Dependencies(self.lowering)
         dependencies.entry(self.entry)
         return dependencies.tasks
 
     def _ops(self) -> Iterator[tuple[OpRow, str]]:
-        """All ops and the calls around them, ``main/layer_3``: names of bindings."""
+        """Yield all ops and the calls around them, ``main/layer_3``: names of bindings."""
         scopes: list[str] = []
         for frame in self.entry.frames:
             scopes.append(
@@ -201,7 +201,7 @@ class Timeline:
                 yield from self.lowering.scoped(piece.function, inner)
 
     def counts(self) -> list[int]:
-        """How often each row is run."""
+        """Return how often each row is run."""
         counts = np.bincount(self.single[2], minlength=len(self.lowering.rows))
         for piece in self.entry.pieces:
             if piece.function >= 0:
@@ -209,7 +209,7 @@ class Timeline:
         return list(counts.tolist())
 
     def function_times(self, tables: FunctionTables) -> tuple[FunctionTime, ...]:
-        """Functions in order of their first call, callees included."""
+        """Return the functions in order of their first call, callees included."""
         table: Table = {}
         around: list[list[str]] = []
         start, end, _ = self.single
@@ -261,7 +261,7 @@ def op_times(rows: Sequence[OpRow], counts: Sequence[int]) -> tuple[OpTime, ...]
 
 
 def op_kinds(ops: Iterable[tuple[OpRow, str]]) -> list[Kind]:
-    """What traces say of ops and the calls around them."""
+    """Return the records of ops and enclosing calls for traces."""
     return [
         Kind(short_name(row.op.op), STREAMS[row.stream], event_args(row, scope))
         for row, scope in ops
@@ -269,12 +269,12 @@ def op_kinds(ops: Iterable[tuple[OpRow, str]]) -> list[Kind]:
 
 
 def total_flops(rows: Sequence[OpRow], counts: Sequence[int]) -> int:
-    """Arithmetic operations of rows that are run so often."""
+    """Return the arithmetic operations of rows that are run so often."""
     return sum(count * row.op.flops for row, count in zip(rows, counts, strict=True))
 
 
 def event_args(row: OpRow, scope: str) -> dict[str, Any]:
-    """What events and traces say of an op: see :class:`.lanes.Event`."""
+    """Return the arguments of an op for events and traces: see :class:`.lanes.Event`."""
     op = row.op
     args: dict[str, Any] = {
         "op": op.op,

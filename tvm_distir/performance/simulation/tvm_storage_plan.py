@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A result with the memory of TVM's storage plan."""
+"""Put the memory of TVM's storage plan into a result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .result import Result
 
 
 def with_plan(result: Result, program: Program) -> Result:
-    """Say of the devices of a result what TVM takes on them.
+    """Replace the memory of a result's devices by what TVM's storage plan takes.
 
     Raises
     ------
@@ -34,6 +34,6 @@ def with_plan(result: Result, program: Program) -> Result:
 
 
 def _held(lane: DeviceGroupResult, account: MemoryAccount) -> Held:
-    """What a lane holds, instead of what a framework would."""
+    """Return the memory of a lane by the storage plan instead of a framework's allocator."""
     curve = ((0.0, account.peak_bytes),)
     return lane.held()._replace(account=account, curve=curve)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of simulated steps in the forms of other tools, written without any of these."""
+"""Write traces of simulated steps in formats of other tools, without these tools."""
 
 from __future__ import annotations

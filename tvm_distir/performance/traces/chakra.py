@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Execution traces of Chakra, a file per rank, as ASTRA-sim takes them.
+"""Write Chakra execution traces, a file per rank, as ASTRA-sim reads them.
 
 A file is a ``GlobalMetadata`` and then nodes, each behind its length, by the
 ``schema/protobuf/et_def.proto`` of https://github.com/mlcommons/chakra. Nodes have durations and no
@@ -39,7 +39,7 @@ TYPES = {
 
 
 def chakra_files(lanes: Sequence[Traced], meshes: Sequence[Mesh]) -> Iterator[tuple[str, bytes]]:
-    """Names and contents: ``trace.RANK.et``, and ``comm_group.json`` with the devices of groups."""
+    """Yield file names and contents: ``trace.RANK.et``, and ``comm_group.json``."""
     tasks = [lane.tasks() for lane in lanes]
     ends = _Ends(meshes, tasks)
     groups = _Groups(meshes)
@@ -50,7 +50,7 @@ def chakra_files(lanes: Sequence[Traced], meshes: Sequence[Mesh]) -> Iterator[tu
 
 
 class _Ends:
-    """Who sends to whom, and how much: both ends of a message say the same.
+    """Partners and sizes of messages, the same at both ends.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class _Ends:
         self.most = most
 
     def _of(self, task: Task) -> dict[int, list[int]]:
-        """The partners of each device of the mesh of a task."""
+        """Return the partners of each device of the mesh of a task."""
         key = task.mesh, task.peer
         if key not in self._partners:
             here, there = (self._meshes[number].device_ids for number in key)
@@ -91,11 +91,11 @@ class _Ends:
         return (task.tag, *(ends if task.kind == "send" else ends[::-1]))
 
     def partners(self, task: Task, device: int) -> list[int]:
-        """Devices that a device sends to, or that send to it."""
+        """Return the devices that a device sends to, or that send to it."""
         return self._of(task).get(device, [])
 
     def size(self, task: Task) -> int:
-        """Bytes for each partner."""
+        """Return the bytes for each partner."""
         return self._sizes[self._key(task)]
 
 
@@ -108,7 +108,7 @@ class _Groups:
         self._names: dict[tuple[int, ...], str] = {}
 
     def of(self, task: Task, device: int) -> str:
-        """The group of a device."""
+        """Return the group of a device."""
         key = task.mesh, task.axes
         if key not in self._known:
             self._known[key] = {
@@ -124,7 +124,7 @@ class _Groups:
         return {name: list(group) for group, name in self._names.items()}
 
     def of_device(self, device: int) -> list[dict[str, object]]:
-        """The groups of a device, as PyTorch's traces tell them."""
+        """Return the groups of a device, as PyTorch's traces tell them."""
         return [
             {"pg_name": name, "backend_config": "nccl", "group_size": len(group), "ranks": group}
             for group, name in self._names.items()
@@ -137,7 +137,7 @@ def _delimited(message: bytes) -> bytes:
 
 
 def _attribute(name: str, field: int, value: int | str) -> bytes:
-    """A field of ``Node.attr``; ``field`` is that of the value's type."""
+    """Return a field of ``Node.attr``; ``field`` is that of the value's type."""
     held = block(field, value) if isinstance(value, str) else integer(field, value)
     return block(10, block(1, name) + held)
 
@@ -146,7 +146,7 @@ _INT32, _INT64, _UINT64, _BOOL, _STRING = 7, 9, 13, 27, 29
 
 
 def _file(tasks: Sequence[Task], device: int, ends: _Ends, groups: _Groups) -> bytes:
-    """All nodes of a device. A message to several partners is a node for each."""
+    """Return all nodes of a device. A message to several partners is a node for each."""
     nodes: list[bytes] = []
     spent_ps: dict[bool, int] = {True: 0, False: 0}
     for place, task in enumerate(tasks):
@@ -170,7 +170,7 @@ def _file(tasks: Sequence[Task], device: int, ends: _Ends, groups: _Groups) -> b
 def _nodes(
     task: Task, device: int, first: int, tail: bytes, ends: _Ends, groups: _Groups
 ) -> Iterator[bytes]:
-    """The node of a task, behind those of further partners, which it waits for."""
+    """Yield the node of a task, behind those of further partners, which it waits for."""
     name = block(2, task.name)
     if task.kind == "compute":
         facts = _attribute("num_ops", _INT64, task.flops)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Files of traces."""
+"""Write files of traces."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def write_file(path: str | Path, content: bytes | Callable[[BinaryIO], object]) 
 
 
 def trace_form(path: str | Path) -> str:
-    """Form of a trace by the ending of its path: ``pftrace`` or ``json``."""
+    """Return the form of a trace by the ending of its path: ``pftrace`` or ``json``."""
     return "pftrace" if Path(path).suffix in (".pftrace", ".perfetto-trace") else "json"

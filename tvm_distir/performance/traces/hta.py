@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Traces as PyTorch's profiler writes them, a file per rank, for Holistic Trace Analysis.
+"""Write traces like PyTorch's profiler, a file per rank, for Holistic Trace Analysis.
 
 A kernel has the device as its process and a stream as its thread; one of communication is called as
 NCCL's are, by which HTA knows it. Each has a launch of the same correlation, at its start: when the
@@ -42,7 +42,7 @@ _DEVICE = "\x00device\x00"
 
 
 def hta_pages(lanes: Sequence[Traced], finish_s: float) -> Iterator[tuple[str, str]]:
-    """Names and texts of the files, one for each rank.
+    """Yield the names and texts of the files, one for each rank.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def hta_pages(lanes: Sequence[Traced], finish_s: float) -> Iterator[tuple[str, s
 
 
 def _events(lane: Traced, finish_s: float) -> Iterator[str]:
-    """Events as JSON, the device left open."""
+    """Yield the events as JSON, the device left open."""
     host = f"{_DEVICE}host"
     yield _json("user_annotation", "ProfilerStep#1", host, 1, 0.0, finish_s * 1e6, {})
     for number, (name, stream, start, spent, args) in enumerate(_kernels(lane), 1):
@@ -92,7 +92,7 @@ _Kernel = tuple[str, int, int, int, dict[str, Any]]
 
 
 def _kernels(lane: Traced) -> Iterator[_Kernel]:
-    """All that takes time, by streams."""
+    """Yield all that takes time, by streams."""
     for sheet in lane.sheets():
         for starts, ends in zip(sheet.start.tolist(), sheet.end.tolist(), strict=True):
             for kind, start, end in zip(sheet.kinds, starts, ends, strict=True):
@@ -115,7 +115,7 @@ def _times(start: Ints, end: Ints) -> Iterable[tuple[int, int]]:
 
 
 def _args(args: Any) -> dict[str, Any]:
-    """What of an op its kernel tells."""
+    """Return what of an op its kernel tells."""
     return {key: args[key] for key in ("binding", "scope", "flops", "wire_bytes") if key in args}
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Packets of Perfetto's traces as bytes; slices and counters many at once, in tables of bytes.
+"""Encode Perfetto packets as bytes; many slices and counters at once, in tables.
 
 A table has one packet pattern with fields of equal length (:func:`.protobuf.padded`), repeated,
 into which tracks, numbers and times are written column by column.
@@ -35,13 +35,13 @@ def _packet(content: bytes) -> bytes:
 
 
 def start_packet() -> bytes:
-    """The first packet, which says that numbers begin anew."""
+    """Return the first packet, which says that numbers begin anew."""
     name = block(3, integer(1, _NOTE) + block(2, "op"))  # InternedData.debug_annotation_names
     return _packet(_SEQUENCE + integer(13, _CLEARED) + block(12, name))
 
 
 def interned(names: Sequence[tuple[int, str]], notes: Sequence[tuple[int, str]]) -> bytes:
-    """What new numbers of names and of notes stand for."""
+    """Return what new numbers of names and of notes stand for."""
     content = b"".join(
         block(field, integer(1, number) + block(2, text))
         for field, table in ((2, names), (29, notes))  # event_names, debug_annotation_string_values
@@ -54,7 +54,7 @@ def interned(names: Sequence[tuple[int, str]], notes: Sequence[tuple[int, str]])
 def descriptor(
     uuid: int, name: str, *, pid: int | None = None, parent: int = 0, rank: int = 0, unit: int = 0
 ) -> bytes:
-    """A track: of a process, of a stream of one, or of a counter with a unit."""
+    """Return a track: of a process, of a stream of one, or of a counter with a unit."""
     content = integer(1, uuid)
     if pid is not None:  # ordered as its tracks say
         content += block(3, integer(1, pid) + block(6, name)) + integer(11, 3)
@@ -66,7 +66,7 @@ def descriptor(
 
 
 class _Pattern:
-    """Bytes of a packet of an event, and where the fields stand that differ.
+    """Pattern of an event's packet, with the positions of the fields that differ.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ _TRACK = ("track", tag(11, 0) + _SHORT, 4)
 
 
 def _slice(flow: int) -> tuple[_Pattern, _Pattern]:
-    """Begin and end of a slice; ``flow``: number of the field of its arrow, 0 without one."""
+    """Return the patterns of a slice's begin and end; ``flow`` is its arrow's field, or 0."""
     note = block(4, integer(1, _NOTE) + tag(17, 0) + _SHORT)
     begin = [
         ("", integer(9, _BEGIN), 0),
@@ -109,7 +109,7 @@ def pairs(
     track: Ints, name: Ints, note: Ints, start_ns: Ints, end_ns: Ints,
     flow: Ints | None = None, receives: bool = False,
 ) -> Bytes:  # fmt: skip
-    """Slices, (runs, slices, bytes), each as its begin and its end.
+    """Return the slices, (runs, slices, bytes), each as its begin and its end.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def pairs(
 
 
 def counters(track: int, when_ns: Ints, values: Ints) -> Bytes:
-    """Values of a counter over time, (values, bytes)."""
+    """Return the values of a counter over time, (values, bytes)."""
     value = ("value", tag(30, 0) + _PAD, 8)
     pattern = _Pattern(b"", [("", integer(9, _COUNTER), 0), _TRACK, value])
     rows = np.tile(np.frombuffer(pattern.bytes, np.uint8), (values.size, 1))

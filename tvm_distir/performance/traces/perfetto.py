@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Traces as Perfetto's protocol buffers (``.pftrace``): https://perfetto.dev/docs.
+"""Write traces as Perfetto protocol buffers (``.pftrace``): https://perfetto.dev/docs.
 
 A process per lane (devices that do the same), a track per stream, one of the units of a step in
 stages, one of live memory; arrows from sends to receives. Times are rounded down to nanoseconds;
@@ -43,7 +43,7 @@ def write_perfetto(lanes: Sequence[Traced]) -> Callable[[BinaryIO], None]:
 
 
 class _Writer:
-    """Writes into a stream, and remembers what has a number there: names, notes, messages."""
+    """Writer into a stream; it remembers the numbers of names, notes and messages."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -89,7 +89,7 @@ class _Writer:
         return set(ids[:, 2].tolist())
 
     def _units(self, uuid: int, sheet: OpRecords) -> Any:
-        """Packets of the units themselves, (runs, 1, bytes)."""
+        """Return the packets of the units themselves, (runs, 1, bytes)."""
         word, args = sheet.unit, {"unit": sheet.unit, "place": sheet.place}
         names = [f"{word} {micro}" if micro >= 0 else word for micro in sheet.micros.tolist()]
         spent = sheet.span[:, 1] - sheet.span[:, 0]
@@ -128,7 +128,7 @@ class _Writer:
         return self._notes.of(json.dumps({**args, "duration_ps": spent_ps}, allow_nan=False))
 
     def _flush(self) -> None:
-        """Say what new numbers stand for."""
+        """Write the definitions of new numbers."""
         self._stream.write(interned(self._names.new(), self._notes.new()))
 
     def _wires(self, uuid: int, wires: Iterable[MessageRecords]) -> None:
@@ -187,6 +187,6 @@ class _Numbers:
         return self._known[text]
 
     def new(self) -> list[tuple[int, str]]:
-        """Texts that were not given before."""
+        """Return the texts that were not given before."""
         created, self._new = self._new, []
         return created

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of protocol buffers as bytes, as far as traces need them.
+"""Encode protocol buffer messages as bytes, as far as traces need them.
 
 The wire format is public (https://protobuf.dev/programming-guides/encoding): a field is a varint of
 its number and wire type, then a varint, eight bytes, or a length and that many bytes.
@@ -18,7 +18,7 @@ VARINT, FIXED64, LENGTH = 0, 1, 2
 
 
 def varint(value: int) -> bytes:
-    r"""An integer; a negative one as 64 bits.
+    r"""Return an integer; a negative one as 64 bits.
 
     >>> varint(300)
     b'\\xac\\x02'
@@ -33,23 +33,23 @@ def varint(value: int) -> bytes:
 
 
 def tag(number: int, wire: int) -> bytes:
-    """The head of a field."""
+    """Return the head of a field."""
     return varint(number << 3 | wire)
 
 
 def integer(number: int, value: int) -> bytes:
-    """A field of an integer, enum or bool."""
+    """Return a field of an integer, enum or bool."""
     return tag(number, VARINT) + varint(value)
 
 
 def block(number: int, content: bytes | str) -> bytes:
-    """A field of a text, of bytes or of a message."""
+    """Return a field of a text, of bytes or of a message."""
     data = content.encode() if isinstance(content, str) else content
     return tag(number, LENGTH) + varint(len(data)) + data
 
 
 def padded(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Integers from 0 up to 2**56 as varints of eight bytes each, in a little-endian integer.
+    """Return integers from 0 to 2**56 as eight-byte varints, in a little-endian integer.
 
     A varint may be longer than it has to: groups of seven zero bits at its end are read as such. So
     fields of different values take equal places.

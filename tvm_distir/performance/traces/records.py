@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a device did, as arrays: what every form of trace is written from. Times in picoseconds."""
+"""Record what a device did as arrays, from which all traces are written, in picoseconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvm_distir.performance.engine.functions import Ints
 
 
 class Kind(NamedTuple):
-    """What all executions of an op have in common: name, stream, and what is known of it."""
+    """Kind of op: name, stream, and the properties of all its executions."""
 
     name: str
     stream: str
@@ -21,7 +21,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class OpRecords:
-    """Ops that are issued one after the other, as often as they are run.
+    """Ops that are issued in sequence, as often as they are run.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class OpRecords:
 
 @dataclass(frozen=True)
 class MessageRecords:
-    """Messages of one end, in time one after the other.
+    """Messages of one end, in time in sequence.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class MessageRecords:
 
 
 class Task(NamedTuple):
-    """Something that devices do.
+    """Task of devices.
 
     Attributes
     ----------

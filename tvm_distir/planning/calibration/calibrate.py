@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``calibrate``: a system's constants from measured steps."""
+"""Calibrate a system's constants from measured steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Calibration:
-    """A system fitted to rows.
+    """System fitted to rows.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ def calibrate(
     """Fit the constants of a system to measured steps of models, or to matrix products.
 
     Each step is exported through the whole pipeline once and kept on disk. Its time is the sum of
-    what lies on its longest way, which is found again with the constants found.
+    what lies on its critical path, which is found again with the constants found.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def calibrate(
 
 
 class _Work:
-    """Rows, their programs and what is fitted."""
+    """Rows with their programs, and the constants that are fitted."""
 
     def __init__(
         self, system: System, rows: Sequence[AnyRow], tolerance: float, also: Sequence[str] = ()
@@ -192,13 +192,13 @@ class _Work:
         self.bounds = np.log([mean.least for mean in means]), np.log([mean.most for mean in means])
 
     def _now(self, name: str) -> float:
-        """What a number is before the fit."""
+        """Return the value of a constant before the fit."""
         if name in LINKS:
             return float(getattr(self.system.intra_node, name.removeprefix("intra_node.")))
         return self.system.constant(name)
 
     def values(self, point: Floats) -> dict[str, float]:
-        """Constants by name."""
+        """Return the constants by name."""
         return dict(zip(self.names, np.exp(point).tolist(), strict=True))
 
     def fit(self, rows: Sequence[int], begin: Floats | None = None) -> Fit:
@@ -214,12 +214,12 @@ class _Work:
         return fit(residuals, weights, self.center, self.spread, self.bounds, begin)
 
     def hessian(self, result: Fit) -> Floats:
-        """Curvature of the loss, the prior's included."""
+        """Return the curvature of the loss, the prior's included."""
         return result.jacobian.T @ result.jacobian + np.diag(self.spread**-2.0)
 
 
 def _validated(work: _Work, result: Fit, folds: int, seed: int) -> dict[str, float]:
-    """Errors of rows by constants fitted to the others."""
+    """Return the errors of rows by constants fitted to the others."""
     count = len(work.rows)
     order = np.random.default_rng(seed).permutation(count)
     times = np.zeros(count)

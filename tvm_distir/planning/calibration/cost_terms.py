@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A step in stages as counts: bodies of functions, collectives and messages of each unit."""
+"""Express a pipelined step as counts of kernel batches, collectives and messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelBatch:
-    """What a function launches itself: its kernels and how many, and launches by Python."""
+    """Kernels that a function itself launches, their counts, and launches by Python."""
 
     kernels: tuple[tuple[Kernel, int], ...]
     launches: int
@@ -50,7 +50,7 @@ class KernelBatch:
 
 @dataclass
 class CostTerms:
-    """What some work consists of.
+    """Cost terms of some work.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class CostTerms:
 
 
 class StepCostTerms:
-    """Parts of the units and messages of a step in stages.
+    """Cost terms of the units and messages of a pipelined step.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class StepCostTerms:
         self._phases = [unit_phases(role, staged.schedule) for role in staged.roles]
 
     def phases(self, stage: int, name: str) -> list[tuple[str, CostTerms]]:
-        """Phases of a unit on the rank of its stage, in turn, with their parts."""
+        """Return the phases of a unit on the rank of its stage, in turn, with their parts."""
         number = self.staged.stages[stage].role
         rank = self.staged.schedule.rank_of[stage]
         role = self.staged.roles[number]
@@ -108,7 +108,7 @@ class StepCostTerms:
         ]
 
     def known(self) -> list[CostTerms]:
-        """Parts of all phases and messages."""
+        """Return the parts of all phases and messages."""
         for stage, stage_info in enumerate(self.staged.stages):
             for name in self._phases[stage_info.role]:
                 self.phases(stage, name)
@@ -120,7 +120,7 @@ class StepCostTerms:
         return [*self._functions.values(), *self._edges.values()]
 
     def edge(self, edge: Edge) -> CostTerms:
-        """Parts of a message."""
+        """Return the parts of a message."""
         rank_of = self.staged.schedule.rank_of
         here, there = rank_of[edge.source[0]], rank_of[edge.target[0]]
         key = (here, there, edge.wire_bytes, edge.split, edge.bytes)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The longest way through a step in stages: what its time is the sum of.
+"""Find the critical path of a pipelined step as a sum of cost terms.
 
 Units, messages and sums over stages run as :func:`~.simulator.simulate` runs them with
 collectives that block; every event remembers which one it waited for.
@@ -27,7 +27,7 @@ class _Event(NamedTuple):
 
 
 class _Walk:
-    """Runs a step, event by event."""
+    """Event-by-event run of a step."""
 
     def __init__(self, parts: StepCostTerms, price: Price) -> None:
         self.parts, self.staged, self.price = parts, parts.staged, price
@@ -46,7 +46,7 @@ class _Walk:
             self.edges.setdefault((edge.source[0], edge.direction), []).append(edge)
 
     def run(self) -> tuple[float, Counter[int]]:
-        """Time of the step, and how often each work lies on the longest way."""
+        """Return the time of the step, and how often each work lies on the critical path."""
         stages = range(len(self.rank_of))
         for stage in stages:
             self._unit(stage, "begin")
@@ -144,13 +144,13 @@ class _Walk:
 
 
 def longest(parts: StepCostTerms, price: Price) -> tuple[float, CostTerms]:
-    """Time of a step, and the parts of what lies on its longest way.
+    """Return the time of a step, and the parts of what lies on its critical path.
 
     Parameters
     ----------
     parts : StepCostTerms
     price : callable
-        Seconds of parts that run one behind the other.
+        Seconds of parts that run in sequence.
     """
     walk = _Walk(parts, price)
     time_s, counts = walk.run()

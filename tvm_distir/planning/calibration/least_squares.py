@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Robust least squares within bounds, by Levenberg and Marquardt's method."""
+"""Minimize robust least squares within bounds by Levenberg and Marquardt's method."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENOUGH = 1e-7
 
 @dataclass(frozen=True)
 class Fit:
-    """What a fit found.
+    """Result of a fit.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Fit:
 
 
 def robust(residuals: Floats) -> Floats:
-    """Pseudo-Huber loss ``2 (sqrt(1 + r^2) - 1)``: squares of small ones, twice large ones.
+    """Return the pseudo-Huber loss ``2 (sqrt(1 + r^2) - 1)`` of residuals.
 
     Charbonnier et al., *Deterministic edge-preserving regularization*, 1997.
     """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The program of a measured step, through the pipeline that any model goes."""
+"""Make the program of a measured step through the usual pipeline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DROPOUT = 0.1
 
 
 def program_of(row: Row | StepRow, cached: bool = True) -> Program:
-    """Program of a row: zoo model, training step, strategies, passes, export.
+    """Return the program of a row: zoo model, training step, strategies, passes, export.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def _of_gpt(row: Row) -> Program:
 
 
 def _summed_again(step: ir.IRModule, plan: Plan) -> Plan:
-    """A plan that sums a layer's result over ``tp`` also where it is made again, and not read.
+    """Return a plan that sums a layer's result over ``tp`` also where it is recomputed.
 
     Megatron's projection does: 6 all-reduces per layer (Narayanan et al. 2021, section 3.2).
     """

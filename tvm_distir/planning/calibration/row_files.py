@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Measured rows from CSV files: the columns say what was measured."""
+"""Read measured rows from CSV files, whose columns say what was measured."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OTHERS: Mapping[str, tuple[tuple[str, ...], int]] = {
 _AXES = ("dp", "tp", "ep", "cp", "sp")
 """Columns with axes of the mesh of any model's step."""
 _POLICIES: Mapping[str, str] = {NONE: NONE, SELECTIVE: CORE, FULL: CHECKPOINT}
-"""What Megatron-LM makes again, by its names for it, as policies here."""
+"""What Megatron-LM recomputes, by its names for it, as policies here."""
 TIME = "iteration_time_ms"
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured: steps of GPT models, steps of any model, matrix products."""
+"""Define measured rows: steps of GPT models, of any model, and matrix products."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Row:
         return self.tp * self.dp * self.pp
 
     def groups(self, per_node: int) -> tuple[str, ...]:
-        """Groups that errors are told of; ``per_node`` devices share a node."""
+        """Return the groups that errors are reported for; ``per_node`` devices share a node."""
         return f"tp {self.tp}", f"pp {self.pp}", f"nodes {-(-self.devices // per_node)}"
 
 
@@ -91,7 +91,7 @@ class StepRow:
         return math.prod(size for _, size in self.axes)
 
     def groups(self, per_node: int) -> tuple[str, ...]:
-        """Groups that errors are told of; ``per_node`` devices share a node."""
+        """Return the groups that errors are reported for; ``per_node`` devices share a node."""
         return f"devices {self.devices}", f"nodes {-(-self.devices // per_node)}"
 
 
@@ -131,7 +131,7 @@ class ProductRow:
         return (self.m * self.k + self.k * self.n) * BYTES[self.dtype] + made
 
     def groups(self, per_node: int) -> tuple[str, ...]:
-        """Groups that errors are told of: none."""
+        """Return the groups that errors are reported for: none."""
         return ()
 
 

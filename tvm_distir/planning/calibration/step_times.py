@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Times of many steps at once, from what lies on their longest ways."""
+"""Compute the times of many steps at once, from their critical paths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def with_constants(system: System, values: Mapping[str, float], source: str = "") -> System:
-    """A system with other values of some constants, and of numbers of :data:`LINKS`."""
+    """Return a system with other values of some constants, and of numbers of :data:`LINKS`."""
     constants: dict[str, Constant] = dict(system.constants)
     links: dict[str, Any] = {}
     for name, value in values.items():
@@ -35,14 +35,14 @@ def with_constants(system: System, values: Mapping[str, float], source: str = ""
 
 
 class _Table(dict[Hashable, int]):
-    """Numbers of things, in the order in which they come."""
+    """Table of items, numbered in the order of their first use."""
 
     def number(self, key: Hashable) -> int:
         return self.setdefault(key, len(self))
 
 
 class Steps:
-    """Steps as sums of bodies, collectives and what the host does.
+    """Steps as sums of kernel batches, collectives and the work of the host.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Steps:
         }
 
     def times_s(self, system: System) -> Floats:
-        """Seconds of each step on a system, if its longest way is still the one given."""
+        """Return the seconds of each step on a system, if its critical path is unchanged."""
         kernel = np.zeros(self._flops.size)
         for kind, selected in self._of_kind:
             rate = system.rate(*kind)
@@ -106,7 +106,7 @@ class Steps:
         return np.asarray(times, np.float64)
 
     def floors_s(self, system: System) -> Floats:
-        """Seconds that the arithmetic of each step takes at the peak of a device."""
+        """Return the seconds that the arithmetic of each step takes at the peak of a device."""
         kernel = np.zeros(self._flops.size)
         for (kind, dtype), selected in self._of_kind:
             kernel[selected] = self._flops[selected] / system.peak_flops_per_s(dtype, kind)
@@ -115,14 +115,14 @@ class Steps:
         return np.asarray(times, np.float64)
 
     def _bodies(self, kernel_s: Floats) -> Floats:
-        """Seconds of the kernels of each body."""
+        """Return the seconds of the kernels of each body."""
         body, kernel, count = self._own
         times = np.bincount(body, kernel_s[kernel] * count, len(self._launches))
         return np.asarray(times, np.float64)
 
 
 def collective_s(system: System, collective: Collective) -> float:
-    """Seconds of a collective."""
+    """Return the seconds of a collective."""
     return system.spread_time_s(
         collective.kind,
         collective.payload_bytes,

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Measured rows ready to be priced with any constants of a system."""
+"""Prepare measured rows for evaluation with any constants of a system."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Model:
-    """Times of what rows measured, on a system whose constants change.
+    """Model of the times of rows, on a system whose constants change.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Model:
         self.walk({})
 
     def walk(self, values: Mapping[str, float]) -> Floats:
-        """Find the longest ways with these constants; seconds of each step."""
+        """Find the critical paths with these constants and return the seconds of each step."""
         system = with_constants(self.system, values)
         self._ways = [
             step if isinstance(step, CostTerms) else longest(step, _Pricer(step, system))[1]
@@ -50,7 +50,7 @@ class Model:
         return self.steps.times_s(system)
 
     def times_s(self, values: Mapping[str, float]) -> Floats:
-        """Seconds of each step with these constants along the ways found last."""
+        """Return the seconds of each step with these constants along the last critical paths."""
         return self.steps.times_s(with_constants(self.system, values))
 
     def possible(self) -> list[int]:
@@ -76,7 +76,7 @@ class Model:
         self.steps = Steps(self._ways)
 
     def some(self, rows: Sequence[int]) -> Steps:
-        """The ways of some of the steps."""
+        """Return the ways of some of the steps."""
         return Steps([self._ways[row] for row in rows])
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The best plan: joint labelling of all axes of a mesh, meshes by bounds, ranked by simulation."""
+"""Search for the best plan by joint auto-sharding, bounds over meshes, and simulation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Why weights lie as they do: what the second best form of each would cost."""
+"""Explain placements of weights by the cost of their second best placements."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tvm_distir.core import (
 
 
 class MinMarginal(NamedTuple):
-    """What it would cost to place a weight otherwise, all else as good as can be (min-marginal).
+    """Min-marginal of a weight: the cost of placing it otherwise, all else at its best.
 
     Attributes
     ----------
     entry : str
         The public function.
     weight : str
-        Its name, numbers as ``*``: of weights alike the first one is placed otherwise.
+        Its name, numbers as ``*``: of weights alike the first is placed otherwise.
     alike : int
         How many are alike.
     form, other : str
@@ -58,7 +58,7 @@ class MinMarginal(NamedTuple):
 
 
 def second_choices(labeller: Labeller, gap: float = 0.0) -> tuple[MinMarginal, ...]:
-    """The second best forms of all weights, the ones that matter most first.
+    """Return the second best placements of all weights, the ones that matter most first.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def _of_entry(
 
 
 def _weights(g: Graph) -> Iterator[tuple[int, str]]:
-    """Nodes and names of the parameters that are neither data nor states of an optimizer."""
+    """Yield the nodes and names of parameters that are neither data nor optimizer states."""
     states = {
         str(x) for training_note in training_notes(g.fn, "states").values() for x in training_note
     }

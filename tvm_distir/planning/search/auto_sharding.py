@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Every value's form and every call's cut along all axes at once, with a bound."""
+"""Choose placements of values and ops along all axes at once, with an optimality bound."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MeshLike = MeshSpec | Mapping[str, int] | Sequence[MeshSpec]
 
 @dataclass(frozen=True)
 class Labelling:
-    """A labelled module.
+    """Module with a sharding assignment.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Labelling:
         Several where stages have meshes of their own.
     system : System
     price_ps : int
-        Of one run: work, and all communication that counts, one after the other.
+        Of one run: work, and all communication that counts, in sequence.
     bound_ps : int
         No labelling of the module on this mesh is cheaper.
     decision : Decision
@@ -88,16 +88,16 @@ class Labelling:
         return "exact" if self.price_ps <= self.bound_ps else "gap"
 
     def distribute(self) -> ir.IRModule:
-        """The module on the devices: level 5, as ``td.distribute`` gives it."""
+        """Return the module on the devices: level 5, as ``td.distribute`` gives it."""
         plan = Plan(self.meshes)
         return pipeline(plan, system=self.system, decision=self.decision)(self.annotated)
 
     def program(self) -> Program:
-        """What simulation reads."""
+        """Return what simulation reads."""
         return export(self.distribute())
 
     def plan(self) -> Plan:
-        """The decision as data: labels, which say all of it, and rules, which say what rules can.
+        """Return the assignment as data: all labels, and the rules that can express them.
 
         Rules cannot say that calls of one function are done in different ways, or that a value
         waits unfinished; where labels are removed, that is left to propagation.
@@ -117,14 +117,14 @@ def label(
     memory_bytes: int | None = None,
     hidden: float = 0.0,
 ) -> Labelling:
-    """Label a module: the cheapest forms of all values, along all axes of a mesh at once.
+    """Label a module: the cheapest placements of all values, along all axes of a mesh at once.
 
     Parameters
     ----------
     mod : IRModule
         Level 1 or 2, inference or a training step.
     mesh : MeshSpec, mapping of str to int, or sequence of MeshSpec
-        Its axes; or the meshes of which the schedule of a step in stages (``meshes``) names one
+        Its axes; or the meshes of which the schedule of a pipelined step (``meshes``) names one
         for each rank: each stage is labelled on its own.
     system : System or str
         Whose times are the prices.
@@ -159,7 +159,7 @@ def labeller_of(
     system: System | str,
     fixed: Plan | None = None,
 ) -> PlanLabeller:
-    """What labels a module; arguments as for :func:`label`."""
+    """Return the solver of a module; arguments as for :func:`label`."""
     known = System.known(system)
     assert known is not None
     plan = on_stages(mod, fixed or Plan(_specs(mesh)))
@@ -176,14 +176,14 @@ def labeller_of(
 
 
 def _specs(mesh: MeshLike) -> tuple[MeshSpec, ...]:
-    """Meshes as they may be given."""
+    """Return the meshes as they may be given."""
     if isinstance(mesh, MeshSpec):
         return (mesh,)
     return (MeshSpec(DEFAULT_MESH, dict(mesh)),) if isinstance(mesh, Mapping) else tuple(mesh)
 
 
 class PlanLabeller:
-    """Labels one annotated module, and says what was found as a plan.
+    """Solver of an annotated module, whose solution is given as a plan.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a search enumerates: meshes, stages, micro-batches, and what rules of them out."""
+"""Enumerate meshes, stages and micro-batches within constraints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EQUAL, ANY = "equal", "any"
 
 @dataclass(frozen=True)
 class Constraints:
-    """What a search may choose.
+    """Enumerate meshes, stages and micro-batches within constraints.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One choice of everything that is not a placement.
+    """Choice of everything but placements.
 
     Attributes
     ----------
@@ -176,7 +176,7 @@ class Candidate:
         return Schedule(kind, self.stages, self.micro_batches, self.chunks, self.cuts, meshes=names)
 
     def completed(self, plan: Plan) -> Plan:
-        """A plan of placements with what else the candidate chooses."""
+        """Return a plan of placements with what else the candidate chooses."""
         recompute = {} if self.recompute == "none" else {"*": self.recompute}
         return replace(plan, recompute=recompute, schedule=self.schedule)
 
@@ -219,7 +219,7 @@ class Enumeration:
         return self.stages and STAGES in self.constraints.axes
 
     def __iter__(self) -> Iterator[Candidate]:
-        """Each candidate once, with the first policy of recomputation."""
+        """Yield each candidate once, with the first policy of recomputation."""
         names = [n for n in self.constraints.axes if n != STAGES or self.stages]
         seen: set[Candidate] = set()  # without the names of axes, which mean nothing
         for sizes in factorisations(self.devices, len(names)):
@@ -234,7 +234,7 @@ class Enumeration:
                     yield candidate
 
     def meshes(self) -> Iterator[dict[str, int]]:
-        """Each mesh of all devices with the names of its axes, which a strategy goes by."""
+        """Yield each mesh of all devices with axis names, which strategies depend on."""
         names = [n for n in self.constraints.axes if n != STAGES]
         for sizes in factorisations(self.devices, len(names)):
             chosen = dict(zip(names, sizes, strict=True))
@@ -242,7 +242,7 @@ class Enumeration:
                 yield {name: size for name, size in chosen.items() if size > 1} or {BATCH: 1}
 
     def allows(self, chosen: Mapping[str, int]) -> bool:
-        """Whether constraints allow sizes of axes, by name; others have one device."""
+        """Return whether constraints allow sizes of axes, by name; others have one device."""
         rules, node = self.constraints, self.system.intra_node.devices_per_node
         if any(chosen.get(name, 1) > size for name, size in rules.most.items()):
             return False
@@ -278,7 +278,7 @@ class Enumeration:
 
 
 def factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as an ordered product of so many factors."""
+    """Yield all ways to write a number as an ordered product of so many factors."""
     if count == 1:
         yield (number,)
         return
@@ -289,7 +289,7 @@ def factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def kept_rules(keep: Plan | None, mesh: MeshSpec) -> Plan:
-    """The rules that are to hold, for a mesh whose axes may be others: these are open.
+    """Return the rules that are to hold, for a mesh whose axes may be others: these are open.
 
     Along an axis of one device, which a mesh leaves out, nothing needs to hold.
     """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``search``: candidates by their bounds, each labelled, its plan simulated, the best kept."""
+"""Search: order candidates by bounds, auto-shard and simulate them, keep the best."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def search(
 
 
 def _with_baseline(result: SearchResult, other: FoundPlan | None, top: int) -> SearchResult:
-    """Add what plans are compared with; where it is among the best, it is given with them."""
+    """Add the baseline of plans; where it is among the best, mark it there."""
     if other is None:
         return result
     plans = [*result.plans, *([other] if other.row.state == SOLVED else [])]
@@ -133,7 +133,7 @@ def _with_baseline(result: SearchResult, other: FoundPlan | None, top: int) -> S
 
 
 class _Search:
-    """One search."""
+    """State of a search."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _Search:
         self.interrupted = False
 
     def begin_with(self, known: Iterable[FoundPlan]) -> None:
-        """Take plans that candidates must be better than."""
+        """Add plans that candidates must improve on."""
         for plan in known:
             self._keep(plan)
 
@@ -189,7 +189,7 @@ class _Search:
         return self.plans[self.top - 1].time_s if len(self.plans) >= self.top else math.inf
 
     def _known(self, candidate: Candidate) -> CandidateRow | None:
-        """What a search before found of a candidate."""
+        """Return what a search before found of a candidate."""
         if self.folder is None:
             return None
         kept = self.folder.known(candidate)
@@ -201,7 +201,7 @@ class _Search:
         return row
 
     def _tried(self, queued: QueuedCandidate) -> CandidateRow:
-        """Label a candidate and simulate its plan."""
+        """Auto-shard a candidate and simulate its plan."""
         row, plan, result = self.trials.of(queued.candidate, queued.least_s, queued.likely_s)
         if plan is not None:
             self._keep(FoundPlan(row, plan, result))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What candidates are likely to take and to keep, before they are labelled: by tables of layers.
+"""Estimate the time and memory of candidates before auto-sharding, by tables of layers.
 
 A step of which every layer is a stage of its own has few kinds of stage, whatever its depth: one
 labelling of it, on a mesh without the axis of the batch, gives the time and the stash of every
@@ -30,7 +30,7 @@ wide, and that they were longer than was likely counts for nothing."""
 
 
 class Estimate(NamedTuple):
-    """What a candidate is likely to take.
+    """Estimate of a candidate's time and memory.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Estimate(NamedTuple):
     zero: int = 1
 
     def corrected(self, seen: Sequence[tuple[Estimate, Estimate]]) -> Estimate:
-        """By how much others turned out to be longer and larger than was likely, at least.
+        """Return the least factors by which seen candidates exceeded their estimates.
 
         That all were longer counts only where they are :data:`SURE` enough.
         """
@@ -62,7 +62,7 @@ class Estimate(NamedTuple):
 
 
 class Estimator:
-    """The outlook of candidates by tables of their layers.
+    """Estimator of candidates by tables of their layers.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Estimator:
         self._prices: dict[tuple[tuple[str, int], ...], MeshPrices] = {}
 
     def of(self, candidate: Candidate, table: Layers) -> Estimate:
-        """The fastest way to do a candidate that fits; where none does, that which keeps least."""
+        """Return the fastest estimate that fits, or the smallest where none does."""
         estimates = [self._cut(candidate, table, zero) for zero in self.ways(candidate)]
         fitting = [x for x in estimates if x.peak_bytes <= self.limit]
         if fitting:
@@ -84,7 +84,7 @@ class Estimator:
         return min(estimates, key=lambda x: x.peak_bytes)
 
     def ways(self, candidate: Candidate) -> tuple[int, ...]:
-        """Which of :data:`ZERO` differ for a candidate."""
+        """Return which of :data:`ZERO` differ for a candidate."""
         if dict(candidate.axes).get(BATCH, 1) == 1:
             return ZERO[:1]
         return ZERO if candidate.schedule is not None else (1, 3)
@@ -98,7 +98,7 @@ class Estimator:
         )
 
     def needs(self, candidate: Candidate, table: Layers, zero: int, rank: int) -> list[int]:
-        """Bytes of each layer on a rank."""
+        """Return the bytes of each layer on a rank."""
         parts = dict(candidate.axes).get(BATCH, 1)
         flying, chunks = in_flight(candidate, rank), candidate.chunks
         return [
@@ -117,7 +117,7 @@ class Estimator:
         needs: Sequence[Sequence[int]],
         groups: Sequence[range],
     ) -> Estimate:
-        """What a candidate takes and keeps, with its layers in these stages.
+        """Estimate the time and memory of a candidate with its layers in these stages.
 
         ``needs`` has the bytes of each layer, rank by rank.
         """
@@ -157,7 +157,7 @@ class Estimator:
         return max(step_ps, candidate.micro_batches * (2 * gather + sent))
 
     def reduced_ps(self, candidate: Candidate, weights: int) -> int:
-        """Time of summing gradients along the axis of the batch."""
+        """Return the time of summing gradients along the axis of the batch."""
         mesh = dict(candidate.axes)
         if mesh.get(BATCH, 1) == 1:
             return 0
@@ -172,7 +172,7 @@ class Estimator:
 
 
 def in_flight(candidate: Candidate, rank: int) -> int:
-    """Units forward of which a rank keeps stashes (Narayanan et al. 2021, section 2.2)."""
+    """Return how many micro-batches are in flight on a rank (Narayanan et al. 2021, 2.2)."""
     behind = candidate.stages - rank
     if candidate.chunks == 1:
         return min(candidate.micro_batches, behind)

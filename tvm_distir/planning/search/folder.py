@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a search: rows and plans as they are found, for a later search to go on."""
+"""Store rows and plans of a search in a folder, so that a later search can resume."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Folder:
             self._write(self.path / ROWS, json.dumps({"settings": self.settings}) + "\n")
 
     def known(self, candidate: Candidate) -> tuple[CandidateRow, Plan | None] | None:
-        """The row of a candidate, and its plan."""
+        """Return the row of a candidate, and its plan."""
         data = self._known.get(candidate.key)
         if data is None:
             return None

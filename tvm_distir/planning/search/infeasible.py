@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which constraints, as few as can be, leave no mesh."""
+"""Find a minimal set of constraints that leaves no mesh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Part = tuple[str, str]
 
 
 def contradiction(enumeration: Enumeration) -> tuple[str, ...]:
-    """The smallest set of constraints that leaves nothing, the first of several, in words.
+    """Return the smallest set of constraints that leaves nothing, the first of several, in words.
 
     Micro-batches that do not divide the batch are part of it where sizes of axes alone leave some.
     """
@@ -31,7 +31,7 @@ def contradiction(enumeration: Enumeration) -> tuple[str, ...]:
 
 
 def _left(enumeration: Enumeration, chosen: Iterable[Part]) -> tuple[str, ...]:
-    """The micro-batches, where with any size of them something would be left."""
+    """Return the micro-batches in words, if other sizes would leave a candidate."""
     rules = replace(_only(enumeration.constraints, chosen), micro_batches=(1,))
     if enumeration.batch is None or not _some(enumeration, rules, any_batch=True):
         return ()
@@ -50,7 +50,7 @@ def _only(rules: Constraints, parts: Iterable[Part]) -> Constraints:
 
 
 def _some(enumeration: Enumeration, rules: Constraints, *, any_batch: bool = False) -> bool:
-    """Whether some candidate is left."""
+    """Return whether some candidate is left."""
     batch = enumeration.devices if any_batch else enumeration.batch  # of which all parts are whole
     trial = Enumeration(
         rules,

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of layers: what each takes and keeps, read off labels of a step with a stage per layer."""
+"""Compute tables of the time and memory of layers, from a step with a stage per layer."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ SUM_ITEM_BYTES = 4
 
 
 class Layers(NamedTuple):
-    """A table: per layer, of one micro-batch on the devices of one part of the batch.
+    """Table of layers for one micro-batch on the devices of one part of the batch.
 
     Attributes
     ----------
     times_ps : tuple of int
         Forward, backward, and its part of what is done once.
     stashes_bytes : tuple of int
-        What its forward part keeps for its backward part, on a device.
+        What its forward pass keeps for its backward pass, on a device.
     weights_bytes, sums_bytes, states_bytes : tuple of int
         Its weights, the sums of their gradients, and states of the optimizer, on a device.
     """
@@ -57,7 +57,7 @@ class Layers(NamedTuple):
 
 
 class Tables:
-    """Gives the table of candidates; each is made once.
+    """Tables of candidates; each is made once.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Tables:
         return len(self.ends)
 
     def of(self, candidate: Candidate, *, at_layers: bool = False) -> Layers | None:
-        """The table of a candidate; None where its layers cannot be told apart.
+        """Return the table of a candidate; None where its layers cannot be told apart.
 
         Parameters
         ----------
@@ -128,7 +128,7 @@ class Tables:
 
 
 def _kept(labelled: Labelling, entry: str) -> tuple[int, int, int, int]:
-    """Bytes of a stage on a device: its stash, its weights, their sums, their states."""
+    """Return the bytes of a stage on a device: its stash, its weights, their sums, their states."""
     inst = labelled.decision.entries[entry]
     g = inst.graph
     notes = training_notes(g.fn, "states")
@@ -147,13 +147,13 @@ def _kept(labelled: Labelling, entry: str) -> tuple[int, int, int, int]:
 
 
 def _local_bytes(labelled: Labelling, inst: Instance, v: int) -> int:
-    """What a device has of a value as it is given."""
+    """Return what a device has of a value as it is given."""
     form = labelled.decision.value_form(inst, v)
     return shard_bytes(inst.graph.values[v].size_bytes, labelled.meshes[0].shape, form)
 
 
 def stash_bytes(labelled: Labelling, entry: str) -> int:
-    """What a device keeps of one micro-batch between its forward and its backward part."""
+    """Return what a device keeps of one micro-batch between its forward and its backward pass."""
     inst = labelled.decision.entries[entry]
     g, total = inst.graph, 0
     for k in g.calls:
@@ -167,7 +167,7 @@ def stash_bytes(labelled: Labelling, entry: str) -> int:
 
 
 def _ends(model: ir.IRModule) -> list[str]:
-    """Names of what the function gives that is called most, call by call."""
+    """Return the names of what the function gives that is called most, call by call."""
     calls: dict[str, list[str]] = {}
     for b in all_bindings(model["main"].body):
         if isinstance(getattr(b, "value", None), ir.Call) and isinstance(b.value.op, ir.GlobalVar):

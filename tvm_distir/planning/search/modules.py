@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a search gets its modules: a model at any batch, and the training step made of it."""
+"""Make the modules of a search: a model at any batch, and its training step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Make = Callable[[int], ir.IRModule]
 
 
 class Source:
-    """Modules for candidates; each is made once.
+    """Source of modules for candidates; each is made once.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Source:
             self.batch = batch
 
     def forward(self, micro_batches: int) -> ir.IRModule:
-        """The model with the samples of one micro-batch."""
+        """Return the model with the samples of one micro-batch."""
         key = None if self.batch is None else self.batch // micro_batches
         if key not in self._known:
             assert self._make is not None and key is not None
@@ -70,7 +70,7 @@ class Source:
         return self._known[key]
 
     def module(self, schedule: Schedule | None, recompute: str | Mapping[str, str]) -> ir.IRModule:
-        """What is to be distributed; ``recompute`` as for ``td.train_step``."""
+        """Return what is to be distributed; ``recompute`` as for ``td.train_step``."""
         model = self.forward(1 if schedule is None else schedule.micro_batches)
         if self.train is None:
             return model

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The candidates that wait: which comes next, and which need not be done."""
+"""Queue the candidates by estimate and bound, and prune those that need not be tried."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .uneven_stages import Uneven
 
 
 class QueuedCandidate(NamedTuple):
-    """A candidate: by what it is likely to take, or by its bound, it is ordered."""
+    """Candidate in the queue, ordered by its estimate or its bound."""
 
     order_s: float
     key: str
@@ -57,7 +57,7 @@ class Queue:
         return bool(self._waiting)
 
     def fill(self, enumeration: Enumeration) -> None:
-        """Take all candidates.
+        """Add all candidates.
 
         Raises
         ------
@@ -89,24 +89,24 @@ class Queue:
             )
 
     def pop(self) -> QueuedCandidate:
-        """Take the next one."""
+        """Return the next candidate."""
         return heapq.heappop(self._waiting)
 
     def saw(self, queued: QueuedCandidate, row: CandidateRow) -> None:
-        """Note what became of a candidate: others of its kind are judged by it."""
+        """Record the outcome of a candidate, which corrects estimates of its kind."""
         if queued.outlook is not None and row.time_s is not None and row.peak_bytes is not None:
             so = Estimate(row.time_s, row.peak_bytes)
             self._seen.append((queued.candidate, queued.outlook, so))
 
     def with_more_recomputed(self, candidate: Candidate, least_s: float) -> None:
-        """Take a candidate that does not fit with the next policy of recomputation."""
+        """Add a candidate that does not fit with the next policy of recomputation."""
         policies = self.trials.constraints.recompute
         number = policies.index(candidate.recompute) + 1
         if self.trials.source.train is not None and number < len(policies):
             self._push(replace(candidate, recompute=policies[number]), least_s)
 
     def cut(self, queued: QueuedCandidate, worst_s: float) -> CandidateRow | None:
-        """Why a candidate need not be done; None where it must.
+        """Return the row of a candidate that is pruned, with the reason, or None.
 
         Parameters
         ----------
@@ -153,5 +153,5 @@ class Queue:
 
 
 def _kind(candidate: Candidate) -> str:
-    """Candidates of one kind are likely to be off by about as much."""
+    """Return the kind of a candidate; estimates of a kind err by about as much."""
     return "" if candidate.schedule is None else candidate.schedule.kind

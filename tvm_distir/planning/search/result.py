@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a search found: plans by their simulated times, and what became of everything else."""
+"""Define the result of a search: plans by simulated time, and all other candidates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ESTIMATE = "estimate"
 
 @dataclass(frozen=True)
 class CandidateRow:
-    """What became of one candidate.
+    """Row of a candidate: its state and numbers.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class CandidateRow:
     least_s : float
         No plan of the candidate takes less.
     price_s : float, optional
-        Of the labels found, all communication that counts one after the other with the work.
+        Of the labels found, all communication that counts in sequence with the work.
     gap : float, optional
         How far the price may be above the least, as a share of it.
     time_s : float, optional
@@ -79,7 +79,7 @@ class CandidateRow:
         )
 
     def simulated(self, result: Result, limit_bytes: int) -> CandidateRow:
-        """The row with what simulation says, solved where it fits into the bytes of a device."""
+        """Return the row with the simulated numbers, solved where it fits into device memory."""
         busiest = max(result.devices.distinct, key=lambda d: d.compute_s + d.exposed_comm_s)
         return replace(
             self,
@@ -108,7 +108,7 @@ class CandidateRow:
 
 @dataclass(frozen=True)
 class FoundPlan:
-    """One plan.
+    """Plan that a search found.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Layers into stages, each within the memory of its rank, so that a step takes least."""
+"""Partition layers into stages that fit into the ranks' memory, for the fastest step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import numpy.typing as npt
 def cut(
     times: Sequence[int], parts: int, needs: Sequence[Sequence[int]] = (), room: int = 0
 ) -> list[range] | None:
-    """Cut a sequence into parts of which the dearest is as cheap as can be.
+    """Cut a sequence into parts of which the most expensive is as cheap as can be.
 
     A part that begins later is the shorter for it, and fits where a longer one does; so parts that
-    are as long as can be, one after the other, reach as far as any, and the least that the
-    dearest may take is found by halving.
+    are as long as can be, in sequence, reach as far as any, and the least that the
+    most expensive may take is found by halving.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def _sums(row: Sequence[int]) -> list[int]:
 def _filled(
     at: Sequence[int], most: int, parts: int, held: Sequence[Sequence[int]], room: int
 ) -> list[range] | None:
-    """Parts of at most so much, each as long as can be; None where they do not reach the end.
+    """Return maximal parts within a limit; None where they do not reach the end.
 
     ``at`` and ``held`` have the sums of what stands before each item.
     """
@@ -74,7 +74,7 @@ def _filled(
 
 
 class StageAssignment(NamedTuple):
-    """What a stage has: layers, and the number of the kind of mesh it is on."""
+    """Assignment of a stage: its layers, and the number of its kind of mesh."""
 
     layers: range
     kind: int
@@ -143,7 +143,7 @@ def shared_out(
 
 
 class _Finder:
-    """The least sum of stages' times, each at most so much."""
+    """Solver for the least sum of stage times under a limit of each."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class _Finder:
         self.spans, self.fits, self.sizes, self.devices = spans, fits, sizes, devices
 
     def within(self, most: int) -> tuple[int | None, list[StageAssignment]]:
-        """The least sum, and its stages; None where there are none."""
+        """Return the least sum, and its stages; None where there are none."""
         count, none = len(self.spans[0]) - 1, np.iinfo(np.int64).max // 4
         sums = np.full((count + 1, self.devices + 1), none)  # by layers done and devices used
         sums[0, 0] = 0

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Candidates done: labelled, their plans distributed, exported and simulated."""
+"""Try candidates: auto-shard them, then distribute, export and simulate their plans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOT_SO = ("DIST0236", "DIST0354", "DIST0802")
 """Errors that say that the model cannot be cut so."""
 
 HIDDEN = (0.0, 0.75)
-"""Shares of what can be sent beside the work that labels take to be hidden, one after the other;
+"""Shares of what can be sent beside the work that labels take to be hidden, in sequence;
 where there are stages, the first alone."""
 
 KNOWN = ("zero:stage=3",)
@@ -44,7 +44,7 @@ KNOWN = ("zero:stage=3",)
 
 
 class Trials:
-    """Labels candidates and simulates their plans.
+    """Trials of candidates: they are auto-sharded and their plans simulated.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Trials:
     def of(
         self, candidate: Candidate, least_s: float, likely_s: float | None
     ) -> tuple[CandidateRow, Plan | None, Result | None]:
-        """What becomes of a candidate.
+        """Return the row, plan and result of a candidate.
 
         Parameters
         ----------
@@ -109,7 +109,7 @@ class Trials:
         return min(tried, key=lambda trial: _order(trial[0]))
 
     def _labelled(self, module: ir.IRModule, row: CandidateRow) -> list[tuple[CandidateRow, Plan]]:
-        """Different plans of a candidate, from labels with different prices."""
+        """Return the different plans of a candidate, from labels with different prices."""
         candidate, plans = row.candidate, list[tuple[CandidateRow, Plan]]()
         fixed = self._fixed(candidate)
         labeller = labeller_of(module, fixed.meshes, self.system, fixed)
@@ -130,7 +130,7 @@ class Trials:
     def _simulated(
         self, module: ir.IRModule, row: CandidateRow, plan: Plan
     ) -> tuple[CandidateRow, Plan, Result]:
-        """What simulation says of a plan."""
+        """Return what simulation says of a plan."""
         result = simulate(export(self._distributed(module, plan)), self.system)
         row = row.simulated(result, self.limit)
         if row.state == MEMORY:
@@ -139,19 +139,19 @@ class Trials:
         return row, plan, result
 
     def _fixed(self, candidate: Candidate) -> Plan:
-        """The rules that are to hold, with the meshes."""
+        """Return the rules that are to hold, with the meshes."""
         if candidate.ranks:
             return Plan(candidate.meshes)
         return kept_rules(self.constraints.keep, candidate.mesh)
 
     def _distributed(self, module: ir.IRModule, plan: Plan) -> ir.IRModule:
-        """A module as the command line distributes it by a plan that it is given."""
+        """Return a module as the command line distributes it by a plan that it is given."""
         if self.source.train is not None:
             plan = with_updates(module, plan)
         return distribute(module, plan, system=self.system)
 
     def why(self, candidate: Candidate) -> tuple[MinMarginal, ...]:
-        """What other placements of its weights would cost."""
+        """Return what other placements of its weights would cost."""
         module = self.source.module(candidate.schedule, candidate.recompute)
         fixed = self._fixed(candidate)
         labeller = labeller_of(module, fixed.meshes, self.system, fixed)
@@ -159,7 +159,7 @@ class Trials:
         return second_choices(labeller.labeller, self.gap)
 
     def known(self, meshes: Iterable[Mapping[str, int]]) -> Iterator[FoundPlan]:
-        """Plans of strategies that hide well what they send, along the axis of data alone.
+        """Yield plans of strategies that overlap communication well, along the data axis alone.
 
         None where there are stages, whose tables have such plans, or where rules are to hold.
         """
@@ -180,7 +180,7 @@ class Trials:
                 yield plan
 
     def given(self, name: str, plan: Plan, devices: int) -> FoundPlan:
-        """A plan of the model on so many devices, as it is.
+        """Return a plan of the model on so many devices, as it is.
 
         Raises
         ------
@@ -213,7 +213,7 @@ class Trials:
     def compared(
         self, name: str, make: Make, meshes: Iterable[Mapping[str, int]]
     ) -> FoundPlan | None:
-        """The fastest plan of another maker, without stages; None where none fits.
+        """Return the fastest plan of another maker, without stages; None where none fits.
 
         Meshes that it refuses are left out; where it refuses all of them, its error is raised.
         """
@@ -241,11 +241,11 @@ class Trials:
 
 
 def _strategy(text: str, mod: ir.IRModule, mesh: Mapping[str, int], system: System) -> Plan:
-    """The plan of a strategy."""
+    """Return the plan of a strategy."""
     return make_plan(mod, text, mesh, system)
 
 
 def _order(row: CandidateRow) -> tuple[bool, float]:
-    """What a row is judged by: whether it fits, and its time."""
+    """Return what a row is judged by: whether it fits, and its time."""
     assert row.time_s is not None
     return row.state != SOLVED, row.time_s

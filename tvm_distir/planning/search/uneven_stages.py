@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines whose stages have different numbers of devices: layers and devices shared out at once.
+"""Enumerate pipelines whose stages have different numbers of devices.
 
 A stage has a power of two of a node's devices, or whole nodes, so that groups lie as they are
 priced (Zheng et al. 2022, Alpa, section 5.2). Per number of stages and samples of a micro-batch one
@@ -20,7 +20,7 @@ from .stage_partition import StageAssignment, shared_out
 
 
 class Uneven:
-    """Gives candidates whose stages have meshes of their own.
+    """Generator of candidates whose stages have different meshes.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Uneven:
         self.enumeration, self.tables, self.outlooks = enumeration, tables, outlooks
 
     def candidates(self) -> Iterator[tuple[Candidate, Estimate]]:
-        """Each with what it is likely to take; where nothing fits, with the next policy."""
+        """Yield candidates with estimates; where nothing fits, with the next policy."""
         enumeration, rules = self.enumeration, self.enumeration.constraints
         if not enumeration.stages or STAGES not in rules.axes or enumeration.batch is None:
             return
@@ -49,20 +49,20 @@ class Uneven:
                 yield from [candidate for candidate in shared if candidate is not None][:1]
 
     def _samples(self, batch: int) -> list[int]:
-        """Samples of a micro-batch, of all parts together."""
+        """Return the samples of a micro-batch, of all parts together."""
         sizes = self._sizes()
         rows = {n * size for n in self.enumeration.constraints.micro_batches for size in sizes}
         return sorted(n for n in rows if batch % n == 0)
 
     def _sizes(self) -> list[int]:
-        """Devices that a stage may have."""
+        """Return the devices that a stage may have."""
         devices = self.enumeration.devices
         node = self.enumeration.system.intra_node.devices_per_node
         powers = [1 << i for i in range(node.bit_length()) if 1 << i < min(node, devices)]
         return powers + list(range(node, devices, node))
 
     def _kinds(self, stages: int, samples: int) -> list[Axes]:
-        """Meshes that a stage may have."""
+        """Return the meshes that a stage may have."""
         names = [n for n in self.enumeration.constraints.axes if n != STAGES]
         kinds: dict[Axes, None] = {}
         for size in self._sizes():
@@ -79,7 +79,7 @@ class Uneven:
     def _shared(
         self, stages: int, samples: int, micro_batches: int, policy: str
     ) -> tuple[Candidate, Estimate] | None:
-        """The candidate of a number of stages; None where none fits, or stages are equal."""
+        """Return the candidate of a number of stages; None where none fits, or stages are equal."""
         kinds, alone, tables = [], list[Candidate](), list[Layers]()
         for axes in self._kinds(stages, samples):
             candidate = Candidate(axes, stages, micro_batches, recompute=policy)
@@ -118,7 +118,7 @@ class Uneven:
         return None
 
     def _times(self, candidate: Candidate, table: Layers) -> list[int]:
-        """Time of each layer for a micro-batch, its part of summing gradients along the batch too.
+        """Return the time of each layer for a micro-batch, its gradient reduction included.
 
         Reduced once a step.
         """

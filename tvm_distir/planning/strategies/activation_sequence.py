@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sequence parallel for any model: activations that would lie whole are cut along the sequence.
+"""Shard activations that would be replicated along the sequence, for any model.
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2, without the names: what
-the other strategies leave whole along the axis is found by propagating their plan, where the
+the other strategies leave replicated along the axis is found by propagating their plan, where the
 sequence stands by the sharding rules.
 """
 
@@ -48,13 +48,13 @@ def sequence(
     *,
     others: Plan | None = None,
 ) -> Plan:
-    """Plan that cuts along the sequence what other strategies leave whole over a mesh axis.
+    """Plan that cuts along the sequence what other strategies leave replicated over a mesh axis.
 
     Activations between ops that work on each position by itself are cut: norms, residual sums,
     dropout, element-wise ops. Ops that another strategy cuts otherwise get them gathered, and
     give their sums scattered. Alone, with nothing else on the axis, it cuts the activations of the
     whole model and gathers the keys and values of attention. Of what a training step gathers each
-    device keeps its part, and the backward part gathers again.
+    device keeps its part, and the backward pass gathers again.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def _place(tied: TiedDims, values: PlaceValues) -> None:
 
 
 def _whole(mod: ir.IRModule, plan: Plan, mesh: MeshSpec, number: int) -> Left:
-    """What lies whole along an axis, no terms of a sum, where a plan is propagated alone."""
+    """Return what lies whole along an axis, no terms of a sum, where a plan is propagated alone."""
     closed = [
         replace(rule, placement=rule.closed_labels) if rule.kind == "param" else rule
         for rule in plan.rules

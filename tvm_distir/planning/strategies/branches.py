@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Branches of a graph that do not depend on each other: what meets, without its common past."""
+"""Find independent branches of a graph, without their common past."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvm_distir.core import Graph, PlacedModule
 
 @dataclass(frozen=True)
 class Branch:
-    """Nodes that lead to one operand of a join and to none of the others.
+    """Branch: nodes that lead to a single operand of a join.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Branches:
-    """The branches of a function.
+    """Branches of a function.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ def _heaviest(branch: Branch) -> tuple[int, int]:
 
 
 def members(branch: Branch) -> list[int]:
-    """The nodes of a branch, in order."""
+    """Return the nodes of a branch, in order."""
     return list(_members(branch.nodes))
 
 
@@ -133,7 +133,7 @@ def _members(bits: int) -> Iterator[int]:
 
 
 def _joins(g: Graph, counted: int) -> Iterator[list[int]]:
-    """Per op or call that counts, the nodes that give its operands, where there are several."""
+    """Yield, per op or call that counts, the nodes of its operands, where there are several."""
     for k, node in enumerate(g.nodes):
         if node.kind in ("op", "call") and counted >> k & 1:
             makers = {g.producer[v][0] for v in node.operands if v >= 0}
@@ -143,7 +143,7 @@ def _joins(g: Graph, counted: int) -> Iterator[list[int]]:
 
 
 def _past(g: Graph) -> list[int]:
-    """Per node the ops and calls that it needs, itself included, as bits."""
+    """Return, per node, its ancestor ops and calls, itself included, as bits."""
     past: list[int] = []
     for k, node in enumerate(g.nodes):
         ancestors = 1 << k if node.kind in ("op", "call") else 0
@@ -155,7 +155,7 @@ def _past(g: Graph) -> list[int]:
 
 
 def _work(module: PlacedModule, g: Graph) -> list[int]:
-    """FLOPs of each node, those of functions called included."""
+    """Return the FLOPs of each node, those of functions called included."""
     total: dict[str, int] = {}
 
     def of(graph: Graph) -> list[int]:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What other strategies leave open, placed in the cheapest way."""
+"""Place what other strategies leave open at the lowest cost."""
 
 from __future__ import annotations
 

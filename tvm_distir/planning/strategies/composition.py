@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Several strategies on one mesh: a plan each, merged axis by axis."""
+"""Compose several strategies on a mesh: their plans are merged axis by axis."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _plans(
 ) -> list[tuple[str, Plan]]:
     """Make the plans, in order; strategies that look at the others' plans come last.
 
-    Where those that come after all others cut what another one leaves whole, they have their way.
+    Where those that come after all others cut what another leaves replicated, they have their way.
     """
     plans: dict[int, tuple[str, Plan]] = {}
     faults = faults_of_plan("strategy")
@@ -172,7 +172,7 @@ def _plans(
 
 
 def _closed(rule: PlanRule, updated: Collection[str]) -> PlanRule:
-    """A rule without open axes, if it is of a parameter or of what replaces one."""
+    """Return a rule without open axes, if it is of a parameter or of what replaces one."""
     closes = rule.kind == "param" or (rule.kind == "value" and rule.name in updated)
     return placed(rule, rule.closed_labels) if closes else rule
 
@@ -194,7 +194,7 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
     Raises
     ------
     PlanError
-        DIST0232 when two plans fill one axis of a target with different labels (told once for
+        DIST0232 when two plans fill one axis of a target with different labels (reported once for
         each two plans and axis, of all of these), or have different meshes.
     """
     name, first = plans[0]
@@ -246,7 +246,7 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
 
 
 def _stationary(rules: Sequence[PlanRule]) -> tuple[bool, tuple[int, ...]]:
-    """Whether what the rules place is stationary, and along which axes it moves all the same."""
+    """Return whether the values of rules are stationary, and the axes they still move along."""
     cuts = {
         axis: rule.stationary and axis not in rule.moving
         for rule in rules

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where one strategy leaves to another what it wants whole and the other wants cut."""
+"""Resolve conflicts between strategies that want a value replicated or sharded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sharing_batches(plans: Sequence[tuple[str, Plan]]) -> list[tuple[str, Plan]]
 
 
 def _divided(plan: Plan) -> set[tuple[Any, ...]]:
-    """Data that a plan cuts, with the mesh axes."""
+    """Return the data that a plan cuts, with the mesh axes."""
     return {
         (target_of(rule), axis, label)
         for rule in plan.rules
@@ -39,7 +39,7 @@ def _divided(plan: Plan) -> set[tuple[Any, ...]]:
 
 
 def giving_way(plan: Plan, other: Plan) -> Plan:
-    """Leave open what a plan wants whole and another one wants cut."""
+    """Leave open what a plan wants whole and another wants cut."""
     cuts = {target_of(rule): rule.placement for rule in other.rules}
     rules = []
     for rule in plan.rules:
@@ -53,10 +53,10 @@ def giving_way(plan: Plan, other: Plan) -> Plan:
 
 
 def placed(rule: PlanRule, placement: OpenLabels) -> PlanRule:
-    """The rule with another placement, itself where it has that one."""
+    """Return the rule with another placement, itself where it has that one."""
     return rule if rule.placement == placement else replace(rule, placement=placement)
 
 
 def target_of(rule: PlanRule) -> tuple[Any, ...]:
-    """What a rule places: rules of different strategies with the same target become one."""
+    """Return the target of a rule; rules of strategies with the same target are merged."""
     return rule.kind, rule.function, rule.name, rule.index, rule.arg, rule.mesh

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which ops consume a weight, and which of its dims they contract, keep or look up.
+"""Find the ops that consume a weight, and the dims that they contract, keep or look up.
 
 Names say what a weight is for; only its consumers say how it lies: ``relax.nn`` keeps
 (out, in) and transposes, ONNX multiplies by (in, out).
@@ -34,7 +34,7 @@ View = tuple[str, Any, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Use:
-    """One consumer of a weight.
+    """Consumer of a weight.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Residual:
-    """A result added to a value of its own shape: ``total = before + result``.
+    """Residual: a result added to a value of the same shape, ``total = before + result``.
 
     Attributes
     ----------
@@ -86,9 +86,9 @@ class Residual:
 
 
 class Consumers:
-    """Follows values of a module to their consumers, into private functions.
+    """Consumers of the values of a module, private functions included.
 
-    Of a training step only the forward part counts.
+    Of a training step only the forward pass counts.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class Consumers:
         return list(self._uses[first])
 
     def _handed_on(self, view: View) -> View:
-        """What a parameter is in the function that alone reads it: layers share theirs."""
+        """Return what a parameter is in the function that alone reads it: layers share theirs."""
         where, var, dims = view
         readers = self.readers(where, var)
         if len(readers) == 1:
@@ -144,7 +144,7 @@ class Consumers:
         return view
 
     def _reached(self, first: View) -> list[Use]:
-        """The consumers of a view of a weight."""
+        """Return the consumers of a view of a weight."""
         result: list[Use] = []
         waiting, seen = [first], set[View]()
         while waiting:
@@ -194,7 +194,7 @@ class Consumers:
     def split_into(self, function: str, result: Any, width: int) -> int | None:
         """Return into how many heads a projection's result is reshaped; None when not found.
 
-        The first reshape that makes two or more dims of the last one, of ``width``, says it. One
+        The first reshape that makes two or more dims of the last, of ``width``, says it. One
         that keeps the width, and has no dim for heads beside batch and sequence, does not: it
         gives back dims that were merged.
         """
@@ -242,7 +242,7 @@ class Consumers:
 
 
 def _drops(value: Any, var: Any) -> bool:
-    """Whether it is a dropout of the value, as training steps draw it."""
+    """Return whether it is a dropout of the value, as training steps draw it."""
     if _op_name(value) not in ("relax.call_tir", "relax.call_tir_with_grad"):
         return False
     name = str(value.args[0].name_hint)

@@ -84,7 +84,7 @@ def context_parallel(
 
 
 def recompute_of(specs: Sequence[StrategySpec]) -> str:
-    """What a training step for a list of strategies best makes again: attention on a ring."""
+    """Return what training with these strategies best recomputes: attention on a ring."""
     rings = [s for s in specs if s.name == "context_parallel" and s.options.get("form") == "ring"]
     return ATTENTION if rings else NONE
 

@@ -78,7 +78,7 @@ def batched_inputs(data: list[Parameter], mesh: MeshSpec, axis: str, name: str) 
     Parameters
     ----------
     data : list of Parameter
-        The data inputs of an entry; the batch is dim 0 of the first one that has dims.
+        The data inputs of an entry; the batch is dim 0 of the first that has dims.
     mesh : MeshSpec
     axis : str
         The axis that is to divide the batch.

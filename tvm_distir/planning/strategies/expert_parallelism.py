@@ -107,7 +107,7 @@ def expert_dim(
 
 
 def _apart(mod: ir.IRModule, use: Use, dim: int) -> bool:
-    """Whether a consumer multiplies by each slice of the dim on its own."""
+    """Return whether a consumer multiplies by each slice of the dim on its own."""
     if not isinstance(use.value, ir.Call) or not isinstance(use.value.op, ir.Op):
         return False
     operands = _operands(use.value)
@@ -136,7 +136,7 @@ def _apart(mod: ir.IRModule, use: Use, dim: int) -> bool:
 
 
 def _operands(call: ir.Call) -> list[Any]:
-    """Tensor operands of a call, tuples flattened, as its rule counts them."""
+    """Return the tensor operands of a call, tuples flattened, as its rule counts them."""
     leaves = []
     for arg in call.args:
         leaves += list(arg.fields) if isinstance(arg, relax.Tuple) else [arg]

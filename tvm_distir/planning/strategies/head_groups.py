@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Fewer heads of keys and values than devices: each lies on a group of neighbouring devices.
+"""Place fewer key and value heads than devices on groups of neighbouring devices.
 
 A mesh axis of 16 devices for 8 heads becomes two: one of 8 along which these heads are cut, and
 behind it one of 2, along which they are repeated and all else is cut further. Devices of a
@@ -26,7 +26,7 @@ COPIES = "_copies"
 
 
 def mesh_of(mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec]) -> MeshSpec:
-    """The mesh as several strategies have it, which must all have the same."""
+    """Return the mesh as several strategies have it, which must all have the same."""
     for spec in wanted:
         if spec.name == MEGATRON:
             axis = str(spec.options.get("axis", find_strategy(MEGATRON).options["axis"].default))
@@ -36,7 +36,7 @@ def mesh_of(mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec]) ->
 
 
 def heads_of(weight: KnownWeight, consumers: Consumers) -> Iterator[int]:
-    """Into how many heads the results of a projection are split, by its uses."""
+    """Yield into how many heads the results of a projection are split, by its uses."""
     shape = weight.parameter.shape
     if weight.is_bias or shape is None:
         return
@@ -48,7 +48,7 @@ def heads_of(weight: KnownWeight, consumers: Consumers) -> Iterator[int]:
 
 
 def with_copies(mesh: MeshSpec, axis: str, heads: int | None) -> MeshSpec:
-    """The mesh with an axis of copies behind ``axis`` where that has more devices than heads.
+    """Return the mesh with an axis of copies where ``axis`` has more devices than heads.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def tensor_axes(mesh: MeshSpec, axis: str) -> tuple[int, ...]:
 
 
 def key_heads(mod: ir.IRModule, consumers: Consumers) -> int | None:
-    """Heads of keys and values, the fewest of all layers; None where none are found."""
+    """Return the heads of keys and values, the fewest of all layers; None where none are found."""
     return min(_key_heads(mod, consumers), default=None)
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Local layers: branches of a model that do not depend on each other run on different devices."""
+"""Run independent branches of a model on different devices (local layers)."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
 
 
 def _places(mesh: MeshSpec, number: int) -> list[MeshSpec]:
-    """A mesh per place along an axis, of the other axes."""
+    """Return a mesh per place along an axis, of the other axes."""
     axes = [(name, size) for i, (name, size) in enumerate(mesh.axes.items()) if i != number]
     local_axes = dict(axes or [(mesh.axis_names[number], 1)])
     ids = np.moveaxis(mesh_devices(mesh.device_mesh()), number, 0)
@@ -165,7 +165,7 @@ def _places(mesh: MeshSpec, number: int) -> list[MeshSpec]:
 
 
 class _Placing:
-    """Says where the nodes of one function run."""
+    """Placement of the nodes of a function on meshes."""
 
     def __init__(
         self, g: Graph, branches: Branches, places: Sequence[MeshSpec], rule_name: str | None
@@ -185,7 +185,7 @@ class _Placing:
                     self._branch(branch, place, forked)
 
     def rules(self, name: str, fn: relax.Function) -> list[PlanRule]:
-        """The rules of the function, those of its parameters first."""
+        """Return the rules of the function, those of its parameters first."""
         data, flat = data_positions(fn, name), flat_positions(fn)
         rules = []
         for parameter in tensor_parameters(name, fn, self._rule_name):
@@ -209,7 +209,7 @@ class _Placing:
                 yield k
 
     def _made(self, node: int) -> list[int]:
-        """The ops and calls that give the operands of a node."""
+        """Return the ops and calls that give the operands of a node."""
         g = self._g
         made = [g.producer[v][0] for v in g.nodes[node].operands if v >= 0]
         return [n for n in made if g.nodes[n].kind in ("op", "call")]
@@ -217,8 +217,8 @@ class _Placing:
     def _branch(self, branch: Branch, place: int, forked: bool) -> None:
         """Put a branch on the mesh of a place: what comes in, and what goes back.
 
-        Transfers keep their place in the program. Towers send what they give when the first one
-        is through. Branches off a stem leave it before the last one begins, which stays there;
+        Transfers keep their place in the program. Towers send what they give when the first
+        is through. Branches off a stem leave it before the last begins, which stays there;
         what they give meets its result on their mesh, so that it does not wait for them before.
         """
         g = self._g
@@ -242,7 +242,7 @@ class _Placing:
             self._pin(branch.last, 0)
 
     def _meets(self, node: int) -> bool:
-        """Whether a node is an op that takes only what others give: no weight follows it."""
+        """Return whether a node is an op that takes only what others give: no weight follows it."""
         g = self._g
         operands = [v for v in g.nodes[node].operands if v >= 0]
         return g.nodes[node].kind == "op" and len(self._made(node)) == len(operands)

@@ -71,7 +71,7 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
         Cut the residual stream along the sequence, dim 1 of (batch, seq, hidden), between the
         blocks, inside private functions too: each all-reduce becomes a reduce-scatter and an
         all-gather. What is gathered in a training step each device keeps its part of, and the
-        backward part gathers again.
+        backward pass gathers again.
 
     Returns
     -------
@@ -162,7 +162,7 @@ def _projections(
     fn: relax.Function,
     consumers: Consumers,
 ) -> Iterator[Projection]:
-    """The weights of matrix products, and why they are not cut where they are not."""
+    """Yield the weights of matrix products, and why they are not cut where they are not."""
     for parameter in parameters:
         weight = known.get(parameter.position)
         if parameter.ndim < 2 or (weight is not None and weight.is_bias):

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``recompute="auto"`` held to its bound: the step is distributed and measured, and made again.
+"""``recompute="auto"`` held to its bound: the step is distributed and measured, and recomputed.
 
-What is made again is chosen before anything is placed, by how activations and weights are said to
+What is recomputed is chosen before anything is placed, by how activations and weights are said to
 be cut; a strategy may leave some of them whole. What the simulator then finds too much is taken off
 the bound that the choice is made by. Where that does not help, activations count as whole; then the
 policies are tried that make much again everywhere.
@@ -46,7 +46,7 @@ def fitted(
     Parameters
     ----------
     make : callable
-        From what is made again to the step.
+        From what is recomputed to the step.
     planned : callable
         From the step to its plan.
     recompute : str or mapping of str to str
@@ -103,7 +103,7 @@ def fitted(
 
 
 def is_auto(recompute: str) -> bool:
-    """Whether what is made again is chosen by a memory, and so may be measured."""
+    """Return whether what is recomputed is chosen by a memory, and so may be measured."""
     return recompute.partition(":")[0].strip() == AUTO
 
 
@@ -116,7 +116,7 @@ def evenly_cut(recompute: str, devices: int) -> str:
 
 
 def _attempts(auto: Auto, bound: int, peaks: Sequence[int]) -> Iterator[str]:
-    """What to make again, one after the other; ``peaks`` are those that were measured so far."""
+    """Yield what to recompute, step by step; ``peaks`` are the measured peaks so far."""
     allowed = full = bound
     refused = 0
     for _ in range(TRIES):

@@ -169,7 +169,7 @@ def some_axes(mesh: MeshSpec, labels: Mapping[int, int]) -> tuple[int | None, ..
 
 
 def same_size(first: Any, second: Any) -> bool:
-    """Whether two dims, ints or expressions, are surely equal."""
+    """Return whether two dims, ints or expressions, are surely equal."""
     if isinstance(first, int) or isinstance(second, int):
         return isinstance(first, int) and isinstance(second, int) and first == second
     import tvm_ffi

@@ -35,7 +35,7 @@ def pipeline(
     stash: bool = False,
     offload: str = "none",
 ) -> Plan:
-    """Plan whose stages lie one behind the other along a mesh axis.
+    """Plan whose stages lie in sequence along a mesh axis.
 
     The batch is cut into micro-batches; the stages hand activations on and gradients back, in the
     order of the schedule. Each device holds the weights, gradients and optimizer states of the
@@ -61,8 +61,8 @@ def pipeline(
     chunks : int
         Stages per rank, for ``interleaved``.
     stash : bool
-        Change weights after every micro-batch, and keep for its backward part those that its
-        forward part read (PipeDream).
+        Change weights after every micro-batch, and keep for its backward pass those that its
+        forward pass read (PipeDream).
     offload : str
         Stages whose stashes wait in the host's memory: ``none``, ``all``, or numbers, ``0/1``.
 
@@ -84,7 +84,7 @@ def pipeline(
 
 
 def schedule_of(specs: Sequence[StrategySpec], axes: Mapping[str, int] | None) -> Schedule | None:
-    """Schedule that a list of strategies asks for; None where no pipeline is among them.
+    """Return the schedule that a list of strategies asks for; None where no pipeline is among them.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def _schedule(
     stash: bool = False,
     offload: str = "none",
 ) -> Schedule:
-    """Schedule of the options of :func:`pipeline`, with its errors."""
+    """Return the schedule of the options of :func:`pipeline`, with its errors."""
     size = axes.get(axis)
     if size is None and stages != 1:
         mesh_axis(MeshSpec("mesh", axes or {"": 1}), axis, PIPELINE)
@@ -129,7 +129,7 @@ def _schedule(
 
 
 def _stages(text: str, count: int) -> tuple[int, ...]:
-    """Stages of the option ``offload``."""
+    """Return the stages of the option ``offload``."""
     if text in ("none", "all"):
         return tuple(range(count)) if text == "all" else ()
     words = text.split("/")
@@ -144,7 +144,7 @@ def _stages(text: str, count: int) -> tuple[int, ...]:
 
 
 def on_stages(mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule, axis: str) -> Plan:
-    """A plan without rules that has the mesh of a stage and the schedule."""
+    """Return a plan without rules that has the mesh of a stage and the schedule."""
     made = Pipeline.of(mod)
     if made is None:
         raise PlanError(
@@ -184,7 +184,7 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule, axis: str) -> 
 
 
 def _stage_mesh(mesh: MeshSpec, axis: str) -> tuple[MeshSpec, tuple[tuple[int, ...], ...]]:
-    """The mesh of the first rank, without the axis, and the devices of all ranks.
+    """Return the mesh of the first rank, without the axis, and the devices of all ranks.
 
     The devices are left out where ranks have one range of devices behind the other.
     """

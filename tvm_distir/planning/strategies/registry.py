@@ -146,7 +146,7 @@ def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]
 
 
 def strategy_names() -> tuple[str, ...]:
-    """Names of all strategies, those of other packages included."""
+    """Return the names of all strategies, those of other packages included."""
     return STRATEGIES.names()
 
 

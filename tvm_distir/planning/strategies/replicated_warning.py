@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a plan that knows weights by name leaves whole: said, not passed over."""
+"""Warn of weights that a plan by names leaves replicated."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 
 @dataclass(frozen=True)
 class Projection:
-    """A weight that a matmul reads.
+    """Projection weight, which a matmul reads.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Projection:
 
 
 def warn_of_whole(projections: Iterable[Projection], strategy: str, axis: str) -> None:
-    """Warn where projections of layers stay whole on every device, with their names.
+    """Warn where projections of layers stay replicated on every device, with their names.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sequence parallelism: the residual stream between the blocks is cut along the sequence."""
+"""Shard the residual stream between the blocks along the sequence."""
 
 from __future__ import annotations
 

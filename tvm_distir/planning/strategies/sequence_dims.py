@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where the sequence stands in a model's values, and where queries meet keys.
+"""Find the sequence dims of a model's values, and where queries meet keys.
 
 Sharding rules tie the dims that belong together (:func:`~.tied_dims.tied_dims`). A
 value with one tied dim has rows that are positions of the sequence. Two tied dims mean pairs of
@@ -38,7 +38,7 @@ SEQUENCE_DIM = 1
 def cut_inputs(
     mod: ir.IRModule, mesh: MeshSpec, axis: str, dim: int, strategy: str
 ) -> tuple[dict[str, dict[int, int]], list[PlanRule]]:
-    """Cut the data inputs of a module along the sequence; weights are whole and stationary.
+    """Cut the data inputs of a module along the sequence; weights are replicated and stationary.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def cut_inputs(
 def _sequence_inputs(
     data: Sequence[Parameter], mesh: MeshSpec, axis: str, dim: int, name: str, strategy: str
 ) -> list[int]:
-    """Positions of an entry's data inputs with the sequence: ``dim`` of the first that has it."""
+    """Return the positions of data inputs with the sequence: ``dim`` of the first with it."""
     place = f"{name} ({strategy})"
     able = [p for p in data if p.shape is not None and 0 <= dim < len(p.shape)]
     if not able:
@@ -111,7 +111,7 @@ def _sequence_inputs(
 
 @dataclass(frozen=True)
 class Product:
-    """An op that multiplies or looks up activations, or takes their sequence whole.
+    """Product: an op that multiplies or looks up activations, or needs the full sequence.
 
     Attributes
     ----------
@@ -139,7 +139,7 @@ class Product:
         return g.values[g.nodes[self.node].results[0]].shape
 
     def shared_dims(self, count: int) -> tuple[int, ...] | None:
-        """Of the two operands and the result, the first dim that all share and that divides.
+        """Return the first dim shared by both operands and the result that divides.
 
         None of the sequence; the batch comes last. None where there is no such dim.
         """
@@ -151,7 +151,7 @@ class Product:
         return None if not dims else (*min(dims)[2:], min(dims)[1])
 
     def kept_dim(self, count: int) -> int | None:
-        """The last dim of a result without sequence that its only operand has and can be cut.
+        """Return the last dim that a result shares with its only operand and that divides.
 
         None for numbers of tokens: to gather them costs next to nothing.
         """
@@ -164,7 +164,7 @@ class Product:
         return max(dims, default=None)
 
     def _kept(self, operands: int) -> list[tuple[int, ...]]:
-        """Dims that the first operands and the result share; none is one of the sequence."""
+        """Return the dims that the first operands and the result share, without sequence dims."""
         node = self.tied.graph.nodes[self.node]
         seq = self.tied.dims(node.results[0])
         return [

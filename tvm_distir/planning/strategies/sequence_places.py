@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of a plan that cut values along the sequence."""
+"""Make rules of a plan that shard values along the sequence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERYTHING: Left = {}
 
 
 class PlaceValues:
-    """Makes the rules that cut values of a module along one mesh axis, each target once.
+    """Rules that shard values of a module along a mesh axis, each target once.
 
     Parameters
     ----------

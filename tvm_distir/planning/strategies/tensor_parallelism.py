@@ -153,7 +153,7 @@ def tensor_parallel(
 
 
 def _costs(mod: ir.IRModule, mesh: MeshSpec, axis: str, system: System | None) -> Costs:
-    """Weights along one axis of a mesh."""
+    """Return the weights along one axis of a mesh."""
     if system is None:
         return Costs()
     groups = axis_groups(mesh.device_mesh(), (mesh.axis_number(axis),))
@@ -186,7 +186,7 @@ def _weights(
 
 
 def bounds_of(mod: ir.IRModule, ranks: int, axis: str = "tp", slack: int = SLACK_PERCENT) -> Bounds:
-    """Bounds that a plan of :func:`tensor_parallel` over ``ranks`` devices has to meet.
+    """Return the bounds that a plan of :func:`tensor_parallel` over ``ranks`` devices has to meet.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What strategies know of a training step: its forward part, and what follows its weights.
+"""Find the parts of a training step that strategies need: forward pass, weight updates.
 
-A strategy places the weights by the forward part alone. The new weights and the optimizer's
+A strategy places the weights by the forward pass alone. The new weights and the optimizer's
 states lie as their weights do.
 """
 
@@ -33,17 +33,17 @@ from tvm_distir.core import (
 
 
 def state_names(fn: relax.Function) -> set[str]:
-    """Names of the parameters that are states of weights; none of other functions."""
+    """Return the names of the parameters that are states of weights; none of other functions."""
     return {name for names in states_of(fn).values() for name in names}
 
 
 def states_of(fn: relax.Function) -> dict[str, list[str]]:
-    """Names of the optimizer's states of each weight; none of other functions."""
+    """Return the names of the optimizer's states of each weight; none of other functions."""
     return {w: [str(n) for n in names[:]] for w, names in training_notes(fn, "states").items()}
 
 
 def new_names(mod: ir.IRModule) -> set[str]:
-    """Names of the values of a training step that replace parameters."""
+    """Return the names of the values of a training step that replace parameters."""
     return {
         str(value)
         for _, fn in relax_functions(mod)
@@ -52,12 +52,12 @@ def new_names(mod: ir.IRModule) -> set[str]:
 
 
 def gradient_names(fn: relax.Function) -> dict[str, str]:
-    """Names of the values that are the gradients of weights; none of other functions."""
+    """Return the names of the values that are the gradients of weights; none of other functions."""
     return {w: str(n) for w, n in training_notes(fn, "gradients").items()}
 
 
 def term_names(fn: relax.Function) -> dict[str, str]:
-    """Names of the values that are one micro-batch's gradients of weights, of steps in stages.
+    """Return the names of micro-batch gradients of weights in pipelined steps.
 
     Those of weights that other stages have too are among them.
     """
@@ -65,7 +65,7 @@ def term_names(fn: relax.Function) -> dict[str, str]:
 
 
 def boundary_positions(fn: relax.Function) -> list[int]:
-    """Parameters of a stage's function that come from other stages; none of other functions."""
+    """Return the parameters of a stage's function that come from other stages, or none."""
     attrs: Any = fn.attrs or {}
     notes = list(map(str, attrs[ROLE_ATTR]["params"])) if ROLE_ATTR in attrs else []
     return [i for i, n in enumerate(notes) if n.partition(":")[0] in (ACTIVATION, GRADIENT)]
@@ -75,7 +75,7 @@ _escape = functools.lru_cache(maxsize=1 << 16)(glob.escape)
 
 
 class _Finder:
-    """Finds the last of some rules that means a parameter; exact names without a search."""
+    """Lookup of the last rule that matches a parameter, with exact names first."""
 
     def __init__(self, rules: Sequence[PlanRule]) -> None:
         self.exact = {rule.name: (i, rule) for i, rule in enumerate(rules)}
@@ -83,7 +83,7 @@ class _Finder:
 
     @staticmethod
     def of(rules: Sequence[PlanRule], function: str) -> _Finder:
-        """Among the rules for parameters of a function."""
+        """Make the lookup among the rules for parameters of a function."""
         return _Finder([r for r in rules if r.kind == "param" and r.function in (None, function)])
 
     def __call__(self, parameter: str) -> PlanRule | None:
@@ -113,7 +113,7 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
     -------
     Plan
         With more rules: a ``param`` rule per state that the plan does not name itself, a
-        ``value`` rule per new weight and state, and per weight that the backward part reads anew:
+        ``value`` rule per new weight and state, and per weight that the backward pass reads anew:
         as stationary as the weight. In a step of stages what goes to another stage lies as that
         one takes it.
     """
@@ -147,7 +147,7 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
 
 
 def _between_stages(mod: ir.IRModule, rules: Sequence[PlanRule]) -> list[PlanRule]:
-    """Rules for what stages make for each other, where there are some for what they take."""
+    """Return the rules for values sent between stages, where there are some for parameters."""
     pipeline = Pipeline.of(mod)
     if pipeline is None:
         return []

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of transformers: their roles by name, the dim to cut by what consumes them."""
+"""Classify the weights of transformers by name, and shard them by their consumers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ROLES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class KnownWeight:
-    """A weight the strategy knows: its role, and how its consumers use it."""
+    """Known weight: its role, and how its consumers use it."""
 
     parameter: Parameter
     role: str
@@ -70,7 +70,7 @@ def role_of(name: str) -> tuple[str, bool] | None:
 def known_weight(
     parameter: Parameter, fn: relax.Function, consumers: Consumers
 ) -> KnownWeight | None:
-    """A weight whose name says its role; None for others."""
+    """Return a weight whose name says its role; None for others."""
     role = role_of(parameter.name)
     if role is None:
         return None

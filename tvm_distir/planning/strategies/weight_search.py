@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The search for placements of weights within bounds that move the fewest bytes.
+"""Search for placements of weights within bounds that move the fewest bytes.
 
 A byte held and a FLOP get a price; the exact labelling of propagation picks what is cheapest
 together with the bytes sent (Lagrange multipliers of the two bounds). The prices fall as long as
@@ -45,7 +45,7 @@ SHOWN = 4
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a device may hold and compute at most.
+    """Bounds on what a device holds and computes.
 
     Attributes
     ----------
@@ -64,13 +64,13 @@ class Bounds:
     whole_flops: Mapping[str, int]
 
     def excess(self, cost: DeviceCost) -> float:
-        """By how much a footprint is over the bounds, as a ratio; 0 within them."""
+        """Return the ratio by which a device cost exceeds the bounds; 0 within them."""
         held = cost.param_bytes / max(self.param_bytes, 1)
         worked = cost.flops / max(self.flops, 1)
         return max(held - 1, 0) + max(worked - 1, 0)
 
     def order(self, explorer: PlacementSearch, trial: CandidatePlacement) -> tuple[float, int]:
-        """What makes one trial better than another: the bounds, then what is sent."""
+        """Return the sort key of a trial: the excess over the bounds, then the bytes sent."""
         return self.excess(trial.footprint), explorer.sent(trial.footprint)
 
 
@@ -141,7 +141,7 @@ def _used_as_they_lie(explorer: PlacementSearch, bounds: Bounds, parts: int) -> 
 
 
 def _storable(explorer: PlacementSearch, labels: WeightLabels, over: int) -> list[WeightLabels]:
-    """Sets of weights that no op takes cut, with dims to store them by: just enough, and all.
+    """Return sets of weights to store sharded although no op uses them so: few, and all.
 
     Parameters
     ----------

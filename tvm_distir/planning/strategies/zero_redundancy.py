@@ -164,7 +164,7 @@ def _dims(
     ranks = mesh.axes[axis]
 
     def rank(position: int, dim: int) -> tuple[bool, bool, int] | None:
-        """How good a dim is (lower is better), None where it cannot be cut."""
+        """Return the rank of a dim (lower is better), None where it cannot be sharded."""
         size = (weights[position].shape or ())[dim]
         cut = taken.get((name, position, dim), 1)
         if not isinstance(size, int):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Programs kept on disk, until a source changes that they depend on."""
+"""Cache programs on disk, until a source that they depend on changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DOWNSTREAM = (
 
 
 def kept_program(what: object, make: Callable[[], Program], folder: Path | None = None) -> Program:
-    """The program that ``make`` gives; from disk where it was made before.
+    """Return the program that ``make`` gives, read from disk where it was made before.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def kept_program(what: object, make: Callable[[], Program], folder: Path | None 
 
 @cache
 def _sources() -> str:
-    """Digest of the sources that decide what is exported."""
+    """Return the digest of the sources that decide what is exported."""
     root, digest = Path(__file__).parents[2], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()

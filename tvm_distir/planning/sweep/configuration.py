@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration of a step: sizes of the model, and how it is spread over devices."""
+"""Define a configuration of a step: model sizes and their distribution."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DIM = "dim:"
 
 @dataclass(frozen=True)
 class Configuration:
-    """What one row asks for.
+    """Configuration that a row asks for.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Configuration:
     chunks : int
         Stages per rank.
     recompute : str
-        What the backward part makes again.
+        What the backward pass recomputes.
     zero : int
         Stage of ZeRO; 0: none.
     sequence_parallel : int
@@ -96,7 +96,7 @@ class Configuration:
         return self.pp * self.chunks
 
     def mesh(self, training: bool) -> dict[str, int]:
-        """Mesh axes, stages first; those of one device are left out, but for the first."""
+        """Return the mesh axes, stages first; axes of size 1 are left out, except the first."""
         axes = {"pp": self.pp, "dp": self.dp, "tp": self.tp}
         if not training:
             del axes["pp"]
@@ -105,7 +105,7 @@ class Configuration:
         return sizes or {first: 1}
 
     def strategy(self, tensor: str, training: bool) -> str:
-        """Strategies of the row, as ``--strategy`` takes them.
+        """Return the strategies of the row, as ``--strategy`` takes them.
 
         Parameters
         ----------
@@ -150,7 +150,7 @@ class Configuration:
             raise refused("sequence_parallel=1 without tp", "Give tp more than 1.")
 
     def to_dict(self) -> dict[str, Any]:
-        """Columns of the configuration."""
+        """Return the columns of the configuration."""
         result: dict[str, Any] = dict(self.sizes)
         for name in (*INTEGERS, *WORDS):
             result[name] = getattr(self, name)
@@ -158,5 +158,5 @@ class Configuration:
 
 
 def refused(what: str, remedy: str, place: str = "configuration") -> SimulationError:
-    """Error about a configuration that is none."""
+    """Return the error of an invalid configuration."""
     return SimulationError("DIST0751", what, place=place, remedy=remedy)

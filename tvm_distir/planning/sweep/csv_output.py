@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The file of a sweep: rows as they are found, for a later sweep to go on."""
+"""Write the rows of a sweep to a file from which a later sweep can resume."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SETTINGS = ".sweep.json"
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV."""
+    """Return the rows as CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
 class CsvOutput:
-    """Rows on disk.
+    """CSV file of rows.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``sweep``: a step predicted for each row of a table."""
+"""Predict a step for each row of a table."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def sweep(
 
 
 class _Sweep:
-    """One sweep."""
+    """State of a sweep."""
 
     def __init__(
         self,
@@ -177,11 +177,11 @@ class _Sweep:
         return SweepResult(self.header, rows, complete, interrupted, tuple(differences))
 
     def _open(self) -> Ints:
-        """Rows that are not finished."""
+        """Return the rows that are not finished."""
         return np.array([n for n, cells in enumerate(self.found) if cells is None], np.int64)
 
     def _alike(self, rows: Ints) -> Ints:
-        """Rows without those in which what is made again is measured, each by itself."""
+        """Return the rows without those in which what is recomputed is measured, each by itself."""
         again = self.table.words["recompute"]
         return np.array([n for n in rows.tolist() if not is_auto(again[n])], np.int64)
 

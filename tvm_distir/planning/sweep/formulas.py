@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Formulas of the numbers of programs alike: sums of a few monomials in sizes, exactly.
+"""Fit the numbers of like programs exactly by sums of a few monomials in sizes.
 
 A number is known of some samples. It is a monomial where its logarithm is linear in those of the
 sizes, with whole exponents. What is none is a sum of monomials that occur beside it (what a kernel
@@ -45,7 +45,7 @@ class Formula:
 
 
 def power(sizes: Sequence[int], exponents: Exponents) -> Fraction:
-    """A monomial without its coefficient."""
+    """Return a monomial without its coefficient."""
     product = Fraction(1)
     for size, exponent in zip(sizes, exponents, strict=True):
         product *= Fraction(size) ** exponent
@@ -53,7 +53,7 @@ def power(sizes: Sequence[int], exponents: Exponents) -> Fraction:
 
 
 class Fit:
-    """Finds formulas from samples.
+    """Fit of formulas to samples.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Fit:
         self._powers: dict[Exponents, list[Fraction]] = {}
 
     def monomial(self, values: Sequence[int]) -> Formula | None:
-        """The monomial that a number is; None where it is none."""
+        """Return the monomial that a number is; None where it is none."""
         if not any(values):
             return Formula()
         if not all(values):
@@ -89,13 +89,13 @@ class Fit:
         return Formula(((factor, tuple(exponents)),))
 
     def powers(self, exponents: Exponents) -> list[Fraction]:
-        """A monomial without its coefficient at all samples."""
+        """Return a monomial without its coefficient at all samples."""
         if exponents not in self._powers:
             self._powers[exponents] = [power(row, exponents) for row in self.sizes]
         return self._powers[exponents]
 
     def total(self, values: Sequence[int], basis: Iterable[Exponents]) -> Formula | None:
-        """The sum of few monomials of a basis that a number is; None where it is none."""
+        """Return the sum of few monomials of a basis that a number is; None where it is none."""
         known = list(dict.fromkeys(basis))
         if not known:
             return None
@@ -109,7 +109,7 @@ class Fit:
         return None
 
     def _exact(self, values: Sequence[int], chosen: Sequence[Exponents]) -> Formula | None:
-        """Coefficients of monomials that give a number at all samples."""
+        """Return the coefficients of monomials that give a number at all samples."""
         rows = [
             [*(self.powers(e)[s] for e in chosen), Fraction(value)]
             for s, value in enumerate(values)
@@ -121,7 +121,7 @@ class Fit:
 
 
 def independent(table: Floats) -> list[int]:
-    """Columns that do not follow from those before them."""
+    """Return the columns that do not follow from those before them."""
     result: list[int] = []
     for column in range(table.shape[1]):
         if np.linalg.matrix_rank(table[:, [*result, column]], 1e-9) > len(result):
@@ -130,7 +130,7 @@ def independent(table: Floats) -> list[int]:
 
 
 def _fitting(scaled: Floats, count: int) -> list[tuple[int, ...]]:
-    """Subsets of so many columns that sum to 1 in all rows."""
+    """Return the subsets of so many columns that sum to 1 in all rows."""
     subsets = np.array(list(itertools.combinations(range(scaled.shape[1]), count)))
     bases: list[tuple[int, ...]] = []
     for part in np.array_split(subsets, len(subsets) // 4096 + 1):
@@ -142,7 +142,7 @@ def _fitting(scaled: Floats, count: int) -> list[tuple[int, ...]]:
 
 
 def _solved(rows: list[list[Fraction]], unknown: int) -> list[Fraction] | None:
-    """Solution of linear equations, more of them than unknown numbers; None without one."""
+    """Return the solution of overdetermined linear equations; None where there is none."""
     rows = [list(row) for row in rows]
     for column in range(unknown):
         pivot = next((r for r in range(column, len(rows)) if rows[r][column]), None)
@@ -160,7 +160,7 @@ def _solved(rows: list[list[Fraction]], unknown: int) -> list[Fraction] | None:
 
 
 def evaluate(formulas: Sequence[Formula], sizes: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Formulas for many rows.
+    """Return the formulas for many rows.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def evaluate(formulas: Sequence[Formula], sizes: Ints) -> tuple[Ints, npt.NDArra
 def _terms(
     formula: Formula, sizes: Ints, known: dict[tuple[int, ...], tuple[Ints, Floats]]
 ) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """The sum of a formula's terms, and where it is whole and fits."""
+    """Return the sum of a formula's terms, and where it is whole and fits."""
     rows = sizes.shape[1]
     common = math.lcm(*(factor.denominator for factor, _ in formula.terms))
     total, size = np.zeros(rows, np.int64), np.zeros(rows)
@@ -214,7 +214,7 @@ def _terms(
 def _product(
     sizes: Ints, exponents: Exponents, known: dict[tuple[int, ...], tuple[Ints, Floats]]
 ) -> tuple[Ints, Floats]:
-    """Product of powers of sizes, as integers and roughly."""
+    """Return the product of powers of sizes, as integers and roughly."""
     if exponents not in known:
         product, large = np.ones(sizes.shape[1], np.int64), np.ones(sizes.shape[1])
         for size, exponent in zip(sizes, exponents, strict=True):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What is predicted of a row."""
+"""Define the outcome of a row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = ("time_s", "peak_memory_bytes", "fits", "bound_by", "way", "status")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a row comes to.
+    """Outcome of a row.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Outcome:
     bound_by: str = ""
 
     def cells(self, capacity_bytes: int) -> tuple[Any, ...]:
-        """Values of :data:`COLUMNS`; ``capacity_bytes`` is the memory of a device."""
+        """Return the values of :data:`COLUMNS`; ``capacity_bytes`` is the memory of a device."""
         if self.status != OK:
             return "", "", "", "", self.way, self.status
         fits = int(self.peak_bytes <= capacity_bytes)
@@ -64,14 +64,14 @@ def through_pipeline(pipeline: Pipeline, row: Configuration) -> Outcome:
 
 
 def reason(error: DistIRError) -> str:
-    """Why a row is impossible, in a line: of several faults the first."""
+    """Return why a row is impossible, in a line: of several faults the first."""
     first = error.violations[0] if error.violations else error
     more = len(error.violations) - 1
     return " ".join(str(first).split()) + (f" (and {more} more)" if more > 0 else "")
 
 
 def bound_by(result: Result) -> str:
-    """What most of the busiest device's step goes to.
+    """Return the resource that bounds most of the busiest device's step.
 
     Kernels by what bounds most of each op's time; ``communication`` is the time of collectives, as
     far as it does not fit beside kernels; ``idle`` the rest.

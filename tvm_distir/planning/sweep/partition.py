@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the structures of a table: rows alike, by samples that go through the pipeline.
+"""Partition a table into structures: like rows, represented by samples.
 
 What a plan leaves open is decided by what moves least, so it may change with sizes. Where samples
 differ in their ops, rows are parted by the size that tells them apart, and looked at again.
@@ -54,7 +54,7 @@ class RowGroup:
 
 
 class TemplateLearner:
-    """Finds structures.
+    """Learner of program structures.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class TemplateLearner:
         self._features = np.concatenate((symbols.values, symbols.hints)).astype(np.float64)
 
     def parts(self, rows: Ints) -> Iterator[RowGroup]:
-        """Parts of rows that have one key."""
+        """Yield the parts of rows that have one key."""
         yield from self._parts(rows, DEEPEST)
 
     def _parts(self, rows: Ints, depth: int) -> Iterator[RowGroup]:
@@ -94,14 +94,14 @@ class TemplateLearner:
             yield from self._parts(rows[part], depth - 1)
 
     def _equal(self, rows: Ints) -> list[Ints]:
-        """Rows of equal sizes, which differ in their micro-batches."""
+        """Return the rows of equal sizes, which differ in their micro-batches."""
         sizes = self.symbols.values[:-1, rows]
         _, number = np.unique(sizes, axis=1, return_inverse=True)
         number = number.ravel() if sizes.size else np.zeros(rows.size, np.int64)
         return [rows[number == group] for group in range(int(number.max(initial=0)) + 1)]
 
     def _single(self, rows: Ints) -> RowGroup:
-        """Rows of equal sizes: a few numbers of micro-batches tell of the others."""
+        """Return the rows of equal sizes: a few numbers of micro-batches tell of the others."""
         micros, first = np.unique(self.symbols.values[-1, rows], return_index=True)
         chosen = np.unique(np.linspace(0, micros.size - 1, FEW).astype(np.int64))
         samples = [int(row) for row in rows[first[chosen]]]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The program of a configuration, through the pipeline that any model goes."""
+"""Make the program of a configuration through the usual pipeline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHOWN = ("layers", "hidden", "heads", "seq", "vocab")
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What makes programs.
+    """Pipeline that makes programs.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class Pipeline:
         }  # fmt: skip
 
     def given(self, key: str, sizes: Collection[str]) -> bool:
-        """Whether MODEL or a column says a key of the zoo's model."""
+        """Return whether MODEL or a column says a key of the zoo's model."""
         return key in sizes or (self.zoo is not None and key in self.zoo[1])
 
     @cached_property
@@ -119,7 +119,7 @@ class Pipeline:
         return self.tensor or ("megatron" if known else "tensor_parallel")
 
     def config(self, row: Configuration) -> Any:
-        """Configuration of the zoo's model of a row."""
+        """Return the configuration of the zoo's model of a row."""
         assert self.zoo is not None
         name, keys = self.zoo
         dims = {**keys, **dict(row.sizes)}
@@ -133,7 +133,7 @@ class Pipeline:
         return zoo.config(name, {**dims, "batch": str(row.micro_batch * row.dp)})
 
     def forward(self, row: Configuration) -> ir.IRModule:
-        """The model of a row with the samples of a micro-batch."""
+        """Return the model of a row with the samples of a micro-batch."""
         if self.zoo is not None:
             return zoo.build(self.zoo[0], vars(self.config(row)))
         dims = {name.removeprefix(DIM): int(value) for name, value in row.sizes}
@@ -144,7 +144,7 @@ class Pipeline:
         return model.mod
 
     def step(self, row: Configuration, recompute: str | Mapping[str, str]) -> ir.IRModule:
-        """What is distributed, of a training step with what is made again in it."""
+        """Return what is distributed, of a training step with what is recomputed in it."""
         model = self.forward(row)
         if self.train is None:
             return model
@@ -163,7 +163,7 @@ class Pipeline:
         )
 
     def program(self, row: Configuration) -> Program:
-        """The program of a row.
+        """Return the program of a row.
 
         Raises
         ------
@@ -191,7 +191,7 @@ class Pipeline:
 
 
 def layer_ends(model: ir.IRModule) -> list[str]:
-    """Names of the values of ``main`` that the calls of its repeated layer give, in order."""
+    """Return the names of the results of the calls of the repeated layer, in order."""
     calls: dict[str, list[str]] = {}
     for binding in all_bindings(model["main"].body):
         value: Any = getattr(binding, "value", None)
@@ -202,7 +202,7 @@ def layer_ends(model: ir.IRModule) -> list[str]:
 
 
 def even_cuts(ends: list[str], parts: int) -> list[str]:
-    """Last values of equally long parts of the layers but the last.
+    """Return the last values of equally long parts of the layers but the last.
 
     Raises
     ------

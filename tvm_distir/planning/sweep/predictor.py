@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts rows from their structure: formulas, prices, units, for many rows at once."""
+"""Predict many rows at once from their structure: formulas, costs and units."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_ROWS = 8192
 
 
 class Predicted(NamedTuple):
-    """What some rows come to.
+    """Predictions of some rows.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Predicted(NamedTuple):
 
 
 class Predictor:
-    """Predicts the rows of a structure.
+    """Predictor of the rows of a structure.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Predictor:
         return Predicted(rows[fits], ran.time_ps[fits], peak[fits], ran.bound[fits])
 
     def _of(self, micro_batches: int) -> Program:
-        """The structure's program with so many micro-batches."""
+        """Return the structure's program with so many micro-batches."""
         program = self.structure.program
         assert program.staged is not None
         schedule = dataclasses.replace(program.staged.schedule, micro_batches=micro_batches)
@@ -92,7 +92,7 @@ class Predictor:
 
 
 def meshes_of(program: Program, dp: int, tp: int) -> list[Mesh]:
-    """Meshes of the ranks of a program whose axes have these sizes, one behind the other."""
+    """Return consecutive meshes of the ranks of a program with these axis sizes."""
     known = {"dp": dp, "tp": tp}
     meshes = []
     for rank, mesh in enumerate(program.meshes):

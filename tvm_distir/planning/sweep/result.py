@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a sweep gives, and how far it is."""
+"""Define the result and the progress of a sweep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .templates import Difference
 
 @dataclass
 class Progress:
-    """How far a sweep is.
+    """Progress of a sweep.
 
     Attributes
     ----------
@@ -59,9 +59,9 @@ class SweepResult:
     checked: tuple[Difference, ...] = ()
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Rows by the names of their columns."""
+        """Return the rows by the names of their columns."""
         return [dict(zip(self.header, row, strict=True)) for row in self.rows]
 
     def to_csv(self) -> str:
-        """Header and rows as CSV."""
+        """Return the header and rows as CSV."""
         return csv_text([self.header, *self.rows])

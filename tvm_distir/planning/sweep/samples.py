@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows are taken through the pipeline to know the others: chosen so that they say all."""
+"""Choose the rows to take through the pipeline, which determine all others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLOSE = 1e-6
 
 
 def spanning(symbols: Ints, known: Sequence[int]) -> list[int] | None:
-    """Columns that determine monomials at all columns, and :data:`HELD_OUT` more.
+    """Return the columns that determine monomials at all columns, and :data:`HELD_OUT` more.
 
     Exponents follow where the logarithms of the chosen span, with the first of them as origin,
     those of all. The others lie far from each other.
@@ -77,7 +77,7 @@ def _without(rest: Floats, direction: Floats) -> Floats:
 def best_split(
     features: Floats, samples: Sequence[int], kinds: Sequence[object]
 ) -> npt.NDArray[np.bool_] | None:
-    """Part rows by one feature so that kinds of samples are apart as far as can be.
+    """Split rows by a feature so that kinds of samples are separated best.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def _gaps(values: Floats) -> list[tuple[float, float]]:
 
 
 def _mixed(kinds: Collection[int] | npt.NDArray[np.int64]) -> float:
-    """Chance that two of some differ."""
+    """Return the probability that two of some values differ."""
     counts = np.bincount(np.asarray(kinds, np.int64))
     share = counts / max(counts.sum(), 1)
     return float(1.0 - (share**2).sum())

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What of a row is a number that formulas may hold, and what decides which ops there are."""
+"""Extract from a row the symbols of formulas, and the features that decide on its ops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADS, _CLASSES = "heads", "vocab"
 
 @dataclass
 class Symbols:
-    """Rows of a table as numbers.
+    """Symbols of the rows of a table.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Symbols:
         )
 
     def culprits(self, row: int) -> Hashable:
-        """Sizes of a row that its axes do not divide."""
+        """Return the sizes of a row that its axes do not divide."""
         return tuple(
             (name, int(column[row]), int(parts[row]))
             for name, (column, parts) in self.uneven.items()
@@ -98,7 +98,7 @@ class Symbols:
 
 
 def _sizes(pipeline: Pipeline, table: Table) -> tuple[dict[str, Ints], dict[str, Sequence[str]]]:
-    """Columns of sizes that are numbers, and the other columns of the model's keys."""
+    """Return the columns of sizes that are numbers, and the other columns of the model's keys."""
     sizes: dict[str, Ints] = {}
     words: dict[str, Sequence[str]] = {}
     counted = pipeline.counted
@@ -118,7 +118,7 @@ def _sizes(pipeline: Pipeline, table: Table) -> tuple[dict[str, Ints], dict[str,
 
 
 def _whole(column: Sequence[str]) -> Ints | None:
-    """Positive whole numbers; None where a cell is none."""
+    """Return positive whole numbers; None where a cell is no such number."""
     known: dict[str, int] = {}
     for text in column:
         if text not in known:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of configurations, from CSV files and grids: a column each, for they may be long."""
+"""Read tables of configurations from CSV files and grids, as columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_ROWS = 1 << 24
 
 @dataclass
 class Table:
-    """Configurations by columns, all of one length.
+    """Table of configurations, with columns of one length.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Table:
     faults: dict[int, str] = field(default_factory=dict)
 
     def row(self, number: int) -> Configuration:
-        """The configuration of a row."""
+        """Return the configuration of a row."""
         values: dict[str, Any] = {name: int(c[number]) for name, c in self.numbers.items()}
         values |= {name: column[number] for name, column in self.words.items()}
         sizes = tuple((name, column[number]) for name, column in self.sizes.items())
@@ -77,7 +77,7 @@ class Table:
             self.sizes = {**columns, **self.sizes}
 
     def columns(self) -> dict[str, list[object]]:
-        """All columns by name, in the order of results."""
+        """Return all columns by name, in the order of results."""
         columns: dict[str, list[object]] = {name: list(c) for name, c in self.sizes.items()}
         columns |= {name: self.numbers[name].tolist() for name in INTEGERS}
         columns |= {name: list(self.words[name]) for name in WORDS}
@@ -127,7 +127,7 @@ def read_table(path: str | Path, keys: Collection[str]) -> Table:
 
 
 def grid_table(axes: Mapping[str, Sequence[str]], keys: Collection[str]) -> Table:
-    """All combinations of values, the last column changing first.
+    """Return all combinations of values, the last column changing first.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def _table(cells: dict[str, list[str]], keys: Collection[str], places: Sequence[
 
 
 def _numbers(name: str, column: Sequence[str], least: int, places: Sequence[str]) -> Ints:
-    """A column of whole numbers; an empty cell is what holds where none is given."""
+    """Return a column of whole numbers, with defaults for empty cells."""
     known: dict[str, int] = {"": INTEGERS.get(name, 0)}
     for text, place in zip(column, places, strict=True):
         if text in known:
@@ -234,5 +234,5 @@ def _divide(table: Table, samples: Ints) -> None:
 
 
 def wrong(place: str, what: str, remedy: str) -> SimulationError:
-    """Error about a table."""
+    """Return an error about a table."""
     return SimulationError("DIST0750", what, place=place, remedy=remedy)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A structure: programs that differ in numbers only, and the formulas of these."""
+"""Define templates: like programs that differ in numbers, given by formulas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass
 class ProgramTemplate:
-    """Programs alike.
+    """Template of like programs.
 
     Attributes
     ----------
@@ -74,13 +74,13 @@ class ProgramTemplate:
         return made
 
     def at(self, sizes: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Quantities of rows, (quantities, rows), and where all of them are whole numbers."""
+        """Return quantities, (quantities, rows), and where all of them are whole numbers."""
         return evaluate(self.formulas, sizes)
 
     def _contexts(
         self, missing: set[int], formulas: Sequence[Formula | None]
     ) -> Iterator[tuple[int, list[Exponents], Counter[int], Counter[int]]]:
-        """Quantities to find, with the monomials beside them, and operands and results."""
+        """Yield the quantities to fit, with candidate monomials, operands and results."""
         numbers, which, none = self.numbers, self.which, Counter[int]()
         everything = _exponents(formulas)
         for name, fn in self.program.functions.items():
@@ -97,7 +97,7 @@ class ProgramTemplate:
             yield number, everything, none, none
 
     def _places(self, missing: set[int]) -> Iterator[tuple[int, str]]:
-        """Where quantities stand, for messages."""
+        """Yield where quantities stand, for messages."""
         for name, fn in self.program.functions.items():
             for op, at in zip(fn.ops, self.numbers.op_at[name], strict=True):
                 for number in self.which[at : at + 4].tolist():
@@ -112,7 +112,7 @@ def _operands(op: Op, values: Sequence[int]) -> tuple[Counter[int], Counter[int]
 
 
 def _exponents(formulas: Iterable[Formula | None]) -> list[Exponents]:
-    """All monomials of formulas, each once."""
+    """Return all monomials of formulas, each once."""
     return list(
         dict.fromkeys(e for formula in formulas if formula is not None for _, e in formula.terms)
     )
@@ -125,7 +125,7 @@ def _sum(
     formulas: Sequence[Formula | None],
     rows: Sequence[Sequence[int]],
 ) -> Formula | None:
-    """What an op moves as a sum of its operands; of two of them perhaps the lesser."""
+    """Return what an op moves as a sum of its operands; of two of them perhaps the lesser."""
     both = ins + outs
     sums = [outs, ins, both, *(both - Counter([number]) for number in ins)]
     for operands in sums:

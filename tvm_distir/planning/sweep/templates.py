@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a table by their structures: found, predicted, and what is left over."""
+"""Predict the rows of a table by their templates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BOUND = 0.02
 
 @dataclass
 class TemplateMatch:
-    """Predicted rows."""
+    """Rows predicted by a template."""
 
     rows: Ints
     time_ps: Ints
@@ -40,7 +40,7 @@ class TemplateMatch:
     bound: Ints
 
     def cells(self, capacity_bytes: int) -> list[tuple[Any, ...]]:
-        """Values of :data:`.outcome.COLUMNS`."""
+        """Return the values of :data:`.outcome.COLUMNS`."""
         times = (self.time_ps / PICOSECONDS).tolist()
         fits = (self.peak_bytes <= capacity_bytes).astype(np.int64).tolist()
         bounds = [BOUNDS[place] for place in self.bound.tolist()]
@@ -51,7 +51,7 @@ class TemplateMatch:
 
 @dataclass(frozen=True)
 class Difference:
-    """A row predicted by its structure, and through the whole pipeline.
+    """Difference between a prediction by template and one through the full pipeline.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Difference:
         return self.whole.status == OK and max(map(abs, self.shares)) <= BOUND
 
     def error(self) -> SimulationError:
-        """Error about too large a difference."""
+        """Return the error of too large a difference."""
         result = self.whole
         told = (
             result.status
@@ -106,7 +106,7 @@ class Difference:
 
 
 class Refusals:
-    """Why rows are impossible whose sizes axes do not divide: told once for equal sizes."""
+    """Refusals of rows whose sizes axes do not divide, reported once per sizes."""
 
     def __init__(self, symbols: Symbols) -> None:
         self.symbols = symbols
@@ -117,7 +117,7 @@ class Refusals:
         return (self.symbols.keys[row], culprits) if culprits else None
 
     def known(self, row: int) -> str | None:
-        """Why a row is impossible, where one like it was."""
+        """Return why a row is impossible, where one like it was."""
         return self._known.get(self._key(row))
 
     def learn(self, row: int, why: str) -> None:
@@ -128,7 +128,7 @@ class Refusals:
 
 
 class StructureSweep:
-    """Predicts rows by structures.
+    """Sweep that predicts rows by templates.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ class StructureSweep:
                     yield TemplateMatch(*match)
 
     def _sample(self, row: int) -> Program | None:
-        """The program of a row, grouped into kernels; None where it is impossible."""
+        """Return the program of a row, grouped into kernels; None where it is impossible."""
         configuration = self.table.row(row)
         try:
             program = kept_program(

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the devices of a rank of a pipeline did, from the runs of its units and its messages."""
+"""Sum up what the devices of a pipeline rank did, from its units and messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .runs import StageRuns
 
 
 class CallSums:
-    """What one call of each function does: ranks run the same functions, these are summed up once.
+    """Sums over one call of each function: ranks share functions, summed up once.
 
     Parameters
     ----------
@@ -47,14 +47,14 @@ class CallSums:
         self._moves: dict[int, list[tuple[OpRow, int]]] = {}
 
     def flops(self, function: int) -> int:
-        """Arithmetic operations."""
+        """Return the arithmetic operations."""
         if function not in self._flops:
             rows, counts = self._rows(function)
             self._flops[function] = total_flops(rows, counts)
         return self._flops[function]
 
     def moves(self, function: int) -> list[tuple[OpRow, int]]:
-        """Collectives and transfers, and how often each runs."""
+        """Return the collectives and transfers, and how often each runs."""
         if function not in self._moves:
             rows = zip(*self._rows(function), strict=True)
             self._moves[function] = [row for row in rows if is_moved(row[0])]
@@ -67,7 +67,7 @@ class CallSums:
 
 
 class RankAccount:
-    """Sums up a rank.
+    """Summary of a pipeline rank.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class RankAccount:
             self.often[run.unit.function] += run.micros.size
 
     def run(self, finish: int, tables: FunctionTables) -> tuple[DeviceGroupResult, Work]:
-        """The rank's lane and the work of its devices; ``finish`` ends the step."""
+        """Return the rank's lane and the work of its devices; ``finish`` ends the step."""
         timeline = self.timeline
         root = "main" if len(self.program.meshes) == 1 else f"main_mesh{self.rank}"
 
@@ -118,7 +118,7 @@ class RankAccount:
         return lane, Work(*busy, finish, flops)
 
     def traffic(self, costs: OpCosts) -> Traffic:
-        """Collectives of the rank, messages that it gets, and copies to and from its host."""
+        """Return the rank's collectives, received messages and copies to and from the host."""
         result: Traffic = {}
         for function, often in self.often.items():
             moves = [(row, often * count) for row, count in self.sums.moves(function)]
@@ -146,7 +146,7 @@ class RankAccount:
         return result
 
     def _rows(self) -> tuple[list[OpRow], list[int]]:
-        """All ops that the rank runs, and how often."""
+        """Return all ops that the rank runs, and how often."""
         lowering = self.ran.kinds.lowering
         counts = np.zeros(len(lowering.rows), np.int64)
         for function, often in self.often.items():
@@ -155,7 +155,7 @@ class RankAccount:
         return [lowering.rows[row] for row in ran.tolist()], counts[ran].tolist()
 
     def _weights(self) -> int:
-        """Bytes of weights, states and constants."""
+        """Return the bytes of weights, states and constants."""
         _, weights = value_bytes(value for _, _, value in self.staged.inputs(self.rank))
         roots = {p.function for k in self.stages for p in self.staged.role_of(k).phases}
         return weights + constant_bytes(self.program, sorted(roots))
@@ -164,7 +164,7 @@ class RankAccount:
 def _curve(
     memory: RankMemory, finish: int, timeline: StageTimeline
 ) -> tuple[tuple[float, int], ...]:
-    """Live memory over time, a unit at a time."""
+    """Return the live memory over time, a unit at a time."""
     starts = {}
     for run, _, begin, _ in timeline.parts:
         starts[run.stage, run.name] = iter(begin.tolist())

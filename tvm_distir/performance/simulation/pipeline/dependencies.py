@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the ops and messages of a rank of a pipeline wait for, without times."""
+"""Find the dependencies of ops and messages of a pipeline rank."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RankDependencies:
         return (*end, edge.direction)
 
     def _unit(self, run: Runs, micro: int) -> None:
-        """Run a unit: its operands may arrive from other ranks, its results may go there."""
+        """Add a unit, whose operands and results may be messages of other ranks."""
         stage, unit = run.stage, run.unit
         late = "sum" if run.name.startswith("add:") else "total"
         args = [
@@ -88,7 +88,7 @@ class RankDependencies:
                 self._made[stage, read, -1] = self._made.get((stage, written, -1), ())
 
     def _sum(self, number: int) -> None:
-        """Make a sum over stages: each adds its own term, the last one tells all."""
+        """Add a sum over stages: each adds its term, the last broadcasts the total."""
         stage_sum = self._staged.sums[number]
         stages = [stage for stage in stage_sum.stages if self._rank_of[stage] == self._rank]
         places = {stage: self._staged.sums_of(stage).index(number) for stage in stages}
@@ -109,7 +109,7 @@ class RankDependencies:
             self._made[stage, pairs[stage][1], -1] = total_places
 
     def _read(self, stage: int, slot: int, micro: int, late: str) -> Places:
-        """When what is in a slot is there; a message for it is taken at the first look.
+        """Return the tasks that produce a slot; its message is received at the first read.
 
         ``late``: which message of a sum over stages the reader means.
         """
@@ -146,7 +146,7 @@ class RankDependencies:
 
 
 class _Moves:
-    """Copies of stashes to the host's memory and back, between the units of a rank."""
+    """Copies of stashes to host memory and back, between the units of a rank."""
 
     def __init__(
         self, staged: PipelineProgram, rank: int, copied: list[Copies], walk: Dependencies

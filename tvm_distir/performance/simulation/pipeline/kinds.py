@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The units of each rank with their costs: ranks that lie alike on the nodes share them."""
+"""Collect the units of each rank with their costs, shared by ranks of the same layout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .units import StageUnit, arriving, with_units
 
 @dataclass(frozen=True)
 class RankUnit:
-    """A unit of a role on ranks that lie alike.
+    """Unit of a stage kind on ranks with the same layout.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class RankUnit:
 
 @dataclass(frozen=True)
 class RankClass:
-    """What ranks have in common whose groups lie alike on the nodes.
+    """Class of ranks whose groups have the same layout on the nodes.
 
     Attributes
     ----------
@@ -70,14 +70,14 @@ class RankClass:
 
 
 def axes_used(program: Program) -> set[tuple[int, ...]]:
-    """Mesh axes along which collectives of a program work."""
+    """Return the mesh axes along which collectives of a program work."""
     return {op.mesh_axes for fn in program.functions.values() for op in fn.ops if op.mesh_axes}
 
 
 def lying(
     axes: Collection[tuple[int, ...]], meshes: Sequence[Mesh], system: System
 ) -> list[Hashable]:
-    """How the groups of meshes along axes lie on the nodes: equal ones are equally fast."""
+    """Return the layout key of groups along mesh axes: equal keys are equally fast."""
     result: list[Hashable] = []
     for mesh in meshes:
         fitting = sorted(a for a in axes if all(n < len(mesh.shape) for n in a))
@@ -130,15 +130,15 @@ class RankClasses:
         self.of_rank = [classes[key] for key in keys]
 
     def unit(self, stage: int, name: str) -> RankUnit | None:
-        """Unit of a stage."""
+        """Return the unit of a stage."""
         return self.of(stage).units.get((self.staged.stages[stage].role, name))
 
     def of(self, stage: int) -> RankClass:
-        """What the rank of a stage has in common with others."""
+        """Return the rank class of a stage."""
         return self.of_rank[self.staged.schedule.rank_of[stage]]
 
     def timed(self, stage: int) -> list[int]:
-        """Slots of a stage whose time matters by itself."""
+        """Return the slots of a stage whose time matters by itself."""
         return self.of(stage).timed[self.staged.stages[stage].role]
 
     def _read(
@@ -160,7 +160,7 @@ class RankClasses:
         return {key: made(*key, unit) for key, unit in units.items()}
 
     def _classes(self, units: dict[tuple[int, str], RankUnit]) -> dict[int, dict[int, int]]:
-        """By role how late what is in each slot may be: as late as any unit may write it."""
+        """Return, per stage kind, how late slots may be: as late as any unit may write them."""
         classes: dict[int, dict[int, int]] = {}
         stash = self.staged.schedule.stash
         for number, slots in arriving(self.staged).items():
@@ -184,7 +184,7 @@ class RankClasses:
     def _timed(
         self, maps: FunctionSummaries, units: dict[tuple[int, str], RankUnit]
     ) -> dict[int, list[int]]:
-        """By role the slots that are ports of units, that are sent, or become one of these."""
+        """Return, per stage kind, the slots that are ports, are sent, or become such slots."""
         slots_of_role = arriving(self.staged)
         for (number, _), unit in units.items():
             slots_of_role[number].update(unit.inputs[p] for p in maps.ports(unit.number))

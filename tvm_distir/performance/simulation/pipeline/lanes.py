@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a lane shows of a rank of a pipeline: a unit, or a message, is one event."""
+"""Show a pipeline rank as events: one per unit or message."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight"}
 
 @dataclass(frozen=True)
 class StageTimeline:
-    """The events of one device of a rank.
+    """Timeline of the events of a device of a rank.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class StageTimeline:
 
     @staticmethod
     def of(staged: PipelineProgram, rank: int, ran: StageRuns) -> StageTimeline:
-        """From what ranks ran."""
+        """Make the timeline from the runs of ranks."""
         rank_of = staged.schedule.rank_of
         sent = [message for message in ran.messages if rank_of[message.edge.source[0]] == rank]
         received = [message for message in ran.messages if rank_of[message.edge.target[0]] == rank]
@@ -64,7 +64,7 @@ class StageTimeline:
         return StageTimeline(staged, rank, ran, list(ran.of(rank)), sent, received, copied)
 
     def talking(self) -> Ints:
-        """Starts and ends of messages and copies, (2 n,)."""
+        """Return the starts and ends of messages and copies, (2 n,)."""
         moved = [(moves.start, moves.end) for moves in self._moving()]
         return np.concatenate(
             [np.zeros(0, np.int64), *(np.stack(pair, axis=1).ravel() for pair in moved)]
@@ -94,7 +94,7 @@ class StageTimeline:
         yield from sorted(events, key=lambda event: event.start_s)
 
     def sheets(self) -> Iterator[OpRecords]:
-        """The ops of all units."""
+        """Yield the ops of all units."""
         for run, place, first, last in self.parts:
             start, end = self.ran.op_times(run)
             span = np.stack((first, last), axis=1)
@@ -102,7 +102,7 @@ class StageTimeline:
             yield OpRecords(kinds, start, end, run.order, _word(run), place, run.micros, span)
 
     def wires(self) -> Iterator[MessageRecords]:
-        """The messages of each edge."""
+        """Yield the messages of each edge."""
         rank_of = self.staged.schedule.rank_of
         for stream, stream_messages in (("send", self.sent), ("recv", self.received)):
             for messages in stream_messages:
@@ -124,12 +124,12 @@ class StageTimeline:
             yield MessageRecords(word, [kind] * len(micros), names, copies.start, copies.end, flows)
 
     def tasks(self) -> list[Task]:
-        """The ops and messages and what they wait for."""
+        """Return the ops and messages and what they wait for."""
         ends = (self.sent, self.received, self.copied)
         return RankDependencies(self.staged, self.rank, self.ran, self.runs, *ends).tasks
 
     def _facts(self, messages: Messages, stream: str) -> dict[str, Any]:
-        """What all messages of an edge have in common."""
+        """Return the properties that all messages of an edge share."""
         edge, side = messages.edge, stream == "recv"
         return {
             "op": f"relax.dist.{stream}",
@@ -174,17 +174,17 @@ class StageTimeline:
 
 
 def _word(run: Runs) -> str:
-    """What a unit is called."""
+    """Return the name of a unit."""
     return WORDS.get(run.name.rstrip("+"), run.name.partition(":")[0])
 
 
 def _message(messages: Messages, micro: int) -> str:
-    """What a message is called."""
+    """Return the name of a message."""
     return f"{messages.edge.direction} {micro}" if micro >= 0 else messages.edge.direction
 
 
 def _copy_facts(copies: Copies) -> dict[str, Any]:
-    """What all copies of a stage in one direction have in common."""
+    """Return the properties that all copies of a stage in one direction share."""
     move = copies.move
     return {
         "op": move.kind,
@@ -198,7 +198,7 @@ def _copy_facts(copies: Copies) -> dict[str, Any]:
 def function_times(
     root: str, runs: Sequence[Runs], tables: FunctionTables
 ) -> tuple[FunctionTime, ...]:
-    """Functions of a rank: all of it, the phases, what they call."""
+    """Return the functions of a rank: all of it, the phases, what they call."""
     elapsed: Table = {root: ElapsedTimes(0, 1)}
     for run in runs:
         table = dict(tables.of(run.unit.function))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What units and messages of a step in stages put on the links that they share.
+"""Compute the load of units and messages of a pipelined step on shared links.
 
 Links are, in either direction: a node's adapters, a device's part of them, and its port inside the
 node; of the devices of a rank, which do the same, one stands for all. A load is the share of the
@@ -32,7 +32,7 @@ Piece = tuple[float, float, Shares]
 
 
 class StageLoads:
-    """The loads of all units and messages.
+    """Loads of all units and messages.
 
     A unit of a micro-batch is one piece: what its collectives send, on average. What is done once
     (sums of gradients) is looked at as its collectives come and go.
@@ -61,7 +61,7 @@ class StageLoads:
         self._crossed: dict[tuple[int, tuple[int, ...]], tuple[dict[int, int], int]] = {}
 
     def loads(self) -> Loads | None:
-        """The arrays; None where nothing can meet."""
+        """Return the arrays; None where nothing can meet."""
         idle: list[Piece] = [(ENDLESS, 1.0, {})]
         runs, rank_of = self.steps.runs, self.steps.rank_of
         units = [
@@ -98,7 +98,7 @@ class StageLoads:
         return self._known[key]
 
     def _pieces(self, rank: int, kind: RunKind) -> list[Piece]:
-        """Pieces of a unit that begins when all that it reads is there."""
+        """Return the pieces of a unit that begins when all that it reads is there."""
         maps, number, lowering = self.kinds.maps, kind.unit.number, self.kinds.lowering
         used: dict[Hashable, float] = {}
         for row in np.flatnonzero(lowering.counts(kind.unit.function)).tolist():
@@ -122,7 +122,7 @@ class StageLoads:
         return [(ENDLESS, speed, _shares(used, length))]
 
     def _parts(self, start: Ints, end: Ints, talks: Ints, used: Shares) -> Iterable[Piece]:
-        """Pieces between which collectives, or what runs beside them, begin or end."""
+        """Yield the pieces between which collectives, or what runs beside them, begin or end."""
         edges = np.unique(np.concatenate(([0], start, end)))
         under_way = [_covered(edges, start[mask], end[mask]) for mask in (talks, ~talks)]
         talking = float(np.diff(edges)[under_way[0]].sum())
@@ -136,7 +136,7 @@ class StageLoads:
         yield ENDLESS, 1.0, {}
 
     def _message(self, edge: Edge, here: int, there: int, spent: int) -> list[Piece]:
-        """A latency, and bytes."""
+        """Return a latency, and bytes."""
         meshes, near = self.program.meshes, self.system.intra_node
         ids = meshes[here].device_ids, meshes[there].device_ids
         size = -(-edge.wire_bytes[0] // edge.split)
@@ -162,7 +162,7 @@ class StageLoads:
         return [*before, (ENDLESS, 1.0, shares)]
 
     def _collective(self, rank: int, row: OpRow) -> Shares:
-        """Picoseconds of each link's time that a collective of a rank takes."""
+        """Return the picoseconds of each link's time that a collective of a rank takes."""
         op, near = row.op, self.system.intra_node
         gradients = op.kernel_class == GRADIENTS
         result: dict[Hashable, float] = {}
@@ -181,7 +181,7 @@ class StageLoads:
         return {link: spent for link, spent in result.items() if spent > 0}
 
     def _crossing(self, rank: int, axes: tuple[int, ...]) -> tuple[dict[int, int], int]:
-        """Groups that leave each node, and the most members that such a group has on a node."""
+        """Return the groups that leave each node, and their most members on a node."""
         if (rank, axes) not in self._crossed:
             per_node = self.system.intra_node.devices_per_node
             nodes = self.program.meshes[rank].group_table(axes) // per_node
@@ -195,12 +195,12 @@ class StageLoads:
         return self._crossed[rank, axes]
 
     def _pool_ps(self, size: int, gradients: bool) -> float:
-        """Time that bytes take all adapters of a node."""
+        """Return the time that bytes take all adapters of a node."""
         net = self.system.inter_node
         return _ps(size, net.nics_per_node * net.bandwidth_per_nic_GBps * self._reached(gradients))
 
     def _own_ps(self, size: int, gradients: bool) -> float:
-        """Time that bytes take the adapters that one device drives."""
+        """Return the time that bytes take the adapters that one device drives."""
         net = self.system.inter_node
         nics = math.ceil(net.nics_per_node / self.system.intra_node.devices_per_node)
         return _ps(size, nics * net.bandwidth_per_nic_GBps * self._reached(gradients))
@@ -216,14 +216,14 @@ def _ps(size: float, gigabytes_per_s: float) -> float:
 
 
 def _shares(used: Shares, length: float) -> Shares:
-    """Shares of links' time: none takes more than all of it."""
+    """Return the shares of links' time: none takes more than all of it."""
     if length <= 0:
         return {}
     return {link: min(spent / length, 1.0) for link, spent in used.items() if spent > 0}
 
 
 def _covered(edges: Ints, start: Ints, end: Ints) -> npt.NDArray[np.bool_]:
-    """Between which neighbouring edges something is under way, (edges - 1,)."""
+    """Return between which neighbouring edges something is in flight, (edges - 1,)."""
     change = np.zeros(edges.size, np.int64)
     np.add.at(change, np.searchsorted(edges, start), 1)
     np.add.at(change, np.searchsorted(edges, end), -1)
@@ -232,7 +232,7 @@ def _covered(edges: Ints, start: Ints, end: Ints) -> npt.NDArray[np.bool_]:
 
 
 def _shared(classes: list[list[Piece]], owners: list[Hashable]) -> dict[Hashable, int]:
-    """Links that may be full, by number; those that all classes load alike are one.
+    """Return the links that may be full, by number; those that all classes load alike are one.
 
     An owner, a rank or its messages, does one thing at a time.
     """
@@ -261,7 +261,7 @@ def _arrays(
     beside: float,
     slowed: bool,
 ) -> Loads:
-    """Loads on shared links; a link that is never full says which messages slow units."""
+    """Return the loads on shared links; links that are never full mark slowed units."""
     capacity = np.ones(len(links) + slowed)
     if slowed:
         capacity[-1] = np.inf

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Stashes on their way to the host's memory and back, as steps of ranks.
+"""Add transfers of offloaded stashes to the programs of ranks.
 
 A store begins when the forward unit is over, beside the next unit; the unit behind that waits for
 its end, since the memory is needed then. A fetch begins with the unit before the backward one,
@@ -28,7 +28,7 @@ STREAM = {STORE: STORE_STREAM, FETCH: FETCH_STREAM}
 
 @dataclass(frozen=True)
 class Move:
-    """All copies of a stage's stashes in one direction.
+    """Transfer of a stage's stashes in one direction.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Move:
 
 
 class OffloadTransfers:
-    """The copies of all stages.
+    """Offload transfers of all stages.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class OffloadTransfers:
     Attributes
     ----------
     moves : list of Move
-        Those of a stage one behind the other; they are edges behind the others.
+        Those of a stage in sequence; they are edges behind the others.
     """
 
     def __init__(self, staged: PipelineProgram, costs: OpCosts, edges: int, cells: int) -> None:
@@ -86,7 +86,7 @@ class OffloadTransfers:
         self.cells = cells
 
     def rows(self) -> list[list[int]]:
-        """Rows of ``Units.edges``: a rank's copies are messages to itself."""
+        """Return the rows of ``Units.edges``: a rank's copies are messages to itself."""
         return [[self.schedule.rank_of[move.stage], move.spent_ps] for move in self.moves]
 
     def templates(
@@ -94,7 +94,7 @@ class OffloadTransfers:
         stash: Callable[[int], list[Place]],
         template: Callable[[list[Numbers]], int],
     ) -> dict[tuple[int, str, bool], int]:
-        """Templates of the beginning (False) and the end (True) of a stage's copies.
+        """Return the templates of the beginning (False) and the end (True) of a stage's copies.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class OffloadTransfers:
         return numbers
 
     def around(self, rank: int, units: Ints, templates: dict[tuple[int, str, bool], int]) -> Ints:
-        """The programs of a rank with those of its copies between its units.
+        """Return the programs of a rank with those of its copies between its units.
 
         Parameters
         ----------

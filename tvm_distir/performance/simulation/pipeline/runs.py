@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks of a pipeline ran: the units of each stage with their times, and the messages."""
+"""Run the ranks of a pipeline and read off the times of units and messages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Copies:
 
 
 class StageRuns:
-    """Runs all ranks.
+    """Runs of all ranks.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class StageRuns:
         self.copies = [Copies(move, *self._sent(*times)) for move, *times in moves]
 
     def _sent(self, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
-        """Micro-batches, starts and ends of what was sent, from those by micro-batch."""
+        """Return the micro-batches, starts and ends of transfers from values by micro-batch."""
         micros = np.flatnonzero(starts >= 0)
         micros = micros[np.argsort(starts[micros], kind="stable")]
         once = np.where(micros == self.steps.units.micros - 1, -1, micros)
@@ -157,7 +157,7 @@ class StageRuns:
             )
 
     def of(self, rank: int) -> Iterator[Runs]:
-        """Runs of a rank, by stage and unit, in the order of the first of each."""
+        """Yield the runs of a rank, by stage and unit, in the order of the first of each."""
         units = self.steps.units
         steps = slice(*self.begin[rank : rank + 2].tolist())
         at, step = self._at[:-1][steps], self.step[steps]
@@ -179,7 +179,7 @@ class StageRuns:
 
     @functools.cached_property
     def _units_run(self) -> tuple[list[int], Ints]:
-        """Of each unit of a stage a step that runs it; by step its number among these."""
+        """Return a step that runs each unit of a stage and, by step, the unit's number."""
         numbers: dict[tuple[int, str], int] = {}
         steps: list[int] = []
         of_step = np.full(len(self.steps.units.steps), -1, np.int64)
@@ -192,7 +192,7 @@ class StageRuns:
         return steps, of_step
 
     def busy(self, rank: int, talking: Ints) -> tuple[int, int, int]:
-        """Time in which a rank computes, communicates (also ``talking``), and does both."""
+        """Return the time of computing, of communicating (also ``talking``), and of both."""
         first, last = self.begin[rank : rank + 2].tolist()
         none = np.zeros(0, np.int64)
         slowed = np.zeros(last - first, bool)
@@ -213,17 +213,17 @@ class StageRuns:
         return self.kinds.maps.busy(none, none, computing, communicating)
 
     def edge_ps(self, edge: Edge) -> int:
-        """Duration of an edge's messages where they meet nothing."""
+        """Return the duration of an edge's messages where they meet nothing."""
         return self.steps.edge_ps[self.steps.number_of(edge)]
 
     def op_times(self, runs: Runs) -> tuple[Ints, Ints]:
-        """When the ops of runs start and end, (runs, ops) each."""
+        """Return the starts and ends of the ops of runs, (runs, ops) each."""
         start = self.kinds.maps.expand(runs.unit.number, runs.times)
         end = start + self.kinds.lowering.durations(runs.unit.function)
         return self._real(runs, start), self._real(runs, end)
 
     def _real(self, runs: Runs, times: Ints) -> Ints:
-        """When runs did what they would have done at times (runs, n) at full speed."""
+        """Convert times of runs (runs, n) at full speed to times under contention."""
         if self._met is None:
             return times
         rank = self.steps.rank_of[runs.stage]
@@ -232,13 +232,13 @@ class StageRuns:
         return np.array(rows, np.int64).reshape(times.shape)
 
     def ops(self, function: int) -> list[Kind]:
-        """What traces say of the ops of a unit."""
+        """Return the records of a unit's ops for traces."""
         if function not in self._kinds:
             self._kinds[function] = op_kinds(self.kinds.lowering.scoped(function, ""))
         return self._kinds[function]
 
     def spans(self, runs: Runs) -> Ints:
-        """When runs start and end on the compute stream, or at all without it, (runs, 2)."""
+        """Return the spans of runs on the compute stream, or of all ops without it, (runs, 2)."""
         number = runs.unit.number
         spans = self.kinds.maps.spans(number, runs.times)
         if spans.size and spans[0, 0] == NEVER and self.kinds.maps.tasks(number):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A step in stages simulated: each phase once, then units and messages in the schedule's order.
+"""Simulate a pipelined step: each phase once, then units and messages by schedule.
 
 The result is that of simulating the step written out. Each unit is a max-plus map, which is exact
 for fixed durations, so the time taken grows with units, not with ops.
@@ -40,7 +40,7 @@ def simulate_stages(
     blocking: bool,
     contention: bool = False,
 ) -> Result:
-    """Predict a step in stages: see :func:`.simulator.simulate`.
+    """Predict a pipelined step: see :func:`.simulator.simulate`.
 
     Parameters
     ----------
@@ -108,6 +108,6 @@ def simulate_stages(
 
 
 def _bubble(works: Sequence[Work], time_s: float) -> float:
-    """Share of the step in which ranks neither compute nor communicate, on average."""
+    """Return the share of the step in which ranks neither compute nor communicate, on average."""
     idle_s = sum(seconds(work.idle_ps) for work in works)
     return idle_s / (len(works) * time_s) if time_s > 0 else 0.0

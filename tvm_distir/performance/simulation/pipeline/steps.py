@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What each rank of a step in stages does, as arrays: a list of steps per kind of unit of a stage.
+"""Write the program of each rank of a pipelined step as arrays, per kind of unit.
 
 A rank begins with what its stages do once, runs the units of the schedule, takes its part in the
 sums over stages, and ends. A message leaves as soon as its value is made and the one before it
@@ -30,7 +30,7 @@ _NOWHERE = (-1, 0)
 
 
 class RunKind(NamedTuple):
-    """What a step that runs a unit runs; ``once``: no micro-batch of its own."""
+    """Kind of run of a step (``once``: it has no micro-batch)."""
 
     stage: int
     name: str
@@ -39,7 +39,7 @@ class RunKind(NamedTuple):
 
 
 class StageSteps:
-    """The steps of all ranks.
+    """Steps of all ranks.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class StageSteps:
         return self._number[id(edge)]
 
     def _crosses(self, edge: Edge) -> bool:
-        """Whether an edge is a message."""
+        """Return whether an edge is a message."""
         return self.rank_of[edge.source[0]] != self.rank_of[edge.target[0]]
 
     def _write(self) -> RankPrograms:
@@ -149,7 +149,7 @@ class StageSteps:
         stage_at: dict[tuple[int, int], int],
         templates: dict[tuple[int, str, bool], int],
     ) -> Ints:
-        """The units of a rank: templates and micro-batches. The first of a kind may differ."""
+        """Return the templates and micro-batches of a rank's units; the first may differ."""
         order: Sequence[PipelineAction] = self.schedule.orders[rank]
         if not order:
             return np.zeros((0, 2), np.int64)
@@ -165,7 +165,7 @@ class StageSteps:
         return np.stack((programs, np.array(micros, np.int64)), axis=1)
 
     def _phase(self, stage: int, phase: str, first: bool) -> list[_Step]:
-        """A unit of the schedule: the first one of a stage, or one of those that follow."""
+        """Return a unit of the schedule: the first of a stage, or one of those that follow."""
         role, stash = self.staged.role_of(stage), self.schedule.stash
         direction = _DIRECTION.get(phase, "")
         steps = [
@@ -189,7 +189,7 @@ class StageSteps:
         return [step for step in steps if step.numbers]
 
     def _handed(self, stage: int, pairs: Sequence[tuple[int, int]]) -> list[_Step]:
-        """Results take the places of parameters."""
+        """Return the steps that move results to the places of parameters."""
         return [self._copy(stage, (result, True), (param, True)) for param, result in pairs]
 
     def _cell(self, stage: int, slot: int, once: bool) -> tuple[int, int] | None:
@@ -212,7 +212,7 @@ class StageSteps:
         return _Step((RECV, self._number[id(edge)], *(place or _NOWHERE)))
 
     def _send(self, edge: Edge, once: bool) -> _Step:
-        """A message, or a value for another stage of the rank."""
+        """Return a message, or a value for another stage of the rank."""
         place = self._cell(*edge.source, once)
         if not self._crosses(edge):
             return self._copied(place, self._cell(*edge.target, once))
@@ -238,19 +238,19 @@ class StageSteps:
         return [_Step((RUN, self._kinds[key], self._base[stage]), kind)]
 
     def _stash(self, stage: int) -> list[tuple[int, int]]:
-        """Places of what a stage keeps of a micro-batch, where their times matter."""
+        """Return the places of what a stage keeps of a micro-batch, where their times matter."""
         cells = (self._cell(stage, slot, False) for slot in self.staged.role_of(stage).stash)
         return [cell for cell in cells if cell is not None]
 
     def _begin(self) -> list[list[_Step]]:
-        """What ranks do before the first unit."""
+        """Return the steps of ranks before the first unit."""
         steps: list[list[_Step]] = [[] for _ in range(self.schedule.stages)]
         for stage, rank in enumerate(self.rank_of):
             steps[rank] += self._run(stage, BEGIN, once=True)
         return steps
 
     def _end(self) -> list[list[_Step]]:
-        """What ranks do behind the last unit: sums over stages, in turn, and the rest."""
+        """Return the steps of ranks before the first unit."""
         steps: list[list[_Step]] = [[] for _ in range(self.schedule.stages)]
         for number in range(len(self.staged.sums)):
             self._sum(number, steps)
@@ -259,7 +259,7 @@ class StageSteps:
         return [[step for step in rank_steps if step.numbers] for rank_steps in steps]
 
     def _sum(self, number: int, steps: list[list[_Step]]) -> None:
-        """Make a sum over stages: each adds its own term, the last one tells all."""
+        """Add a sum over stages: each adds its term, the last broadcasts the total."""
         stage_sum, rank_of = self.staged.sums[number], self.rank_of
         chain = {e.target[0]: e for e in stage_sum.edges if e.direction == "sum"}
         for stage in stage_sum.stages:
@@ -289,13 +289,13 @@ class StageSteps:
             steps[self.rank_of[edge.target[0]]].append(self._receive(edge, True))
 
     def _total(self, stage: int, number: int) -> int:
-        """Slot of a sum."""
+        """Return the slot of a sum."""
         role: StageKind = self.staged.role_of(stage)
         return role.sums[self.staged.sums_of(stage).index(number)][1]
 
 
 class _Step(NamedTuple):
-    """A row of ``RankPrograms.steps``, empty where nothing is to be done, and what it runs."""
+    """Row of ``RankPrograms.steps``, empty where nothing is to be done, with its run."""
 
     numbers: tuple[int, ...]
     run: RunKind | None = None

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage runs at once: phases one after the other, as functions that call them."""
+"""Compose the units that a stage runs, as functions that call phases in sequence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvm_distir.performance.program.unit_phases import unit_phases
 
 @dataclass(frozen=True)
 class StageUnit:
-    """A unit of a kind of stage.
+    """Unit of a stage kind.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class StageUnit:
 def with_units(
     program: Program, staged: PipelineProgram, rank: int, roles: Collection[int]
 ) -> tuple[Program, dict[tuple[int, str], StageUnit]]:
-    """The units of roles as entries of a program on the mesh of a rank.
+    """Return the units of roles as entries of a program on the mesh of a rank.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def _compose(
 
 
 def arriving(staged: PipelineProgram) -> Mapping[int, set[int]]:
-    """By number of role the slots that other stages write, or read."""
+    """Return, per stage kind, the slots that other stages write or read."""
     slots: dict[int, set[int]] = {number: set() for number in range(len(staged.roles))}
     for edge in [*staged.edges, *(edge for stage_sum in staged.sums for edge in stage_sum.edges)]:
         for stage, slot in (edge.source, edge.target):
