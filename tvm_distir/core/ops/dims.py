@@ -55,11 +55,11 @@ def symbols(dim: Any) -> list[Any]:
         return [dim]
     parts = [getattr(dim, name) for name in ("a", "b", "value") if hasattr(dim, name)]
     parts += list(getattr(dim, "args", ()))
-    found: list[Any] = []
+    result: list[Any] = []
     for part in parts:
         if isinstance(part, ir.Expr):
-            found += [v for v in symbols(part) if not any(v.same_as(w) for w in found)]
-    return found
+            result += [v for v in symbols(part) if not any(v.same_as(w) for w in result)]
+    return result
 
 
 def nominal(dim: Any) -> int:

@@ -216,9 +216,9 @@ class Draft:
                 for dim, extent in enumerate(shape):
                     if (side, number, dim) in self._taken:
                         continue
-                    one = isinstance(extent, int) and extent == 1
+                    is_unit = isinstance(extent, int) and extent == 1
                     reason = self._why.get((side, number, dim), self.default_why)
-                    why[f"{side}{number}.dim{dim}"] = "its extent is 1" if one else reason
+                    why[f"{side}{number}.dim{dim}"] = "its extent is 1" if is_unit else reason
         for group in self._linear:
             if not group or not all(0 <= i < len(call.ins) for i in group):
                 raise self._fault(f"linear group {group} names operands the call does not have")

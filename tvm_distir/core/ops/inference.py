@@ -67,13 +67,13 @@ def _leaves(args: Any) -> list[Any]:
 
 
 def _constant_leaves(args: Any) -> list[bool]:
-    found: list[bool] = []
+    result: list[bool] = []
     for a in args:
         fields = a.fields if isinstance(a, relax.Tuple) else [a]
         for f in fields:
             tensors = [t for t in flat_types(f.ty) if tensor_type(t) is not None]
-            found += [isinstance(f, ir.GenericConst)] * len(tensors)
-    return found
+            result += [isinstance(f, ir.GenericConst)] * len(tensors)
+    return result
 
 
 def result_labels(rule: Rule, ins: list[int | None], results: int) -> tuple[int, ...]:

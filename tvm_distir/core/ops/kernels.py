@@ -132,9 +132,9 @@ def _element(ty: Any) -> str:
 
 def _dtype(types: Sequence[Any]) -> str:
     """Type of the arithmetic: of the first floating operand, else of the first tensor."""
-    found = [_element(ty) for ty in types]
-    floating = [one for one in found if one.startswith(("float", "bfloat"))]
-    return (floating or found or [""])[0]
+    dtypes = [_element(ty) for ty in types]
+    floating = [dtype for dtype in dtypes if dtype.startswith(("float", "bfloat"))]
+    return (floating or dtypes or [""])[0]
 
 
 def _external(call: ir.Call, whole: Work, dtype: str) -> Kernel:

@@ -78,20 +78,20 @@ def _part(arg: Any) -> Any:
 
 def _prim_func(call: ir.Call, name: str, mod: Any) -> Any:
     target = call.args[0]
-    found = None
+    func = None
     if mod is not None and isinstance(target, ir.GlobalVar):
         try:
-            found = mod[mod.get_global_var(target.name_hint)]
+            func = mod[mod.get_global_var(target.name_hint)]
         except ValueError:  # no function of that name: reported below
-            found = None
-    if not isinstance(found, tirx.PrimFunc):
+            func = None
+    if not isinstance(func, tirx.PrimFunc):
         raise PropagationError(
             "DIST0401",
             "its PrimFunc is not at hand",
             place=f"{name} of {getattr(target, 'name_hint', target)}",
             remedy="Pass the module that holds it.",
         )
-    return found
+    return func
 
 
 def _shape_key(shape: CallShape) -> Any:

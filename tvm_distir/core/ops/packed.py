@@ -195,12 +195,12 @@ def packed_form(call: ir.Call, held: Sequence[Dims | None]) -> tuple[PackedCall,
 
 
 def _dims(name: str, ty: Any) -> Dims:
-    found = static_shape(ty)
-    if found is None:
+    result = static_shape(ty)
+    if result is None:
         raise PropagationError(
             "DIST0402", f"the shape of {ty} is not known", place=name, remedy="Give it one."
         )
-    return found
+    return result
 
 
 def packed_rule(call: ir.Call, held: Sequence[Dims | None]) -> tuple[Rule, list[Dims]]:

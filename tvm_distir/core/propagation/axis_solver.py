@@ -127,11 +127,11 @@ class AxisSolver:
         """
         model = self.problem(inst, a)
         tables, problem = self.prices.tables, Problem(model.domains, model.factors)
-        found = minimise(tables, problem, TABLE_LIMIT, inst.graph.name, self.starts)
-        total, forbidden = tables.evaluate(problem, found.values)
-        if not (model.feasible and found.feasible) or forbidden:
+        solution = minimise(tables, problem, TABLE_LIMIT, inst.graph.name, self.starts)
+        total, forbidden = tables.evaluate(problem, solution.values)
+        if not (model.feasible and solution.feasible) or forbidden:
             raise self._infeasible(inst.graph, a)
-        return self._decode(inst, a, model, found.values), model.constant + total, found.gap
+        return self._decode(inst, a, model, solution.values), model.constant + total, solution.gap
 
     def problem(self, inst: Instance, a: int) -> AxisProblem:
         """The labelling problem of an instance."""
@@ -157,16 +157,16 @@ class AxisSolver:
         choice = [alts.items[values[u] if u >= 0 else 0] for alts, u in model.ends]
         for k in g.calls:
             spliced = model.spliced[k]
-            own, into, out = spliced.variables, spliced.params, spliced.rets
-            picked = tuple(values[own.start : own.stop])
+            variables, into, out = spliced.variables, spliced.params, spliced.rets
+            picked = tuple(values[variables.start : variables.stop])
             kids[k] = self._specialise(inst.kids[k], a, picked)
             called = (inst.kids[k].number, a, picked)
-            found = self._called.get(called)
-            if found is None:
+            strategy = self._called.get(called)
+            if strategy is None:
                 needs = [alts.needs[values[u] if u >= 0 else 0][0] for alts, u in into]
                 gives = [alts.gives[values[u] if u >= 0 else 0][0] for alts, u in out]
-                found = self._called[called] = OpStrategy(tuple(needs), tuple(gives), None)
-            choice[k] = found
+                strategy = self._called[called] = OpStrategy(tuple(needs), tuple(gives), None)
+            choice[k] = strategy
         return self.instances.of(g, {**inst.choice, a: tuple(choice)}, kids, inst.columns)
 
     def _specialise(self, inst: Instance, a: int, picked: tuple[int, ...]) -> Instance:

@@ -101,11 +101,11 @@ class Decision:
     def wants(self, inst: Instance, value: int) -> list[tuple[int, ...]]:
         """Forms the consumers of a value want, in program order, each once."""
         mesh = inst.graph.values[value].mesh
-        found: dict[tuple[int, ...], None] = {}
+        wanted: dict[tuple[int, ...], None] = {}
         for k, positions in inst.graph.uses[value]:
             for i in positions:
-                found[self.needs(inst, k, i, mesh)] = None
-        return list(found)
+                wanted[self.needs(inst, k, i, mesh)] = None
+        return list(wanted)
 
     def settled(self, inst: Instance) -> dict[int, ReshardPath]:
         """Routes of all values that every consumer wants as they are produced."""

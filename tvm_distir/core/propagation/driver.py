@@ -70,14 +70,14 @@ class Labelling:
             g = module.graphs[key]
             kids = {k: start[g.nodes[k].callee] for k in g.calls}
             start[key] = self.instances.of(g, {}, kids)
-        found, cost, gap = {}, 0, 0
+        entries, cost, gap = {}, 0, 0
         for name, key in module.entries.items():
-            found[name], price, above = self._solve(start[key])
+            entries[name], price, above = self._solve(start[key])
             cost += price
             gap += above
         return Decision(
             module.axes,
-            found,
+            entries,
             cost,
             cost - gap,
             self.prices.conversions,
@@ -100,13 +100,13 @@ class Labelling:
         inst, total, above = start, 0, 0
         left: list[int] = []
         for axes in self._meshes():
-            found = self._at_once(inst, axes) if self._meet(axes) else None
-            if found is None:
+            solution = self._at_once(inst, axes) if self._meet(axes) else None
+            if solution is None:
                 left += axes
                 continue
-            if found[2]:
-                found = self._cheaper(inst, axes, found)
-            inst, cost, gap = found
+            if solution[2]:
+                solution = self._cheaper(inst, axes, solution)
+            inst, cost, gap = solution
             total += cost
             above += gap
         if not left:
@@ -119,7 +119,7 @@ class Labelling:
         meshes: dict[int, list[int]] = {}
         for a, axis in enumerate(self.module.axes):
             meshes.setdefault(axis.mesh, []).append(a)
-        return [tuple(own) for own in meshes.values()]
+        return [tuple(axes) for axes in meshes.values()]
 
     def _meet(self, axes: Sequence[int]) -> bool:
         """Whether several of the axes reach anything: what one does changes sizes for others."""
@@ -134,18 +134,18 @@ class Labelling:
         return self._joint[axes].solve(inst)
 
     def _cheaper(
-        self, inst: Instance, axes: Sequence[int], found: tuple[Instance, int, int]
+        self, inst: Instance, axes: Sequence[int], solution: tuple[Instance, int, int]
     ) -> tuple[Instance, int, int]:
         """What was found at once, or where that is not proved to be best, a cheaper one in turn."""
         try:
             other = self._in_turn(inst, axes)
         except PropagationError:  # nothing is found in turn; what was found at once is allowed
-            return found
+            return solution
         evaluator = self._evaluator()
-        saved = evaluator.price(found[0]).total - evaluator.price(other[0]).total
+        saved = evaluator.price(solution[0]).total - evaluator.price(other[0]).total
         if saved <= 0:
-            return found
-        return other[0], found[1] - saved, max(0, found[2] - saved)
+            return solution
+        return other[0], solution[1] - saved, max(0, solution[2] - saved)
 
     def _in_turn(self, start: Instance, axes: Sequence[int]) -> tuple[Instance, int, int]:
         """Minimise axis by axis; where axes compete, in several orders: the cheapest stays."""
@@ -161,14 +161,16 @@ class Labelling:
         if len(result) == 1:
             return result[0]
         evaluator = self._evaluator()
-        return min(result, key=lambda one: evaluator.price(one[0]).total)
+        return min(result, key=lambda solution: evaluator.price(solution[0]).total)
 
     def _orders(self, axes: Sequence[int]) -> list[tuple[int, ...]]:
         """Orders of axes to solve in: more than their own where two reach the same factor."""
-        own = tuple(axes)
-        if not any(self._compete(a, b) for a, b in itertools.combinations(own, 2)):
-            return [own]
-        return list(itertools.permutations(own)) if len(own) <= ALL_ORDERS else [own, own[::-1]]
+        order = tuple(axes)
+        if not any(self._compete(a, b) for a, b in itertools.combinations(order, 2)):
+            return [order]
+        if len(order) > ALL_ORDERS:
+            return [order, order[::-1]]
+        return list(itertools.permutations(order))
 
     def _compete(self, a: int, b: int) -> bool:
         if self.module.axes[a].mesh != self.module.axes[b].mesh:

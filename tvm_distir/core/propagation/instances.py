@@ -53,19 +53,19 @@ class Instances:
             tuple(numbers.items()),
             tuple([(k, kid.number) for k, kid in sorted(kids.items())]),
         )
-        found = self._known.get(key)
-        if found is None:
+        instance = self._known.get(key)
+        if instance is None:
             given = {a: self._given_by(g, c, numbers[a]) for a, c in choice.items()}
-            found = Instance(len(self._known), g, choice, kids, numbers, given)
-            self._known[key] = found
-        return found
+            instance = Instance(len(self._known), g, choice, kids, numbers, given)
+            self._known[key] = instance
+        return instance
 
     def _given_by(self, g: Graph, column: Sequence[OpStrategy], number: int) -> list[int]:
         """See :attr:`.Instance.given`."""
-        found = self._given.get((g.key, number))
-        if found is None:
-            found = self._given[g.key, number] = [column[k].gives[j] for k, j in g.producer]
-        return found
+        labels = self._given.get((g.key, number))
+        if labels is None:
+            labels = self._given[g.key, number] = [column[k].gives[j] for k, j in g.producer]
+        return labels
 
     def without(self, inst: Instance, a: int) -> Instance:
         """An instance with axis ``a`` open again, in its callees too."""
@@ -74,13 +74,13 @@ class Instances:
     def _without(self, inst: Instance, a: int, done: dict[int, Instance]) -> Instance:
         if a not in inst.choice:
             return inst
-        found = done.get(inst.number)
-        if found is None:
+        instance = done.get(inst.number)
+        if instance is None:
             choice = {b: c for b, c in inst.choice.items() if b != a}
             columns = {b: c for b, c in inst.columns.items() if b != a}
             kids = {k: self._without(kid, a, done) for k, kid in inst.kids.items()}
-            found = done[inst.number] = self.of(inst.graph, choice, kids, columns)
-        return found
+            instance = done[inst.number] = self.of(inst.graph, choice, kids, columns)
+        return instance
 
     def sizes(self, inst: Instance, a: int) -> LocalSizes:
         """Bytes of each value local to the other axes of its mesh, and how its dims are cut.

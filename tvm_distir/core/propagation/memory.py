@@ -58,8 +58,8 @@ class MemoryMeter:
 
     def kept(self) -> KeptMemory:
         """The worst of all public functions and meshes."""
-        found = [one for inst in self.decision.entries.values() for one in self._of(inst)]
-        return max(found, key=lambda one: one.peak_bytes, default=KeptMemory(0, 0, ""))
+        memories = [memory for inst in self.decision.entries.values() for memory in self._of(inst)]
+        return max(memories, key=lambda memory: memory.peak_bytes, default=KeptMemory(0, 0, ""))
 
     def _of(self, inst: Instance) -> Iterator[KeptMemory]:
         g = inst.graph
@@ -149,11 +149,11 @@ def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decisio
     solver.set_free()
     weight, best, least = FIRST_WEIGHT, None, MemoryMeter(decision).kept()
     while weight <= LAST_WEIGHT:
-        found = _weighed(solver, costs, weight)
-        kept = MemoryMeter(found).kept()
-        least = min(least, kept, key=lambda one: one.peak_bytes)
+        candidate = _weighed(solver, costs, weight)
+        kept = MemoryMeter(candidate).kept()
+        least = min(least, kept, key=lambda memory: memory.peak_bytes)
         if kept.peak_bytes <= memory_bytes:
-            best = found
+            best = candidate
             break
         weight *= 4
     if best is None:
@@ -167,9 +167,9 @@ def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decisio
     lower, upper = weight // 4, weight
     while upper - lower > max(1, lower // 4):
         middle = (lower + upper) // 2
-        found = _weighed(solver, costs, middle)
-        if MemoryMeter(found).kept().peak_bytes <= memory_bytes:
-            upper, best = middle, found
+        candidate = _weighed(solver, costs, middle)
+        if MemoryMeter(candidate).kept().peak_bytes <= memory_bytes:
+            upper, best = middle, candidate
         else:
             lower = middle
     return best

@@ -46,9 +46,9 @@ class PlacedModule:
             for gv, fn in relax_functions(mod)
             if isinstance(fn, relax.Function) and not is_private(fn)
         }
-        found = module_axes(mod) if axes is None else tuple(axes)
+        all_axes = module_axes(mod) if axes is None else tuple(axes)
         _repeat(placer.graphs, placer.order)
-        return cls(found, entries, placer.graphs, placer.order)
+        return cls(all_axes, entries, placer.graphs, placer.order)
 
     @functools.cached_property
     def largest(self) -> tuple[int, int]:

@@ -85,7 +85,7 @@ class PlacementSearch:
         costs: Costs = SETTLING,
     ) -> None:
         self.ranks, self.costs = ranks, costs
-        self._open = {name: dict.fromkeys(sorted(found)) for name, found in weights.items()}
+        self._open = {name: dict.fromkeys(sorted(params)) for name, params in weights.items()}
         self._search = WeightSearch(mod, Axis(0, 0, ranks, axis), costs)
         self._meter = CostMeter(ranks)
         self._stored: Labels = {}
@@ -118,14 +118,15 @@ class PlacementSearch:
         key = (costs, parts)
         if key not in self._tried:
             asked = {
-                name: {**found, **self._stored.get(name, {})} for name, found in self._open.items()
+                name: {**params, **self._stored.get(name, {})}
+                for name, params in self._open.items()
             }
             decision = self._search.decide(asked, costs, self._stored, parts)
             labels: Labels = {}
-            for name, found in self._open.items():
+            for name, params in self._open.items():
                 inst = decision.entries[name]
                 labels[name] = {
-                    i: decision.value_form(inst, inst.graph.param_value(i))[0] for i in found
+                    i: decision.value_form(inst, inst.graph.param_value(i))[0] for i in params
                 }
             self._tried[key] = self._trial(decision, labels, self._pins(decision, labels))
         return self._tried[key]
@@ -139,7 +140,7 @@ class PlacementSearch:
     def settled(self, labels: Labels, costs: Costs | None = None) -> CandidatePlacement:
         """What propagation makes of these labels: as :meth:`best`, nothing being free."""
         costs = costs or self.costs
-        key = (costs, tuple((name, tuple(found.items())) for name, found in labels.items()))
+        key = (costs, tuple((name, tuple(params.items())) for name, params in labels.items()))
         if key not in self._tried:
             self._tried[key] = self._trial(self._search.decide(labels, costs, self._stored), labels)
         return self._tried[key]
@@ -149,8 +150,8 @@ class PlacementSearch:
     ) -> CandidatePlacement:
         held = sum(
             self.weight_bytes(name, i, label)
-            for name, found in labels.items()
-            for i, label in found.items()
+            for name, params in labels.items()
+            for i, label in params.items()
         )
         counts = self._meter.counts(decision.entries[name] for name in labels)
         return CandidatePlacement(labels, DeviceCost(held, *counts), pins, self._stored)
@@ -168,13 +169,13 @@ class PlacementSearch:
 
     def whole_flops(self) -> dict[str, int]:
         """FLOPs of the ops no rule can shard over the axis, by name of the op."""
-        found: dict[str, int] = {}
+        result: dict[str, int] = {}
         for name in self._open:
             for rule, count in self.ops(name):
                 can = any(factor_fits(f, self.ranks, 1) for f in rule.factors)
                 if not can and rule.flops:
-                    found[rule.op] = found.get(rule.op, 0) + count * rule.flops
-        return found
+                    result[rule.op] = result.get(rule.op, 0) + count * rule.flops
+        return result
 
     def ops(self, name: str, count: int = 1) -> list[tuple[Rule, int]]:
         """Rules of all ops a function runs, private functions included, and how often."""
@@ -232,8 +233,8 @@ class PlacementSearch:
             node, why = g.nodes[k], None
             if node.kind == "call":
                 inner = self._search.module.graphs[node.callee]
-                found = [self._obstacle(inner, inner.param_value(i), d) for i in positions]
-                why = next((one for one in found if one is not None), None)
+                obstacles = [self._obstacle(inner, inner.param_value(i), d) for i in positions]
+                why = next((obstacle for obstacle in obstacles if obstacle is not None), None)
             elif node.rule is not None:
                 why = self._refusal(g, k, positions, d)
             if why is not None:
@@ -277,9 +278,9 @@ class PlacementSearch:
                     label = R
                 pins.setdefault((g.name, name), set()).add(label)
         return tuple(
-            PlacementConstraint(function, variable, min(found))
-            for (function, variable), found in pins.items()
-            if len(found) == 1 and min(found) >= 0
+            PlacementConstraint(function, variable, min(pin_labels))
+            for (function, variable), pin_labels in pins.items()
+            if len(pin_labels) == 1 and min(pin_labels) >= 0
         )
 
     def _named_results(self, g: Graph) -> list[tuple[int, int, str]]:

@@ -48,10 +48,10 @@ class Evaluator:
     def price(self, inst: Instance) -> Price:
         """Price of one execution of an instance."""
         if inst.number not in self._known:
-            own = Price(inst.graph.repeat * self._work(inst), self._conversions(inst))
+            total = Price(inst.graph.repeat * self._work(inst), self._conversions(inst))
             for _, kid in sorted(inst.kids.items()):
-                own += self.price(kid)
-            self._known[inst.number] = own
+                total += self.price(kid)
+            self._known[inst.number] = total
         return self._known[inst.number]
 
     def _work(self, inst: Instance) -> int:
@@ -76,8 +76,10 @@ class Evaluator:
             for a in axes:
                 others = tuple(side for b, side in sides.items() if b != a)
                 ranks = self.prices.axes[a].size
-                work, own = self.prices.along(a).parts(node.rule, inst.choice[a][k], ranks, others)
-                sent += own
+                work, sent_here = self.prices.along(a).parts(
+                    node.rule, inst.choice[a][k], ranks, others
+                )
+                sent += sent_here
             total += self.prices.costs.scaled(work + sent)
         return total
 

@@ -62,17 +62,17 @@ class ReachableAxes:
 
     def param_labels(self, g: Graph, axis: Axis, a: int) -> list[int | None]:
         """Labels of the graph's parameters along axis ``a``; None where they are open."""
-        found = self._labels.get(a)
-        if found is None:
-            fixed, found = self.fixed[a], []
+        labels = self._labels.get(a)
+        if labels is None:
+            fixed, labels = self.fixed[a], []
             for k, v in zip(g.params, g.param_values):
                 pin = g.nodes[k].pin if g.public else None
                 if g.values[v].mesh != axis.mesh:
-                    found.append(R)
+                    labels.append(R)
                 else:
-                    found.append(fixed.get(k) if pin is None else pin[axis.index])
-            self._labels[a] = found
-        return found
+                    labels.append(fixed.get(k) if pin is None else pin[axis.index])
+            self._labels[a] = labels
+        return labels
 
 
 class ReachabilityWalk:
@@ -220,9 +220,9 @@ class ReachabilityWalk:
             node = g.nodes[k]
             for p, v in zip(self.graphs[node.callee].params, node.operands):
                 forms.setdefault((node.callee, p), set()).add(self._given(g, v, of_pins))
-        for (callee, p), found in forms.items():
+        for (callee, p), variants in forms.items():
             inner = self.result[callee]
-            for given in found:
+            for given in variants:
                 for (label, held), fixed, holds in zip(given, inner.fixed, inner.held):
                     if fixed.setdefault(p, label) != label:
                         fixed[p] = None
@@ -244,13 +244,13 @@ class ReachabilityWalk:
         if source.pin is None:
             reach = self.result[g.key]
             pairs = zip(reach.fixed, reach.held)
-            found = tuple([(fixed.get(origin), held.get(origin, False)) for fixed, held in pairs])
+            result = tuple([(fixed.get(origin), held.get(origin, False)) for fixed, held in pairs])
         else:
             key = (source.mesh, source.pin, source.stationary)
             if key not in of_pins:
                 labels = [source.pin[x.index] if source.mesh == x.mesh else R for x in self.axes]
                 of_pins[key] = tuple([(x, key[2] and x is not None) for x in labels])
-            found = of_pins[key]
+            result = of_pins[key]
         if origin != maker:  # the label is known only once the layout op is decided
-            return tuple([(None, held) for _, held in found])
-        return found
+            return tuple([(None, held) for _, held in result])
+        return result

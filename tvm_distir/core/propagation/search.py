@@ -72,10 +72,10 @@ class WeightSearch:
         key = _key(labels, stored, parts)
         if key not in self._reached:
             asked, apart = {}, {}
-            for name, found in labels.items():
+            for name, params_labels in labels.items():
                 entry = self.module.entries[name]
                 params = self.module.graphs[entry].params
-                asked[entry] = {params[i]: x for i, x in found.items()}
+                asked[entry] = {params[i]: x for i, x in params_labels.items()}
                 apart[entry] = {params[i] for i in stored.get(name, ())}
             seeded = _seeded(self.module, self._unified, asked, parts)
             given = _given(self.module, asked, apart)
@@ -132,17 +132,19 @@ def _seeded(module: PlacedModule, unified: DimClasses, asked: Asked, parts: int)
     seeds: dict[str, dict[int, set[int]]] = {}
     for key in module.order:
         g, root = module.graphs[key], unified.root[key]
-        own = seeds[key] = {one: set(axes) for one, axes in unified.seeds[key].items()}
+        graph_seeds = seeds[key] = {
+            dim_class: set(axes) for dim_class, axes in unified.seeds[key].items()
+        }
         for k in g.calls:
             callee = g.nodes[k].callee
             inner = seeds[callee]
             for x, inside in unified.across[key, k] if inner else ():
                 axes = inner.get(inside)
                 if axes:
-                    own.setdefault(root[x], set()).update(axes)
+                    graph_seeds.setdefault(root[x], set()).update(axes)
         if key in asked:
             for x in _asked_dims(g, asked[key], parts):
-                own.setdefault(root[x], set()).add(0)
+                graph_seeds.setdefault(root[x], set()).add(0)
     return DimClasses(unified.root, seeds, unified.across)
 
 
@@ -152,7 +154,7 @@ def _asked_dims(g: Graph, asked: Mapping[int, int | None], parts: int) -> list[i
     With ``parts`` the values that follow from other parameters may be sharded as well, where
     that divides a dim of the parameter.
     """
-    found: list[int] = []
+    result: list[int] = []
     for k in g.params:
         v = g.nodes[k].results[0]
         shape = g.values[v].shape
@@ -161,8 +163,8 @@ def _asked_dims(g: Graph, asked: Mapping[int, int | None], parts: int) -> list[i
         else:
             label = asked[k]
             dims = [*range(len(shape))] if label is None else [label] * (label >= 0)
-        found += [g.offset[v] + d for d in dims]
-    return found
+        result += [g.offset[v] + d for d in dims]
+    return result
 
 
 def _given(module: PlacedModule, asked: Asked, stored: Stored) -> Given:
@@ -179,8 +181,8 @@ def _given(module: PlacedModule, asked: Asked, stored: Stored) -> Given:
 def _key(labels: Asked, stored: Stored, parts: int) -> Hashable:
     return (
         parts,
-        tuple((name, tuple(found.items())) for name, found in labels.items()),
-        tuple((name, tuple(sorted(found))) for name, found in stored.items()),
+        tuple((name, tuple(weights.items())) for name, weights in labels.items()),
+        tuple((name, tuple(sorted(weights))) for name, weights in stored.items()),
     )
 
 

@@ -83,7 +83,7 @@ class _Writer:
 
 def digest(module: PlacedModule) -> str:
     """Of all that a decision about a module depends on."""
-    found = hashlib.sha256(repr([(a.size, a.index, a.mesh) for a in module.axes]).encode())
+    checksum = hashlib.sha256(repr([(a.size, a.index, a.mesh) for a in module.axes]).encode())
     for key in module.order:
         g = module.graphs[key]
         nodes = [
@@ -91,8 +91,8 @@ def digest(module: PlacedModule) -> str:
             for n in g.nodes
         ]
         values = [(str(v.shape), v.item_bytes) for v in g.values]
-        found.update(repr((key, nodes, values)).encode())
-    return found.hexdigest()[:32]
+        checksum.update(repr((key, nodes, values)).encode())
+    return checksum.hexdigest()[:32]
 
 
 def decision_of_labels(mod: ir.IRModule, data: Mapping[str, Any]) -> Decision:
@@ -113,14 +113,14 @@ def decision_of_labels(mod: ir.IRModule, data: Mapping[str, Any]) -> Decision:
             remedy='Search again for this one, or remove "labels": the rules hold then, and '
             "propagation decides the rest.",
         )
-    found, said = _Reader(module, top), dict(top["entries"].fields())
+    reader, said = _Reader(module, top), dict(top["entries"].fields())
     if said.keys() != module.entries.keys():
         raise top["entries"].wrong(
             f"there are labels of {', '.join(sorted(said))}",
             f"Give those of {', '.join(sorted(module.entries))}.",
         )
-    entries = {name: found.instance(value, module.entries[name]) for name, value in said.items()}
-    return Decision(module.axes, entries, 0, 0, Conversions(Costs()), found.instances.value_bytes)
+    entries = {name: reader.instance(value, module.entries[name]) for name, value in said.items()}
+    return Decision(module.axes, entries, 0, 0, Conversions(Costs()), reader.instances.value_bytes)
 
 
 def _wrong(place: str, what: str, remedy: str) -> PlanError:
@@ -139,10 +139,10 @@ class _Reader:
 
     def instance(self, data: JsonValue, function: str) -> Instance:
         """The instance of a number, which is one of this function."""
-        found = self._found[data.integer(most=len(self._found) - 1)]
-        if found.graph.key != function:
-            raise data.wrong(f"{data.data} is of {found.graph.key}", f"Give one of {function}.")
-        return found
+        instance = self._found[data.integer(most=len(self._found) - 1)]
+        if instance.graph.key != function:
+            raise data.wrong(f"{data.data} is of {instance.graph.key}", f"Give one of {function}.")
+        return instance
 
     def _function(self, data: JsonValue) -> Instance:
         g = self.module.graphs[data["function"].word(tuple(self.module.graphs))]

@@ -10,7 +10,7 @@ from .driver import Propagator
 
 def specialisations(decision: Decision) -> dict[str, dict[Signature, Instance]]:
     """Distinct specialisations per placed function, in order of first call."""
-    found: dict[str, dict[Signature, Instance]] = {}
+    result: dict[str, dict[Signature, Instance]] = {}
     waiting = [inst for _, inst in sorted(decision.entries.items())]
     seen: set[int] = set()
     while waiting:
@@ -18,9 +18,9 @@ def specialisations(decision: Decision) -> dict[str, dict[Signature, Instance]]:
         for _, kid in sorted(inst.kids.items()):
             if kid.number not in seen:
                 seen.add(kid.number)
-                found.setdefault(kid.graph.key, {}).setdefault(kid.signature(), kid)
+                result.setdefault(kid.graph.key, {}).setdefault(kid.signature(), kid)
                 waiting.append(kid)
-    return found
+    return result
 
 
 def objective(solver: Propagator, decision: Decision) -> int:

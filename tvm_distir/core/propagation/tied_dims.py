@@ -72,36 +72,36 @@ def tied_dims(
     search = WeightSearch(lift_branches(inner_made_private(mod)), Axis(0, 0, ranks, ""), Costs())
     reach = search.reach_of(seeds)
     follows = _following(search.module, seeds)
-    found = []
+    result = []
     for key in search.module.order:
         g = search.module.graphs[key]
         names = {handle: str(var.name) for handle, var in g.variables.items()}
         often = Counter(names.values())
-        own = {k: names[h] for h, k in g.node_of.items() if often[names[h]] == 1}
-        found.append(TiedDims(g, reach[key].active[0], own, follows[key]))
-    return found
+        named_nodes = {k: names[h] for h, k in g.node_of.items() if often[names[h]] == 1}
+        result.append(TiedDims(g, reach[key].active[0], named_nodes, follows[key]))
+    return result
 
 
 def _following(
     module: PlacedModule, seeds: Mapping[str, Mapping[int, int]]
 ) -> dict[str, bytearray]:
     """Per graph, 1 for each value that is computed from seeded parameters."""
-    found = {key: bytearray(len(module.graphs[key].values)) for key in module.order}
+    follows = {key: bytearray(len(module.graphs[key].values)) for key in module.order}
     for name, dims in seeds.items():
         entry = module.entries[name]
         for i in dims:
-            found[entry][module.graphs[entry].param_value(i)] = 1
+            follows[entry][module.graphs[entry].param_value(i)] = 1
     for key in reversed(module.order):  # callers first
-        g, own = module.graphs[key], found[key]
+        g, marked = module.graphs[key], follows[key]
         for node in g.nodes:
             if node.kind == "call":
                 params = module.graphs[node.callee].param_values
                 for v, inside in zip(node.operands, params, strict=True):
-                    found[node.callee][inside] |= v >= 0 and own[v]
-            if any(v >= 0 and own[v] for v in node.operands):
+                    follows[node.callee][inside] |= v >= 0 and marked[v]
+            if any(v >= 0 and marked[v] for v in node.operands):
                 for v in node.results:
-                    own[v] = 1
-    return found
+                    marked[v] = 1
+    return follows
 
 
 __all__ = ["TiedDims", "tied_dims"]

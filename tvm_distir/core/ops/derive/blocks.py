@@ -102,8 +102,8 @@ def operations(e: Any) -> int:
     kind = kind_of(e)
     if kind == "TensorLoad":
         return 0
-    own = kind in _ARITHMETIC or (kind == "Call" and "if_then_else" not in str(e.op.name))
-    return int(own) + sum(operations(child) for child in children(e))
+    counted = kind in _ARITHMETIC or (kind == "Call" and "if_then_else" not in str(e.op.name))
+    return int(counted) + sum(operations(child) for child in children(e))
 
 
 def buffer_shape(buffer: Any) -> list[Any]:
@@ -178,8 +178,8 @@ def _combiner(block: Any, stores: list[Store]) -> tuple[str, Any]:
             and all(tvm_ffi.structural_equal(x, y) for x, y in zip(e.indices, store.indices))
         )
 
-    for own, term in ((store.value.a, store.value.b), (store.value.b, store.value.a)):
-        if itself(own) and not any(x.source.same_as(store.buffer) for x in loads(term)):
+    for accumulator, term in ((store.value.a, store.value.b), (store.value.b, store.value.a)):
+        if itself(accumulator) and not any(x.source.same_as(store.buffer) for x in loads(term)):
             return name, term
     return "", None
 

@@ -119,8 +119,8 @@ class _Follower:
         except Exception:  # the op's own checks refuse the block
             return "the op refuses a block of its operands"
         got = [static_shape(t) for t in flat_types(mod["main"].ret_ty)]
-        for found, expected in zip(got, local.outs):
-            if found is None or len(found) != len(expected) or not all(map(same, found, expected)):
+        for shape, expected in zip(got, local.outs):
+            if shape is None or len(shape) != len(expected) or not all(map(same, shape, expected)):
                 return "the op's attributes name its extent"
         kernels = _kernels(mod)
         try:

@@ -51,10 +51,10 @@ class NodeClasses:
 
     def members(self) -> dict[Node, list[Node]]:
         """Classes by root, in order."""
-        found: dict[Node, list[Node]] = {}
+        result: dict[Node, list[Node]] = {}
         for node in sorted(self._parent):
-            found.setdefault(self.find(node), []).append(node)
-        return found
+            result.setdefault(self.find(node), []).append(node)
+        return result
 
 
 class Buffers:
@@ -98,7 +98,7 @@ def _visit_index(
     gathered = any(True for _ in loads(e))
     tied = False
     moving: list[Node] = []
-    for k, (var, own) in enumerate(block.extents):
+    for k, (var, extent_k) in enumerate(block.extents):
         if not uses(e, var):
             continue
         node: Node = ("iter", number, k)
@@ -107,7 +107,7 @@ def _visit_index(
             classes.pin(node, "it is indexed in a way that is not understood")
             continue
         step, change = shift
-        symbolic = not isinstance(own, int)
+        symbolic = not isinstance(extent_k, int)
         if symbolic and step != 1:
             classes.pin(node, "its symbolic extent is split")
         elif change == 0:
@@ -116,7 +116,7 @@ def _visit_index(
             not tied
             and not gathered
             and change > 0
-            and same(product((change, own)), product((extent, step)))
+            and same(product((change, extent_k)), product((extent, step)))
             and _contained(block, e, var, step, change)
         ):
             tied = True

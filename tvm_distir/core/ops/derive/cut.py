@@ -183,9 +183,9 @@ class Cutter:
         source, old = region.source, region.source.ty.shape
         buffer = self._buffer(source)
         ranges = []
-        for r, whole, own in zip(region.region, old, buffer.ty.shape):
+        for r, whole, local in zip(region.region, old, buffer.ty.shape):
             full = isinstance(r.extent, tirx.IntImm) and int(r.extent) == _size(whole) > 1
-            ranges.append(ir.Range.from_min_extent(r.min, own if full else r.extent))
+            ranges.append(ir.Range.from_min_extent(r.min, local if full else r.extent))
         return type(region)(buffer, ranges, region.ty)
 
     # -- expressions

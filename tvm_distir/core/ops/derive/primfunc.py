@@ -43,10 +43,10 @@ def _add_factor(
     dims = [(b, d) for kind, b, d in nodes if kind == "dim" and b < buffers.params]
     if len({b for b, _ in dims}) != len(dims):
         return "two dims of one tensor move together"
-    found = class_size(classes, blocks, nodes)
-    if found is None:
+    sizing = class_size(classes, blocks, nodes)
+    if sizing is None:
         return "its extents cannot be cut into equal blocks"
-    size, aligned = found
+    size, aligned = sizing
     cut = {(kind, a, b) for kind, a, b in nodes}
     states = flow(blocks, buffers.number, cut, {}, accept is not None)
     if isinstance(states, str):
@@ -122,9 +122,9 @@ def _fits(buffers: Buffers, shape: CallShape) -> bool:
     described = [*shape.ins, *shape.outs]
     if buffers.params != len(described):
         return False
-    for own, given in zip(buffers.shapes, described):
-        pairs = list(zip(own, given))
-        if len(own) != len(given) or any(
+    for shape_of_buffer, given in zip(buffers.shapes, described):
+        pairs = list(zip(shape_of_buffer, given))
+        if len(shape_of_buffer) != len(given) or any(
             isinstance(x, int) and isinstance(y, int) and x != y for x, y in pairs
         ):
             return False

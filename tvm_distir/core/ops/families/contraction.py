@@ -29,9 +29,9 @@ def matmul(call: CallShape) -> Draft:
     for d in range(batch):
         ins = {}
         for i, shape in enumerate((a, b)):
-            own = d - batch + len(shape) - 2
-            if len(shape) > 2 and own >= 0 and same(shape[own], out[d]):
-                ins[i] = own
+            operand_dim = d - batch + len(shape) - 2
+            if len(shape) > 2 and operand_dim >= 0 and same(shape[operand_dim], out[d]):
+                ins[i] = operand_dim
         draft.tie(ins, {0: d})
     if rows:
         draft.tie({0: len(a) - 2}, {0: batch})

@@ -55,9 +55,9 @@ def convolution_on_shards(cx: LocalCall) -> Any:
     x, pads = slid(cx, layout, kernel, 0)
     for dim, kernel_dim in _contracted(cx, layout):
         k = spatial(layout).index(layout[dim])
-        own, taps = cx.ins[0].shard, cx.outs[0].whole[str(a.out_layout).index(layout[dim])]
+        data, taps = cx.ins[0].shard, cx.outs[0].whole[str(a.out_layout).index(layout[dim])]
         window = turned(windows(a, kernel)[k], taps)
-        plan = exchange(window, own.whole[dim], weight.whole[kernel_dim], own.counts[dim])
+        plan = exchange(window, data.whole[dim], weight.whole[kernel_dim], data.counts[dim])
         x = with_halo(cx, 0, x, dim, plan)
         pads[k] = pads[k + len(kernel)] = 0
     groups = int(a.groups)
@@ -97,10 +97,10 @@ def convolution(call: CallShape) -> Draft:
     FLOPs: 2 x results x (input channels per group) x kernel.
     """
     draft = Draft(call)
-    found = convolution_layouts(call)
-    if found is None:
+    layouts = convolution_layouts(call)
+    if layouts is None:
         return unsupported(draft)
-    data, weight, out = found
+    data, weight, out = layouts
     groups = int(call.attrs.groups)
     w = call.ins[1]
     kernel = tuple(nominal(w[weight.index(c)]) for c in data if c not in "NC")

@@ -42,14 +42,16 @@ def tie_broadcast(draft: Draft, operands: tuple[int, ...], out: int = 0) -> None
         ins: dict[int, int] = {}
         clear = True
         for i in operands:
-            own = d - len(shape) + len(call.ins[i])
-            if own < 0 or (isinstance(call.ins[i][own], int) and call.ins[i][own] == 1):
+            operand_dim = d - len(shape) + len(call.ins[i])
+            if operand_dim < 0 or (
+                isinstance(call.ins[i][operand_dim], int) and call.ins[i][operand_dim] == 1
+            ):
                 continue
-            if same(call.ins[i][own], extent):
-                ins[i] = own
+            if same(call.ins[i][operand_dim], extent):
+                ins[i] = operand_dim
             else:
                 clear = False
-                draft.whole("in", i, own, "its extent is not provably that of the result")
+                draft.whole("in", i, operand_dim, "its extent is not provably that of the result")
         if clear:
             draft.tie(ins, {out: d})
         else:

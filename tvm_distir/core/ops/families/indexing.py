@@ -76,9 +76,9 @@ def index_put(call: CallShape) -> Draft:
     indices, (values,) = call.args[1], call.args[2]
     data, update = call.ins[0], call.ins[values]
     for d in range(len(indices), len(data)):
-        own = d - len(data) + len(update)
-        if own >= 0 and same(update[own], data[d]):
-            draft.tie({0: d, values: own}, {0: d})
+        update_dim = d - len(data) + len(update)
+        if update_dim >= 0 and same(update[update_dim], data[d]):
+            draft.tie({0: d, values: update_dim}, {0: d})
     draft.default_why = INDEXED
     draft.linear((0, values))
     draft.work(0, "gather")

@@ -33,8 +33,8 @@ def stack(call: CallShape) -> Draft:
     axis = (call.integers("axis") or (0,))[0] % ndim
     for d in range(ndim):
         if d != axis:
-            own = d if d < axis else d - 1
-            draft.tie(dict.fromkeys(range(len(call.ins)), own), {0: d})
+            operand_dim = d if d < axis else d - 1
+            draft.tie(dict.fromkeys(range(len(call.ins)), operand_dim), {0: d})
     draft.default_why = "it counts the operands"
     draft.linear(range(len(call.ins)))
     return draft

@@ -48,14 +48,14 @@ def broadcast_to(call: CallShape) -> Draft:
 
 def strided_slice_on_shards(cx: LocalCall) -> Any:
     """Cut dims are taken whole: their bounds become the local ones."""
-    own = cx.ins[0].shard
+    shard = cx.ins[0].shard
     axes, begin = cx.argument_int(1), list(cx.argument_int(2))
     end = list(cx.argument_int(3))
     strides = list(cx.argument_int(4)) if len(cx.call.args) > 4 else [1] * len(axes)
     for k, axis in enumerate(axes):
-        d = axis % len(own.whole)
-        if own.counts[d] > 1:
-            begin[k], end[k], strides[k] = 0, own.local[d], 1
+        d = axis % len(shard.whole)
+        if shard.counts[d] > 1:
+            begin[k], end[k], strides[k] = 0, shard.local[d], 1
     inbound = bool(cx.call.attrs.assume_inbound)
     return relax.op.strided_slice(
         cx.operand(0), list(axes), begin, end, strides, assume_inbound=inbound
@@ -87,9 +87,9 @@ def repeat_on_shards(cx: LocalCall) -> Any:
     axis = cx.call.attrs.axis
     if axis is None:
         return cx.same()
-    own, out = cx.ins[0].shard.local, cx.outs[0].local
-    d = int(axis) % len(own)
-    return relax.op.repeat(cx.operand(0), out[d] // own[d] if own[d] else 1, d)
+    shape, out = cx.ins[0].shard.local, cx.outs[0].local
+    d = int(axis) % len(shape)
+    return relax.op.repeat(cx.operand(0), out[d] // shape[d] if shape[d] else 1, d)
 
 
 @FAMILY.rule("relax.repeat", local=repeat_on_shards)
@@ -114,8 +114,8 @@ def repeat(call: CallShape) -> Draft:
 
 def tile_on_shards(cx: LocalCall) -> Any:
     """A cut result dim is a broadcast one: each device lays its share of the copies."""
-    own, out = cx.ins[0].shard.local, cx.outs[0].local
-    lead = (1,) * (len(out) - len(own)) + own
+    shape, out = cx.ins[0].shard.local, cx.outs[0].local
+    lead = (1,) * (len(out) - len(shape)) + shape
     return relax.op.tile(cx.operand(0), [n // m if m else 1 for n, m in zip(out, lead)])
 
 
@@ -126,15 +126,15 @@ def tile(call: CallShape) -> Draft:
     shape, out = call.ins[0], call.outs[0]
     repeats = call.integers("repeats") or ()
     for d, extent in enumerate(out):
-        own, times = d - len(out) + len(shape), d - len(out) + len(repeats)
+        operand_dim, times = d - len(out) + len(shape), d - len(out) + len(repeats)
         count = repeats[times] if times >= 0 else 1
-        if own < 0 or (isinstance(shape[own], int) and shape[own] == 1):
+        if operand_dim < 0 or (isinstance(shape[operand_dim], int) and shape[operand_dim] == 1):
             draft.tie({}, {0: d})
         elif count == 1:
-            draft.tie({0: own}, {0: d})
+            draft.tie({0: operand_dim}, {0: d})
         else:
             why = "its copies follow one another: a block holds parts of several"
-            draft.whole("in", 0, own, why)
+            draft.whole("in", 0, operand_dim, why)
             draft.whole("out", 0, d, why)
     draft.linear((0,))
     return draft

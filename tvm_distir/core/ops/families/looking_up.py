@@ -48,10 +48,10 @@ def take_on_shards(cx: LocalCall) -> Any:
     elif mode == "wrap":
         places = cx.emit(relax.op.floor_mod(places, relax.const(whole, "int64")), "places")
     here, near = own_places(cx, places, 0, axis)
-    found = cx.emit(relax.op.take(cx.operand(0), near, axis=axis, mode="fast"), "found")
+    looked_up = cx.emit(relax.op.take(cx.operand(0), near, axis=axis, mode="fast"), "found")
     shape = list(index.local) + [1] * (len(table.whole) - 1 - axis)
     wide = cx.emit(relax.op.reshape(here, shape), "here")
-    return relax.op.where(wide, found, cx.scalar(0, table.dtype))
+    return relax.op.where(wide, looked_up, cx.scalar(0, table.dtype))
 
 
 @FAMILY.rule("relax.take", local=take_on_shards, padding=Padding(Reduced.UNREAD, indices=(1,)))

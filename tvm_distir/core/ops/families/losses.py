@@ -21,14 +21,14 @@ FAMILY: Family = Family()
 
 def cross_entropy_on_shards(cx: LocalCall) -> Any:
     """The op divides by the local extent of dim 0: rescale to the whole one."""
-    own, rescaled = cx.ins[0].shard, False
+    shard, rescaled = cx.ins[0].shard, False
     for factor in cx.form.factors:
         rescaled |= factor is not None and factor.rescale
     if not rescaled:
         return cx.same()
     part = cx.emit(cx.same(), "part")
-    share = own.local[0] / own.whole[0]
-    return relax.op.multiply(part, cx.scalar(share, own.dtype))
+    share = shard.local[0] / shard.whole[0]
+    return relax.op.multiply(part, cx.scalar(share, shard.dtype))
 
 
 @FAMILY.rule(
@@ -121,8 +121,10 @@ def nll_loss_on_shards(cx: LocalCall) -> Any:
     if not known.class_axes and not averaged and not _is_padded_sum(cx, known, reduction):
         return cx.same()
     here, near = known.own()
-    found = relax.op.gather_elements(cx.operand(0), known.spread(near), axis=known.class_dim)
-    picked = cx.emit(relax.op.reshape(cx.emit(found, "found"), list(known.targets.local)), "found")
+    entries = relax.op.gather_elements(cx.operand(0), known.spread(near), axis=known.class_dim)
+    picked = cx.emit(
+        relax.op.reshape(cx.emit(entries, "found"), list(known.targets.local)), "found"
+    )
     weighted = cx.emit(relax.op.multiply(picked, known.weight), "weighted")
     zero = cx.scalar(0, known.predictions.dtype)
     terms = cx.emit(relax.op.where(here, weighted, zero), "terms")
@@ -217,15 +219,15 @@ def nll_loss_backward(call: CallShape) -> Draft:
     classes = _class_dim(call.ins[1])
     draft.tie({1: classes}, {0: classes})
     for d in range(len(call.ins[2])):
-        own = d if d == 0 else d + 1
-        ins = {1: own, 2: d}
+        data_dim = d if d == 0 else d + 1
+        ins = {1: data_dim, 2: d}
         if reduction == "none":
-            draft.tie({0: d, **ins}, {0: own})
+            draft.tie({0: d, **ins}, {0: data_dim})
         elif reduction == "sum":
-            draft.tie(ins, {0: own})
+            draft.tie(ins, {0: data_dim})
         else:
             comm_bytes = size_bytes((), call.out_dtypes[0])
-            draft.tie(ins, {0: own}, "stat", comm_bytes=comm_bytes)
+            draft.tie(ins, {0: data_dim}, "stat", comm_bytes=comm_bytes)
     draft.default_why = _WEIGHTS
     draft.linear((0,))
     draft.per_element()

@@ -61,35 +61,35 @@ def _scaled_and_shifted(
 
 def layer_norm_on_shards(cx: LocalCall) -> Any:
     """Mean, then variance, reduced over the devices that cut what is normalized."""
-    own = cx.ins[0].shard
-    dims = [int(a) % len(own.whole) for a in cx.call.attrs.axes]
+    shard = cx.ins[0].shard
+    dims = [int(a) % len(shard.whole) for a in cx.call.attrs.axes]
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
-    count = math.prod(own.whole[d] for d in dims)
+    count = math.prod(shard.whole[d] for d in dims)
     moments = Moments(cx, widened(cx, cx.operand(0)), dims, axes, count)
     _, apart, variance = moments.centred()
     scale = _inverse_root(cx, variance, float(cx.call.attrs.epsilon))
-    normed = _back(cx, cx.emit(relax.op.multiply(apart, scale), "normed"), own.dtype)
+    normed = _back(cx, cx.emit(relax.op.multiply(apart, scale), "normed"), shard.dtype)
     return _scaled_and_shifted(cx, normed, dims)
 
 
 def rms_norm_on_shards(cx: LocalCall) -> Any:
     """The mean square reduced over the devices that cut what is normalized; in float32."""
-    own = cx.ins[0].shard
-    dims = [int(a) % len(own.whole) for a in cx.call.attrs.axes]
+    shard = cx.ins[0].shard
+    dims = [int(a) % len(shard.whole) for a in cx.call.attrs.axes]
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
     x, gamma = widened(cx, cx.operand(0)), widened(cx, cx.operand(1))
     inner = filled(cx, x, dims, 0, WIDE)
-    count = math.prod(own.whole[d] for d in dims)
+    count = math.prod(shard.whole[d] for d in dims)
     squares = cx.emit(relax.op.multiply(inner, inner), "squares")
     mean = Moments(cx, x, dims, axes, count).average(squares, "mean_square")
     scale = _inverse_root(cx, mean, float(cx.call.attrs.epsilon))
     normed = cx.emit(relax.op.multiply(scale, x), "normed")
-    normed = cx.emit(relax.op.multiply(normed, _along(cx, gamma, dims, len(own.whole))))
-    return _back(cx, normed, own.dtype)
+    normed = cx.emit(relax.op.multiply(normed, _along(cx, gamma, dims, len(shard.whole))))
+    return _back(cx, normed, shard.dtype)
 
 
 @FAMILY.rule("relax.nn.layer_norm", local=layer_norm_on_shards)
@@ -108,8 +108,8 @@ def layer_norm(call: CallShape) -> Draft:
         rows = -(-rows // 2)  # the mean square only, where a factor counts two statistics
     for d in range(len(shape)):
         if d in axes:
-            own = axes.index(d)
-            scales = dict.fromkeys(range(1, len(call.ins)), own)
+            scale_dim = axes.index(d)
+            scales = dict.fromkeys(range(1, len(call.ins)), scale_dim)
             # (sum, difference,) square, sum, quotient, gamma, (beta)
             kernels, passes = (4, 7) if call.op == "relax.nn.rms_norm" else (7, 12)
             draft.tie(
@@ -123,10 +123,10 @@ def layer_norm(call: CallShape) -> Draft:
 
 def group_norm_on_shards(cx: LocalCall) -> Any:
     """Each device normalizes its own groups; sums over cut dims are reduced."""
-    a, own = cx.call.attrs, cx.ins[0].shard
-    channel = int(a.channel_axis) % len(own.whole)
-    groups = int(a.num_groups) // own.counts[channel]
-    dims = [int(x) % len(own.whole) for x in a.axes]
+    a, shard = cx.call.attrs, cx.ins[0].shard
+    channel = int(a.channel_axis) % len(shard.whole)
+    groups = int(a.num_groups) // shard.counts[channel]
+    dims = [int(x) % len(shard.whole) for x in a.axes]
     axes = cutting_axes(cx, dims)
     if not axes:
         return relax.op.nn.group_norm(
@@ -145,13 +145,13 @@ def group_norm_on_shards(cx: LocalCall) -> Any:
     split = [*shape[:channel], groups, width, *shape[channel + 1 :]]
     parted = cx.emit(relax.op.reshape(inner, split), "groups")
     over = [channel + 1, *(d if d < channel else d + 1 for d in dims)]
-    count = width * math.prod(own.whole[d] for d in dims)
+    count = width * math.prod(shard.whole[d] for d in dims)
     mean, variance = Moments(cx, parted, sorted(over), axes, count, clean=True).sums()
     scale = _inverse_root(cx, variance, float(a.epsilon))
     whole = cx.emit(relax.op.reshape(x, split), "groups")
     apart = cx.emit(relax.op.subtract(whole, mean), "apart")
     normed = cx.emit(relax.op.multiply(apart, scale), "normed")
-    normed = _back(cx, cx.emit(relax.op.reshape(normed, shape), "normed"), own.dtype)
+    normed = _back(cx, cx.emit(relax.op.reshape(normed, shape), "normed"), shard.dtype)
     return _scaled_and_shifted(cx, normed, [channel])
 
 
@@ -176,18 +176,18 @@ def group_norm(call: CallShape) -> Draft:
 
 def instance_norm_on_shards(cx: LocalCall) -> Any:
     """Sums over cut dims are reduced."""
-    a, own = cx.call.attrs, cx.ins[0].shard
-    channel = int(a.channel_axis) % len(own.whole)
-    dims = [int(x) % len(own.whole) for x in a.axes]
+    a, shard = cx.call.attrs, cx.ins[0].shard
+    channel = int(a.channel_axis) % len(shard.whole)
+    dims = [int(x) % len(shard.whole) for x in a.axes]
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
     x = widened(cx, cx.operand(0))
-    count = math.prod(own.whole[d] for d in dims)
+    count = math.prod(shard.whole[d] for d in dims)
     mean, variance = Moments(cx, x, dims, axes, count).sums()
     scale = _inverse_root(cx, variance, float(a.epsilon))
     apart = cx.emit(relax.op.subtract(x, mean), "apart")
-    normed = _back(cx, cx.emit(relax.op.multiply(apart, scale), "normed"), own.dtype)
+    normed = _back(cx, cx.emit(relax.op.multiply(apart, scale), "normed"), shard.dtype)
     return _scaled_and_shifted(cx, normed, [channel])
 
 
@@ -214,16 +214,16 @@ def instance_norm(call: CallShape) -> Draft:
 
 def batch_norm_on_shards(cx: LocalCall) -> Any:
     """Mean and variance of a training batch reduced; the running ones move alike everywhere."""
-    a, own = cx.call.attrs, cx.ins[0].shard
-    channel = int(a.axis) % len(own.whole)
-    dims = [d for d in range(len(own.whole)) if d != channel]
+    a, shard = cx.call.attrs, cx.ins[0].shard
+    channel = int(a.axis) % len(shard.whole)
+    dims = [d for d in range(len(shard.whole)) if d != channel]
     axes = cutting_axes(cx, dims)
     if not axes or not a.training:
         return cx.same()
     x = cx.operand(0)
-    count = math.prod(own.whole[d] for d in dims)
+    count = math.prod(shard.whole[d] for d in dims)
     mean, apart, variance = Moments(cx, x, dims, axes, count).centred()
-    small = cx.scalar(float(a.epsilon), own.dtype)
+    small = cx.scalar(float(a.epsilon), shard.dtype)
     root = cx.emit(relax.op.sqrt(cx.emit(relax.op.add(variance, small), "raised")), "root")
     normed = cx.emit(relax.op.divide(apart, root), "normed")
     data = _scaled_and_shifted(cx, normed, [channel], bool(a.scale), bool(a.center))
@@ -231,7 +231,7 @@ def batch_norm_on_shards(cx: LocalCall) -> Any:
     for number, statistic in ((3, mean), (4, variance)):
         moving = cx.operand(number)
         dtype = str(moving.ty.dtype)
-        flat = cx.emit(relax.op.reshape(statistic, [own.local[channel]]), "statistic")
+        flat = cx.emit(relax.op.reshape(statistic, [shard.local[channel]]), "statistic")
         kept = cx.emit(relax.op.multiply(cx.scalar(1 - float(a.momentum), dtype), moving))
         added = cx.emit(relax.op.multiply(cx.scalar(float(a.momentum), dtype), flat))
         results.append(cx.emit(relax.op.add(kept, added), "moving"))

@@ -32,10 +32,10 @@ def _other_dims(call: CallShape, axis: int) -> Draft:
 
 def scan_on_shards(cx: LocalCall) -> Any:
     """The own scan, on top of what all ranks before have: their totals are scanned by doubling."""
-    own, a = cx.ins[0].shard, cx.call.attrs
+    shard, a = cx.ins[0].shard, cx.call.attrs
     if a.axis is None:
         return cx.same()
-    axis = int(a.axis) % len(own.whole)
+    axis = int(a.axis) % len(shard.whole)
     axes = cx.axes_of_dim(0, axis)
     if not axes:
         return cx.same()
@@ -43,14 +43,14 @@ def scan_on_shards(cx: LocalCall) -> Any:
     join = relax.op.add if summed else relax.op.multiply
     dtype = cx.outs[0].dtype
     mine = cx.emit(cx.same(), "own")
-    x = filled(cx, cx.operand(0), [axis], 0 if summed else 1, own.dtype)
-    if own.dtype != dtype:
+    x = filled(cx, cx.operand(0), [axis], 0 if summed else 1, shard.dtype)
+    if shard.dtype != dtype:
         x = cx.emit(relax.op.astype(x, dtype), "wide")
     fold = relax.op.sum if summed else relax.op.prod
     total = cx.emit(fold(x, [axis], keepdims=True), "total")
     before = _from_before(cx, total, axes, 1, summed, dtype)
     hop = 1
-    while hop < own.counts[axis] - 1:
+    while hop < shard.counts[axis] - 1:
         further = _from_before(cx, before, axes, hop, summed, dtype)
         before = cx.emit(join(before, further), "before")
         hop *= 2
@@ -61,12 +61,12 @@ def _from_before(
     cx: LocalCall, x: Any, axes: Sequence[int], hop: int, summed: bool, dtype: str
 ) -> Any:
     """``x`` of the rank ``hop`` places before me; the neutral element where there is none."""
-    found = fetched(cx, x, axes, hop)
+    total = fetched(cx, x, axes, hop)
     if summed:
-        return found  # zeros arrive where there is no rank
+        return total  # zeros arrive where there is no rank
     there = relax.op.greater_equal(cx.position(axes), relax.const(hop, "int64"))
     there = cx.emit(there, "there")
-    return cx.emit(relax.op.where(there, found, cx.scalar(1, dtype)), "before")
+    return cx.emit(relax.op.where(there, total, cx.scalar(1, dtype)), "before")
 
 
 @FAMILY.rule("relax.cumsum", "relax.cumprod", local=scan_on_shards)
@@ -110,18 +110,18 @@ def topk_on_shards(cx: LocalCall) -> Any:
     Of equal values the first counts, on one device as over several: the order of the devices is
     that of the elements, and padding comes last: none may lie between them.
     """
-    own, a = cx.ins[0].shard, cx.call.attrs
-    axis = int(a.axis) % len(own.whole)
+    shard, a = cx.ins[0].shard, cx.call.attrs
+    axis = int(a.axis) % len(shard.whole)
     axes = cx.axes_of_dim(0, axis)
     if not axes:
         return cx.same()
-    cx.check_order(own, axis)
+    cx.check_order(shard, axis)
     count, largest, dtype = int(a.k), bool(a.largest), str(a.dtype)
-    worst = neutral_element("max" if largest else "min", own.dtype)
-    if not largest and "float" in own.dtype:
+    worst = neutral_element("max" if largest else "min", shard.dtype)
+    if not largest and "float" in shard.dtype:
         worst = np.array(np.nan, worst.dtype)  # greater than all numbers
-    x = filled(cx, cx.operand(0), [axis], worst, own.dtype)
-    some = min(count, own.local[axis])
+    x = filled(cx, cx.operand(0), [axis], worst, shard.dtype)
+    some = min(count, shard.local[axis])
     best = cx.emit(relax.op.topk(x, some, axis, "both", largest, dtype), "best")
     values, places = (cx.emit(relax.TupleGetItem(best, i), "best") for i in (0, 1))
     start = cx.emit(relax.op.astype(cx.start(0, axis), dtype), "start")

@@ -60,11 +60,11 @@ class _Border:
 
 
 def _borders(cx: LocalCall, names: list[str], sliding: list[Window]) -> list[_Border]:
-    a, own, out = cx.call.attrs, cx.ins[0].shard, cx.outs[0]
+    a, shard, out = cx.call.attrs, cx.ins[0].shard, cx.outs[0]
     borders = []
     for dim, result_dim in () if a.count_include_pad else halo_dims(cx):
         k = names.index(str(a.layout)[dim])
-        extent, result, count = own.whole[dim], out.whole[result_dim], own.counts[dim]
+        extent, result, count = shard.whole[dim], out.whole[result_dim], shard.counts[dim]
         first, last = sliding[k].borders(extent, result)
         if not first and not last:
             continue
@@ -77,7 +77,7 @@ def _borders(cx: LocalCall, names: list[str], sliding: list[Window]) -> list[_Bo
                 "Use fewer devices, or replicate the dim.",
             )
         over = max(0, sliding[k].overhang(extent, result))
-        end = sliding[k].before + own.local[dim]
+        end = sliding[k].before + shard.local[dim]
         borders.append(_Border(dim, result_dim, k, sliding[k], first, last, end, over))
     return borders
 
@@ -86,10 +86,10 @@ def _averaged(cx: LocalCall, x: Any, pads: list[int], borders: list[_Border]) ->
     """Average; the border rows of the whole result apart, as the op does with its padding."""
     if not borders:
         return cx.emit(ir.Call(cx.call.op, [x], changed(cx.call.attrs, padding=pads)), "average")
-    one, rest = borders[0], borders[1:]
+    border, rest = borders[0], borders[1:]
     inner = _averaged(cx, x, pads, rest)
-    rows, step, parts = int(inner.ty.shape[one.result_dim]), one.window.stride, []
-    axes, ranks = cx.axes_of_dim(0, one.dim), cx.ins[0].shard.counts[one.dim]
+    rows, step, parts = int(inner.ty.shape[border.result_dim]), border.window.stride, []
+    axes, ranks = cx.axes_of_dim(0, border.dim), cx.ins[0].shard.counts[border.dim]
 
     def part(value: Any, dim: int, begin: int, end: int) -> Any:
         return cx.emit(relax.op.strided_slice(value, [dim], [begin], [end]), "rows")
@@ -97,21 +97,21 @@ def _averaged(cx: LocalCall, x: Any, pads: list[int], borders: list[_Border]) ->
     def chosen(place: int, begin: int, end: int, before: int, after: int, at: int, to: int) -> None:
         """Result rows at:to of the rank at ``place`` come of rows begin:end with padding."""
         mine = list(pads)
-        mine[one.spatial], mine[one.spatial + len(pads) // 2] = before, after
-        apart = _averaged(cx, part(x, one.dim, begin, end), mine, rest)
+        mine[border.spatial], mine[border.spatial + len(pads) // 2] = before, after
+        apart = _averaged(cx, part(x, border.dim, begin, end), mine, rest)
         here = relax.op.equal(cx.position(axes), relax.const(place, "int64"))
-        usual = part(inner, one.result_dim, at, to)
+        usual = part(inner, border.result_dim, at, to)
         parts.append(cx.emit(relax.op.where(cx.emit(here, "here"), apart, usual), "rows"))
 
-    before, last = one.window.before, rows - one.last
-    if one.first:
-        end = (one.first - 1) * step + one.window.reach
-        chosen(0, before, end, before, 0, 0, one.first)
-    if last > one.first:
-        parts.append(part(inner, one.result_dim, one.first, last))
-    if one.last:
-        chosen(ranks - 1, last * step, one.end, 0, one.over, last, rows)
-    return cx.emit(relax.op.concat(parts, one.result_dim), "average")
+    before, last = border.window.before, rows - border.last
+    if border.first:
+        end = (border.first - 1) * step + border.window.reach
+        chosen(0, before, end, before, 0, 0, border.first)
+    if last > border.first:
+        parts.append(part(inner, border.result_dim, border.first, last))
+    if border.last:
+        chosen(ranks - 1, last * step, border.end, 0, border.over, last, rows)
+    return cx.emit(relax.op.concat(parts, border.result_dim), "average")
 
 
 def avg_pool_on_shards(cx: LocalCall) -> Any:

@@ -62,20 +62,20 @@ def max_pool_backward_on_shards(cx: LocalCall) -> Any:
 
 def _divided(cx: LocalCall, grad: Any, dim: int, window: Window) -> Any:
     """Make up for windows that count fewer rows: their gradients times kernel / rows counted."""
-    own, extent = cx.ins[0].shard, cx.ins[1].shard.whole[dim]
-    starts = np.arange(own.counts[dim] * own.local[dim]) * window.stride - window.before
+    shard, extent = cx.ins[0].shard, cx.ins[1].shard.whole[dim]
+    starts = np.arange(shard.counts[dim] * shard.local[dim]) * window.stride - window.before
     counted = np.minimum(starts + window.kernel, extent) - np.maximum(starts, 0)
-    if (counted[: own.whole[dim]] == window.kernel).all():
+    if (counted[: shard.whole[dim]] == window.kernel).all():
         return grad
     shares = window.kernel / np.maximum(counted, 1)
-    shape = [own.local[dim] if d == dim else 1 for d in range(len(own.local))]
-    table = shares.reshape(own.counts[dim], *shape)
+    shape = [shard.local[dim] if d == dim else 1 for d in range(len(shard.local))]
+    table = shares.reshape(shard.counts[dim], *shape)
     axes = cx.axes_of_dim(0, dim)
     if axes:
-        places = cx.scalar(table, own.dtype)
+        places = cx.scalar(table, shard.dtype)
         mine = cx.emit(relax.op.take(places, cx.position(axes), axis=0, mode="clip"), "shares")
     else:
-        mine = cx.scalar(table[0], own.dtype)
+        mine = cx.scalar(table[0], shard.dtype)
     return cx.emit(relax.op.multiply(grad, mine), "divided")
 
 

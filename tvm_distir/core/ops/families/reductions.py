@@ -61,12 +61,12 @@ def mean_on_shards(cx: LocalCall) -> Any:
     """Over a cut dim: the local sum divided by the whole count, one term of the mean."""
     if not any(f is not None and f.reduces for f in cx.form.factors):
         return cx.same()
-    a, own = cx.call.attrs, cx.ins[0].shard
-    ndim = len(own.whole)
+    a, shard = cx.call.attrs, cx.ins[0].shard
+    ndim = len(shard.whole)
     axes = range(ndim) if a.axis is None else [int(x) % ndim for x in a.axis]
-    count = math.prod(own.whole[d] for d in axes)
+    count = math.prod(shard.whole[d] for d in axes)
     total = cx.emit(relax.op.sum(cx.operand(0), list(axes), bool(a.keepdims)), "sum")
-    return relax.op.divide(total, cx.scalar(count, own.dtype))
+    return relax.op.divide(total, cx.scalar(count, shard.dtype))
 
 
 _KIND = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod"}
@@ -102,17 +102,17 @@ def reduction(call: CallShape) -> Draft:
 
 def spread_on_shards(cx: LocalCall) -> Any:
     """Mean, then the mean of squared differences, reduced."""
-    a, own = cx.call.attrs, cx.ins[0].shard
-    ndim = len(own.whole)
+    a, shard = cx.call.attrs, cx.ins[0].shard
+    ndim = len(shard.whole)
     dims = list(range(ndim)) if a.axis is None else [int(x) % ndim for x in a.axis]
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
-    count = math.prod(own.whole[d] for d in dims)
-    _, _, found = Moments(cx, cx.operand(0), dims, axes, count).centred()
+    count = math.prod(shard.whole[d] for d in dims)
+    _, _, result = Moments(cx, cx.operand(0), dims, axes, count).centred()
     if str(cx.call.op.name) == "relax.std":
-        found = cx.emit(relax.op.sqrt(found), "root")
-    return found if bool(a.keepdims) else relax.op.reshape(found, list(cx.outs[0].local))
+        result = cx.emit(relax.op.sqrt(result), "root")
+    return result if bool(a.keepdims) else relax.op.reshape(result, list(cx.outs[0].local))
 
 
 @FAMILY.rule("relax.variance", "relax.std", local=spread_on_shards)
@@ -127,8 +127,8 @@ def spread(call: CallShape) -> Draft:
 
 def extreme_place_on_shards(cx: LocalCall) -> Any:
     """The extreme reduced; then the first place where a device has it, NaN before all else."""
-    a, own = cx.call.attrs, cx.ins[0].shard
-    axis = 0 if a.axis is None else int(a.axis) % len(own.whole)
+    a, shard = cx.call.attrs, cx.ins[0].shard
+    axis = 0 if a.axis is None else int(a.axis) % len(shard.whole)
     axes = cx.axes_of_dim(0, axis)
     if not axes:
         return cx.same()
@@ -136,14 +136,14 @@ def extreme_place_on_shards(cx: LocalCall) -> Any:
     extreme, place = (
         (relax.op.max, relax.op.argmax) if kind == "max" else (relax.op.min, relax.op.argmin)
     )
-    x = filled(cx, cx.operand(0), [axis], neutral_element(kind, own.dtype), own.dtype)
+    x = filled(cx, cx.operand(0), [axis], neutral_element(kind, shard.dtype), shard.dtype)
     mine = cx.emit(extreme(x, axis, keepdims=True), kind)
     best = reduced(cx, mine, axes, kind, kind)
     here = cx.emit(place(x, axis, keepdims=True), "place")
     there = cx.emit(relax.op.add(here, cx.start(0, axis)), "place")
-    nowhere = relax.const(own.whole[axis], "int64")
+    nowhere = relax.const(shard.whole[axis], "int64")
     has = cx.emit(relax.op.equal(mine, best), "has")
-    if "float" in own.dtype:  # a NaN is the extreme, and equal to nothing
+    if "float" in shard.dtype:  # a NaN is the extreme, and equal to nothing
         nan = cx.emit(relax.op.logical_not(cx.emit(relax.op.equal(mine, mine), "number")), "nan")
         has = cx.emit(relax.op.logical_or(has, nan), "has")
     first = cx.emit(relax.op.where(has, there, nowhere), "place")
@@ -194,11 +194,11 @@ def collapse_sum(call: CallShape) -> Draft:
     draft = Draft(call)
     shape, out = call.ins[0], call.outs[0]
     for d, extent in enumerate(shape):
-        own = d - len(shape) + len(out)
-        if own >= 0 and same(out[own], extent):
-            like = {1: own} if len(call.ins) > 1 else {}
-            draft.tie({0: d, **like}, {0: own})
-        elif own < 0 or (isinstance(out[own], int) and out[own] == 1):
+        result_dim = d - len(shape) + len(out)
+        if result_dim >= 0 and same(out[result_dim], extent):
+            like = {1: result_dim} if len(call.ins) > 1 else {}
+            draft.tie({0: d, **like}, {0: result_dim})
+        elif result_dim < 0 or (isinstance(out[result_dim], int) and out[result_dim] == 1):
             draft.tie({0: d}, {}, "sum")
     draft.default_why = "its extent is not provably that of the result"
     draft.linear((0,))

@@ -28,18 +28,18 @@ Group = tuple[list[int], list[int]]
 def _front(a: Shape, b: Shape, left: list[int], right: list[int]) -> Iterator[Group]:
     """Smallest groups of dims with equal products, from the front; consumes left and right."""
     while left and right:
-        found = None
+        lengths = None
         for total in range(2, len(left) + len(right) + 1):
             for m in range(max(1, total - len(right)), min(len(left), total - 1) + 1):
                 k = total - m
                 if same(product(a[d] for d in left[:m]), product(b[d] for d in right[:k])):
-                    found = (m, k)
+                    lengths = (m, k)
                     break
-            if found:
+            if lengths:
                 break
-        if not found:
+        if not lengths:
             return
-        m, k = found
+        m, k = lengths
         yield left[:m], right[:k]
         del left[:m], right[:k]
 

@@ -21,14 +21,14 @@ FAMILY: Family = Family()
 
 def softmax_on_shards(cx: LocalCall) -> Any:
     """Over a cut axis: maximum and sum of exponentials are reduced over the devices."""
-    own = cx.ins[0].shard
-    axis = int(cx.call.attrs.axis) % len(own.whole)
+    shard = cx.ins[0].shard
+    axis = int(cx.call.attrs.axis) % len(shard.whole)
     cut = cx.axes_of_dim(0, axis)
     if not cut:
         return cx.same()
     x = widened(cx, cx.operand(0))
     dtype = str(x.ty.dtype)
-    if axis in own.padded_dims:
+    if axis in shard.padded_dims:
         low = cx.scalar(neutral_element("max", dtype), dtype)
         x = cx.emit(relax.op.where(cx.valid(0, axis), x, low), "kept")
     top = cx.emit(relax.op.max(x, [axis], keepdims=True), "max")
@@ -41,8 +41,8 @@ def softmax_on_shards(cx: LocalCall) -> Any:
         result = relax.op.divide(powers, total)
     else:
         result = relax.op.subtract(shifted, cx.emit(relax.op.log(total), "log"))
-    if dtype != own.dtype:
-        result = relax.op.astype(cx.emit(result, "wide"), own.dtype)
+    if dtype != shard.dtype:
+        result = relax.op.astype(cx.emit(result, "wide"), shard.dtype)
     return result
 
 

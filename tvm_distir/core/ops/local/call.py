@@ -83,16 +83,17 @@ class LocalCall:
 
     def operand(self, number: int) -> Any:
         """Local tensor of a flattened operand."""
-        own = self.ins[number]
-        if own.number is not None:
-            own.source = self.emit(relax.TupleGetItem(own.source, own.number), "item")
-            own.number, own.changed = None, True
-        return own.source
+        operand = self.ins[number]
+        if operand.number is not None:
+            operand.source = self.emit(relax.TupleGetItem(operand.source, operand.number), "item")
+            operand.number, operand.changed = None, True
+        return operand.source
 
     def replace(self, number: int, value: Any, zero: bool = False) -> None:
         """Use another local tensor as operand."""
-        own = self.ins[number]
-        own.source, own.number, own.changed, own.zero = self.emit(value), None, True, zero
+        operand = self.ins[number]
+        operand.source, operand.number = self.emit(value), None
+        operand.changed, operand.zero = True, zero
 
     def arguments(self) -> list[Any]:
         """All arguments of the call, tensors in local form."""
@@ -151,18 +152,18 @@ class LocalCall:
 
     def start(self, number: int, dim: int) -> Any:
         """Where my shard of an operand begins along a dim that is cut (int64 scalar)."""
-        own = self.ins[number].shard
-        return self._positions.start(own, self.axes_of_dim(number, dim), dim)
+        shard = self.ins[number].shard
+        return self._positions.start(shard, self.axes_of_dim(number, dim), dim)
 
     def held(self, number: int, dim: int) -> Any:
         """How many elements my shard has along one of an operand's ``inner_dims`` (int64)."""
-        own = self.ins[number].shard
-        return self._positions.part(own.whole[dim], self.axes_of_dim(number, dim))[1]
+        shard = self.ins[number].shard
+        return self._positions.part(shard.whole[dim], self.axes_of_dim(number, dim))[1]
 
     def valid(self, number: int, dim: int) -> Any:
         """Boolean tensor, broadcastable to the operand: True where its dim holds no padding."""
-        own = self.ins[number].shard
-        return self._positions.valid(own, self.axes_of_dim(number, dim), dim)
+        shard = self.ins[number].shard
+        return self._positions.valid(shard, self.axes_of_dim(number, dim), dim)
 
     def check_order(self, shard: Shard, dim: int) -> None:
         """Refuse a dim with padding between its elements, where neighbours must be adjacent.

@@ -158,10 +158,10 @@ def ranks_along(cx: LocalCall, axes: Sequence[int]) -> int:
 
 def without_padding(cx: LocalCall, number: int, x: Any, dim: int, value: Any = 0) -> Any:
     """An operand's shard ``x``, perhaps extended, with ``value`` in the padding of a dim."""
-    own = cx.ins[number].shard
-    if dim not in own.padded_dims or (value == 0 and cx.ins[number].zero):
+    shard = cx.ins[number].shard
+    if dim not in shard.padded_dims or (value == 0 and cx.ins[number].zero):
         return x
-    fill = cx.scalar(value, own.dtype)
+    fill = cx.scalar(value, shard.dtype)
     return cx.emit(relax.op.where(cx.valid(number, dim), x, fill), "kept")
 
 

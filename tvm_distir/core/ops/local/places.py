@@ -39,8 +39,8 @@ def own_places(cx: LocalCall, places: Any, number: int, dim: int) -> tuple[Any, 
     shard = cx.ins[number].shard
     rows = shard.local[dim]
     end = cx.held(number, dim) if dim in shard.inner_dims else relax.const(rows, "int64")
-    own = cx.emit(relax.op.subtract(as_int64(cx, places), cx.start(number, dim)), "own")
-    above = cx.emit(relax.op.greater_equal(own, relax.const(0, "int64")), "above")
-    below = cx.emit(relax.op.less(own, end), "below")
+    offset = cx.emit(relax.op.subtract(as_int64(cx, places), cx.start(number, dim)), "own")
+    above = cx.emit(relax.op.greater_equal(offset, relax.const(0, "int64")), "above")
+    below = cx.emit(relax.op.less(offset, end), "below")
     here = cx.emit(relax.op.logical_and(above, below), "here")
-    return here, cx.emit(relax.op.clip(own, 0, rows - 1), "near")
+    return here, cx.emit(relax.op.clip(offset, 0, rows - 1), "near")

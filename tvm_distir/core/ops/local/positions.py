@@ -99,14 +99,14 @@ class Positions:
         key = tuple(axes)
         if key not in self._memo.positions:
             sizes = [int(n) for n in self._mesh.shape]
-            found = None
+            rank = None
             for axis in axes:
                 mine = self._writer.emit(ops.axis_index(self._mesh, axis), "axis_index")
-                if found is not None:
-                    scaled = relax.op.multiply(found, relax.const(sizes[axis], "int64"))
+                if rank is not None:
+                    scaled = relax.op.multiply(rank, relax.const(sizes[axis], "int64"))
                     mine = self._writer.emit(relax.op.add(self._emit(scaled, ""), mine), "shard")
-                found = mine
-            self._memo.positions[key] = found
+                rank = mine
+            self._memo.positions[key] = rank
         return self._memo.positions[key]
 
     def start(self, own: Shard, axes: Axes, dim: int) -> Any:
@@ -128,13 +128,13 @@ class Positions:
             held, block = relax.const(size, "int64"), size
             for axis in axes:
                 block = -(-block // int(self._mesh.shape[axis]))
-                own = relax.const(block, "int64")
-                skipped = emit(relax.op.multiply(self.number((axis,)), own), "skipped")
+                length = relax.const(block, "int64")
+                skipped = emit(relax.op.multiply(self.number((axis,)), length), "skipped")
                 skipped = emit(relax.op.minimum(skipped, held), "skipped")
                 begin = skipped if begin is None else relax.op.add(begin, skipped)
                 begin = emit(begin, "start")
                 rest = emit(relax.op.subtract(held, skipped), "rest")
-                held = emit(relax.op.minimum(rest, own), "held")
+                held = emit(relax.op.minimum(rest, length), "held")
             self._memo.parts[key] = begin, held
         return self._memo.parts[key]
 

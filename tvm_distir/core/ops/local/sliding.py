@@ -17,24 +17,24 @@ from .masking import neutral_element
 
 def halo_dims(cx: LocalCall) -> list[tuple[int, int]]:
     """Dims of operand and result that follow a halo factor over more than one device."""
-    found = []
+    result = []
     for factor in cx.form.factors:
         if factor is None or factor.kind != "halo":
             continue
         dim, result_dim = factor.ins[0], factor.outs[0]
         if dim is None or result_dim is None or cx.ins[0].shard.counts[dim] == 1:
             continue
-        if (dim, result_dim) not in found:
+        if (dim, result_dim) not in result:
             cx.check_order(cx.ins[0].shard, dim)
             cx.check_order(cx.outs[0], result_dim)
-            found.append((dim, result_dim))
-    return found
+            result.append((dim, result_dim))
+    return result
 
 
 def planned(cx: LocalCall, dim: int, result_dim: int, window: Window) -> Exchange:
     """Exchange of the first operand for windows that give the first result."""
-    own = cx.ins[0].shard
-    return exchange(window, own.whole[dim], cx.outs[0].whole[result_dim], own.counts[dim])
+    shard = cx.ins[0].shard
+    return exchange(window, shard.whole[dim], cx.outs[0].whole[result_dim], shard.counts[dim])
 
 
 def slid(cx: LocalCall, layout: str, kernel: tuple[int, ...], value: Any) -> tuple[Any, list[int]]:

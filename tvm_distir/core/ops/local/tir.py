@@ -32,8 +32,10 @@ def call_tir(cx: LocalCall, mod: ir.IRModule, made: dict[Any, Any]) -> ir.Call:
         DIST0508 when the PrimFunc cannot be cut.
     """
     target = cx.call.args[0]
-    shards = [*(own.shard for own in cx.ins), *cx.outs]
-    counts = {(i, d): n for i, own in enumerate(shards) for d, n in enumerate(own.counts) if n > 1}
+    shards = [*(operand.shard for operand in cx.ins), *cx.outs]
+    counts = {
+        (i, d): n for i, shard in enumerate(shards) for d, n in enumerate(shard.counts) if n > 1
+    }
     if counts:
         target = _cut(cx, mod, made, counts)
     types = [relax.TensorType(list(out.local), out.dtype) for out in cx.outs]

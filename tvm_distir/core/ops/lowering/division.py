@@ -76,8 +76,8 @@ class _Kernel:
             is_minus = self._add("prim.EQ", "bool", a=b, b=self._number(-1, ty))
             overflow = self._add("prim.And", "bool", a=is_minus, b=is_least)
             unsafe = self._add("prim.Or", "bool", a=zero, b=overflow)
-        one = self._number(1, ty)
-        divisor = self._add("prim.Select", ty, condition=unsafe, true_value=one, false_value=b)
+        unit = self._number(1, ty)
+        divisor = self._add("prim.Select", ty, condition=unsafe, true_value=unit, false_value=b)
         result = self._add(division["type"], ty, a=a, b=divisor)
         by_zero = a
         if division["type"] in _QUOTIENTS:

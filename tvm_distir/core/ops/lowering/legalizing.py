@@ -145,8 +145,8 @@ def _first_extreme(x: Any, axis: int | None, keepdims: bool, largest: bool) -> A
         value = x(*place[:front], along, *place[back:])
         return combine((tirx.Cast("int64", along), _key_of(value, kind, best)), along)
 
-    def earlier(one: Any, other: Any) -> Any:
-        (at, key), (at_other, rival) = one, other
+    def earlier(left: Any, right: Any) -> Any:
+        (at, key), (at_other, rival) = left, right
         beyond = key > rival if largest else key < rival
         wins = tirx.any(beyond, tirx.all(key == rival, at < at_other))
         return tirx.Select(wins, at, at_other), tirx.Select(beyond, key, rival)
@@ -162,8 +162,8 @@ def _first_extreme(x: Any, axis: int | None, keepdims: bool, largest: bool) -> A
 def _te_sign(x: Any) -> Any:
     def sign(*place: Any) -> Any:
         value = x(*place)
-        zero, one, minus = (tirx.const(n, x.dtype) for n in (0, 1, -1))
-        signed = tirx.Select(value > zero, one, tirx.Select(value < zero, minus, zero))
+        zero, unit, minus = (tirx.const(n, x.dtype) for n in (0, 1, -1))
+        signed = tirx.Select(value > zero, unit, tirx.Select(value < zero, minus, zero))
         return tirx.Select(is_nan(value), value, signed)
 
     return te.compute(x.shape, sign, name="T_sign")

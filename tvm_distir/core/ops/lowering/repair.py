@@ -86,14 +86,14 @@ def _reads(root: Any, computed: Set[Any]) -> bool:
     """Whether an expression reads a buffer, or one of the variables that hold what was read."""
     if isinstance(root, tirx.Var):
         return root in computed
-    found = tvm_ffi.structural_walk(
+    match = tvm_ffi.structural_walk(
         root,
         [
             (ir.TensorLoad, lambda _: tvm_ffi.VisitInterrupt(True)),
             (tirx.Var, lambda v: tvm_ffi.VisitInterrupt(True) if v in computed else None),
         ],
     )
-    return found is not None
+    return match is not None
 
 
 class _Repair:

@@ -65,15 +65,15 @@ def mesh_of(g: Graph) -> int:
     PlanError
         DIST0237 where it is on several.
     """
-    found = sorted({max(value.mesh, 0) for value in g.values})
-    if len(found) > 1:
+    meshes = sorted({max(value.mesh, 0) for value in g.values})
+    if len(meshes) > 1:
         raise PlanError(
             "DIST0237",
-            f"{len(found)} meshes in one function; its labels are decided on one",
+            f"{len(meshes)} meshes in one function; its labels are decided on one",
             place=g.name,
             remedy="Cut the model into stages, each on one mesh.",
         )
-    return found[0] if found else 0
+    return meshes[0] if meshes else 0
 
 
 class _Reader:
@@ -91,8 +91,8 @@ class _Reader:
             whole.append(OpStrategy((R,) * len(node.operands), (R,) * len(node.results), None))
             if k in net.spliced:
                 inner, first = net.spliced[k]
-                own = values[first : first + len(inner.domains)]
-                kids[k] = kid = self.instance(self.module.graphs[node.callee], inner, own)
+                inner_values = values[first : first + len(inner.domains)]
+                kids[k] = kid = self.instance(self.module.graphs[node.callee], inner, inner_values)
                 states.append(tuple([called(kid, a) for a in self.axes]))
                 continue
             choices, variable = net.ends[k]

@@ -69,27 +69,27 @@ def flights_of(mod: ir.IRModule) -> dict[str, InFlightActivations]:
     pipeline = Pipeline.of(mod)
     if pipeline is None:
         return {}
-    schedule, found = pipeline.schedule, dict[str, InFlightActivations]()
+    schedule, result = pipeline.schedule, dict[str, InFlightActivations]()
     for rank, units in enumerate(schedule.orders):
-        own = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
-        names = [pipeline.stages[stage].function for stage in own]
+        rank_stages = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
+        names = [pipeline.stages[stage].function for stage in rank_stages]
         for name in dict.fromkeys(names):
-            own_units = [unit for unit in units if names[unit.chunk] == name]
-            stage = own[names.index(name)]
-            before, summed = _stashes(own_units, schedule.splits_backward)
+            stage_units = [unit for unit in units if names[unit.chunk] == name]
+            stage = rank_stages[names.index(name)]
+            before, summed = _stashes(stage_units, schedule.splits_backward)
             if stage in schedule.offload:
                 before, summed = min(before, AWAY), min(summed, AWAY)
-            old = found.get(name, NO_FLIGHT)
+            old = result.get(name, NO_FLIGHT)
             if before + summed < old.first + 2 * old.stashes:
                 continue
             params = pipeline.stages[stage].params
             arriving = {i for i, what in enumerate(params) if what.startswith(f"{ACTIVATION}:")}
             alike = names.count(name)
-            found[name] = InFlightActivations(
+            result[name] = InFlightActivations(
                 alike, summed, max(0, before - summed), _more(pipeline, params, alike), arriving,
                 schedule.micro_batches > 1,
             )  # fmt: skip
-    return found
+    return result
 
 
 def on_stages(mod: ir.IRModule, plan: Plan) -> Plan:

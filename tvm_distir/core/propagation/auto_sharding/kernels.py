@@ -62,9 +62,9 @@ class Work(NamedTuple):
             Of all stages together.
         stages, micro_batches, chunks : int
         """
-        own = devices // stages
-        each = micro_batches * _time_ps(self.each, clock, own * micro_batches)
-        once = _time_ps(self.once, clock, own)
+        stage_devices = devices // stages
+        each = micro_batches * _time_ps(self.each, clock, stage_devices * micro_batches)
+        once = _time_ps(self.once, clock, stage_devices)
         if chunks > 1 or stages == 1:
             return (each + once) / stages / PICOSECONDS
         rest = 1 - 1 / micro_batches
@@ -129,9 +129,9 @@ class _Reader:
                 (work.each if any(given) else work.once)[kernel_of(g, node)] += 1
             for v, yes in zip(node.results, results):
                 marked[v] = yes and v not in gradients
-        found = work, tuple([v >= 0 and marked[v] for v in g.result_values])
-        self._known[key, follows] = found
-        return found
+        result = work, tuple([v >= 0 and marked[v] for v in g.result_values])
+        self._known[key, follows] = result
+        return result
 
 
 def kernel_of(g: Graph, node: Node) -> Kernel:

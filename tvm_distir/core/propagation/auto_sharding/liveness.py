@@ -140,51 +140,51 @@ class Liveness:
         """Bytes of a value in the form that a reader needs, where it is not given in that."""
         given, needs = producer[0], reader[0]
         key = ("copies", id(matrix), given, needs)
-        found = self.shared.sizes.get(key)
-        if found is None:
+        size = self.shared.sizes.get(key)
+        if size is None:
             same = np.array([[x == y for y in needs] for x in given])
-            found = self.shared.sizes[key] = np.where(same, 0, self._bytes(matrix, needs)[None])
-        return found
+            size = self.shared.sizes[key] = np.where(same, 0, self._bytes(matrix, needs)[None])
+        return size
 
-    def _left(self, matrix: PriceMatrix, producer: Side, reader: Side, own: bool) -> Bytes:
+    def _left(self, matrix: PriceMatrix, producer: Side, reader: Side, exclusive: bool) -> Bytes:
         """Bytes that wait for the last of several readers.
 
         What is cut for it from what was given is cut when it reads. What is sent for it has been
-        sent for others already, and what was given is gone, if that is nobody else's (``own``).
+        sent for others already, and what was given is gone, if no other reader needs it (``exclusive``).
         """
         given, needs = producer[0], reader[0]
-        key = ("left", id(matrix), given, needs, own)
-        found = self.shared.sizes.get(key)
-        if found is None:
+        key = ("left", id(matrix), given, needs, exclusive)
+        size = self.shared.sizes.get(key)
+        if size is None:
             at = {form: i for i, form in enumerate(matrix.placements)}
             rows, columns = [at[f] for f in given], [at[f] for f in needs]
             sent = matrix.local[np.ix_(rows, columns)] >= INFINITE
             before, after = self._bytes(matrix, given)[:, None], self._bytes(matrix, needs)[None]
-            least = before if own else np.zeros_like(before)
-            found = np.where(sent, np.maximum(least, after), least)
-            self.shared.sizes[key] = found
-        return found
+            least = before if exclusive else np.zeros_like(before)
+            size = np.where(sent, np.maximum(least, after), least)
+            self.shared.sizes[key] = size
+        return size
 
     def _bytes(self, matrix: PriceMatrix, forms: tuple[Labels, ...]) -> Bytes:
         key = ("bytes", id(matrix), forms)
-        found = self.shared.sizes.get(key)
-        if found is None:
+        size = self.shared.sizes.get(key)
+        if size is None:
             at = {form: i for i, form in enumerate(matrix.placements)}
-            found = self.shared.sizes[key] = matrix.local_bytes[[at[form] for form in forms]]
-        return found
+            size = self.shared.sizes[key] = matrix.local_bytes[[at[form] for form in forms]]
+        return size
 
     def _times(self, size: Bytes, often: int) -> Bytes:
         if often == 1:
             return size
         key = ("times", id(size), often)
-        found = self.shared.sizes.get(key)
-        if found is None:
-            found = self.shared.sizes[key] = often * size
-        return found
+        total = self.shared.sizes.get(key)
+        if total is None:
+            total = self.shared.sizes[key] = often * size
+        return total
 
-    def _pair(self, one: Side, other: Side, size: Bytes, first: int, last: int) -> None:
+    def _pair(self, left: Side, right: Side, size: Bytes, first: int, last: int) -> None:
         """Note a holding of so many bytes by the states of two nodes."""
-        self._hold((one[1], other[1]), size, first, last)
+        self._hold((left[1], right[1]), size, first, last)
 
     def _hold(self, scope: tuple[int, ...], size: Bytes, first: int, last: int) -> None:
         """Note a holding, if it lasts; variables of a single state are left out of its scope."""

@@ -218,48 +218,48 @@ class _Search:
         moments, low, high = [first.moment], (0.0, first), None
         weight = 0.05 * first.price / first.peak
         for _ in range(ROUNDS):
-            one = self._judged(self._at(dict.fromkeys(moments, weight)))
+            candidate = self._judged(self._at(dict.fromkeys(moments, weight)))
             if self.best and self.best.price - self.bound <= self.gap * self.best.price:
                 break
-            if one.peak <= self.limit:
-                high = weight, one
-            elif one.moment not in moments:
-                moments.append(one.moment)
+            if candidate.peak <= self.limit:
+                high = weight, candidate
+            elif candidate.moment not in moments:
+                moments.append(candidate.moment)
                 continue
             elif weight * first.peak > DEAREST * first.price:
-                self._refuse(one.moment)
+                self._refuse(candidate.moment)
             else:
-                low = weight, one
+                low = weight, candidate
             weight = _between(low, high, moments) if high else 4 * weight
             if high and not CLOSE * low[0] < weight < high[0] / CLOSE:
                 break  # no price between tells more than these two
         if self.best is None:
-            self._refuse(one.moment)
+            self._refuse(candidate.moment)
         assert self.best is not None
-        found = self.best
+        best = self.best
         return BoundedSolution(
-            found.values, found.price, min(self.bound, found.price), found.peak_bytes
+            best.values, best.price, min(self.bound, best.price), best.peak_bytes
         )
 
     def _at(self, weights: Mapping[int, float]) -> Sequence[int]:
         """The labelling at prices of memory; what it proves raises the bound."""
         factors, constant = self.keeper.priced(self.tables, weights)
         problem = Problem(self.net.domains, factors)
-        found = self.solve(problem, constant)
-        total, _ = self.tables.evaluate(problem, found.values)
+        solution = self.solve(problem, constant)
+        total, _ = self.tables.evaluate(problem, solution.values)
         spent = sum(weights.values()) * self.limit
-        self.bound = max(self.bound, int(constant + total - found.gap - spent))
-        return found.values
+        self.bound = max(self.bound, int(constant + total - solution.gap - spent))
+        return solution.values
 
     def _judged(self, values: Sequence[int]) -> _Evaluated:
         """What a labelling costs without memory, and keeps; the best that fits is noted."""
         total, _ = self.tables.evaluate(Problem(self.net.domains, self.net.factors), values)
         price, profile = self.net.constant + total, self.keeper.profile(values)
         moment = int(profile.argmax())
-        found = _Evaluated(values, price, profile, moment)
-        if found.peak <= self.limit and (self.best is None or price < self.best.price):
-            self.best = BoundedSolution(values, price, 0, found.peak)
-        return found
+        candidate = _Evaluated(values, price, profile, moment)
+        if candidate.peak <= self.limit and (self.best is None or price < self.best.price):
+            self.best = BoundedSolution(values, price, 0, candidate.peak)
+        return candidate
 
     def _refuse(self, moment: int) -> None:
         """Say the least that is needed at a moment.
@@ -271,9 +271,9 @@ class _Search:
         """
         factors, constant = self.keeper.priced(self.tables, {moment: 1.0}, work=False)
         problem = Problem(self.net.domains, factors)
-        found = self.solve(problem, constant)
-        total, _ = self.tables.evaluate(problem, found.values)
-        least = constant + total - found.gap
+        solution = self.solve(problem, constant)
+        total, _ = self.tables.evaluate(problem, solution.values)
+        least = constant + total - solution.gap
         known = f"at least {_gib(least)} are needed at one moment"
         if least <= self.limit:
             known, least = "no labelling that was found fits", 0

@@ -43,7 +43,7 @@ class OverlapDiscount:
 
     def counted(self, key: str) -> Sequence[float]:
         """Shares of the times to send a graph's values that count; empty: all of all."""
-        return [self.left if one else 1.0 for one in self._apart.get(key, ())]
+        return [self.left if apart else 1.0 for apart in self._apart.get(key, ())]
 
     def _find(self, module: PlacedModule, entry: str, updated: Mapping[int, int]) -> None:
         """Go through the functions, callers first: what all calls of one say holds inside."""
@@ -83,24 +83,24 @@ def _light(module: PlacedModule) -> dict[str, Flags]:
 
 def _early(g: Graph, given: Flags) -> list[bool]:
     """Which values of a graph no data went into, by which of its parameters none did."""
-    found = [True] * len(g.values)
+    early = [True] * len(g.values)
     for v, free in zip(g.param_values, given, strict=True):
-        found[v] = free
+        early[v] = free
     for node in g.nodes:
         if node.kind not in ("param", "ret"):
-            free = all(found[v] for v in node.operands if v != CONST)
+            free = all(early[v] for v in node.operands if v != CONST)
             for v in node.results:
-                found[v] = free
-    return found
+                early[v] = free
+    return early
 
 
 def _late(g: Graph, wanted: Flags, light: Flags) -> list[bool]:
     """Which values of a graph are read for late results only, by light work."""
-    found = [False] * len(g.values)
+    is_late = [False] * len(g.values)
     late = dict(zip(g.rets, wanted, strict=True))
     for k in reversed(range(len(g.nodes))):
         results = g.nodes[k].results
         for v in results:
-            found[v] = bool(g.uses[v]) and all(late[reader] for reader, _ in g.uses[v])
-        late.setdefault(k, light[k] and all(found[v] for v in results))
-    return found
+            is_late[v] = bool(g.uses[v]) and all(late[reader] for reader, _ in g.uses[v])
+        late.setdefault(k, light[k] and all(is_late[v] for v in results))
+    return is_late

@@ -127,10 +127,10 @@ class Shared:
 
     def table(self, key: Any, make: Callable[[], Bytes]) -> Interned:
         """The table of a key; equal ones are made once."""
-        found = self._tables.get(key)
-        if found is None:
-            found = self._tables[key] = self.tables.intern(make())
-        return found
+        table_ref = self._tables.get(key)
+        if table_ref is None:
+            table_ref = self._tables[key] = self.tables.intern(make())
+        return table_ref
 
     def forms_of(self, g: Graph, v: int) -> PriceMatrix:
         """Forms of a value."""
@@ -141,15 +141,15 @@ class Shared:
     def ends_of(self, kind: Any, matrix: PriceMatrix, *key: Any) -> CallStrategies:
         """States of a boundary node over some forms; equal ones are one object."""
         known = (kind, id(matrix), *key)
-        found = self._ends.get(known)
-        if found is None:
+        strategies = self._ends.get(known)
+        if strategies is None:
             partial, pin = key
             forms = all_forms(matrix.placements, partial=partial)
             if pin is not None:  # along an axis of one device all forms are the same
                 sizes = self.prices.sizes
                 forms = pinned(forms, [x if n > 1 else None for x, n in zip(pin, sizes)])
-            found = self._ends[known] = kind(forms)
-        return found
+            strategies = self._ends[known] = kind(forms)
+        return strategies
 
 
 class Assembly:
@@ -199,10 +199,10 @@ class Assembly:
         number, low = table
         tables = self.shared.tables
         if first < 0 or second < 0:
-            one = tuple([u for u in (first, second) if u >= 0])
+            scope = tuple([u for u in (first, second) if u >= 0])
             number, low2 = tables.intern(tables.array(number).reshape(-1))
-            if one:
-                self.put(one, (number, low + low2))
+            if scope:
+                self.put(scope, (number, low + low2))
             else:
                 self._constant(number, low + low2)
         elif first == second:

@@ -135,16 +135,16 @@ class Labeller:
         )  # prices of memory change tables, not their scopes
 
         def solve(problem: Problem, constant: int) -> Solution:
-            found = minimise(tables, problem, WIDTH, name, starts, gap=gap, constant=constant)
-            _, forbidden = tables.evaluate(problem, found.values)
-            if not net.feasible or not found.feasible or forbidden:
+            solution = minimise(tables, problem, WIDTH, name, starts, gap=gap, constant=constant)
+            _, forbidden = tables.evaluate(problem, solution.values)
+            if not net.feasible or not solution.feasible or forbidden:
                 raise InfeasibleError(
                     "DIST0802",
                     "the rules that are to hold allow no placement of all values",
                     place=name,
                     remedy='Leave some of them out, or say "stationary": false.',
                 )
-            return found
+            return solution
 
         return within(tables, net, solve, memory_bytes, name, gap)
 

@@ -115,13 +115,13 @@ class OpStates:
             The result takes no work of its own (a transpose that products read in place).
         """
         key = (id(rule), dtype, shapes, partial, free)
-        found = self._known.get(key)
-        if found is None:
+        strategies = self._known.get(key)
+        if strategies is None:
             self._rules.append(rule)
             items = [CallStrategy(axes) for axes in self._joint(rule, shapes, partial)]
             costs = [0 if free else self._time_ps(rule, state, dtype) for state in items]
-            found = self._known[key] = CallStrategies(items, np.array(costs, np.int64))
-        return found
+            strategies = self._known[key] = CallStrategies(items, np.array(costs, np.int64))
+        return strategies
 
     def _options(self, rule: Rule, partial: int) -> list[OpStrategy]:
         """Alternatives along one axis, whatever their sizes."""
@@ -144,12 +144,12 @@ class OpStates:
     ) -> list[tuple[OpStrategy, ...]]:
         """All combinations in which every cut divides."""
         sizes = self.prices.sizes
-        found: list[tuple[OpStrategy, ...]] = [()]
+        combinations: list[tuple[OpStrategy, ...]] = [()]
         for axis, size in enumerate(sizes):
             options, longer = self._options(rule, partial[axis]), []
             if size == 1:
                 options = options[-1:]
-            for chosen in found:
+            for chosen in combinations:
                 taken: dict[int, int] = {}
                 for n, x in zip(sizes, chosen):
                     if x.factor is not None:
@@ -159,11 +159,11 @@ class OpStates:
                         rule.factors[x.factor], size, taken.get(x.factor, 1)
                     ):
                         longer.append((*chosen, x))
-            found = longer
+            combinations = longer
         count = len(rule.in_bytes)
         return [
             axes
-            for axes in found
+            for axes in combinations
             if all(
                 self.prices.divides(shape, CallStrategy(axes).needs(i))
                 for i, shape in enumerate(shapes[:count])
@@ -191,29 +191,29 @@ class OpStates:
         count, passes = self._apart(rule, state)
         if count:
             each = passes * self._local(rule.in_bytes[0], state.needs(0)) // count
-            found = count * self.prices.kernel_ps(-(-flops // count), each, kind, dtype)
+            time_ps = count * self.prices.kernel_ps(-(-flops // count), each, kind, dtype)
         else:
-            found = self.prices.kernel_ps(flops, moved, kind, dtype)
+            time_ps = self.prices.kernel_ps(flops, moved, kind, dtype)
         for axis, x in enumerate(state.axes):
             if x.factor is not None:
                 share = math.prod(splits) // sizes[axis]
-                found += self._inside_ps(rule, rule.factors[x.factor], state, axis, share)
-        return found
+                time_ps += self._inside_ps(rule, rule.factors[x.factor], state, axis, share)
+        return time_ps
 
     def _apart(self, rule: Rule, state: CallStrategy) -> tuple[int, int]:
         """Kernels in the place of one, and their passes, where statistics are reduced inside.
 
         Padding is masked before they are made: one kernel that reads and writes.
         """
-        found, parts, padded = (0, 0), dict[int, int](), 0
+        most, parts, padded = (0, 0), dict[int, int](), 0
         for size, x in zip(self.prices.sizes, state.axes):
             if x.factor is not None and rule.factors[x.factor].kernels:
                 parts[x.factor] = parts.get(x.factor, 1) * size
         for number, count in parts.items():
             factor = rule.factors[number]
-            found = max(found, (factor.kernels, factor.passes))
+            most = max(most, (factor.kernels, factor.passes))
             padded |= isinstance(factor.size, int) and factor.size % count > 0
-        return found[0] + padded, found[1] + 2 * padded
+        return most[0] + padded, most[1] + 2 * padded
 
     def _inside_ps(
         self, rule: Rule, factor: Factor, state: CallStrategy, axis: int, share: int

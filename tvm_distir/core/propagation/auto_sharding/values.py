@@ -82,10 +82,10 @@ class EdgeBuilder:
         given, variable = producer
         needs = tuple([n for n, _ in readers])
         key = (id(matrix), held, given, needs, self.g.times(v), self._counted(v))
-        found = self.shared.held.get(key)
-        if found is None:
-            found = self.shared.held[key] = self._held(v, given, needs)
-        forms, first, rest = found
+        held_forms = self.shared.held.get(key)
+        if held_forms is None:
+            held_forms = self.shared.held[key] = self._held(v, given, needs)
+        forms, first, rest = held_forms
         shared = -1
         if len(forms) > 1:
             shared = len(self.net.domains)
@@ -161,8 +161,8 @@ class EdgeBuilder:
     def _moves(self, v: int, given: tuple[Labels, ...], needs: tuple[Labels, ...]) -> Bytes:
         matrix, cost = self.shared.forms_of(self.g, v), self._cost(v)
         at = {form: i for i, form in enumerate(matrix.placements)}
-        found = cost[np.ix_([at[f] for f in given], [at[f] for f in needs])]
-        return _often(found, self.g.times(v))
+        move_costs = cost[np.ix_([at[f] for f in given], [at[f] for f in needs])]
+        return _often(move_costs, self.g.times(v))
 
 
 def _often(prices: Bytes, times: int) -> Bytes:

@@ -100,11 +100,11 @@ class _Function:
 
         The annotation then is the parameter's own placement: it needs no node.
         """
-        found: list[list[int]] = [[] for _ in self.params]
+        bindings: list[list[int]] = [[] for _ in self.params]
         for number, source in enumerate(self.survey.sources):
-            if 0 <= source < len(found):
-                found[source].append(number)
-        pins = {i: numbers[0] for i, numbers in enumerate(found) if len(numbers) == 1}
+            if 0 <= source < len(bindings):
+                bindings[source].append(number)
+        pins = {i: numbers[0] for i, numbers in enumerate(bindings) if len(numbers) == 1}
         bound, handles = self.g.bound, self.survey.handles
         self.g.pinned = {bound[number]: handles[i] for i, number in pins.items()}
         return pins

@@ -211,18 +211,18 @@ class Graph:
 
     def links(self, mesh: int) -> list[Link]:
         """Values on a mesh that something reads, in order."""
-        found = self._links.get(mesh)
-        if found is None:
-            found, nodes = list[Link](), self.nodes
+        result = self._links.get(mesh)
+        if result is None:
+            result, nodes = list[Link](), self.nodes
             of_calls, handed = set(self.calls), [node.kind in HANDED for node in nodes]
             for v, (uses, (k, j), value) in enumerate(zip(self.uses, self.producer, self.values)):
                 if uses and value.mesh == mesh:
                     reader, reads = uses[0]
                     if len(uses) > 1 or (len(reads) > 1 and reader in of_calls):
                         reader, reads = -1, ()
-                    found.append(Link(v, k, j, handed[self.origin[k]], uses, reader, reads))
-            self._links[mesh] = found
-        return found
+                    result.append(Link(v, k, j, handed[self.origin[k]], uses, reader, reads))
+            self._links[mesh] = result
+        return result
 
     def _note_uses(self, k: int, operands: tuple[int, ...]) -> None:
         if len(set(operands)) == len(operands):

@@ -124,12 +124,12 @@ class Leaves:
 
     def operands(self, number: int) -> tuple[int, ...]:
         """Flat operands of a call that the survey could tell."""
-        env, handles, read, found = self.g.env, self._handles, self.read, list[int]()
+        env, handles, read, leaves = self.g.env, self._handles, self.read, list[int]()
         for variable in self._operands[self._begin[number] : self._begin[number + 1]]:
             if variable < 0:
-                found.append(CONST)
+                leaves.append(CONST)
                 continue
             key = handles[variable]
             read.add(key)
-            found += env[key]
-        return tuple(found)
+            leaves += env[key]
+        return tuple(leaves)

@@ -73,32 +73,32 @@ class ModuleTypes:
 
     def like(self, number: int, ty: Any) -> Tensor:
         """As :meth:`tensor`, of a type of known dims with that number (:attr:`.Survey.types`)."""
-        found = self._learnt.get(number)
-        if found is None:
-            found = self._learnt[number] = self.tensor(ty)
-        return found
+        tensor = self._learnt.get(number)
+        if tensor is None:
+            tensor = self._learnt[number] = self.tensor(ty)
+        return tensor
 
     def tensor(self, ty: Any) -> Tensor:
         """Dims and bytes of a tensor type, read once per distinct type."""
-        found = self._by_handle.get(handle(ty))
-        if found is None:
+        result = self._by_handle.get(handle(ty))
+        if result is None:
             alike = self._tensors.setdefault(tvm_ffi.structural_hash(ty), [])
             equal = (x for other, x in alike if tvm_ffi.structural_equal(other, ty))
-            found = next(equal, None)
-            if found is None:
+            result = next(equal, None)
+            if result is None:
                 shape, item = static_shape(ty), item_bytes(ty)
-                found = Tensor(shape, item, math.prod(map(nominal, shape or ())) * item)
-                alike.append((ty, found))
-            self._by_handle[handle(ty)] = found
-        return found
+                result = Tensor(shape, item, math.prod(map(nominal, shape or ())) * item)
+                alike.append((ty, result))
+            self._by_handle[handle(ty)] = result
+        return result
 
     def starts(self, ty: Any) -> list[int]:
         """First flat number of each field of a tuple type, and the number of all."""
-        found = self._starts.get(handle(ty))
-        if found is None:
+        offsets = self._starts.get(handle(ty))
+        if offsets is None:
             sizes = [len(leaf_types(field)) for field in ty.fields[:]]
-            found = self._starts[handle(ty)] = [0, *itertools.accumulate(sizes)]
-        return found
+            offsets = self._starts[handle(ty)] = [0, *itertools.accumulate(sizes)]
+        return offsets
 
     def labels(
         self, placement: Any, shape: Sequence[Any], mesh: int, place: str

@@ -178,14 +178,14 @@ class JointBuilder:
 
     def _labels(self, v: int, form: Sequence[int | None], *, may_wait: bool) -> list[list[int]]:
         """Per axis the labels of a boundary value: the one that is said, or all it may have."""
-        found = []
+        columns = []
         for label, a, waiting in zip(form, self.tables.mesh_axes, self._waiting):
             if label is not None:
-                found.append([label])
+                columns.append([label])
                 continue
             labels = labels_on(self.g, self.reach, v, a, self.prices.axes[a].size, {})
-            found.append([*labels, P] if may_wait and waiting[v] else labels)
-        return found
+            columns.append([*labels, P] if may_wait and waiting[v] else labels)
+        return columns
 
     def _boundary(self, v: int, columns: Sequence[Sequence[OpStrategy]]) -> End:
         """Add a node at which a value comes or goes, from its alternatives along each axis."""

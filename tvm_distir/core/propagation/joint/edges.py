@@ -93,36 +93,36 @@ class JointEdges:
     def _readers(self, uses: Uses) -> list[tuple[JointStrategies, int, tuple[int, ...]]]:
         """Consumers of a value: states, the variable that picks one, and which operands it is."""
         ends, spliced = self.model.ends, self.model.spliced
-        found: list[tuple[JointStrategies, int, tuple[int, ...]]] = []
+        readers: list[tuple[JointStrategies, int, tuple[int, ...]]] = []
         for k, positions in uses:
             if k in spliced:
                 params = spliced[k].params
-                found += [(*params[i], ALONE) for i in positions]
+                readers += [(*params[i], ALONE) for i in positions]
             else:
-                found.append((*ends[k], positions))
-        return found
+                readers.append((*ends[k], positions))
+        return readers
 
     def _held(self, maker: int) -> Held:
         """Per axis what a moved byte counts as, and whether a node's values stay as they are."""
         origin = self.g.origin[maker]
-        found = self._stays.get(origin)
-        if found is None:
+        held = self._stays.get(origin)
+        if held is None:
             pairs = [
                 hold_on(self.g, self.reach, axis, a, maker)
                 for axis, a in zip(self.tables.axes, self.tables.mesh_axes)
             ]
             move = self.prices.costs.move
-            found = tuple([(move if pinned else 1, stays) for pinned, stays in pairs])
-            self._stays[origin] = found
-        return found
+            held = tuple([(move if pinned else 1, stays) for pinned, stays in pairs])
+            self._stays[origin] = held
+        return held
 
 
 def _settled(
     producer: JointStrategies, j: int, consumer: JointStrategies, operands: Sequence[int]
 ) -> bool:
     """Whether a consumer with one state takes a value as its maker, with one state, gives it."""
-    for mine, one in zip(producer.items[0], consumer.items[0]):
-        label, needs = mine.gives[j], one.needs
+    for mine, reader in zip(producer.items[0], consumer.items[0]):
+        label, needs = mine.gives[j], reader.needs
         for i in operands:
             if needs[i] != label:
                 return False

@@ -76,7 +76,7 @@ class JointSolver:
         except TooManyStates:
             return None
         tables, problem = self.prices.tables, Problem(model.domains, model.factors)
-        found = minimise(
+        solution = minimise(
             tables,
             problem,
             TABLE_LIMIT,
@@ -85,10 +85,10 @@ class JointSolver:
             rounds=ROUNDS,
             program=False,
         )
-        total, forbidden = tables.evaluate(problem, found.values)
-        if not (model.feasible and found.feasible) or forbidden:
+        total, forbidden = tables.evaluate(problem, solution.values)
+        if not (model.feasible and solution.feasible) or forbidden:
             return None
-        return self._decode(inst, model, found.values), model.constant + total, found.gap
+        return self._decode(inst, model, solution.values), model.constant + total, solution.gap
 
     def _problem(self, inst: Instance) -> JointProblem:
         g = inst.graph
@@ -101,17 +101,17 @@ class JointSolver:
         ).run()
 
     def _summary(self, inst: Instance) -> JointSummary:
-        found = self._summaries.get(inst.number)
-        if found is not None:
-            return found
-        found = self._summaries[inst.number] = JointSummary.of(
+        summary = self._summaries.get(inst.number)
+        if summary is not None:
+            return summary
+        summary = self._summaries[inst.number] = JointSummary.of(
             self._problem(inst),
             inst.graph,
             self.prices.tables,
             SUMMARY_LIMIT,
             self.tables.forms.turned,
         )
-        return found
+        return summary
 
     def _decode(self, inst: Instance, model: JointProblem, values: Sequence[int]) -> Instance:
         g, kids = inst.graph, {}
@@ -121,8 +121,10 @@ class JointSolver:
                 chosen.append(states.items[values[v] if v >= 0 else 0])
                 continue
             spliced = model.spliced[k]
-            own = spliced.variables
-            kids[k] = self._specialise(inst.kids[k], tuple(values[own.start : own.stop]))
+            variables = spliced.variables
+            kids[k] = self._specialise(
+                inst.kids[k], tuple(values[variables.start : variables.stop])
+            )
             sides = [
                 [states.items[values[v] if v >= 0 else 0] for states, v in ends]
                 for ends in (spliced.params, spliced.rets)

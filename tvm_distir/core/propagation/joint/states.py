@@ -77,10 +77,10 @@ class JointForms:
     def intern(self, items: Sequence[JointStrategy]) -> JointStrategies:
         """The one object for these states."""
         key = tuple(items)
-        found = self._interned.get(key)
-        if found is None:
-            found = self._interned[key] = JointStrategies(len(self._interned), key)
-        return found
+        strategies = self._interned.get(key)
+        if strategies is None:
+            strategies = self._interned[key] = JointStrategies(len(self._interned), key)
+        return strategies
 
     def of_rule(self, rule: Rule, masks: Sequence[int], partials: Sequence[int]) -> JointStrategies:
         """States of an op.
@@ -98,22 +98,22 @@ class JointForms:
         TooManyStates
         """
         key = ("op", self.forms.rule_number(rule), tuple(masks), tuple(partials))
-        found = self._known.get(key)
-        if found is None:
+        strategies = self._known.get(key)
+        if strategies is None:
             columns = [
                 self.forms.of_rule(rule, n, mask, partial, {}).items
                 for n, mask, partial in zip(self.ranks, masks, partials)
             ]
             together = [x for x in _product(columns) if self._walks(rule, x)]
-            found = self._known[key] = self.intern(together)
-        return found
+            strategies = self._known[key] = self.intern(together)
+        return strategies
 
     def _walks(self, rule: Rule, state: JointStrategy) -> bool:
         """Whether every factor has parts for all axes that walk it."""
         walked: dict[int, list[int]] = {}
-        for n, one in zip(self.ranks, state):
-            if one.factor is not None:
-                walked.setdefault(one.factor, []).append(n)
+        for n, strategy in zip(self.ranks, state):
+            if strategy.factor is not None:
+                walked.setdefault(strategy.factor, []).append(n)
         return all(
             factor_fits(rule.factors[f], n, math.prod(parts) // n)
             for f, parts in walked.items()
@@ -139,19 +139,19 @@ class JointForms:
         """
         sizes = None if shape is None else tuple([_known(n) for n in shape])
         key = ("end", tuple(map(tuple, columns)), sizes)
-        found = self._known.get(key)
-        if found is None:
+        strategies = self._known.get(key)
+        if strategies is None:
             free = [len(column) > 1 for column in columns]
             together = [x for x in _product(columns) if sizes is None or self._cuts(x, sizes, free)]
-            found = self._known[key] = self.intern(together)
-        return found
+            strategies = self._known[key] = self.intern(together)
+        return strategies
 
     def _cuts(
         self, state: JointStrategy, shape: Sequence[int | None], free: Sequence[bool]
     ) -> bool:
         cut: dict[int, list[int]] = {}
-        for a, one in enumerate(state):
-            for label in {*one.needs, *one.gives}:
+        for a, strategy in enumerate(state):
+            for label in {*strategy.needs, *strategy.gives}:
                 if label >= 0:
                     cut.setdefault(label, []).append(a)
         for d, axes in cut.items():
@@ -169,15 +169,15 @@ class JointForms:
     def turned(self, states: JointStrategies) -> JointStrategies:
         """What is a producer inside a function is a consumer outside, and the reverse."""
         key = ("turned", states.number)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self.intern(
+        strategies = self._known.get(key)
+        if strategies is None:
+            strategies = self._known[key] = self.intern(
                 [
                     tuple([OpStrategy(x.gives, x.needs, x.factor) for x in state])
                     for state in states.items
                 ]
             )
-        return found
+        return strategies
 
 
 def _known(size: Any) -> int | None:

@@ -63,10 +63,10 @@ class JointTables:
     def of(cls, prices: PriceTables, mesh_axes: Sequence[int]) -> JointTables:
         """Those of some axes, which are kept with the prices."""
         axes = tuple(mesh_axes)
-        found = prices.together.get(axes)
-        if not isinstance(found, cls):
-            found = prices.together[axes] = cls(prices, axes)
-        return found
+        tables = prices.together.get(axes)
+        if not isinstance(tables, cls):
+            tables = prices.together[axes] = cls(prices, axes)
+        return tables
 
     def __len__(self) -> int:
         """How many pieces are remembered."""
@@ -79,22 +79,22 @@ class JointTables:
         :meth:`.states.JointForms.of_rule`.
         """
         key = (id(rule), masks, partials)
-        found = self._ops.get(key)
-        if found is None:
+        op_table = self._ops.get(key)
+        if op_table is None:
             states, table = self.forms.of_rule(rule, masks, partials), None
             if len(states) > 1:
                 costs = [self._work(rule, state) for state in states.items]
                 table = self.prices.tables.intern(_capped(np.array(costs)))
-            found = self._ops[key] = states, table
-        return found
+            op_table = self._ops[key] = states, table
+        return op_table
 
     def _work(self, rule: Rule, state: Sequence[OpStrategy]) -> int:
         sides = [(n, x.needs + x.gives, x.factor is not None) for n, x in zip(self.ranks, state)]
         local = sent = 0
-        for i, (prices, one) in enumerate(zip(self._along, state)):
+        for i, (prices, strategy) in enumerate(zip(self._along, state)):
             others = tuple(sides[:i] + sides[i + 1 :])
-            local, own = prices.parts(rule, one, self.ranks[i], others)
-            sent += own
+            local, sent_here = prices.parts(rule, strategy, self.ranks[i], others)
+            sent += sent_here
         return self.prices.costs.scaled(local + sent)
 
     def held(self, states: JointStrategies, size_bytes: int) -> Interned:
@@ -109,8 +109,8 @@ class JointTables:
                 weighed = [costs.hold * self._bytes(size_bytes, form, i) for i in open_axes]
                 rows.append(sum(costs.scaled(x // cut[i]) for i, x in zip(open_axes, weighed)))
             self._known[key] = self.prices.tables.intern(np.array(rows, np.int64))
-        found: Interned = self._known[key]
-        return found
+        table: Interned = self._known[key]
+        return table
 
     def moved(self, states: JointStrategies, size_bytes: int) -> Interned:
         """Per state of a move to this mesh what the bytes that a device keeps weigh: they cross."""
@@ -121,8 +121,8 @@ class JointTables:
                 costs.scaled(costs.wire * self._bytes(size_bytes, form)) for form in states.given(0)
             ]
             self._known[key] = self.prices.tables.intern(np.array(rows, np.int64))
-        found: Interned = self._known[key]
-        return found
+        table: Interned = self._known[key]
+        return table
 
     def _bytes(self, size_bytes: int, form: Sequence[int], without: int = -1) -> int:
         """A device's bytes of a value in a form; whole along the axis ``without``."""
@@ -142,16 +142,16 @@ class JointTables:
     ) -> Interned:
         """Table (producer's states x consumer's) of a value with one consumer."""
         key = (producer.number, result, consumer.number, operands, size_bytes, held)
-        found = self._edges.get(key)
-        if found is None:
+        table = self._edges.get(key)
+        if table is None:
             total = np.zeros((len(producer), len(consumer)), np.int64)
             for i in range(len(self.axes)):
                 wanted = [frozenset(needs) for needs in consumer.needed(i, operands)]
                 total = _capped(
                     total + self._supplied(producer, result, i, wanted, size_bytes, held)
                 )
-            found = self._edges[key] = self._interned(total)
-        return found
+            table = self._edges[key] = self._interned(total)
+        return table
 
     def _interned(self, array: Array) -> Interned:
         """A table; of a node that has one state the dim goes."""
@@ -171,7 +171,7 @@ class JointTables:
         times, stays = held[axis]
         supply, ranks = self._along[axis].conversions.supply, self.ranks[axis]
         sets = list(dict.fromkeys(wanted))
-        column = [sets.index(one) for one in wanted]
+        column = [sets.index(forms) for forms in wanted]
         rows: dict[tuple[int, int], int] = {}
         prices: list[list[int]] = []
         row = []
@@ -179,10 +179,10 @@ class JointTables:
             key = form[axis], self._bytes(size_bytes, form, axis) * times
             if key not in rows:
                 rows[key] = len(prices)
-                prices.append([supply(key[0], one, key[1], ranks, stays)[0] for one in sets])
+                prices.append([supply(key[0], forms, key[1], ranks, stays)[0] for forms in sets])
             row.append(rows[key])
-        found: Array = np.array(prices, np.int64)[np.ix_(row, column)]
-        return found
+        table: Array = np.array(prices, np.int64)[np.ix_(row, column)]
+        return table
 
     def share(
         self,
@@ -205,8 +205,8 @@ class JointTables:
                 self._kept(producer, result, readers, group, sets, size_bytes, held)
                 for group in together
             ]
-        found: list[Kept] = self._known[key]
-        return found
+        shares: list[Kept] = self._known[key]
+        return shares
 
     def _sets(self, axis: int, readers: Sequence[Reader]) -> list[frozenset[int]]:
         """Sets of one or two forms that a value may be held in along an axis."""
@@ -246,18 +246,18 @@ class JointTables:
         if key not in self._known:
             serve = self._along[axis].serve
             rows = [
-                [min(INFINITE, sum(serve(one, want) for want in needs)) for one in sets]
+                [min(INFINITE, sum(serve(forms, want) for want in needs)) for forms in sets]
                 for needs in states.needed(axis, operands)
             ]
             self._known[key] = np.array(rows, np.int64)
-        found: Array = self._known[key]
-        return found
+        table: Array = self._known[key]
+        return table
 
 
 def _capped(array: Array) -> Array:
     """Costs of which none is above :data:`INFINITE`."""
-    found: Array = np.minimum(array, INFINITE)
-    return found
+    result: Array = np.minimum(array, INFINITE)
+    return result
 
 
 __all__ = ["Held", "Interned", "JointTables", "Kept", "Reader"]

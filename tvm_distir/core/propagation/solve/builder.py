@@ -104,12 +104,12 @@ class Builder:
             problem.trivial(node)
             return
         key = (problem.a, self.known, id(rule), mask, partial, decided, undecided)
-        found = problem.prices.ops.get(key)
-        if found is None:
-            found = problem.prices.ops[key] = self._op_tables(
+        op_tables = problem.prices.ops.get(key)
+        if op_tables is None:
+            op_tables = problem.prices.ops[key] = self._op_tables(
                 rule, mask, partial, decided, undecided
             )
-        alternatives, table = found
+        alternatives, table = op_tables
         if table is None:
             problem.add(alternatives, node)
             return

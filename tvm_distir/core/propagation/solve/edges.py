@@ -80,20 +80,20 @@ class Edges:
     def _consumers(self, uses: Uses, label: int | None) -> list[Consumer]:
         """Those of a value, none where all take it with the label that it is given with."""
         ends, spliced = self.problem.model.ends, self.problem.model.spliced
-        found, is_open = list[Consumer](), False
+        consumers, is_open = list[Consumer](), False
         for kc, positions in uses:
             if kc in spliced:
                 for i in positions:
                     alternatives, variable = spliced[kc].params[i]
-                    found.append((alternatives, variable, ALONE))
+                    consumers.append((alternatives, variable, ALONE))
                     is_open = is_open or variable >= 0 or alternatives.needs[0][0] != label
                 continue
             alternatives, variable = ends[kc]
-            found.append((alternatives, variable, positions))
+            consumers.append((alternatives, variable, positions))
             if not is_open:
                 needs = alternatives.needs[0]
                 is_open = variable >= 0 or any([needs[i] != label for i in positions])
-        return found if is_open else []
+        return consumers if is_open else []
 
     def _shared(
         self,

@@ -142,10 +142,10 @@ def minimise(
     factors = {tuple([at[v] for v in scope]): t for scope, t in done.factors.items()}
     core = paired(tables, Problem([problem.domains[v] for v in kept], factors))
     effort = _Effort(limit, rounds or ROUNDS, program, gap, constant + done.constant)
-    found = _Core(tables, core, place, starts or WarmStarts(), effort).solve()
-    for v, value in zip(kept, found.values):
+    solution = _Core(tables, core, place, starts or WarmStarts(), effort).solve()
+    for v, value in zip(kept, solution.values):
         values[v] = value
-    return Solution(tables.decode(done, values), found.gap, found.feasible and done.feasible)
+    return Solution(tables.decode(done, values), solution.gap, solution.feasible and done.feasible)
 
 
 def paired(tables: Tables, problem: Problem) -> Problem:
@@ -223,63 +223,66 @@ class _Core:
                 self._propose(dual, states)
             if count <= SMALLER * tried:
                 tried = count
-                found = self._eliminated(states, min(self.limit, NARROW))
-                if found is not None:
-                    return self._kept(dual, found)
+                solution = self._eliminated(states, min(self.limit, NARROW))
+                if solution is not None:
+                    return self._kept(dual, solution)
         states = dual.prune()
-        found = self._eliminated(states, self.limit)
-        if found is None and not self.effort.program:
+        solution = self._eliminated(states, self.limit)
+        if solution is None and not self.effort.program:
             labels = dual.labels()
             if not labels:
                 return self._nothing()
             cost, _ = self.tables.evaluate(self.problem, labels)
-            found = Solution(labels, max(0, cost - bound), True)
-        return self._kept(dual, found or self._integer(dual, states, bound))
+            solution = Solution(labels, max(0, cost - bound), True)
+        return self._kept(dual, solution or self._integer(dual, states, bound))
 
     def _near(self, bound: int, best: int) -> bool:
         """Whether a labelling is near enough to the least cost."""
         effort = self.effort
         return best < INFINITE and best - bound <= effort.gap * (best + effort.constant)
 
-    def _kept(self, dual: Dual, found: Solution) -> Solution:
-        self.starts.keep(self.problem, found.values, dual)
-        return found
+    def _kept(self, dual: Dual, solution: Solution) -> Solution:
+        self.starts.keep(self.problem, solution.values, dual)
+        return solution
 
     def _nothing(self) -> Solution:
         return Solution([0] * len(self.problem.domains), 0, False)
 
     def _eliminated(self, states: Sequence[Sequence[int]], limit: int) -> Solution | None:
         """The optimum over some states; None when they are too wide."""
-        found = self.tables.optimum(self.problem, states, limit)
-        return None if found is None else Solution(found[0], 0, found[1])
+        optimum = self.tables.optimum(self.problem, states, limit)
+        return None if optimum is None else Solution(optimum[0], 0, optimum[1])
 
     def _propose(self, dual: Dual, states: Sequence[Sequence[int]]) -> None:
         """Offer the optimum over the states that look cheapest, as many as stay narrow."""
         excess = dual.excess()
-        dearer = sorted(x for one in excess for x in one if x > 0)
+        dearer = sorted(x for excesses in excess for x in excesses if x > 0)
         for share in LIKED if dearer else ():
             most = dearer[int(share * (len(dearer) - 1))]
             liked = [
-                [s for s, x in zip(mine, one) if x <= most]
-                for mine, one in zip(states, excess, strict=True)
+                [s for s, x in zip(mine, excesses) if x <= most]
+                for mine, excesses in zip(states, excess, strict=True)
             ]
-            found = self._eliminated(liked, min(self.limit, NARROW))
-            if found is None:
+            solution = self._eliminated(liked, min(self.limit, NARROW))
+            if solution is None:
                 continue
-            cost, forbidden = self.tables.evaluate(self.problem, found.values)
-            if found.feasible and not forbidden:
-                dual.offer(cost, found.values)
+            cost, forbidden = self.tables.evaluate(self.problem, solution.values)
+            if solution.feasible and not forbidden:
+                dual.offer(cost, solution.values)
             return
 
     def _integer(self, dual: Dual, states: Sequence[Sequence[int]], bound: int) -> Solution:
         """The integer solver's answer, or the best labelling of before."""
         left = self.tables.restrict(self.problem, states)
         known = [dual.labels()] if dual.labels() else []
-        starts = [[mine.index(x) for mine, x in zip(states, one, strict=True)] for one in known]
-        found = integer_optimum(self.tables, left.problem, *starts)
-        if found is not None:
-            known.append([mine[i] for mine, i in zip(states, found.values, strict=True)])
-            bound = max(bound, left.constant + found.bound)
+        starts = [
+            [mine.index(x) for mine, x in zip(states, assignment, strict=True)]
+            for assignment in known
+        ]
+        optimum = integer_optimum(self.tables, left.problem, *starts)
+        if optimum is not None:
+            known.append([mine[i] for mine, i in zip(states, optimum.values, strict=True)])
+            bound = max(bound, left.constant + optimum.bound)
         if not known:
             raise PropagationError(
                 "DIST0410",

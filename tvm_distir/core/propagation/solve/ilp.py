@@ -109,8 +109,8 @@ class _Program:
             solver.setSolution(start)
         solver.run()
         info = solver.getInfo()
-        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-        values = list(solver.getSolution().col_value) if found else None
+        feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        values = list(solver.getSolution().col_value) if feasible else None
         return values, max(0.0, info.mip_dual_bound * scale)
 
 
@@ -149,17 +149,17 @@ def integer_optimum(
             ones.append(int(cells[tuple(known[v] for v in scope)]))
         for axis, v in enumerate(scope):
             for s in range(problem.domains[v]):
-                one = np.take(cells, s, axis=axis).ravel().tolist()
-                program.add_row(one, 0.0, minus=first[v] + s)
+                columns = np.take(cells, s, axis=axis).ravel().tolist()
+                program.add_row(columns, 0.0, minus=first[v] + s)
         flat = array.ravel().tolist()
         program.costs += [float(x) if x < INFINITE else 0.0 for x in flat]
         program.upper += [float(x < INFINITE) for x in flat]
-    found, bound = program.solve(integral, None if known is None else ones)
-    if found is None:
+    solution, bound = program.solve(integral, None if known is None else ones)
+    if solution is None:
         return None
     values = [0] * len(problem.domains)
     for v, column in first.items():
-        values[v] = int(np.argmax(found[column : column + problem.domains[v]]))
+        values[v] = int(np.argmax(solution[column : column + problem.domains[v]]))
     return Optimum(values, int(bound) if np.isfinite(bound) else 0)
 
 

@@ -61,11 +61,11 @@ class PriceTables:
     @property
     def size(self) -> int:
         """How many pieces are remembered."""
-        own: tuple[Sized, ...] = (
+        memos: tuple[Sized, ...] = (
             self.ops, self._turned, self._edges, self._shares, self._works, self._readers,
             *self.together.values(),
         )  # fmt: skip
-        return sum(map(len, own)) + sum(other.size for other in self._along.values())
+        return sum(map(len, memos)) + sum(other.size for other in self._along.values())
 
     def table(self, rows: Sequence[Sequence[int]]) -> Interned:
         """See :meth:`~tvm_distir.core.solver.cost_tables.Tables.table`."""
