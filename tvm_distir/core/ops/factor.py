@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a sharding rule says: factors, linear operand groups, and the work of the call."""
+"""Data model of a sharding rule: factors, linear operand groups, and the work of the call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ("map", *REDUCING, "halo", "stat")
 
 @dataclass(frozen=True)
 class Factor:
-    """One iteration space of a call, which devices along a mesh axis may divide in blocks.
+    """An iteration space of a call that the devices of a mesh axis may split into blocks.
 
     Attributes
     ----------
@@ -63,13 +63,13 @@ class Factor:
 
     @property
     def reduces(self) -> bool:
-        """Whether the results are terms of a reduction."""
+        """Return whether the results are partial results of a reduction."""
         return self.kind in REDUCING
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one execution of a call costs the device.
+    """Cost of executing a call on a device.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a call may be sharded along one mesh axis.
+    """Sharding rule of a call along a mesh axis.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class Rule:
 
     @functools.cached_property
     def ties(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Per factor, the (slot, dim) pairs it ties; slots are the operands, then the results."""
+        """Return the (slot, dim) pairs of each factor; slots are the operands, then the results."""
         return tuple(
             tuple((slot, d) for slot, d in enumerate((*f.ins, *f.outs)) if d is not None)
             for f in self.factors
@@ -133,10 +133,10 @@ class Rule:
 
     @functools.cached_property
     def summing(self) -> int:
-        """Bit i: factor i leaves terms of a sum, which may wait to be added up."""
+        """Return a bit mask; bit i is set when factor i leaves sums that may be reduced later."""
         return sum(1 << i for i, f in enumerate(self.factors) if f.kind == "sum")
 
     @functools.cached_property
     def carrying(self) -> tuple[int, ...]:
-        """Operands whose partial sums the results may carry on."""
+        """Return the operands whose partial sums the results may carry on."""
         return tuple(sorted({i for group in self.linear for i in group}))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Ops that have no sharding rule, and why not."""
+"""Lists ops that have no sharding rule, with the reasons."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _WHY_SYSTEM = {
 
 
 def why_none(op: str) -> str | None:
-    """Why an op that computes has no rule; None when nothing stands against one."""
+    """Return why an op that computes has no rule; None when nothing stands against a rule."""
     return _WHY_NONE.get(op)
 
 
 def why_system(op: str) -> str | None:
-    """Why no rule is asked for an op; None for ops that compute on tensors."""
+    """Return why no rule is needed for an op; None for ops that compute on tensors."""
     return next((why for family, why in _WHY_SYSTEM.items() if op.startswith(family)), None)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts a PrimFunc with static shapes to the shapes of one shard.
+"""Shrinks a PrimFunc with static shapes to the shapes of a shard.
 
 The rule derivation (``rules.tir_classes``) says which loops and buffer dims move together. A
 device computes the first block of such a class: every loop and dim of it shrinks by the same
@@ -34,7 +34,7 @@ def _size(extent: Any) -> int:
 
 
 class Cutter:
-    """Rewrites one PrimFunc.
+    """Rewriter of a PrimFunc to the shapes of a shard.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Cutter:
         return extent if count == 1 else _imm(extent, -(-_size(extent) // count))
 
     def run(self) -> Any:
-        """Return the PrimFunc of one shard (NotUnderstood when it cannot be cut)."""
+        """Return the PrimFunc of a shard (NotUnderstood when it cannot be sharded)."""
         params = [self._buffer(p) for p in self.func.params]
         body = self._stmt(self.func.body)
         return tirx.PrimFunc(params, body, self.func.ret_type, self.func.attrs)
@@ -222,7 +222,7 @@ def _typed(new: Any, old: Any) -> Any:
 
 
 def cut_prim_func(func: Any, counts: Counts) -> Any:
-    """PrimFunc of one shard, with variables of its own.
+    """Return the PrimFunc of a shard, with fresh variables.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules derived from TIR.
+"""Derives sharding rules from TIR.
 
 A factor is a class of iteration variables and buffer dims that are cut together: moving a
 variable by one block of its extent moves every index of a dim of the class by one block of that
@@ -35,7 +35,7 @@ def _add_factor(
     nodes: list[Node],
     accept: Accept | None,
 ) -> str | None:
-    """Add the factor of a class, or return why its dims must be whole."""
+    """Add the factor of a class, or return why its dims must be replicated."""
     pinned = [classes.pins[n] for n in nodes if n in classes.pins]
     if pinned:
         return pinned[0]
@@ -104,7 +104,7 @@ def _product_of_loads(block: Block) -> bool:
 
 
 def _gathered(blocks: list[Block], buffers: Buffers) -> list[int]:
-    """Numbers of the buffers that are indexed by values."""
+    """Return the numbers of the buffers that are indexed by computed values."""
     return sorted(
         {
             buffers.number(x.source)
@@ -118,7 +118,7 @@ def _gathered(blocks: list[Block], buffers: Buffers) -> list[int]:
 
 
 def _fits(buffers: Buffers, shape: CallShape) -> bool:
-    """Whether the PrimFunc's buffers are the call's operands and results."""
+    """Return whether the PrimFunc's buffers are the call's operands and results."""
     described = [*shape.ins, *shape.outs]
     if buffers.params != len(described):
         return False

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of attention ops."""
+"""Sharding rules of attention ops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNSEEN = {"float16": -6e4}
 
 
 def attention_on_shards(cx: LocalCall) -> Any:
-    """With a causal mask over queries that are cut: their positions say what each sees."""
+    """Apply a causal mask by global positions where queries are sharded."""
     attrs = cx.call.attrs
     if attrs.causal_mask is None or not cx.axes_of_dim(0, 1):
         return cx.same()
@@ -47,7 +47,7 @@ def attention_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.nn.attention", "relax.nn.attention_bias", local=attention_on_shards)
 def attention(call: CallShape) -> Draft:
-    """Batch, heads, query positions (without a window) and value features are kept.
+    """Shard batch, heads, query positions (without a window) and value features.
 
     Shapes: query ``(B, S, H, D)``, key ``(B, T, H, D)``, value ``(B, T, H, E)``, bias broadcastable
     to ``(B, H, S, T)``, result ``(B, S, H, E)``. FLOPs: 2 B H S T (D + E) for the two products

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Normalizations: what the statistics run over is cut too, they are reduced inside.
+"""Sharding rules of normalizations; statistics over sharded dims are reduced inside the op.
 
 Formulas and dtypes are those of TVM's kernels, so that what differs from the single device is the
 order of the sums only.
@@ -25,7 +25,7 @@ FAMILY: Family = Family()
 
 
 def _inverse_root(cx: LocalCall, value: Any, epsilon: float) -> Any:
-    """``1 / sqrt(value + epsilon)``."""
+    """Compute ``1 / sqrt(value + epsilon)``."""
     small = cx.scalar(epsilon, str(value.ty.dtype))
     return cx.emit(relax.op.rsqrt(cx.emit(relax.op.add(value, small), "raised")), "scale")
 
@@ -46,7 +46,7 @@ def _along(cx: LocalCall, scale: Any, dims: Sequence[int], ndim: int) -> Any:
 def _scaled_and_shifted(
     cx: LocalCall, normed: Any, dims: Sequence[int], scale: bool = True, shift: bool = True
 ) -> Any:
-    """``normed * gamma + beta``, operands 1 and 2.
+    """Compute ``normed * gamma + beta`` from operands 1 and 2.
 
     TVM's kernels read the attributes ``scale`` and ``center`` of a batch norm only.
     """
@@ -60,7 +60,7 @@ def _scaled_and_shifted(
 
 
 def layer_norm_on_shards(cx: LocalCall) -> Any:
-    """Mean, then variance, reduced over the devices that cut what is normalized."""
+    """Reduce mean, then variance, over the devices that shard the normalized dims."""
     shard = cx.ins[0].shard
     dims = [int(a) % len(shard.whole) for a in cx.call.attrs.axes]
     axes = cutting_axes(cx, dims)
@@ -75,7 +75,7 @@ def layer_norm_on_shards(cx: LocalCall) -> Any:
 
 
 def rms_norm_on_shards(cx: LocalCall) -> Any:
-    """The mean square reduced over the devices that cut what is normalized; in float32."""
+    """Reduce the mean square over the devices that shard the normalized dims, in float32."""
     shard = cx.ins[0].shard
     dims = [int(a) % len(shard.whole) for a in cx.call.attrs.axes]
     axes = cutting_axes(cx, dims)
@@ -95,7 +95,7 @@ def rms_norm_on_shards(cx: LocalCall) -> Any:
 @FAMILY.rule("relax.nn.layer_norm", local=layer_norm_on_shards)
 @FAMILY.rule("relax.nn.rms_norm", local=rms_norm_on_shards)
 def layer_norm(call: CallShape) -> Draft:
-    """All dims are kept; those that are normalized with statistics reduced inside.
+    """Shard all dims; statistics of the normalized dims are reduced inside the op.
 
     A layer norm reduces mean and variance, an rms norm the mean square. Gamma and beta are cut
     as the dims they scale.
@@ -122,7 +122,7 @@ def layer_norm(call: CallShape) -> Draft:
 
 
 def group_norm_on_shards(cx: LocalCall) -> Any:
-    """Each device normalizes its own groups; sums over cut dims are reduced."""
+    """Normalize the local groups; sums over sharded dims are reduced."""
     a, shard = cx.call.attrs, cx.ins[0].shard
     channel = int(a.channel_axis) % len(shard.whole)
     groups = int(a.num_groups) // shard.counts[channel]
@@ -157,7 +157,7 @@ def group_norm_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.nn.group_norm", local=group_norm_on_shards)
 def group_norm(call: CallShape) -> Draft:
-    """Channels are cut in whole groups; dims in ``axes`` with two sums reduced inside."""
+    """Shard channels in full groups; dims in ``axes`` reduce two sums inside the op."""
     draft = Draft(call)
     ndim, groups = len(call.ins[0]), int(call.attrs.num_groups)
     axes, channel = call.axes("axes", ndim), int(call.attrs.channel_axis) % ndim
@@ -175,7 +175,7 @@ def group_norm(call: CallShape) -> Draft:
 
 
 def instance_norm_on_shards(cx: LocalCall) -> Any:
-    """Sums over cut dims are reduced."""
+    """Normalize each instance; sums over sharded dims are reduced."""
     a, shard = cx.call.attrs, cx.ins[0].shard
     channel = int(a.channel_axis) % len(shard.whole)
     dims = [int(x) % len(shard.whole) for x in a.axes]
@@ -193,7 +193,7 @@ def instance_norm_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.nn.instance_norm", local=instance_norm_on_shards)
 def instance_norm(call: CallShape) -> Draft:
-    """Channels and dims outside ``axes`` are kept; those in ``axes`` with two sums inside."""
+    """Shard channels and dims outside ``axes``; those in ``axes`` reduce two sums inside the op."""
     draft = Draft(call)
     ndim = len(call.ins[0])
     axes, channel = call.axes("axes", ndim), int(call.attrs.channel_axis) % ndim
@@ -213,7 +213,7 @@ def instance_norm(call: CallShape) -> Draft:
 
 
 def batch_norm_on_shards(cx: LocalCall) -> Any:
-    """Mean and variance of a training batch reduced; the running ones move alike everywhere."""
+    """Reduce mean and variance of a training batch; running statistics agree on all devices."""
     a, shard = cx.call.attrs, cx.ins[0].shard
     channel = int(a.axis) % len(shard.whole)
     dims = [d for d in range(len(shard.whole)) if d != channel]
@@ -240,7 +240,7 @@ def batch_norm_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.nn.batch_norm", local=batch_norm_on_shards)
 def batch_norm(call: CallShape) -> Draft:
-    """Channels are kept, with the weights and statistics; the others too.
+    """Shard channels, with the weights and statistics, and all other dims.
 
     In training mean and variance of the other dims are reduced inside, and the running
     statistics come out whole. Operands data, gamma, beta, moving mean, moving variance; results

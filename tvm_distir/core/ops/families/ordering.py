@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Ops along an axis whose elements have an order: scans, sorts and the k best."""
+"""Sharding rules of ops with an ordered axis: scans, sorts and the k best."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _other_dims(call: CallShape, axis: int) -> Draft:
 
 
 def scan_on_shards(cx: LocalCall) -> Any:
-    """The own scan, on top of what all ranks before have: their totals are scanned by doubling."""
+    """Scan locally, then add the totals of all previous ranks, which are scanned by doubling."""
     shard, a = cx.ins[0].shard, cx.call.attrs
     if a.axis is None:
         return cx.same()
@@ -60,7 +60,7 @@ def scan_on_shards(cx: LocalCall) -> Any:
 def _from_before(
     cx: LocalCall, x: Any, axes: Sequence[int], hop: int, summed: bool, dtype: str
 ) -> Any:
-    """``x`` of the rank ``hop`` places before me; the neutral element where there is none."""
+    """Fetch ``x`` of the rank ``hop`` places before; the neutral element where there is none."""
     total = fetched(cx, x, axes, hop)
     if summed:
         return total  # zeros arrive where there is no rank
@@ -71,7 +71,7 @@ def _from_before(
 
 @FAMILY.rule("relax.cumsum", "relax.cumprod", local=scan_on_shards)
 def scan(call: CallShape) -> Draft:
-    """All dims are kept; along the axis the totals of the parts are scanned over the devices.
+    """Shard all dims; along the axis the totals of the parts are scanned over the devices.
 
     A running sum is linear.
     """
@@ -93,7 +93,7 @@ def scan(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.sort", "relax.argsort", local=SAME_OP)
 def order(call: CallShape) -> Draft:
-    """Dims other than the axis are kept. The axis stays whole.
+    """Shard dims other than the axis, which is replicated.
 
     Where an element goes depends on all others: a sort over devices moves every element about as
     often as a gather does. Only the first few can be merged (topk).
@@ -105,7 +105,7 @@ def order(call: CallShape) -> Draft:
 
 
 def topk_on_shards(cx: LocalCall) -> Any:
-    """The best of each device gathered, and the best of these taken.
+    """Gather the best elements of each device and select the best of these.
 
     Of equal values the first counts, on one device as over several: the order of the devices is
     that of the elements, and padding comes last: none may lie between them.
@@ -143,7 +143,7 @@ def topk_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.topk", local=topk_on_shards)
 def topk(call: CallShape) -> Draft:
-    """Dims other than the axis are kept; along the axis the best of the parts are merged.
+    """Shard dims other than the axis; along the axis the best of the parts are merged.
 
     The result is whole along the axis.
     """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Pools: windows over cut rows; an average may count what is no padding only."""
+"""Sharding rules of pools: windows over sharded rows; an average may leave out padding."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def _pool(cx: LocalCall, value: Any) -> Any:
 
 
 def max_pool_on_shards(cx: LocalCall) -> Any:
-    """Neighbour rows along cut spatial dims; the lowest number around the border."""
+    """Exchange rows along sharded spatial dims; the border holds the lowest number."""
     return _pool(cx, lowest(cx.ins[0].shard.dtype))
 
 
 @dataclass(frozen=True)
 class _Border:
-    """A cut dim whose border windows average fewer rows than the others.
+    """A sharded dim whose border windows average fewer rows than the others.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ def _borders(cx: LocalCall, names: list[str], sliding: list[Window]) -> list[_Bo
 
 
 def _averaged(cx: LocalCall, x: Any, pads: list[int], borders: list[_Border]) -> Any:
-    """Average; the border rows of the whole result apart, as the op does with its padding."""
+    """Average; the border rows of the full result are computed apart, as the op pads them."""
     if not borders:
         return cx.emit(ir.Call(cx.call.op, [x], changed(cx.call.attrs, padding=pads)), "average")
     border, rest = borders[0], borders[1:]
@@ -95,7 +95,7 @@ def _averaged(cx: LocalCall, x: Any, pads: list[int], borders: list[_Border]) ->
         return cx.emit(relax.op.strided_slice(value, [dim], [begin], [end]), "rows")
 
     def chosen(place: int, begin: int, end: int, before: int, after: int, at: int, to: int) -> None:
-        """Result rows at:to of the rank at ``place`` come of rows begin:end with padding."""
+        """Compute result rows at:to of the rank at ``place`` from rows begin:end with padding."""
         mine = list(pads)
         mine[border.spatial], mine[border.spatial + len(pads) // 2] = before, after
         apart = _averaged(cx, part(x, border.dim, begin, end), mine, rest)
@@ -115,7 +115,7 @@ def _averaged(cx: LocalCall, x: Any, pads: list[int], borders: list[_Border]) ->
 
 
 def avg_pool_on_shards(cx: LocalCall) -> Any:
-    """Neighbour rows along cut spatial dims; zeros around the border.
+    """Exchange rows along sharded spatial dims; the border holds zeros.
 
     Where zeros are not counted, the first and last rows of the whole result are computed apart.
     """
@@ -135,7 +135,7 @@ def avg_pool_on_shards(cx: LocalCall) -> Any:
     "relax.nn.avg_pool1d", "relax.nn.avg_pool2d", "relax.nn.avg_pool3d", local=avg_pool_on_shards
 )
 def pool(call: CallShape) -> Draft:
-    """Batch and channels are kept; an average is linear."""
+    """Shard batch, channels and spatial dims; an average is linear."""
     draft = Draft(call)
     data = letters(str(call.attrs.layout))
     out = letters(str(call.attrs.out_layout) or str(call.attrs.layout))
@@ -163,7 +163,7 @@ def pool(call: CallShape) -> Draft:
     local=SAME_OP,
 )
 def adaptive_pool(call: CallShape) -> Draft:
-    """Batch and channels are kept; spatial windows depend on the whole extents."""
+    """Shard batch and channels; spatial windows depend on the full extents."""
     draft = Draft(call)
     data = letters(str(call.attrs.layout))
     out = letters(str(call.attrs.out_layout) or str(call.attrs.layout))

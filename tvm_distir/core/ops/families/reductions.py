@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions and statistics: terms of what is summed, or reduced inside the call."""
+"""Sharding rules of reductions and statistics: partial results, or reduced inside the call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tie_reduction(
     rescale: bool = False,
     comm_bytes: int = 0,
 ) -> None:
-    """Tie kept dims, and reduced ones by ``kind`` (None: they must be whole)."""
+    """Tie kept dims, and reduced dims by ``kind`` (None: they must be replicated)."""
     shape, place = draft.call.ins[0], 0
     for d in range(len(shape)):
         if d in axes:
@@ -44,7 +44,7 @@ def tie_reduction(
 
 
 def _has_no_extreme(call: CallShape, axes: tuple[int, ...]) -> PropagationError | None:
-    """Error about a maximum or minimum of no elements: TVM leaves its memory as it was."""
+    """Build the error for an extreme of no elements: TVM leaves its memory as it was."""
     empty = [d for d in axes if call.ins[0][d] == 0]
     if not empty or elements(call.outs[0]) == 0:
         return None
@@ -58,7 +58,7 @@ def _has_no_extreme(call: CallShape, axes: tuple[int, ...]) -> PropagationError 
 
 
 def mean_on_shards(cx: LocalCall) -> Any:
-    """Over a cut dim: the local sum divided by the whole count, one term of the mean."""
+    """Divide the local sum by the full count, which gives partial sums of the mean."""
     if not any(f is not None and f.reduces for f in cx.form.factors):
         return cx.same()
     a, shard = cx.call.attrs, cx.ins[0].shard
@@ -78,7 +78,7 @@ _KIND = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod"
     "relax.max", "relax.min", "relax.prod", local=SAME_OP, padding=Padding(Reduced.NEUTRAL)
 )
 def reduction(call: CallShape) -> Draft:
-    """Reduced dims give terms of the reduction; a mean's terms are rescaled by their part.
+    """Shard reduced dims to partial results; partial results of a mean are rescaled by their part.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def reduction(call: CallShape) -> Draft:
 
 
 def spread_on_shards(cx: LocalCall) -> Any:
-    """Mean, then the mean of squared differences, reduced."""
+    """Reduce the mean, then the mean of squared differences."""
     a, shard = cx.call.attrs, cx.ins[0].shard
     ndim = len(shard.whole)
     dims = list(range(ndim)) if a.axis is None else [int(x) % ndim for x in a.axis]
@@ -117,7 +117,7 @@ def spread_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.variance", "relax.std", local=spread_on_shards)
 def spread(call: CallShape) -> Draft:
-    """Kept dims; reduced ones with mean and squares reduced inside, the result complete."""
+    """Shard kept dims; reduced dims reduce mean and squares inside the op."""
     draft = Draft(call)
     axes = call.axes("axis", len(call.ins[0]))
     rows = statistic_bytes(call.ins[0], axes, call.out_dtypes[0])
@@ -126,7 +126,7 @@ def spread(call: CallShape) -> Draft:
 
 
 def extreme_place_on_shards(cx: LocalCall) -> Any:
-    """The extreme reduced; then the first place where a device has it, NaN before all else."""
+    """Reduce the extreme, then the first index where a device has it; NaN comes first."""
     a, shard = cx.call.attrs, cx.ins[0].shard
     axis = 0 if a.axis is None else int(a.axis) % len(shard.whole)
     axes = cx.axes_of_dim(0, axis)
@@ -153,7 +153,7 @@ def extreme_place_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.argmax", "relax.argmin", local=extreme_place_on_shards)
 def extreme_place(call: CallShape) -> Draft:
-    """Kept dims; the axis with the extreme and its first place reduced inside.
+    """Shard kept dims; the axis reduces the extreme and its first index inside the op.
 
     Raises
     ------
@@ -175,7 +175,7 @@ def extreme_place(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.median", local=SAME_OP)
 def median(call: CallShape) -> Draft:
-    """Reduced dims must be whole."""
+    """Shard the kept dims; reduced dims must be replicated."""
     draft = Draft(call)
     tie_reduction(draft, call.axes("axis", len(call.ins[0])), bool(call.attrs.keepdims), None)
     draft.default_why = "the medians of the parts do not give the median"

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reshapes: row-major order is kept, dims are merged and split."""
+"""Sharding rules of reshapes, which keep the row-major order and merge and split dims."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Group = tuple[list[int], list[int]]
 
 
 def _front(a: Shape, b: Shape, left: list[int], right: list[int]) -> Iterator[Group]:
-    """Smallest groups of dims with equal products, from the front; consumes left and right."""
+    """Yield the smallest groups of dims with equal products from the front; empties both lists."""
     while left and right:
         lengths = None
         for total in range(2, len(left) + len(right) + 1):
@@ -62,7 +62,7 @@ def reshape_groups(a: Shape, b: Shape) -> list[Group]:
 
 
 def _lead(a: Shape, b: Shape, group: Group) -> Any:
-    """How many equal blocks the leading dims of a group have in common; None when unknown."""
+    """Return how many equal blocks the leading dims of a group share; None when unknown."""
     left, right = group
     first, second = a[left[0]], b[right[0]]
     if len(left) == len(right) == 1:
@@ -92,7 +92,7 @@ def tie_reshape(draft: Draft) -> None:
 
 
 def reshape_on_shards(cx: LocalCall) -> Any:
-    """The leading dim of a group is cut: blocks of rows stay blocks of rows.
+    """Reshape to the local shape: the leading dim of a group is sharded, so rows stay together.
 
     A squeeze without axes would drop a cut dim whose shard has one element.
     """
@@ -108,7 +108,7 @@ def reshape_on_shards(cx: LocalCall) -> Any:
     padding=ZEROS_KEPT,
 )
 def reshape(call: CallShape) -> Draft:
-    """Row-major order is kept: the leading dims of each group of merged or split dims are cut."""
+    """Shard the leading dims of each group of merged or split dims; row-major order is kept."""
     draft = Draft(call)
     tie_reshape(draft)
     draft.linear((0,))

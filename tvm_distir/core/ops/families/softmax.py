@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Softmax: the axis may be cut, maximum and sum of exponentials are reduced over it."""
+"""Sharding rules of softmax; maximum and sum of exponentials are reduced over a sharded axis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAMILY: Family = Family()
 
 
 def softmax_on_shards(cx: LocalCall) -> Any:
-    """Over a cut axis: maximum and sum of exponentials are reduced over the devices."""
+    """Reduce maximum and sum of exponentials over the devices of a sharded axis."""
     shard = cx.ins[0].shard
     axis = int(cx.call.attrs.axis) % len(shard.whole)
     cut = cx.axes_of_dim(0, axis)
@@ -48,7 +48,7 @@ def softmax_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.nn.softmax", "relax.nn.log_softmax", local=softmax_on_shards)
 def softmax(call: CallShape) -> Draft:
-    """Kept dims; the axis with two statistics (maximum and sum) reduced inside, in float32."""
+    """Shard kept dims; the axis reduces two statistics (maximum and sum) inside, in float32."""
     draft = Draft(call)
     shape = call.ins[0]
     axis = int(call.attrs.axis) % len(shape)

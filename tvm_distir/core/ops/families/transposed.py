@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Transposed convolutions: windows that write into cut rows."""
+"""Sharding rules of transposed convolutions: windows that write into sharded rows."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ FAMILY: Family = Family()
 
 
 def _row_bytes(shard: Any, dim: int) -> int:
-    """Size of one row of a device's shard."""
+    """Return the size of a row of a device's shard."""
     shape = [1 if d == dim else n for d, n in enumerate(shard.local)]
     return size_bytes(tuple(shape), shard.dtype)
 
 
 def transposed_convolution_on_shards(cx: LocalCall) -> Any:
-    """Rows of the operand are fetched, or rows of the result returned, whichever are fewer bytes.
+    """Fetch rows of the operand or return rows of the result, whichever takes fewer bytes.
 
     Cut along its channels, a grouped one has its own groups only.
     """
@@ -77,7 +77,7 @@ def transposed_convolution_on_shards(cx: LocalCall) -> Any:
     padding=ZERO_TERMS,
 )
 def transposed_convolution(call: CallShape) -> Draft:
-    """As a convolution, its windows spread. The kernel's O counts one group's channels.
+    """Shard as for a convolution; the windows are spread. The kernel's O counts a group's channels.
 
     FLOPs: 2 x operand elements x (output channels per group) x kernel.
     """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Triangles of matrices: what is kept of an element depends on its row and column in the whole."""
+"""Sharding rules of matrix triangles; an element is kept by its global row and column."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAMILY: Family = Family()
 
 
 def _numbers(cx: LocalCall, dim: int) -> Any:
-    """Where my rows (columns) lie in the whole, broadcastable to the operand; int64."""
+    """Return the global positions of the local rows (columns), broadcastable; int64."""
     shard = cx.ins[0].shard
     places = cx.emit(relax.op.arange(0, shard.local[dim], 1, "int64"), "places")
     if cx.axes_of_dim(0, dim):
@@ -26,7 +26,7 @@ def _numbers(cx: LocalCall, dim: int) -> Any:
 
 
 def triangle_on_shards(cx: LocalCall) -> Any:
-    """Of cut rows or columns: keep what the place in the whole says, zeros for the rest."""
+    """Keep elements of sharded rows or columns by their global position; the rest are zeros."""
     shard = cx.ins[0].shard
     rows, columns = len(shard.whole) - 2, len(shard.whole) - 1
     if not cx.axes_of_dim(0, rows) and not cx.axes_of_dim(0, columns):
@@ -40,7 +40,7 @@ def triangle_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.tril", "relax.triu", local=triangle_on_shards)
 def triangle(call: CallShape) -> Draft:
-    """All dims are kept; rows and columns where the diagonal is a known number."""
+    """Shard all dims; rows and columns where the diagonal is a known number."""
     draft = Draft(call)
     ndim = len(call.ins[0])
     for d in range(ndim if isinstance(call.args[1], int) else ndim - 2):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Padding of uneven dims on shards: what ops read of it is put there before they see it.
+"""Masks the padding of uneven dims on shards, so that ops read the values that they need.
 
 Ops that keep a dim compute something in its padding that nobody looks at; an op that reduces over
 it must find the neutral element of its reduction there, an op that uses an operand as index or
@@ -20,7 +20,7 @@ from .call import LocalCall
 
 
 def neutral_element(kind: str, dtype: str) -> Any:
-    """Neutral element of a reduction as a NumPy scalar (``bfloat16`` as float32)."""
+    """Return the neutral element of a reduction as a NumPy scalar (``bfloat16`` as float32)."""
     base = np.dtype("float32" if dtype == "bfloat16" else dtype)
     if kind in ("sum", "prod"):
         return np.array(kind == "prod").astype(base)
@@ -73,7 +73,7 @@ def protect(cx: LocalCall, needs: Padding) -> None:
 
 
 def _check_uneven(cx: LocalCall) -> None:
-    """Every padded dim must be walked by a factor that allows padding."""
+    """Raise where a padded dim is not in a factor that allows padding."""
     rows = [
         (f"operand {i}", operand.shard, [f and f.ins[i] for f in cx.form.factors])
         for i, operand in enumerate(cx.ins)
@@ -110,7 +110,7 @@ def _neutralise(cx: LocalCall, reduced: Reduced, kind: str, number: int, dim: in
 
 
 def padding_stays_zero(cx: LocalCall, needs: Padding) -> bool:
-    """Whether the results' padding surely holds zeros."""
+    """Return whether the results' padding surely holds zeros."""
     if needs.zeros is Zeros.MADE:
         return True
     if needs.zeros is Zeros.UNKNOWN:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Indices into rows of which a device holds some."""
+"""Maps global row indices to the rows that a device has."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .call import LocalCall
 
 
 def as_int64(cx: LocalCall, places: Any) -> Any:
-    """Indices as int64."""
+    """Cast indices to int64."""
     if str(places.ty.dtype) == "int64":
         return places
     return cx.emit(relax.op.astype(places, "int64"), "places")
 
 
 def own_places(cx: LocalCall, places: Any, number: int, dim: int) -> tuple[Any, Any]:
-    """Which indices name rows of this device, and where they stand among them.
+    """Return which indices name rows of this device, and their local positions.
 
     Parameters
     ----------

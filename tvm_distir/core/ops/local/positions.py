@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a device stands among the shards of a dim, and what of its own shard is padding.
+"""Computes a device's position among the shards of a dim, and which part of a shard is padding.
 
 What was written of this once serves all calls of its block: see :class:`BlockMemo`.
 """
@@ -24,7 +24,7 @@ Axes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class RowsKey:
-    """Which rows of which tensor were fetched, and of whom.
+    """Key of fetched rows: which rows of which tensor, and of which rank.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class RowsKey:
 
 @dataclass
 class BlockMemo:
-    """Values written in one block that later calls of it may read again.
+    """Values emitted in a block that later calls of it may read again.
 
     Attributes
     ----------
@@ -72,13 +72,13 @@ class BlockMemo:
     rows: dict[RowsKey, Any] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Forget all: variables of a dataflow block cannot be read in the next one."""
+        """Clear the memo: variables of a dataflow block cannot be read in the next block."""
         for known in (self.positions, self.starts, self.parts, self.valid, self.rows):
             known.clear()
 
 
 class Positions:
-    """Writes positions along a mesh for one call.
+    """Emits positions along a mesh for a call.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class Positions:
         self._mesh, self._writer, self._emit, self._memo = mesh, writer, emit, memo
 
     def number(self, axes: Sequence[int]) -> Any:
-        """My number among the shards of a dim cut by ``axes`` (int64 scalar)."""
+        """Return the rank's number among the shards of a dim split by ``axes`` (int64 scalar)."""
         key = tuple(axes)
         if key not in self._memo.positions:
             sizes = [int(n) for n in self._mesh.shape]
@@ -110,7 +110,7 @@ class Positions:
         return self._memo.positions[key]
 
     def start(self, own: Shard, axes: Axes, dim: int) -> Any:
-        """Where a shard begins along a dim cut by ``axes`` (int64 scalar)."""
+        """Return where a shard begins along a dim split by ``axes`` (int64 scalar)."""
         if dim in own.inner_dims:
             return self.part(own.whole[dim], axes)[0]
         key = (axes, own.whole[dim])
@@ -121,7 +121,7 @@ class Positions:
         return self._memo.starts[key]
 
     def part(self, size: int, axes: Axes) -> tuple[Any, Any]:
-        """Start and length of my part of a dim, axis by axis as in :func:`ir.shard_range`."""
+        """Return start and length of the rank's part of a dim, as in :func:`ir.shard_range`."""
         key = (axes, size)
         if key not in self._memo.parts:
             emit, begin = self._emit, None
@@ -139,7 +139,7 @@ class Positions:
         return self._memo.parts[key]
 
     def valid(self, own: Shard, axes: Axes, dim: int) -> Any:
-        """Boolean tensor, broadcastable to a shard: True where its dim holds no padding."""
+        """Return a boolean tensor, broadcastable to a shard: True where its dim has no padding."""
         ndim = len(own.local)
         key = (axes, own.whole[dim], ndim, dim)
         if key not in self._memo.valid:

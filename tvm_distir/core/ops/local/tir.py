@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``call_tir`` on shards: the PrimFunc is cut to local shapes."""
+"""Writes the local form of ``call_tir``: the PrimFunc is shrunk to local shapes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Repairs kernels before they are compiled: NaN is kept, and no computed index leaves its buffer.
+"""Repairs kernels before compilation: NaN is propagated, computed indices stay in their buffer.
 
 TVM compiles the maximum and the minimum of floats to a selection that drops NaN, and ``!=`` to a
 comparison that is false for NaN; a kernel that is given an index outside of its buffer reads, or
@@ -50,7 +50,7 @@ def _kind(value: Any) -> str:
 
 
 def is_nan(value: Any) -> Any:
-    """Whether a float is NaN."""
+    """Return whether a float is NaN."""
     if isinstance(value, tirx.FloatImm):
         return tirx.const(math.isnan(float(value.value)), "bool")
     # Not all targets have the intrinsic for narrow floats.
@@ -73,7 +73,7 @@ def _not_equal(node: Any) -> Any:
 
 
 def _beyond(value: Any) -> Any:
-    """The infinity beyond the largest or the lowest float; None for other values."""
+    """Return the infinity beyond the largest or the lowest float; None for other values."""
     if not isinstance(value, tirx.FloatImm):
         return None
     number = float(value.value)
@@ -83,7 +83,7 @@ def _beyond(value: Any) -> Any:
 
 
 def _reads(root: Any, computed: Set[Any]) -> bool:
-    """Whether an expression reads a buffer, or one of the variables that hold what was read."""
+    """Return whether an expression reads a buffer, or a variable with a value read from it."""
     if isinstance(root, tirx.Var):
         return root in computed
     match = tvm_ffi.structural_walk(
@@ -97,7 +97,7 @@ def _reads(root: Any, computed: Set[Any]) -> bool:
 
 
 class _Repair:
-    """Rewrites one PrimFunc.
+    """Rewriter of a PrimFunc.
 
     Attributes
     ----------
@@ -130,7 +130,7 @@ class _Repair:
             self.computed.add(node.var)
 
     def _inside(self, shape: Any, indices: Any) -> list[Any]:
-        """Conditions under which computed indices lie in a buffer, but for those that hold."""
+        """Return the conditions, unless always true, that keep computed indices in a buffer."""
         result: list[Any] = []
         for index, extent in zip(indices, shape):
             if isinstance(index, tirx.IntImm) or not str(index.ty.dtype).startswith(
@@ -173,7 +173,7 @@ class _Repair:
         )
 
     def _padding(self, call: Any) -> Any:
-        """What a reduction's window finds beyond the border, which only the place decides."""
+        """Return the value of a reduction's window beyond the border, given by the index only."""
         if not isinstance(call.op, ir.Op) or str(call.op.name) != "prim.if_then_else":
             return call
         condition, inner, padding = call.args
