@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One axis at a time: summaries bottom-up, one exact minimisation per public function, decoding."""
+"""Solves a single axis: summaries bottom-up, an exact minimisation per public function."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ of a layer is, else joins them all in its tables."""
 
 
 class ProblemMaker(Protocol):
-    """What states the labelling problem of an instance along an axis."""
+    """Protocol that builds the sharding problem of an instance along an axis."""
 
     def __call__(
         self,
@@ -42,11 +42,11 @@ class ProblemMaker(Protocol):
         summary_of: Callable[[Instance], AxisSummary],
         /,
     ) -> AxisProblem:
-        """The problem; summaries are those of the callees along the same axis."""
+        """Return the problem; summaries are those of the callees along the same axis."""
 
 
 class Problems:
-    """States every problem anew.
+    """Builds every problem anew.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Problems:
         summary_of: Callable[[Instance], AxisSummary],
         /,
     ) -> AxisProblem:
-        """See :class:`ProblemMaker`."""
+        """Return the problem; see :class:`ProblemMaker`."""
         key = inst.graph.key
         return Builder(
             self.prices.along(a),
@@ -87,7 +87,7 @@ class Problems:
 
 
 class AxisSolver:
-    """Labels instances along one axis.
+    """Assigns labels to instances along an axis.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class AxisSolver:
         self._called: dict[tuple[int, int, tuple[int, ...]], OpStrategy] = {}
 
     def solve(self, inst: Instance, a: int) -> tuple[Instance, int, int]:
-        """The instance labelled along ``a``, its cost, and how far that may be above a bound.
+        """Return the instance labelled along ``a``, its cost, and the gap to a lower bound.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class AxisSolver:
         return self._decode(inst, a, model, solution.values), model.constant + total, solution.gap
 
     def problem(self, inst: Instance, a: int) -> AxisProblem:
-        """The labelling problem of an instance."""
+        """Return the sharding problem of an instance."""
         return self.problems(inst, a, self.instances.sizes, lambda kid: self._summary(kid, a))
 
     def _summary(self, inst: Instance, a: int) -> AxisSummary:
@@ -170,7 +170,7 @@ class AxisSolver:
         return self.instances.of(g, {**inst.choice, a: tuple(choice)}, kids, inst.columns)
 
     def _specialise(self, inst: Instance, a: int, picked: tuple[int, ...]) -> Instance:
-        """One instance per distinct assignment of a summary's kept variables."""
+        """Return an instance per distinct assignment of a summary's kept variables."""
         key = (inst.number, a, picked)
         if key not in self._specialised:
             summary = self._summaries[inst.number, a]
@@ -179,7 +179,7 @@ class AxisSolver:
         return self._specialised[key]
 
     def _infeasible(self, g: Graph, a: int) -> PropagationError:
-        """Name a stationary parameter that some op cannot take as it is."""
+        """Build the error that names a stationary parameter which some op cannot take as it is."""
         graphs, axis = self.module.graphs, self.module.axes[a]
         for graph in [g, *[graphs[k] for k in self.module.order if graphs[k] is not g]]:
             reach = self.reach[graph.key]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Decides a module: the labelling, callees merged where that is cheaper, within a memory bound."""
+"""Decides the placements of a module: solves, merges callees, and respects a memory bound."""
 
 from __future__ import annotations
 

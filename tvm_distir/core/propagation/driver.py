@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Public functions labelled: all axes of a mesh at once, or where that is too wide in turn."""
+"""Solves public functions over all axes of a mesh at once, or in turn where that is too wide."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALL_ORDERS = 3
 
 
 class Labelling:
-    """One labelling of a module, at given prices.
+    """A sharding assignment of a module at given costs.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Labelling:
         self.solver = AxisSolver(module, reach, prices, self.instances, problems, starts)
 
     def run(self) -> Decision:
-        """Solve every public function on its own; private ones are shared."""
+        """Solve every public function separately; private functions are shared."""
         module = self.module
         start: dict[str, Instance] = {}
         for key in module.order:
@@ -85,7 +85,7 @@ class Labelling:
         )
 
     def price(self, decision: Decision) -> Price:
-        """What a decision of this labelling costs over all axes together."""
+        """Return the cost of a decision over all axes together."""
         evaluator = self._evaluator()
         return sum((evaluator.price(inst) for inst in decision.entries.values()), Price())
 
@@ -115,14 +115,14 @@ class Labelling:
         return inst, total + cost, above + gap
 
     def _meshes(self) -> list[tuple[int, ...]]:
-        """The axes of each mesh."""
+        """Return the axes of each mesh."""
         meshes: dict[int, list[int]] = {}
         for a, axis in enumerate(self.module.axes):
             meshes.setdefault(axis.mesh, []).append(a)
         return [tuple(axes) for axes in meshes.values()]
 
     def _meet(self, axes: Sequence[int]) -> bool:
-        """Whether several of the axes reach anything: what one does changes sizes for others."""
+        """Return whether several axes reach a value, so that each changes sizes for the others."""
         return sum(any(any(r.live[a]) for r in self.reach.values()) for a in axes) > 1
 
     def _at_once(self, inst: Instance, axes: tuple[int, ...]) -> tuple[Instance, int, int] | None:
@@ -136,7 +136,7 @@ class Labelling:
     def _cheaper(
         self, inst: Instance, axes: Sequence[int], solution: tuple[Instance, int, int]
     ) -> tuple[Instance, int, int]:
-        """What was found at once, or where that is not proved to be best, a cheaper one in turn."""
+        """Return the joint solution, or, unless it is proved optimal, a cheaper sequential one."""
         try:
             other = self._in_turn(inst, axes)
         except PropagationError:  # nothing is found in turn; what was found at once is allowed
@@ -148,7 +148,7 @@ class Labelling:
         return other[0], solution[1] - saved, max(0, solution[2] - saved)
 
     def _in_turn(self, start: Instance, axes: Sequence[int]) -> tuple[Instance, int, int]:
-        """Minimise axis by axis; where axes compete, in several orders: the cheapest stays."""
+        """Minimise axis by axis; where axes compete, try several orders and keep the cheapest."""
         result: list[tuple[Instance, int, int]] = []
         refusal: PropagationError | None = None
         for order in self._orders(axes):
@@ -164,7 +164,7 @@ class Labelling:
         return min(result, key=lambda solution: evaluator.price(solution[0]).total)
 
     def _orders(self, axes: Sequence[int]) -> list[tuple[int, ...]]:
-        """Orders of axes to solve in: more than their own where two reach the same factor."""
+        """Return the orders in which to solve axes: several where axes reach the same factor."""
         order = tuple(axes)
         if not any(self._compete(a, b) for a, b in itertools.combinations(order, 2)):
             return [order]
@@ -180,7 +180,7 @@ class Labelling:
         )
 
     def _solve_in(self, inst: Instance, order: Sequence[int]) -> tuple[Instance, int, int]:
-        """Solve in one order, again while the sizes an axis was solved with change."""
+        """Solve in a given order, again while the sizes that an axis was solved with change."""
         bases: dict[int, Instance] = {}
         prices: dict[int, int] = {}
         gaps, instances = 0, self.instances
@@ -199,7 +199,7 @@ class Labelling:
 
 
 class Propagator:
-    """Labels a module again and again: with other weights, signatures, or more of it open.
+    """Solver of a module under changing weights, signatures and free parameters.
 
     Parameters
     ----------
@@ -226,7 +226,7 @@ class Propagator:
         self.force({})
 
     def force(self, signatures: Mapping[str, Signature]) -> None:
-        """Start afresh, with one signature for all calls of some placed functions."""
+        """Start afresh, with the same signature for all calls of some placed functions."""
         self.forced = signatures
         self._spread()
 
@@ -255,11 +255,11 @@ class Propagator:
         return self.labelling.run()
 
     def price(self, decision: Decision) -> Price:
-        """What a decision of the current labelling costs over all axes together."""
+        """Return the cost of a decision of the current assignment over all axes together."""
         return self.labelling.price(decision)
 
     def close(self) -> None:
-        """Let the next propagator have the tables: with them nothing is decided here any more."""
+        """Release the tables for the next propagator; afterwards this one decides nothing."""
         if self._prices is not None:
             give_back(self._prices)
             self._prices = None

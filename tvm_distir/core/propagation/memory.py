@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Memory as a bound: what a decision keeps on each device, and the cheapest one that fits.
+"""Bounds memory: measures a decision's peak per device, and searches for a fitting decision.
 
 A labelling that minimises a price is exact; one under a bound on the peak of memory is not found
 by eliminating variables, since every value counts at once. So memory gets a price: a weight per
@@ -28,7 +28,7 @@ LAST_WEIGHT = 1 << 24
 
 @dataclass(frozen=True)
 class KeptMemory:
-    """What one device of the fullest mesh keeps while a public function runs.
+    """Peak memory of a device of the fullest mesh while a public function runs.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class KeptMemory:
 
 
 class MemoryMeter:
-    """Measures instances; each once.
+    """Measures the peak memory of instances, each once.
 
     A value is alive from its producer to its last consumer, in every form it is consumed in; a
     parameter and a result all the time. What happens inside an op is not counted.
@@ -57,7 +57,7 @@ class MemoryMeter:
         self._inner: dict[int, tuple[list[int], str]] = {}
 
     def kept(self) -> KeptMemory:
-        """The worst of all public functions and meshes."""
+        """Return the largest peak of all public functions and meshes."""
         memories = [memory for inst in self.decision.entries.values() for memory in self._of(inst)]
         return max(memories, key=lambda memory: memory.peak_bytes, default=KeptMemory(0, 0, ""))
 
@@ -75,7 +75,7 @@ class MemoryMeter:
         return max((axis.mesh for axis in self.decision.axes), default=0) + 1
 
     def _bytes(self, inst: Instance, v: int, form: tuple[int, ...]) -> int:
-        """Bytes of one device's part of a value in a form."""
+        """Return the bytes of a device's part of a value in a placement."""
         value = inst.graph.values[v]
         size = value.size_bytes
         for a, label in zip(self.decision.mesh_axes(value.mesh), form):
@@ -84,7 +84,7 @@ class MemoryMeter:
         return size
 
     def _inside(self, inst: Instance) -> tuple[list[int], str]:
-        """Peak per mesh of all values but the parameters, and where it is reached."""
+        """Return the peak per mesh of all values but the parameters, and where it is reached."""
         if inst.number in self._inner:
             return self._inner[inst.number]
         g = inst.graph
@@ -115,7 +115,7 @@ class MemoryMeter:
         return peak, place
 
     def _spans(self, inst: Instance, v: int) -> Iterator[tuple[int, int, int]]:
-        """(first node, last node, bytes) of each form a value is kept in."""
+        """Yield (first node, last node, bytes) of each placement in which a value is stored."""
         g = inst.graph
         maker = g.producer[v][0]
         if maker < 0:
@@ -136,7 +136,7 @@ class MemoryMeter:
 
 
 def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decision:
-    """The decision, or the cheapest one found that keeps at most ``memory_bytes`` per device.
+    """Return the decision, or the cheapest that stores at most ``memory_bytes`` per device.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The price of a decided instance over all axes together, calls included."""
+"""Computes the cost of a decided instance over all axes together, calls included."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Price:
 
     @property
     def total(self) -> int:
-        """Both together."""
+        """Return the sum of both parts."""
         return self.work + self.conversions
 
     def __add__(self, other: Price) -> Price:
@@ -33,7 +33,7 @@ class Price:
 
 
 class Evaluator:
-    """Prices instances; each instance once, multiplied by its calls.
+    """Evaluates the cost of instances, each once and multiplied by its calls.
 
     Unlike the solution along one axis, every size is the one all axes together give, so that
     different decisions can be compared. Axes that are not decided yet cost nothing.
@@ -46,7 +46,7 @@ class Evaluator:
         self._known: dict[int, Price] = {}
 
     def price(self, inst: Instance) -> Price:
-        """Price of one execution of an instance."""
+        """Return the cost of an execution of an instance."""
         if inst.number not in self._known:
             total = Price(inst.graph.repeat * self._work(inst), self._conversions(inst))
             for _, kid in sorted(inst.kids.items()):

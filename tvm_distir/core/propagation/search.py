@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Propagation along one axis again and again: of the same module, from weights instead of a plan.
+"""Propagates a module repeatedly along an axis, from placements of weights instead of a plan.
 
 What stays the same is kept: the classes of dims that rules tie, what given labels reach, and the
 structure of the labelling problem (:mod:`.sketch`).
@@ -41,7 +41,7 @@ NOTHING: Stored = {}
 
 
 class WeightSearch:
-    """A propagation along one axis whose seeds are weights.
+    """Propagation along an axis whose seeds are weights.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class WeightSearch:
     def reach_of(
         self, labels: Asked, stored: Stored = NOTHING, parts: int = 0
     ) -> dict[str, ReachableAxes]:
-        """What the axis reaches from the weights so labelled."""
+        """Return what the axis reaches from weights with these labels."""
         key = _key(labels, stored, parts)
         if key not in self._reached:
             asked, apart = {}, {}
@@ -85,7 +85,7 @@ class WeightSearch:
     def decide(
         self, labels: Asked, costs: Costs, stored: Stored = NOTHING, parts: int = 0
     ) -> Decision:
-        """Label the module anew.
+        """Solve the module anew.
 
         Parameters
         ----------
@@ -107,7 +107,7 @@ class WeightSearch:
 
 
 class _Prices:
-    """Tables at the prices asked for: what does not depend on the prices is kept."""
+    """Tables at requested costs; what does not depend on the costs is cached."""
 
     def __init__(self, module: PlacedModule, settling: Costs) -> None:
         self._module, self._settling = module, settling
@@ -116,7 +116,7 @@ class _Prices:
         self._kept = self._made(settling)
 
     def at(self, costs: Costs) -> PriceTables:
-        """Tables at some prices."""
+        """Return the tables at some costs."""
         return self._kept if costs == self._settling else self._made(costs)
 
     def _made(self, costs: Costs) -> PriceTables:
@@ -128,7 +128,7 @@ class _Prices:
 
 
 def _seeded(module: PlacedModule, unified: DimClasses, asked: Asked, parts: int) -> DimClasses:
-    """The classes of a module, with the weights asked for as seeds beside its annotations."""
+    """Return the classes of a module, with the requested weights as seeds beside annotations."""
     seeds: dict[str, dict[int, set[int]]] = {}
     for key in module.order:
         g, root = module.graphs[key], unified.root[key]
@@ -149,7 +149,7 @@ def _seeded(module: PlacedModule, unified: DimClasses, asked: Asked, parts: int)
 
 
 def _asked_dims(g: Graph, asked: Mapping[int, int | None], parts: int) -> list[int]:
-    """Dims of parameters that may be sharded: of a weight any (None) or the chosen one.
+    """Return parameter dims that may be sharded: any dim (None), or the chosen dim of a weight.
 
     With ``parts`` the values that follow from other parameters may be sharded as well, where
     that divides a dim of the parameter.
@@ -168,7 +168,7 @@ def _asked_dims(g: Graph, asked: Mapping[int, int | None], parts: int) -> list[i
 
 
 def _given(module: PlacedModule, asked: Asked, stored: Stored) -> Given:
-    """Labels of the parameters: other than the weights they are whole; which are held."""
+    """Return parameter labels (R except for weights), and which parameters are held."""
     return {
         key: {
             k: (weights.get(k, R), k in weights and k not in stored.get(key, ()))

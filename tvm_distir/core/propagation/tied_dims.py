@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which dims of which values belong together with given dims of the inputs: rules tie them."""
+"""Finds the dims that sharding rules tie to given dims of the inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .search import WeightSearch
 
 @dataclass(frozen=True)
 class TiedDims:
-    """What given dims of the inputs tie in one function, and in which functions that is called.
+    """Dims of a function and its callees that are tied to given dims of the inputs.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class TiedDims:
     follows: Sequence[int]
 
     def dims(self, value: int) -> tuple[int, ...]:
-        """The tied dims of a value; none of a constant."""
+        """Return the tied dims of a value; none for a constant."""
         if value < 0:
             return ()
         start = self.graph.offset[value]
@@ -51,7 +51,7 @@ class TiedDims:
 def tied_dims(
     mod: ir.IRModule, seeds: Mapping[str, Mapping[int, int]], ranks: int
 ) -> list[TiedDims]:
-    """Follow dims of inputs through a module by its sharding rules, into functions called.
+    """Follow dims of inputs through a module and its callees by the sharding rules.
 
     Two dims are tied where one factor of a rule names both. A branch of an ``If`` is a function.
 
@@ -85,7 +85,7 @@ def tied_dims(
 def _following(
     module: PlacedModule, seeds: Mapping[str, Mapping[int, int]]
 ) -> dict[str, bytearray]:
-    """Per graph, 1 for each value that is computed from seeded parameters."""
+    """Return per graph 1 for each value that is computed from seeded parameters."""
     follows = {key: bytearray(len(module.graphs[key].values)) for key in module.order}
     for name, dims in seeds.items():
         entry = module.entries[name]

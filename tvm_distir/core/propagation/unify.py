@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which dims rules tie: one class of dims per union, and the axes annotated on each.
+"""Groups dims that rules tie into classes, with the axes annotated on each class.
 
 Dims that a rule's factor ties are one class (the smallest number is the root, so no order
 matters). A private function's classes are joined at its calls, callees first.
@@ -42,7 +42,7 @@ class DimClasses:
 
 
 def _tied(g: Graph, slots: Sequence[int], tie: Tie) -> list[int]:
-    """Dim numbers in a graph that a node on values (``slots``) ties."""
+    """Return the dim numbers in a graph that a node on values (``slots``) ties."""
     off = g.offset
     dims = [(slots[i], d) for i, d in tie]
     return [off[v] + d for v, d in dims if v >= 0 and off[v] + d < off[v + 1]]
@@ -79,13 +79,13 @@ class DimUnifier:
         self._marks: dict[tuple[int, PinLabels], list[tuple[int, int]]] = {}
 
     def run(self) -> DimClasses:
-        """Classes and seeds of every graph, callees first."""
+        """Compute classes and seeds of every graph, callees first."""
         for key in self.module.order:
             self._unify(self.module.graphs[key])
         return DimClasses(self._root, self._seeds, self._across)
 
     def _tied_outside(self, g: Graph) -> list[tuple[int, Tie]]:
-        """Classes that parameters and results have dims of, and these.
+        """Return the classes that parameters and results have dims of, with these dims.
 
         Slots are the parameters, then the results.
         """
@@ -97,7 +97,7 @@ class DimUnifier:
         return list(groups.items())
 
     def _marked(self, pin: PinLabels, mesh: int) -> list[tuple[int, int]]:
-        """(Dim, axis) pairs that an annotation asks for."""
+        """Return the (dim, axis) pairs that an annotation asks for."""
         marks = self._marks.get((mesh, pin))
         if marks is None:
             labels = [(pin[axis.index], a) for a, axis in enumerate(self.axes) if axis.mesh == mesh]
@@ -159,7 +159,7 @@ class DimUnifier:
         return seeds
 
     def _all_seeds(self, g: Graph) -> list[tuple[int, int]]:
-        """Every axis on every dim of the values on its mesh."""
+        """Seed every axis on every dim of the values on its mesh."""
         seeds: list[tuple[int, int]] = []
         for v, value in enumerate(g.values):
             axes = [a for a, axis in enumerate(self.axes) if axis.mesh == value.mesh]
@@ -167,7 +167,7 @@ class DimUnifier:
         return seeds
 
     def _forced_seeds(self, g: Graph, node: Node) -> list[tuple[int, int]]:
-        """A signature that all calls must share counts as annotations at the calls."""
+        """Seed a signature that all calls must share, as annotations at the calls."""
         signature = self.forced.get(node.callee)
         seeds: list[tuple[int, int]] = []
         for a, (params, results) in enumerate(signature or ()):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What labels know of a pipeline: what its ranks keep at once, and the meshes they are on."""
+"""Describes pipelines to auto-sharding: activations in flight per rank, and stage meshes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AWAY = 2
 
 @dataclass(frozen=True)
 class InFlightActivations:
-    """What a rank keeps of stages that share a function: on the rank where that is most.
+    """Stashed activations of stages that share a function, on the rank with most of them.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ NO_FLIGHT = InFlightActivations()
 
 
 def flights_of(mod: ir.IRModule) -> dict[str, InFlightActivations]:
-    """Per public function of a step in stages what is in flight; empty for other modules.
+    """Return the activations in flight of each function of a pipelined step, else an empty dict.
 
     What a rank keeps of stages that have another function is left out.
     """
@@ -93,7 +93,7 @@ def flights_of(mod: ir.IRModule) -> dict[str, InFlightActivations]:
 
 
 def on_stages(mod: ir.IRModule, plan: Plan) -> Plan:
-    """A plan whose rules say on which of its meshes each stage is, where there are several.
+    """Return a plan whose rules name the mesh of each stage, where there are several meshes.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def on_stages(mod: ir.IRModule, plan: Plan) -> Plan:
 
 
 def _stashes(units: Sequence[PipelineAction], split: bool) -> tuple[int, int]:
-    """Most stashes beside that of a unit, before there are sums, and from then on."""
+    """Return the most stashes beside that of a unit, before there are sums, and from then on."""
     now, most, summed = 0, [0, 0], False
     for unit in units:
         now -= unit.phase == BACKWARD
@@ -133,7 +133,7 @@ def _stashes(units: Sequence[PipelineAction], split: bool) -> tuple[int, int]:
 
 
 def _more(pipeline: Pipeline, params: Sequence[str], alike: int) -> dict[int, int]:
-    """How often parameters of a stage's function are there; data are from the beginning."""
+    """Return how often a stage's parameters are stored; data is present from the beginning."""
     often = {
         **dict.fromkeys(pipeline.inputs, alike - 1),
         **dict.fromkeys(pipeline.sliced, pipeline.schedule.micro_batches - 1),
@@ -142,7 +142,7 @@ def _more(pipeline: Pipeline, params: Sequence[str], alike: int) -> dict[int, in
 
 
 class LiveRanges:
-    """When the values of a function are kept, and how often.
+    """Live ranges of the values of a function, with their multiplicity.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ class LiveRanges:
         self._done = max(phases.values(), default=0)
 
     def reading(self, v: int, reader: int, first: int, last: int) -> tuple[int, int]:
-        """From when to when a reader needs a value; every micro-batch reads weights.
+        """Return the range in which a reader needs a value; every micro-batch reads weights.
 
         Parameters
         ----------
@@ -185,7 +185,7 @@ class LiveRanges:
         return 0, self._done
 
     def of(self, v: int, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """How often a value is kept from when to when, that of other micro-batches too.
+        """Yield how often a value is live in each range, for all micro-batches in flight.
 
         Parameters
         ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of a step, and the time that they take at least, however they are cut."""
+"""Computes the least time of the kernels of a step under any sharding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tvm_distir.core.propagation.module import PlacedModule
 
 
 class Kernel(NamedTuple):
-    """What a kernel does on one device that has all."""
+    """A kernel as a device with full operands runs it."""
 
     flops: int
     moved_bytes: int
@@ -29,7 +29,7 @@ class Kernel(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The kernels of a step, and how many there are of each.
+    """Kernels of a step, with how often each runs.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Work(NamedTuple):
     def least_s(
         self, clock: Clock, devices: int, stages: int = 1, micro_batches: int = 1, chunks: int = 1
     ) -> float:
-        """Seconds that no plan of so many devices, stages and micro-batches falls short of.
+        """Return a lower bound in seconds for all plans of so many devices, stages, micro-batches.
 
         A device does its part of the arithmetic and of the bytes of every kernel at least, one
         kernel after the other; whatever is sent may be hidden. Where rank r has the work
@@ -73,7 +73,7 @@ class Work(NamedTuple):
 
 
 def _time_ps(kernels: Mapping[Kernel, int], clock: Clock, parts: int) -> int:
-    """Time of kernels of which each device does its part."""
+    """Return the time of kernels of which each device does its part."""
     return sum(
         count * clock.kernel(-(-k.flops // parts), k.moved_bytes // parts, *k[2:]).duration_ps
         for k, count in kernels.items()
@@ -81,7 +81,7 @@ def _time_ps(kernels: Mapping[Kernel, int], clock: Clock, parts: int) -> int:
 
 
 def work_of_step(mod: ir.IRModule) -> Work:
-    """The kernels of one run of a module's public functions."""
+    """Return the kernels of a run of a module's public functions."""
     module = PlacedModule.of(mod, ())
     work = Work(Counter(), Counter())
     reader = _Reader(module)
@@ -98,7 +98,7 @@ def work_of_step(mod: ir.IRModule) -> Work:
 
 
 class _Reader:
-    """Reads functions, each once for the parameters that follow from data."""
+    """Reader of functions, once for each set of parameters that follow from data."""
 
     def __init__(self, module: PlacedModule) -> None:
         self.module = module
@@ -107,7 +107,7 @@ class _Reader:
     def of(
         self, key: str, follows: tuple[bool, ...], gradients: frozenset[int] = frozenset()
     ) -> tuple[Work, tuple[bool, ...]]:
-        """Kernels of a function, and which of its results follow from data.
+        """Return the kernels of a function, and which of its results follow from data.
 
         Nothing behind one of the values ``gradients`` counts as following from data.
         """
@@ -135,7 +135,7 @@ class _Reader:
 
 
 def kernel_of(g: Graph, node: Node) -> Kernel:
-    """The kernel of a node of an op, on a device that has all."""
+    """Return the kernel of an op's node, on a device with full operands."""
     rule = node.rule
     assert rule is not None
     work, dtype = rule.work, arithmetic_type(g, node)
@@ -145,7 +145,7 @@ def kernel_of(g: Graph, node: Node) -> Kernel:
 
 
 def in_place(g: Graph, node: Node) -> bool:
-    """Whether a node is a transpose that only products read: it takes no work of its own."""
+    """Return whether a node is a transpose that only products read: it costs no work."""
     if node.rule is None or node.rule.op != "relax.permute_dims":
         return False
     readers = [g.nodes[k].rule for k, _ in g.uses[node.results[0]]]
@@ -153,7 +153,7 @@ def in_place(g: Graph, node: Node) -> bool:
 
 
 def arithmetic_type(g: Graph, node: Node) -> str:
-    """Type of a node's arithmetic: of its first floating operand or result."""
+    """Return the dtype of a node's arithmetic: of its first floating operand or result."""
     for v in (*node.operands, *node.results):
         if v >= 0 and g.values[v].ty is not None:
             dtype = str(g.values[v].ty.dtype)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The joint labelling problem of a function: variables of all axes at once, tables over pairs."""
+"""Represents the sharding problem of a function: variables over all axes, tables over pairs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Side = tuple[tuple[Labels, ...], int]
 
 @dataclass
 class ShardingProblem:
-    """Variables and tables of a function, calls spliced in.
+    """Variables and tables of a function, with its calls spliced in.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class ShardingProblem:
 
 
 class LiveRange(NamedTuple):
-    """What is kept of a value in one form, and when.
+    """Bytes that a value takes in a placement, and when.
 
     ``first`` and ``last`` count the nodes of the function and of all that it calls, in order;
     ``bytes`` has those of a device, by the state of the one variable of ``scope`` or the states of
@@ -87,7 +87,7 @@ NO_STATES = CallStrategies(())
 
 
 class Shared:
-    """What the nets of a module's functions share.
+    """State shared by the problems of a module's functions.
 
     Parameters
     ----------
@@ -126,20 +126,20 @@ class Shared:
         self._ends: dict[Any, CallStrategies] = {}
 
     def table(self, key: Any, make: Callable[[], Bytes]) -> Interned:
-        """The table of a key; equal ones are made once."""
+        """Return the table of a key; equal tables are made once."""
         table_ref = self._tables.get(key)
         if table_ref is None:
             table_ref = self._tables[key] = self.tables.intern(make())
         return table_ref
 
     def forms_of(self, g: Graph, v: int) -> PriceMatrix:
-        """Forms of a value."""
+        """Return the placements of a value."""
         value = g.values[v]
         dtype = "uint8" if value.ty is None else str(value.ty.dtype)
         return self.prices.forms(tuple(nominal(n) for n in value.shape), dtype)
 
     def ends_of(self, kind: Any, matrix: PriceMatrix, *key: Any) -> CallStrategies:
-        """States of a boundary node over some forms; equal ones are one object."""
+        """Return the states of a boundary node over some placements; equal ones share an object."""
         known = (kind, id(matrix), *key)
         strategies = self._ends.get(known)
         if strategies is None:
@@ -153,7 +153,7 @@ class Shared:
 
 
 class Assembly:
-    """The net of one function while it is put together.
+    """Sharding problem of a function under construction.
 
     Parameters
     ----------
@@ -168,11 +168,11 @@ class Assembly:
         self.whole = (False,) * len(self.axes)
 
     def partial(self, v: int) -> tuple[bool, ...]:
-        """Along which axes a value may be a partial sum."""
+        """Return along which axes a value may be a partial sum."""
         return tuple([bool(self.reach.partial[a][v]) for a in self.axes])
 
     def variable(self, states: CallStrategies) -> End:
-        """Add a node of some states."""
+        """Add a node with some states."""
         net = self.net
         if not states.items:
             net.feasible = False
@@ -188,14 +188,14 @@ class Assembly:
         return end
 
     def inner(self, k: int, number: int, *, result: bool) -> End:
-        """The end of a call node's operand or result: that of the callee's boundary node."""
+        """Return the end of a call's operand or result, taken from the callee's boundary node."""
         inside, first = self.net.spliced[k]
         callee = self.shared.module.graphs[self.g.nodes[k].callee]
         states, variable = inside.ends[(callee.rets if result else callee.params)[number]]
         return states, variable + first if variable >= 0 else -1
 
     def put_pair(self, first: int, second: int, table: tuple[int, int]) -> None:
-        """Put a table laid out (first, second); a variable of -1 has a single state."""
+        """Add a table with layout (first, second); a variable of -1 has a single state."""
         number, low = table
         tables = self.shared.tables
         if first < 0 or second < 0:
@@ -220,7 +220,7 @@ class Assembly:
             self.net.feasible = False
 
     def put(self, scope: tuple[int, ...], table: tuple[int, int]) -> None:
-        """Put a table over sorted variables."""
+        """Add a table over sorted variables."""
         number, low = table
         self.net.constant += low
         old = self.net.factors.get(scope)

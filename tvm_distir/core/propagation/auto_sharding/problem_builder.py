@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Nets of a module's functions.
+"""Builds the sharding problems of a module's functions.
 
 A call of an op is a variable whose states choose an alternative along every axis. A value with
 one reader is a table over its producer and that reader: what it costs to change its form. One
@@ -17,7 +17,7 @@ from .values import EdgeBuilder
 
 
 class ShardingProblemBuilder:
-    """Builds the nets of a module's functions, each once.
+    """Builder of the problems of a module's functions, each built once.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class ShardingProblemBuilder:
         self._known: dict[str, ShardingProblem] = {}
 
     def of(self, key: str) -> ShardingProblem:
-        """The net of a graph."""
+        """Return the problem of a graph."""
         if key not in self._known:
             assembly = Assembly(self.shared, self.shared.module.graphs[key])
             NodeBuilder(assembly, self.of).run()

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Labels a module: every value's form and every call's cut along all axes at once, with a bound."""
+"""Assigns placements to all values and calls on all axes at once, with a bound on the cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WIDTH = 1 << 22
 
 
 class ShardingSolution(NamedTuple):
-    """What labels were found, and what they cost.
+    """A sharding assignment of a module with its cost.
 
     ``price_ps`` is that of one run: work, and all communication that counts, one after the other;
     no labelling of the module on its meshes is cheaper than ``bound_ps``. ``entries_ps`` has the
@@ -51,7 +51,7 @@ class ShardingSolution(NamedTuple):
 
 
 class Labeller:
-    """Labels one annotated module.
+    """Auto-sharding solver of an annotated module.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Labeller:
         """Per public function its net and the values of its variables, once labelled."""
 
     def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> ShardingSolution:
-        """Label every public function.
+        """Solve every public function.
 
         Parameters
         ----------
@@ -115,7 +115,7 @@ class Labeller:
         return ShardingSolution(price, bound, peak, decision, prices)
 
     def net(self, name: str, hidden: float = 0.0) -> ShardingProblem:
-        """The problem of a public function; ``hidden`` as for :meth:`run`."""
+        """Return the problem of a public function; ``hidden`` as for :meth:`run`."""
         key = self.module.entries[name]
         g = self.module.graphs[key]
         updates, prices = self._updates(g), self.prices[mesh_of(g)]
@@ -149,7 +149,7 @@ class Labeller:
         return within(tables, net, solve, memory_bytes, name, gap)
 
     def _updates(self, g: Graph) -> dict[int, int]:
-        """Results of a training step that are new forms of parameters: result to parameter."""
+        """Map results of a training step that update parameters to these parameters."""
         notes = training_notes(g.fn, "updated")
         if not notes:
             return {}

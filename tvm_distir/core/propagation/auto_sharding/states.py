@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a node may do along all axes of a mesh at once, and what that costs."""
+"""Enumerates the joint strategies of a node over all axes of a mesh, with their costs."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ Costs = npt.NDArray[np.int64]
 
 
 class CallStrategy(NamedTuple):
-    """An alternative per axis."""
+    """A strategy of a call: an alternative per axis."""
 
     axes: tuple[OpStrategy, ...]
 
     def needs(self, operand: int) -> Labels:
-        """Form in which an operand is needed."""
+        """Return the placement in which an operand is needed."""
         return tuple([x.needs[operand] for x in self.axes])
 
     def gives(self, result: int) -> Labels:
-        """Form in which a result is given."""
+        """Return the placement in which a result is produced."""
         return tuple([x.gives[result] for x in self.axes])
 
 
 class CallStrategies:
-    """States of a node, numbered: what all nodes that are alike share."""
+    """Numbered states of a node, shared by all equal nodes."""
 
     def __init__(self, items: Sequence[CallStrategy], costs: Costs | None = None) -> None:
         self.items = tuple(items)
@@ -46,41 +46,41 @@ class CallStrategies:
         self._gives: dict[int, tuple[Labels, ...]] = {}
 
     def needs(self, operand: int) -> tuple[Labels, ...]:
-        """Per state the form in which an operand is needed."""
+        """Return per state the placement in which an operand is needed."""
         if operand not in self._needs:
             self._needs[operand] = tuple([x.needs(operand) for x in self.items])
         return self._needs[operand]
 
     def gives(self, result: int) -> tuple[Labels, ...]:
-        """Per state the form in which a result is given."""
+        """Return per state the placement in which a result is produced."""
         if result not in self._gives:
             self._gives[result] = tuple([x.gives(result) for x in self.items])
         return self._gives[result]
 
 
 def producers(forms: Sequence[Labels]) -> CallStrategies:
-    """States of what gives one value: a parameter."""
+    """Return the states of a node that produces a value: a parameter."""
     return CallStrategies(
         [CallStrategy(tuple([OpStrategy((), (x,), None) for x in form])) for form in forms]
     )
 
 
 def consumers(forms: Sequence[Labels]) -> CallStrategies:
-    """States of what takes one value: a result."""
+    """Return the states of a node that consumes a value: a result."""
     return CallStrategies(
         [CallStrategy(tuple([OpStrategy((x,), (), None) for x in form])) for form in forms]
     )
 
 
 def passing(forms: Sequence[Labels]) -> CallStrategies:
-    """States of what hands a value on as it is: an annotation."""
+    """Return the states of a node that passes a value on unchanged: an annotation."""
     return CallStrategies(
         [CallStrategy(tuple([OpStrategy((x,), (x,), None) for x in form])) for form in forms]
     )
 
 
 class OpStates:
-    """States of calls of ops, with the time that each takes; of equal calls once.
+    """States of op calls with the time of each, computed once for equal calls.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class OpStates:
         partial: tuple[int, ...],
         free: bool,
     ) -> CallStrategies:
-        """States of a call.
+        """Return the states of a call.
 
         Parameters
         ----------
@@ -124,7 +124,7 @@ class OpStates:
         return strategies
 
     def _options(self, rule: Rule, partial: int) -> list[OpStrategy]:
-        """Alternatives along one axis, whatever their sizes."""
+        """Return the alternatives along an axis, whatever the sizes."""
         whole, complete = (R,) * len(rule.in_bytes), (R,) * len(rule.out_bytes)
         options = []
         for i, f in enumerate(rule.factors):
@@ -142,7 +142,7 @@ class OpStates:
     def _joint(
         self, rule: Rule, shapes: tuple[tuple[int, ...], ...], partial: tuple[int, ...]
     ) -> list[tuple[OpStrategy, ...]]:
-        """All combinations in which every cut divides."""
+        """Return all combinations in which every split divides."""
         sizes = self.prices.sizes
         combinations: list[tuple[OpStrategy, ...]] = [()]
         for axis, size in enumerate(sizes):
@@ -175,7 +175,7 @@ class OpStates:
         ]
 
     def _time_ps(self, rule: Rule, state: CallStrategy, dtype: str) -> int:
-        """Local work, and what is sent inside the call."""
+        """Return the time of local work and of communication inside the call."""
         if rule.op in VIEWS:
             return 0
         sizes, work = self.prices.sizes, rule.work
@@ -201,7 +201,7 @@ class OpStates:
         return time_ps
 
     def _apart(self, rule: Rule, state: CallStrategy) -> tuple[int, int]:
-        """Kernels in the place of one, and their passes, where statistics are reduced inside.
+        """Return how many kernels and passes replace a call with statistics reduced inside.
 
         Padding is masked before they are made: one kernel that reads and writes.
         """
@@ -218,7 +218,7 @@ class OpStates:
     def _inside_ps(
         self, rule: Rule, factor: Factor, state: CallStrategy, axis: int, share: int
     ) -> int:
-        """Time of what a call that walks a factor sends along an axis."""
+        """Return the communication time along an axis inside a call that follows a factor."""
         collective = self.prices.collective_ps
         results = sum(self._local(b, state.gives(j)) for j, b in enumerate(rule.out_bytes))
         _, count = sent_inside(factor, results, self.prices.sizes[axis], share)
@@ -235,7 +235,7 @@ class OpStates:
 
 
 def all_forms(placements: Sequence[Labels], *, partial: Sequence[bool]) -> list[Labels]:
-    """Those that are partial only along axes where that may be."""
+    """Return the placements that are partial only along allowed axes."""
     return [
         form
         for form in placements
@@ -244,7 +244,7 @@ def all_forms(placements: Sequence[Labels], *, partial: Sequence[bool]) -> list[
 
 
 def pinned(placements: Sequence[Labels], pin: Sequence[int | None]) -> list[Labels]:
-    """Those that an annotation allows: its label per axis, None where it says nothing."""
+    """Return the placements that an annotation allows: its label per axis, None for any."""
     return [
         form
         for form in placements

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""All axes of a mesh at once: summaries bottom-up, one minimisation per function, decoding."""
+"""Solves all axes of a mesh at once: summaries bottom-up, a minimisation per function."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SUMMARY_LIMIT = 1 << 10
 
 
 class JointSolver:
-    """Labels instances along all axes of a mesh.
+    """Assigns labels to instances along all axes of a mesh.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class JointSolver:
         self._specialised: dict[tuple[int, tuple[int, ...]], Instance] = {}
 
     def solve(self, inst: Instance) -> tuple[Instance, int, int] | None:
-        """The instance labelled along all axes, its cost, and how far that may be above a bound.
+        """Return the instance labelled along all axes, its cost, and the gap to a lower bound.
 
         None where that is too wide, or nothing is allowed.
 
@@ -146,7 +146,7 @@ class JointSolver:
         return self.instances.of(g, choice, kids, inst.columns)
 
     def _specialise(self, inst: Instance, picked: tuple[int, ...]) -> Instance:
-        """One instance per distinct assignment of a summary's kept variables."""
+        """Return an instance per distinct assignment of a summary's kept variables."""
         key = (inst.number, picked)
         if key not in self._specialised:
             summary = self._summaries[inst.number]

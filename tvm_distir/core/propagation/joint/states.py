@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""States of a node: one alternative per axis of its mesh, as far as they go together."""
+"""Combines alternatives per axis of a mesh to compatible joint states of a node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOST_STATES = 256
 
 
 class TooManyStates(Exception):
-    """A node has more than :data:`MOST_STATES`."""
+    """Error for a node with more than :data:`MOST_STATES` states."""
 
 
 class JointStrategies:
@@ -42,11 +42,11 @@ class JointStrategies:
         return len(self.items)
 
     def given(self, result: int) -> list[tuple[int, ...]]:
-        """Per state the labels that a result is given with."""
+        """Return per state the labels with which a result is produced."""
         return [tuple([x.gives[result] for x in state]) for state in self.items]
 
     def needed(self, axis: int, operands: Sequence[int]) -> list[tuple[int, ...]]:
-        """Per state the labels that operands are needed with along an axis."""
+        """Return per state the labels with which operands are needed along an axis."""
         return [tuple([state[axis].needs[i] for i in operands]) for state in self.items]
 
 
@@ -58,7 +58,7 @@ JointSummary = Summary[JointStrategies]
 
 
 class JointForms:
-    """Makes and interns states.
+    """Factory that interns states.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class JointForms:
         self._known: dict[Any, JointStrategies] = {}
 
     def intern(self, items: Sequence[JointStrategy]) -> JointStrategies:
-        """The one object for these states."""
+        """Return the unique object for these states."""
         key = tuple(items)
         strategies = self._interned.get(key)
         if strategies is None:
@@ -83,7 +83,7 @@ class JointForms:
         return strategies
 
     def of_rule(self, rule: Rule, masks: Sequence[int], partials: Sequence[int]) -> JointStrategies:
-        """States of an op.
+        """Return the states of an op.
 
         Parameters
         ----------
@@ -109,7 +109,7 @@ class JointForms:
         return strategies
 
     def _walks(self, rule: Rule, state: JointStrategy) -> bool:
-        """Whether every factor has parts for all axes that walk it."""
+        """Return whether every factor has parts for all axes that follow it."""
         walked: dict[int, list[int]] = {}
         for n, strategy in zip(self.ranks, state):
             if strategy.factor is not None:
@@ -124,7 +124,7 @@ class JointForms:
     def ends(
         self, columns: Sequence[Sequence[OpStrategy]], shape: Sequence[Any] | None
     ) -> JointStrategies:
-        """States of a node that is no op, from its alternatives along each axis.
+        """Return the states of a node that is no op, from its alternatives along each axis.
 
         Parameters
         ----------
@@ -163,11 +163,11 @@ class JointForms:
         return True
 
     def whole(self, operands: int, results: int) -> JointStrategies:
-        """The only state of a node that nothing shards."""
+        """Return the only state of a replicated node."""
         return self.ends([self.forms.whole(operands, results).items] * len(self.ranks), None)
 
     def turned(self, states: JointStrategies) -> JointStrategies:
-        """What is a producer inside a function is a consumer outside, and the reverse."""
+        """Exchange producer and consumer: a producer inside a function is a consumer outside."""
         key = ("turned", states.number)
         strategies = self._known.get(key)
         if strategies is None:
@@ -181,12 +181,12 @@ class JointForms:
 
 
 def _known(size: Any) -> int | None:
-    """A size as a number; None for a symbolic one, which is taken to divide."""
+    """Return a size as a number; None for a symbolic size, which is assumed to divide."""
     return int(size) if isinstance(size, int | tirx.IntImm) else None
 
 
 def _product(columns: Sequence[Sequence[OpStrategy]]) -> list[JointStrategy]:
-    """All combinations, the first axis' last alternatives last."""
+    """Return all combinations, the first axis' last alternatives last."""
     if math.prod(map(len, columns)) > MOST_STATES:
         raise TooManyStates
     return list(itertools.product(*columns))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of what states cost: work, parameters that are held, and changes of form between them."""
+"""Computes cost tables of states: work, stored parameters, and resharding between states."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MOST_SETS = 256
 
 
 class JointTables:
-    """Tables over the states of nodes on one mesh; equal ones are made once.
+    """Tables over the states of nodes on a mesh; equal tables are made once.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class JointTables:
 
     @classmethod
     def of(cls, prices: PriceTables, mesh_axes: Sequence[int]) -> JointTables:
-        """Those of some axes, which are kept with the prices."""
+        """Return the tables of some axes, which are cached in ``prices``."""
         axes = tuple(mesh_axes)
         tables = prices.together.get(axes)
         if not isinstance(tables, cls):
@@ -69,11 +69,11 @@ class JointTables:
         return tables
 
     def __len__(self) -> int:
-        """How many pieces are remembered."""
+        """Return how many pieces are memoised."""
         return len(self._known) + len(self._ops) + len(self._edges)
 
     def op(self, rule: Rule, masks: tuple[int, ...], partials: tuple[int, ...]) -> OpTable:
-        """States of an op and, where there are several, what each costs.
+        """Return the states of an op and, where there are several, the cost of each.
 
         That is its local work, and what it sends inside along all axes. Arguments as for
         :meth:`.states.JointForms.of_rule`.
@@ -98,7 +98,7 @@ class JointTables:
         return self.prices.costs.scaled(local + sent)
 
     def held(self, states: JointStrategies, size_bytes: int) -> Interned:
-        """Per state of a free parameter what its bytes weigh, along each axis that has a choice."""
+        """Return per state of a free parameter the cost of its bytes, per axis with a choice."""
         key = ("held", states.number, size_bytes)
         if key not in self._known:
             open_axes = [i for i, column in enumerate(zip(*states.items)) if len(set(column)) > 1]
@@ -113,7 +113,7 @@ class JointTables:
         return table
 
     def moved(self, states: JointStrategies, size_bytes: int) -> Interned:
-        """Per state of a move to this mesh what the bytes that a device keeps weigh: they cross."""
+        """Return per state of a move to this mesh the cost of the bytes a device receives."""
         key = ("moved", states.number, size_bytes)
         if key not in self._known:
             costs = self.prices.costs
@@ -125,7 +125,7 @@ class JointTables:
         return table
 
     def _bytes(self, size_bytes: int, form: Sequence[int], without: int = -1) -> int:
-        """A device's bytes of a value in a form; whole along the axis ``without``."""
+        """Return a device's bytes of a placed value; unsharded along the axis ``without``."""
         for i, (n, label) in enumerate(zip(self.ranks, form)):
             if label >= 0 and i != without:
                 size_bytes = -(-size_bytes // n)
@@ -140,7 +140,7 @@ class JointTables:
         size_bytes: int,
         held: Held,
     ) -> Interned:
-        """Table (producer's states x consumer's) of a value with one consumer."""
+        """Return the table (producer's states x consumer's) of a value with a single consumer."""
         key = (producer.number, result, consumer.number, operands, size_bytes, held)
         table = self._edges.get(key)
         if table is None:
@@ -154,7 +154,7 @@ class JointTables:
         return table
 
     def _interned(self, array: Array) -> Interned:
-        """A table; of a node that has one state the dim goes."""
+        """Intern a table; the dim of a node with a single state is dropped."""
         shape = [n for n in array.shape if n > 1]
         return self.prices.tables.intern(_capped(array).reshape(shape))
 
@@ -167,7 +167,7 @@ class JointTables:
         size_bytes: int,
         held: Held,
     ) -> Array:
-        """What it costs to hold sets of forms along an axis: (producer's states x sets)."""
+        """Return the cost of storing sets of labels along an axis: (producer's states x sets)."""
         times, stays = held[axis]
         supply, ranks = self._along[axis].conversions.supply, self.ranks[axis]
         sets = list(dict.fromkeys(wanted))
@@ -192,7 +192,7 @@ class JointTables:
         size_bytes: int,
         held: Held,
     ) -> list[Kept]:
-        """A value with several consumers: variables of the sets of forms it is held in."""
+        """Return variables of the label sets in which a value with several readers is stored."""
         numbers = tuple([(states.number, operands) for states, operands in readers])
         key = ("share", producer.number, result, numbers, size_bytes, held)
         if key not in self._known:
@@ -209,7 +209,7 @@ class JointTables:
         return shares
 
     def _sets(self, axis: int, readers: Sequence[Reader]) -> list[frozenset[int]]:
-        """Sets of one or two forms that a value may be held in along an axis."""
+        """Return the sets of up to two labels in which a value may be stored along an axis."""
         wanted = sorted({x for states, o in readers for row in states.needed(axis, o) for x in row})
         return [frozenset(c) for n in (1, 2) for c in itertools.combinations(wanted, n)]
 
@@ -241,7 +241,7 @@ class JointTables:
         axis: int,
         sets: Sequence[frozenset[int]],
     ) -> Array:
-        """Table (consumer's states x sets of forms along an axis): what each takes from them."""
+        """Return the cost of each consumer state with each stored set: (states x sets)."""
         key = ("served", states.number, operands, axis, tuple(sets))
         if key not in self._known:
             serve = self._along[axis].serve
@@ -255,7 +255,7 @@ class JointTables:
 
 
 def _capped(array: Array) -> Array:
-    """Costs of which none is above :data:`INFINITE`."""
+    """Clip costs to :data:`INFINITE`."""
     result: Array = np.minimum(array, INFINITE)
     return result
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the labelling problem of one function along one axis: calls, then what joins them."""
+"""Builds the sharding problem of a function along an axis: nodes, then edges between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .source import TableSource
 
 
 class Builder:
-    """Builds the model of one instance along one axis.
+    """Builder of the problem of an instance along an axis.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Builder:
         self._mask, self._pending = reach.mask[a], reach.partial[a]
 
     def run(self) -> AxisProblem:
-        """Nodes first, parameters before all others, then the edges between them."""
+        """Add nodes, parameters before all others, then the edges between them."""
         problem, boundary = self.problem, self.boundary
         g, first = problem.g, len(problem.g.params)
         build = {
@@ -128,7 +128,7 @@ class Builder:
         decided: Sequence[OpStrategy],
         undecided: Sequence[int],
     ) -> tuple[Alternatives, tuple[int, int] | None]:
-        """Alternatives of an op and, where there are several, the table of its work."""
+        """Return the strategies of an op and, where there are several, the table of its work."""
         problem = self.problem
         sizes = [n for n, _ in self.decided]
         taken: dict[int, int] = {}

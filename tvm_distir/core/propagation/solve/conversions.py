@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How a value gets from the form it is produced in to all forms its consumers want."""
+"""Finds how a value gets from its produced placement to all placements that are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Form = tuple[int, ...]
 
 
 class ReshardPath:
-    """Sources of every form one value is wanted in.
+    """Sources of every placement in which a value is needed.
 
     Along each axis the cheapest supply is a tree rooted at the produced label; a form over all
     axes comes from the nearest available form whose labels lie on its paths to the root.
@@ -71,7 +71,7 @@ class ReshardPath:
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def at_home(cls, produced: Form) -> ReshardPath:
-        """Route of a value that every consumer wants as it is produced; one per form."""
+        """Return the route of a value that all consumers take as produced; one per placement."""
         route = cls.__new__(cls)
         route.parents = [{}] * len(produced)
         route.root, route.forms = produced, [produced]
@@ -86,7 +86,7 @@ class ReshardPath:
         return chain
 
     def _with_waypoints(self, forms: dict[Form, None]) -> list[Form]:
-        """Add forms that several wanted forms pass through."""
+        """Add placements through which several needed placements are reached."""
         passed: dict[Form, int] = {}
         for form in forms:
             for i, label in enumerate(form):
@@ -96,7 +96,7 @@ class ReshardPath:
         return [*forms, *[f for f, n in passed.items() if n > 1 and f not in forms]]
 
     def source(self, form: Form) -> Form:
-        """The form that ``form`` is made from; itself for the root."""
+        """Return the placement from which ``form`` is made; itself for the root."""
         if form == self.root:
             return form
         chains = [self._chain(i, label) for i, label in enumerate(form)]

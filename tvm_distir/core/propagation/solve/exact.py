@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Exact minimisation of a labelling problem, however wide: elimination, bounds, integer program.
+"""Minimises sharding problems exactly: variable elimination, bounds and integer programs.
 
 A problem that stays narrow is eliminated variable by variable. Of another one the variables with
 at most two neighbours go first; what is left, the core, gets lower bounds by message passing and
@@ -44,7 +44,7 @@ SMALLER = 0.9
 
 @dataclass(frozen=True)
 class Solution:
-    """Values of all variables, how far their cost may be above the optimum, and whether any are."""
+    """Values of all variables, the gap of their cost to a bound, and whether any are allowed."""
 
     values: list[int]
     gap: int
@@ -52,7 +52,7 @@ class Solution:
 
 
 class WarmStarts:
-    """What was found of problems, for others of the same scopes and domains to begin with.
+    """Warm starts for problems of the same scopes and domains.
 
     Others, with other tables: a labelling is an upper bound of theirs, messages give a lower one.
     That hastens the search for an optimum; what the optimum is does not depend on it.
@@ -63,7 +63,7 @@ class WarmStarts:
         self._messages: dict[Hashable, Array] = {}
 
     def begin(self, tables: Tables, problem: Problem, most: int) -> Dual | None:
-        """Bounds with the labelling that is cheapest now, and the messages found last.
+        """Return bounds from the assignment that is cheapest now and the latest messages.
 
         None where no labelling is known of at most ``most``.
         """
@@ -78,7 +78,7 @@ class WarmStarts:
         return dual
 
     def keep(self, problem: Problem, labels: list[int], dual: Dual) -> None:
-        """Keep a labelling, and the messages that led to it."""
+        """Keep an assignment, and the messages that led to it."""
         key = _structure(problem)
         known = self._labels.setdefault(key, [])
         if labels not in known:
@@ -149,7 +149,7 @@ def minimise(
 
 
 def paired(tables: Tables, problem: Problem) -> Problem:
-    """The problem with tables over pairs: one over more variables gets a variable of its cells."""
+    """Reduce to tables over pairs: a wider table gets a variable of its cells."""
     domains, factors = list(problem.domains), dict(problem.factors)
     for scope, number in problem.factors.items():
         if len(scope) <= PAIR:
@@ -172,7 +172,7 @@ def paired(tables: Tables, problem: Problem) -> Problem:
 
 @dataclass(frozen=True)
 class _Effort:
-    """What :func:`minimise` is to do about a core; ``constant`` is added to all its costs."""
+    """Options of :func:`minimise` for a core; ``constant`` is added to all its costs."""
 
     limit: int
     rounds: int
@@ -237,7 +237,7 @@ class _Core:
         return self._kept(dual, solution or self._integer(dual, states, bound))
 
     def _near(self, bound: int, best: int) -> bool:
-        """Whether a labelling is near enough to the least cost."""
+        """Return whether an assignment is near enough to the least cost."""
         effort = self.effort
         return best < INFINITE and best - bound <= effort.gap * (best + effort.constant)
 
@@ -249,7 +249,7 @@ class _Core:
         return Solution([0] * len(self.problem.domains), 0, False)
 
     def _eliminated(self, states: Sequence[Sequence[int]], limit: int) -> Solution | None:
-        """The optimum over some states; None when they are too wide."""
+        """Return the optimum over some states; None when they are too wide."""
         optimum = self.tables.optimum(self.problem, states, limit)
         return None if optimum is None else Solution(optimum[0], 0, optimum[1])
 
@@ -272,7 +272,7 @@ class _Core:
             return
 
     def _integer(self, dual: Dual, states: Sequence[Sequence[int]], bound: int) -> Solution:
-        """The integer solver's answer, or the best labelling of before."""
+        """Return the integer solver's answer, or the best earlier assignment."""
         left = self.tables.restrict(self.problem, states)
         known = [dual.labels()] if dual.labels() else []
         starts = [

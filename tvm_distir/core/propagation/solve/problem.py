@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The labelling problem of one function, as variables and cost tables.
+"""Represents the sharding problem of a function as variables and cost tables.
 
 A call with several alternatives is a variable, its work a table over it. A value with one
 consumer gives a table over producer and consumer: the cheapest conversion. A value with several
@@ -31,7 +31,7 @@ Choices = TypeVar("Choices")
 
 @dataclass
 class Spliced(Generic[Choices]):
-    """The summary of a function in the problem of its caller: variables, and ends."""
+    """Summary of a function in the problem of its caller: variables and ends."""
 
     variables: range
     params: tuple[tuple[Choices, int], ...]
@@ -53,7 +53,7 @@ class LabellingProblem(Generic[Choices]):
     spliced: dict[int, Spliced[Choices]] = field(default_factory=dict)
 
     def put(self, prices: TableSource, scope: Scope, table: tuple[int, int]) -> None:
-        """Put a table, and the minimum taken out of it, over ascending variables."""
+        """Add a table, and the minimum taken out of it, over ascending variables."""
         number, low = table
         self.constant += low
         if scope:
@@ -68,7 +68,7 @@ class LabellingProblem(Generic[Choices]):
     def put_edge(
         self, prices: TableSource, table: tuple[int, int], first: int, second: int
     ) -> None:
-        """A table laid out (first, second; -1: none), put over sorted variables."""
+        """Add a table with layout (first, second; -1: none) over sorted variables."""
         if 0 <= first < second:
             self.put(prices, (first, second), table)
         elif first < 0:
@@ -81,7 +81,7 @@ class LabellingProblem(Generic[Choices]):
     def _put_turned(
         self, prices: TableSource, table: tuple[int, int], first: int, second: int
     ) -> None:
-        """As above where the second variable is the lower one, or the first itself."""
+        """Add a table whose second variable is the lower, or the first itself."""
         number, low = table
         if first > second:
             number, more = prices.flipped(number)
@@ -91,7 +91,7 @@ class LabellingProblem(Generic[Choices]):
         self.put(prices, (first,), (number, low + more))
 
     def splice(self, prices: TableSource, k: int, summary: Summary[Choices]) -> None:
-        """Put the summary of the function that node k calls."""
+        """Add the summary of the function that node k calls."""
         first = len(self.domains)
         self.domains += summary.domains
         for scope, table in summary.factors:
@@ -107,7 +107,7 @@ AxisProblem = LabellingProblem[Alternatives]
 
 @dataclass
 class Summary(Generic[Choices]):
-    """A function with its inner variables minimised out."""
+    """Problem of a function with its inner variables minimised out."""
 
     model: LabellingProblem[Choices]
     done: Elimination
@@ -127,7 +127,7 @@ class Summary(Generic[Choices]):
         limit: int,
         turned: Callable[[Choices], Choices],
     ) -> Summary[Choices]:
-        """The summary of a graph's problem.
+        """Return the summary of a graph's problem.
 
         Parameters
         ----------
@@ -158,13 +158,13 @@ class Summary(Generic[Choices]):
 
     @functools.cached_property
     def _settled(self) -> tuple[bool, bool]:
-        """Whether parameters, and results, have one choice each."""
+        """Return whether parameters and results have a single choice each."""
         return all([u < 0 for _, u in self.params]), all([u < 0 for _, u in self.rets])
 
     def ends_from(
         self, first: int
     ) -> tuple[tuple[tuple[Choices, int], ...], tuple[tuple[Choices, int], ...]]:
-        """Parameters and results in a caller, where the variables begin with ``first``."""
+        """Return parameters and results in a caller, where the variables begin with ``first``."""
         params, rets = (
             ends if settled else tuple([(x, first + u) if u >= 0 else (x, u) for x, u in ends])
             for ends, settled in zip((self.params, self.rets), self._settled)
@@ -172,7 +172,7 @@ class Summary(Generic[Choices]):
         return params, rets
 
     def values(self, tables: Tables, picked: Sequence[int]) -> list[int]:
-        """Values of all variables of the function's problem, from those of the kept ones."""
+        """Return the values of all variables of the problem, from those of the kept variables."""
         values = [0] * len(self.model.domains)
         for v, x in zip(self.done.kept, picked):
             values[v] = x
