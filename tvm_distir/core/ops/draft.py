@@ -64,7 +64,7 @@ class Draft:
     """Collects the factors of a call and turns them into a checked :class:`Rule`.
 
     A dim of extent 1 cannot be cut: :meth:`tie` leaves it out, so operands that are broadcast
-    need no case of their own.
+    need no special case.
     """
 
     def __init__(self, call: CallShape, source: str = "hand") -> None:
@@ -118,7 +118,7 @@ class Draft:
         rescale : bool
             See :class:`Factor`.
         apart : bool
-            Rows of neighbours are exchanged: each tied dim is cut into padded blocks of its own
+            Rows of neighbours are exchanged: each tied dim is split into padded blocks of its
             extent, whatever the size.
         adjacent : bool
             See :class:`Factor`; what is ``apart`` is adjacent too.

@@ -23,7 +23,7 @@ class Factor:
     ----------
     size : int or tvm Expr
         Into how many equal blocks the space divides at most: a mesh axis of n devices needs
-        ``size % n == 0`` (or ``uneven``). For dims tied one to one it is their extent; a tied
+        ``size % n == 0`` (or ``uneven``). For dims tied elementwise it is their extent; a tied
         dim of extent m times the size is cut into blocks of whole m's. Those of a halo may
         have any extents, see :func:`.halo.most_blocks`.
     ins, outs : tuple of int or None
@@ -35,7 +35,7 @@ class Factor:
         is such a statistic is complete.
     comm_bytes : int
         Bytes exchanged inside the whole call: a halo's rows (also those that a ``sum`` over a
-        spatial dim reads of its neighbours), or one of two statistics (of a
+        spatial dim reads of its neighbours), or either of two statistics (of a
         softmax, maximum and sum) that are reduced. What gathers or scans instead is priced so.
     uneven : bool
         Whether an extent that does not divide may be padded.
@@ -97,7 +97,8 @@ class Rule:
     op : str
         Name of the op, or of the PrimFunc of a ``call_tir``.
     factors : tuple of Factor
-        Along one mesh axis a call follows one of them, or none. A dim stands in one at most.
+        Along a mesh axis a call follows at most a single factor. Each dim is in at most
+        a single factor.
     linear : tuple of tuple of int
         Operand groups: when all operands of a group are partial sums and the others are not
         sharded, the results are partial sums.

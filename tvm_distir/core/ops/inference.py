@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Infers DTensor types of ops without TVM inference: the plain type, placed by the op's rule.
 
-Without it a module that shards a convolution could be built but not parsed back. TVM's own
-inference functions keep answering on plain tensors and on meshes of one axis, the only ones TVM's
+Without it a module that shards a convolution could be built but not parsed back. TVM's
+inference functions keep answering on plain tensors and on 1-D meshes, the only meshes that TVM's
 passes know; on meshes of more axes, where they lose placements, and on bfloat16, which some
 of them refuse, the rule answers. Ops that take a tuple of tensors, which TVM asks for their plain
 inference even on DTensors, answer as before on plain tensors.

@@ -84,7 +84,7 @@ def kernel_of(call: ir.Call, mod: ir.IRModule, ty: Any, in_place: bool = False) 
     ty : Type
         Of the result.
     in_place : bool
-        Whether the result needs no memory of its own all the same: one of
+        Whether the result needs no memory although it is no view: an op of
         :func:`.transposes.transposed_operands`.
     """
     ins, outs = [t for arg in call.args for t in _tensors(arg.ty)], _tensors(ty)

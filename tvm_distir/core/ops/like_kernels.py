@@ -26,7 +26,7 @@ class LikeKernels:
     Attributes
     ----------
     in_place : set of int
-        Numbers of the variables that need no memory of their own, see
+        Numbers of the variables that need no separate memory, see
         :func:`.transposes.transposed_operands`.
     """
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memoises what passes compute for classes of equal bindings, across modules.
 
-A search lowers thousands of plans of one model; what is looked up or written for a binding holds
+A search lowers thousands of plans of a model; what is looked up or written for a binding holds
 for all that are like it, :attr:`~.Reading.like`, whose numbers are the same in
 all modules of a process and are never given twice.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from .registry import generation, load_entry_points
 
 MOST = 1 << 16
-"""Entries of all memories together; with more they are emptied when the next one is asked for."""
+"""Entries of all memories together; with more they are emptied on the next request."""
 
 _memories: dict[Any, dict[Any, Any]] = {}
 _seen_generation = 0

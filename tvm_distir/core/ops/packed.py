@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharding rules of packed functions (``R.call_packed``), which work on opaque objects.
 
-An object (a cache, a state) lives once per device. Every device runs the same calls on its own
+An object (a cache, a state) lives once per device. Every device runs the same calls on its
 object, on whole tensors, unless a rule says which dims may be cut: a cache that is cut by heads
 holds the heads of its device.
 
@@ -35,7 +35,7 @@ PACKED_OPS = ("relax.call_pure_packed", "relax.call_dps_packed")
 """Ops whose first argument is a packed function, which they call on the others."""
 
 _DRAWS = re.compile(r"(^|[._])(random|rand|rng|randn|seed|dropout)([._]|$)")
-"""Names of functions that draw numbers from a stream of their own."""
+"""Names of functions that generate numbers from a separate random stream."""
 
 Dims = tuple[Any, ...]
 Tie = tuple[Mapping[int, int], Mapping[int, int]]
@@ -71,7 +71,7 @@ class PackedForm:
     Attributes
     ----------
     ties : sequence of Tie
-        Dims that are cut together; each dim stands in one tie at most.
+        Dims that are sharded together; each dim is in at most a single tie.
     holds : mapping of int to tuple
         Per result that is an object, the dims of what it holds.
     shapes : mapping of int to (str, int)

@@ -9,7 +9,7 @@ _CLOSURE = "a closure is a value of the running program: what it computes is not
 _LENGTH = "how long its result is depends on the values"
 _SHAPE = "it deals in shapes, which every device has"
 
-#: Ops that compute something, or could: a call of one cannot be distributed as it is.
+#: Ops that compute something, or could: their calls cannot be distributed as they are.
 _WHY_NONE = {
     "relax.assert_op": "it has an effect and gives no tensor",
     "relax.print": "it has an effect and gives no tensor",

@@ -22,13 +22,13 @@ from .module import PlacedModule
 from .reach import ReachableAxes
 
 TABLE_LIMIT = 1 << 22
-"""Entries of one table; a problem that stays wider goes to the integer solver."""
+"""Limit on the entries of a table; a problem that stays wider goes to the integer solver."""
 
 SUMMARY_LIMIT = 1 << 6
-"""Entries of one table of a function summary; above it a variable is kept.
+"""Limit on the entries of a table of a summary; above it a variable is kept.
 
-Small ones keep the caller's problem narrow: a function with many operands, as the backward part
-of a layer is, else joins them all in its tables."""
+Small ones keep the caller's problem narrow: a function with many operands, as the backward pass
+of a layer, else joins them all in its tables."""
 
 
 class ProblemMaker(Protocol):

@@ -48,7 +48,7 @@ def propagate(
     Raises
     ------
     InfeasibleError
-        DIST0801 when nothing found fits.
+        DIST0801 when no solution fits.
     PropagationError
         DIST04xx: an op without a rule, recursion, a stationary placement that no op can use.
     """

@@ -61,7 +61,7 @@ class Decision:
         solved in turn each axis counts the work, with the sizes it was solved with. Compare
         decisions by :class:`~tvm_distir.core.propagation.price.Evaluator`.
     bound : int
-        A proven lower bound of it, of axes that were solved in turn one by one.
+        A proven lower bound of it; of axes solved in sequence, the bounds of each.
     conversions : Conversions
         What changes of form cost.
     sizes : callable

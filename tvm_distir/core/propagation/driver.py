@@ -25,7 +25,7 @@ from .reach import ReachabilityWalk, ReachableAxes
 from .unify import DimUnifier
 
 ROUNDS = 3
-"""How often the axes are solved, one after the other, while sizes change; one axis once."""
+"""How often the axes are solved in sequence while sizes change; a single axis is solved once."""
 
 ALL_ORDERS = 3
 """With at most so many axes every order is tried where axes compete, with more two."""
@@ -136,10 +136,10 @@ class Labelling:
     def _cheaper(
         self, inst: Instance, axes: Sequence[int], solution: tuple[Instance, int, int]
     ) -> tuple[Instance, int, int]:
-        """Return the joint solution, or, unless it is proved optimal, a cheaper sequential one."""
+        """Return the joint solution, or a cheaper sequential one if not proved optimal."""
         try:
             other = self._in_turn(inst, axes)
-        except PropagationError:  # nothing is found in turn; what was found at once is allowed
+        except PropagationError:  # no sequential solution; the joint solution is allowed
             return solution
         evaluator = self._evaluator()
         saved = evaluator.price(solution[0]).total - evaluator.price(other[0]).total
@@ -259,7 +259,7 @@ class Propagator:
         return self.labelling.price(decision)
 
     def close(self) -> None:
-        """Release the tables for the next propagator; afterwards this one decides nothing."""
+        """Release the tables for the next propagator; afterwards this object decides nothing."""
         if self._prices is not None:
             give_back(self._prices)
             self._prices = None

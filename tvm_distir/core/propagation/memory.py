@@ -141,7 +141,7 @@ def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decisio
     Raises
     ------
     InfeasibleError
-        DIST0801 when none of the weights leads to one that fits.
+        DIST0801 when none of the weights leads to a decision that fits.
     """
     if MemoryMeter(decision).kept().peak_bytes <= memory_bytes:
         return decision

@@ -132,7 +132,7 @@ class PlacementSearch:
         return self._tried[key]
 
     def sent(self, found: DeviceCost) -> int:
-        """Return the bytes a device sends, or their cost where links have costs of their own."""
+        """Return the bytes a device sends, or their cost where links have separate costs."""
         if self.costs == SETTLING:
             return found.wire_bytes
         return self.costs.sending(found.wire_bytes, found.collectives)

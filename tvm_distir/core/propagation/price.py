@@ -35,7 +35,7 @@ class Price:
 class Evaluator:
     """Evaluates the cost of instances, each once and multiplied by its calls.
 
-    Unlike the solution along one axis, every size is the one all axes together give, so that
+    Unlike the solution along a single axis, every size results from all axes together, so that
     different decisions can be compared. Axes that are not decided yet cost nothing.
     """
 

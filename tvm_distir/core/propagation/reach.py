@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computes which dims an axis may shard, and which values may be partial sums.
 
-Dims that rules tie are one class (:mod:`.unify`). Callers hand the axes of their classes down to
+Dims that rules tie form a class (:mod:`.unify`). Callers hand the axes of their classes down to
 their callees, callers first; partial sums flow to a fixpoint.
 """
 

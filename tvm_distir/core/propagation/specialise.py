@@ -30,7 +30,7 @@ def objective(solver: Propagator, decision: Decision) -> int:
 
 
 def shared(solver: Propagator, decision: Decision) -> Decision:
-    """Return the decision, or a cheaper one whose calls share specialisations.
+    """Return the decision, or a cheaper decision whose calls share specialisations.
 
     While specialising costs something (``Costs.clone``), each function with several signatures
     is tried with each of them forced on all its calls, callees first; the cheapest stays.

@@ -31,7 +31,7 @@ class TiedDims:
     names : mapping of int to str
         Per node the variable that it binds, where no other has its name.
     follows : sequence of int
-        1 for each value that is computed from those inputs, or is one of them.
+        1 for each of those inputs and each value that is computed from them.
     """
 
     graph: Graph
@@ -53,7 +53,7 @@ def tied_dims(
 ) -> list[TiedDims]:
     """Follow dims of inputs through a module and its callees by the sharding rules.
 
-    Two dims are tied where one factor of a rule names both. A branch of an ``If`` is a function.
+    Two dims are tied where a factor of a rule names both. A branch of an ``If`` is a function.
 
     Parameters
     ----------

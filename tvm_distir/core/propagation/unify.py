@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups dims that rules tie into classes, with the axes annotated on each class.
 
-Dims that a rule's factor ties are one class (the smallest number is the root, so no order
+Dims that a rule's factor ties form a class (the smallest number is the root, so no order
 matters). A private function's classes are joined at its calls, callees first.
 """
 
@@ -18,7 +18,7 @@ from .decision import Signature
 from .module import PlacedModule
 
 Tie = Sequence[tuple[int, int]]
-"""(Slot, dim) pairs of one class."""
+"""(Slot, dim) pairs of a class."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def costs_for(mod: ir.IRModule, system: System | str | None) -> Costs:
     mod : IRModule
         At level 2.
     system : System or str, optional
-        None: the weights that hold without one.
+        None: the weights that hold without a system.
     """
     known = System.known(system)
     if known is None:

@@ -34,7 +34,7 @@ class Store:
     bound: list[tuple[Any, Any]]
 
     def read(self) -> list[Any]:
-        """Yield all expressions that the store evaluates besides its indices."""
+        """Return all expressions that the store evaluates besides its indices."""
         return [self.value, *self.conditions, *(value for _, value in self.bound)]
 
 

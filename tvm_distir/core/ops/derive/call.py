@@ -35,7 +35,7 @@ def _refuse(shape: CallShape, why: str) -> PropagationError:
 
 
 def _alone(call: ir.Call, shapes: Sequence[Shape]) -> tuple[list[relax.Var], ir.Call]:
-    """Build the call on fresh parameters of the given shapes, one per flattened tensor operand."""
+    """Build the call on fresh parameters of the given shapes, each for a tensor operand."""
     params: list[relax.Var] = []
 
     def fresh(ty: Any) -> Any:
@@ -116,7 +116,7 @@ class _Follower:
         local = self._local(ins, outs, count)
         try:
             _, mod = _legalized(self._call, local.ins)
-        except Exception:  # the op's own checks refuse the block
+        except Exception:  # the checks of the op refuse the block
             return "the op refuses a block of its operands"
         got = [static_shape(t) for t in flat_types(mod["main"].ret_ty)]
         for shape, expected in zip(got, local.outs):

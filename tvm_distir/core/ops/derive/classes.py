@@ -164,7 +164,7 @@ def visit(classes: NodeClasses, buffers: Buffers, number: int, block: Block) -> 
 def class_size(
     classes: NodeClasses, blocks: list[Block], nodes: list[Node]
 ) -> tuple[Any, bool] | None:
-    """Return (most blocks, one to one) of a class; None when extents cannot be reconciled."""
+    """Return (most blocks, elementwise) of a class; None when extents cannot be reconciled."""
     size: Any = None
     aligned = True
     for kind, number, k in nodes:

@@ -4,8 +4,8 @@
 
 The rule derivation (``rules.tir_classes``) says which loops and buffer dims move together. A
 device computes the first block of such a class: every loop and dim of it shrinks by the same
-count, and all indices, which move by whole blocks, stay as they are. The result has variables of
-its own: the whole PrimFunc may stay in the module beside it.
+count, and all indices, which move by whole blocks, stay as they are. The result has fresh
+variables: the full PrimFunc may stay in the module beside it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Cutter:
     ----------
     func : PrimFunc
     counts : Counts
-        How many parts the dims of its parameters are cut into; other dims that move with them
-        are found.
+        How many parts the dims of its parameters are split into; other dims that move with them
+        are computed.
     """
 
     def __init__(self, func: Any, counts: Counts) -> None:

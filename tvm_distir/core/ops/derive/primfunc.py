@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Derives sharding rules from TIR.
 
-A factor is a class of iteration variables and buffer dims that are cut together: moving a
-variable by one block of its extent moves every index of a dim of the class by one block of that
-dim, and leaves all else as it is (``tir_shift``). Union-find ties them; whatever does not move so
-pins its class. Then the blocks are walked once per class: a spatial variable makes results cut,
-a reduced one terms of its reduction, and terms may only pass through linear blocks.
+A factor is a class of iteration variables and buffer dims that are sharded together: moving a
+variable by a block of its extent moves every index of a dim of the class by a block of that
+dim, and leaves all else as it is (:mod:`.shift`). Union-find ties them; whatever does not move
+so pins its class. Then the blocks are visited once per class: a spatial variable makes results
+sharded, a reduced variable makes them partial, and partial values pass linear blocks only.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ FAMILY: Family = Family()
 def matmul(call: CallShape) -> Draft:
     """Shard batch dims, rows and columns; the contracted dim gives partial sums.
 
-    Shapes ``(..., M, K) x (..., K, N) -> (..., M, N)``; a one-dimensional operand has no M (N).
+    Shapes ``(..., M, K) x (..., K, N) -> (..., M, N)``; a 1-D operand has no M (N).
     FLOPs: 2 M N K per batch element.
     """
     draft = Draft(call)

@@ -47,7 +47,7 @@ def _contracted(cx: LocalCall, layout: str) -> list[tuple[int, int]]:
 def convolution_on_shards(cx: LocalCall) -> Any:
     """Exchange rows along sharded spatial dims; with sharded channels, each device has its groups.
 
-    A weight's gradient gets those that the windows at its own positions read.
+    A weight's gradient gets the rows that the windows at its positions read.
     """
     a, weight = cx.call.attrs, cx.ins[1].shard
     layout, kernel_layout = str(a.data_layout), str(a.kernel_layout)

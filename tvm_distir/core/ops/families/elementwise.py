@@ -59,7 +59,7 @@ def tie_broadcast(draft: Draft, operands: tuple[int, ...], out: int = 0) -> None
 
 
 def elementwise(call: CallShape, *linear: tuple[int, ...]) -> Draft:
-    """Return the rule of an elementwise op with these linear groups; one operation per element."""
+    """Return the rule of an elementwise op with these linear groups; an operation per element."""
     draft = Draft(call)
     tie_broadcast(draft, tuple(range(len(call.ins))))
     draft.linear(*linear)

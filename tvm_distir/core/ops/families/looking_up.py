@@ -106,7 +106,7 @@ def take_backward(call: CallShape) -> Draft:
 
     Operands: gradient of the result, table (of which only the shape counts), indices. A device
     that holds some rows adds up what was looked up among them. TVM's kernel takes a negative axis
-    for the first one, and does not walk the table then: such a call is left whole.
+    for the first index, and does not iterate over the table then: such a call is replicated.
     """
     draft = Draft(call)
     table, index = call.ins[1], call.ins[2]

@@ -20,7 +20,7 @@ FAMILY: Family = Family()
 
 
 def cross_entropy_on_shards(cx: LocalCall) -> Any:
-    """Rescale the loss: the op divides by the local extent of dim 0 instead of the full one."""
+    """Rescale the loss: the op divides by the local extent of dim 0, not by the full extent."""
     shard, rescaled = cx.ins[0].shard, False
     for factor in cx.form.factors:
         rescaled |= factor is not None and factor.rescale

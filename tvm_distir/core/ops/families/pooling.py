@@ -44,7 +44,7 @@ class _Border:
     first, last : int
         How many rows of the whole result they are at either end.
     end : int
-        Where the own shard ends in what the windows read.
+        Where the local shard ends in what the windows read.
     over : int
         Rows that the last window reaches behind the whole operand.
     """

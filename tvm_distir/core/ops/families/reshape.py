@@ -48,7 +48,7 @@ def reshape_groups(a: Shape, b: Shape) -> list[Group]:
     """Pair the dims of two shapes of equal element count into groups of equal products.
 
     Dims of extent 1 belong to no group. Symbolic extents are matched where the products are
-    provably equal, from the front and from the back; what is left is one group (its products
+    provably equal, from the front and from the back; what is left is a single group (its products
     agree because the element counts do).
     """
     left = [d for d, n in enumerate(a) if not (isinstance(n, int) and n == 1)]
@@ -94,7 +94,7 @@ def tie_reshape(draft: Draft) -> None:
 def reshape_on_shards(cx: LocalCall) -> Any:
     """Reshape to the local shape: the leading dim of a group is sharded, so rows stay together.
 
-    A squeeze without axes would drop a cut dim whose shard has one element.
+    A squeeze without axes would drop a sharded dim whose shard has a single element.
     """
     return relax.op.reshape(cx.operand(0), cx.outs[0].local)
 

@@ -48,7 +48,7 @@ def _copies(call: CallShape, extent: Any, result: Any) -> bool:
     """Return whether a spatial dim of a resize repeats each pixel the same number of times.
 
     A result o of k copies comes from floor(o / k), or from the pixel whose middle is nearest to
-    (o + 1/2) / k - 1/2: that is less than 1/2 away from one pixel, so rounding has no ties.
+    (o + 1/2) / k - 1/2: that is less than 1/2 away from a pixel, so rounding has no ties.
     """
     if not isinstance(extent, int) or not isinstance(result, int) or extent < 2:
         return False

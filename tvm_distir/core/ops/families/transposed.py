@@ -33,7 +33,7 @@ def _row_bytes(shard: Any, dim: int) -> int:
 def transposed_convolution_on_shards(cx: LocalCall) -> Any:
     """Fetch rows of the operand or return rows of the result, whichever takes fewer bytes.
 
-    Cut along its channels, a grouped one has its own groups only.
+    Sharded along its channels, a grouped convolution has the local groups only.
     """
     a, weight, data, out = cx.call.attrs, cx.ins[1].shard, cx.ins[0].shard, cx.outs[0]
     layout, kernel_layout = str(a.data_layout), str(a.kernel_layout)

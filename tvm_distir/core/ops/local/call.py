@@ -130,7 +130,7 @@ class LocalCall:
         return int(arg)
 
     def axes_of_dim(self, number: int, dim: int) -> tuple[int, ...]:
-        """Return the mesh axes (of more than one device) that shard a dim of an operand."""
+        """Return the mesh axes (of several devices) that shard a dim of an operand."""
         sizes = [int(n) for n in self.mesh.shape]
         labels = self.ins[number].shard.labels
         return tuple(a for a, x in enumerate(labels) if x == dim and sizes[a] > 1)

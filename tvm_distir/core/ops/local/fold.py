@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folds separate padding ops into the window op that reads the padded value.
 
-``conv2d(nn.pad(x))`` without padding of its own is ``conv2d(x)`` with it. Cut along a padded dim,
-the first moves rows twice (the longer result is cut elsewhere), the second only the windows' own
+``conv2d(nn.pad(x))`` without padding is ``conv2d(x)`` with it. Cut along a padded dim,
+the first moves rows twice (the longer result is cut elsewhere), the second only the windows'
 neighbour rows. So with its gradient: a transposed convolution whose result is cropped leaves the
-rows out by its own padding.
+rows out by its padding.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _widths(layout: str, pad: ir.Call, narrow: Any, wide: Any) -> list[int] | No
 
 
 def folded(call: ir.Call, source: ir.Call, mod: ir.IRModule, function: str, var: Any) -> ir.Call:
-    """Merge two ops, one of which is a padding.
+    """Merge two ops, either of which is a padding.
 
     Parameters
     ----------

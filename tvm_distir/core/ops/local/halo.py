@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exchanges halos, so that a device has all rows that the windows of its results read.
 
-Boundary rows travel by ``collective_permute``: one per neighbour that has some, several on a
+Boundary rows travel by ``collective_permute``: a message per neighbour that has some, several on a
 side when more rows are needed than a shard holds. A padding that the op would have put around
 the whole tensor is put where it belongs: by the exchange itself, which delivers zeros at the
 border, or else by a mask. Gradients also go the other way: rows computed for a neighbour are
@@ -28,7 +28,7 @@ def fetched(cx: LocalCall, x: Any, axes: Sequence[int], hop: int) -> Any:
     """Fetch ``x`` of the rank ``hop`` places before (behind when negative), else zeros.
 
     Places are counted along a dim cut by ``axes``, major first. With several axes the rank that
-    many places away lies at one of two distances; both are asked.
+    many places away is at either of two distances; both are asked.
     """
     axis, size = axes[-1], int(cx.mesh.shape[axes[-1]])
     if len(axes) == 1:

@@ -34,7 +34,7 @@ def own_places(cx: LocalCall, places: Any, number: int, dim: int) -> tuple[Any, 
     here : variable
         Bool, like the indices.
     near : variable
-        int64; for rows of other devices some row of this one.
+        int64; for rows of other devices some row of this device.
     """
     shard = cx.ins[number].shard
     rows = shard.local[dim]

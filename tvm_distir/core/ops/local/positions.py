@@ -109,13 +109,13 @@ class Positions:
             self._memo.positions[key] = rank
         return self._memo.positions[key]
 
-    def start(self, own: Shard, axes: Axes, dim: int) -> Any:
+    def start(self, shard: Shard, axes: Axes, dim: int) -> Any:
         """Return where a shard begins along a dim split by ``axes`` (int64 scalar)."""
-        if dim in own.inner_dims:
-            return self.part(own.whole[dim], axes)[0]
-        key = (axes, own.whole[dim])
+        if dim in shard.inner_dims:
+            return self.part(shard.whole[dim], axes)[0]
+        key = (axes, shard.whole[dim])
         if key not in self._memo.starts:
-            chunk = relax.const(own.local[dim], "int64")
+            chunk = relax.const(shard.local[dim], "int64")
             begin = relax.op.multiply(self.number(axes), chunk)
             self._memo.starts[key] = self._emit(begin, "start")
         return self._memo.starts[key]
@@ -138,18 +138,18 @@ class Positions:
             self._memo.parts[key] = begin, held
         return self._memo.parts[key]
 
-    def valid(self, own: Shard, axes: Axes, dim: int) -> Any:
+    def valid(self, shard: Shard, axes: Axes, dim: int) -> Any:
         """Return a boolean tensor, broadcastable to a shard: True where its dim has no padding."""
-        ndim = len(own.local)
-        key = (axes, own.whole[dim], ndim, dim)
+        ndim = len(shard.local)
+        key = (axes, shard.whole[dim], ndim, dim)
         if key not in self._memo.valid:
-            chunk = own.local[dim]
+            chunk = shard.local[dim]
             places = self._emit(relax.op.arange(0, chunk, 1, "int64"), "places")
-            if dim in own.inner_dims:
-                end = self.part(own.whole[dim], axes)[1]
+            if dim in shard.inner_dims:
+                end = self.part(shard.whole[dim], axes)[1]
             else:
-                places = self._emit(relax.op.add(places, self.start(own, axes, dim)), "places")
-                end = relax.const(own.whole[dim], "int64")
+                places = self._emit(relax.op.add(places, self.start(shard, axes, dim)), "places")
+                end = relax.const(shard.whole[dim], "int64")
             inside = self._emit(relax.op.less(places, end), "inside")
             shape = [chunk if d == dim else 1 for d in range(ndim)]
             self._memo.valid[key] = self._emit(relax.op.reshape(inside, shape), "valid")

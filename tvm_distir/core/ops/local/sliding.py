@@ -16,7 +16,7 @@ from .masking import neutral_element
 
 
 def halo_dims(cx: LocalCall) -> list[tuple[int, int]]:
-    """Return the dims of operand and result that follow a halo factor over more than one device."""
+    """Return the dims of operand and result that follow a halo factor over several devices."""
     result = []
     for factor in cx.form.factors:
         if factor is None or factor.kind != "halo":
@@ -65,6 +65,6 @@ def lowest(dtype: str) -> Any:
 
 
 def pool_kernel(attrs: Any) -> tuple[int, ...]:
-    """Return the window of a pool, one extent per spatial dim."""
+    """Return the window of a pool, an extent per spatial dim."""
     kernel = tuple(int(n) for n in attrs.pool_size)
     return kernel * ((len(str(attrs.layout)) - 2) // len(kernel))

@@ -53,7 +53,7 @@ class Moments:
     axes : sequence of int
         Mesh axes that cut them.
     count : int
-        Elements of the whole that one statistic sees.
+        Elements of the full tensor that a statistic covers.
     clean : bool
         The padding of these dims holds zeros already.
     """

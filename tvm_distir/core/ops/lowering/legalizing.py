@@ -13,12 +13,12 @@ op                   on floats
 ===================  =======================================================================
 ``sort``, ``topk``,  NaN is greater than all numbers, as in NumPy, PyTorch and JAX; TVM hands
 ``argsort``          floats to a sort whose comparison is no order where NaN occurs
-``argmax/min``       the first NaN, where there is one; the first place of a row of infinities,
+``argmax/min``       the first NaN, if there is any; the first place of a row of infinities,
                      for which TVM gives -1
 ``sign``             NaN of NaN, as in NumPy, JAX and ONNX
 ``multiply``,        with a constant zero: NaN of NaN and infinities, which TVM folds to zero
 ``divide``
-``take`` (``fast``)  TVM's own, which warns of what :mod:`.repair` prevents
+``take`` (``fast``)  the kernel of TVM, which warns of what :mod:`.repair` prevents
 ===================  =======================================================================
 """
 

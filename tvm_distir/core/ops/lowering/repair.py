@@ -13,7 +13,7 @@ in a kernel                     becomes
 ``max(a, b)`` of floats         ``a`` where ``a > b`` or ``a`` is NaN, else ``b``
 ``a != b`` of floats            true as well where either is NaN
 a reduction that begins with    begins with the infinity beyond it, and so does the padding of
-the lowest float                the windows that it walks: a row of infinities has one as its
+the lowest float                the windows that it walks: a row of infinities has infinity as its
                                 maximum
 a read at an index that was     zero where the index is outside
 read from a buffer
@@ -21,7 +21,7 @@ a write at such an index        left out where the index is outside
 ==============================  ===========================================================
 
 Inputs are refused before (``bind_inputs``) where their indices are outside; what is computed in
-the program is masked here, on one device as on shards, whose look-ups give zeros for the rows
+the program is masked here, on a single device as on shards, whose look-ups give zeros for the rows
 that they do not hold.
 """
 

@@ -6,7 +6,7 @@ A dim of ``extent`` rows and a result of ``result`` rows are cut over ``n`` rank
 ``A = ceil(extent/n)`` and ``B = ceil(result/n)`` rows. Result row ``o`` reads the rows
 ``o stride - before + k dilation`` for ``k < kernel``. So the result rows of rank ``r`` read
 ``span = (B - 1) stride + reach`` rows; the first lies ``r (B stride - A) - before`` rows behind
-the start of the rank's own shard. Blocks are aligned when that does not depend on r.
+the start of the rank's shard. Blocks are aligned when that does not depend on r.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Exchange:
     span : int
         Rows the local op reads.
     start, drift, phase, per : int
-        Rank r's first one lies at ``start + (r drift + phase) // per``, in the shard extended by
+        Rank r's first row is at ``start + (r drift + phase) // per``, in the shard extended by
         ``low + left`` rows in front.
     low, high : int
         Rows of filler before and behind what was fetched: no result that counts reads real data
@@ -143,7 +143,7 @@ def fetching(
         Per rank, the first row that its results read and the end of these rows; equal for a rank
         without results.
     base, drift, phase, per : int
-        Rank r's rows start ``base + (r drift + phase) // per`` rows behind its own shard's.
+        Rank r's rows start ``base + (r drift + phase) // per`` rows behind the start of its shard.
     """
     left = right = 0
     for rank, (first, end) in enumerate(reads):
@@ -182,8 +182,8 @@ def most_blocks(extent: int, result: int) -> int:
     """Return the size of a halo factor: into how many blocks both dims may be split.
 
     Extents that agree, or whose common divisor is not small, count with that divisor: several
-    mesh axes may then cut them evenly. Otherwise a prime is given, which no two axes divide: one
-    axis may cut them, unevenly.
+    mesh axes may then split them evenly. Otherwise the size is a prime, which no two axes
+    divide: a single axis may split them, unevenly.
     """
     common, least = math.gcd(extent, result), min(extent, result)
     if common == least or common >= 8:
@@ -194,7 +194,7 @@ def most_blocks(extent: int, result: int) -> int:
 def blocks_with_borders(window: Window, extent: int, result: int) -> int:
     """Return the blocks of a result whose border rows are computed apart; 1 when there are none.
 
-    Blocks must be aligned, and one must hold the border rows of both ends.
+    Blocks must be aligned, and a block must hold the border rows of both ends.
     """
     least = max(1, sum(window.borders(extent, result)))
     if extent != result * window.stride:
@@ -221,7 +221,7 @@ def tie_halo(
 ) -> None:
     """Add the factor of a dim whose blocks need neighbour rows.
 
-    ``comm_bytes`` are those of the rows one rank fetches of both sides, over the whole other
+    ``comm_bytes`` are those of the rows a rank fetches of both sides, over the whole other
     dims; where the blocks of operand and result are not aligned, those of two ranks. ``blocks``
     limits the factor to even blocks.
     """

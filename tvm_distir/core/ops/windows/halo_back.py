@@ -8,10 +8,10 @@ of an average pool, has the short rows as its operand and adds row ``i`` into th
 Blocks of its results can be had in two ways:
 
 - *gathered*: each rank fetches the short rows that reach into its long ones;
-- *returned*: each rank spreads its own short rows, and hands what falls outside of its long
+- *returned*: each rank spreads its short rows, and hands what falls outside of its long
   rows to the neighbours, who add it.
 
-The gradient of a convolution's weight sums over both: rank by rank, over the own short rows and
+The gradient of a convolution's weight sums over both: rank by rank, over the local short rows and
 the long rows that the windows there read.
 """
 
@@ -80,7 +80,7 @@ def gathers(
 ) -> bool:
     """Return whether fetching short rows sends no more bytes than returning long rows.
 
-    ``short_bytes`` and ``long_bytes`` are those of one row.
+    ``short_bytes`` and ``long_bytes`` are those of a row.
     """
     fetch = spread(window, short, long, ranks).fetch
     back = exchange(window, long, short, ranks)

@@ -95,7 +95,7 @@ def tie_spatial(draft: Draft, data: str, out: str, sliding: list[Window], what: 
 def tie_spread_rows(
     draft: Draft, dim: int, result_dim: int, window: Window, what: str, cut: tuple[int, ...] = ()
 ) -> None:
-    """Tie a dim of short rows with one of long rows; ``cut``: operands sharded like the result."""
+    """Tie dims of short and of long rows; ``cut``: operands sharded like the result."""
     short, long = draft.call.ins[0][dim], draft.call.outs[0][result_dim]
     others = dict.fromkeys(cut, dim)
     if window.separate(long, short) and suits_map(window, short):

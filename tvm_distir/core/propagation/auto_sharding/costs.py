@@ -33,7 +33,7 @@ class MeshPrices:
     """Costs of work and communication on a mesh, memoised.
 
     Unlike :class:`~.cost.Costs`, which weighs bytes and operations alike on all
-    axes, these are the times that simulation charges: on each axis those of its own links.
+    axes, these are the times that simulation charges: on each axis those of its links.
 
     Parameters
     ----------

@@ -38,8 +38,8 @@ class InFlightActivations:
     alike : int
         How many such stages the rank has.
     stashes : int
-        Micro-batches, of all of these stages, whose forward part is done and whose backward part
-        is not, beside the one that runs: at most once there are sums over micro-batches.
+        Micro-batches, of all of these stages, whose forward pass is done and whose backward pass
+        is not, beside the running micro-batch: at most once there are sums over micro-batches.
     first : int
         How many more there are before there are sums.
     more : mapping of int to int

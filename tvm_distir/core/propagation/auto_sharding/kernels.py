@@ -35,7 +35,7 @@ class Work(NamedTuple):
     ----------
     each : Counter of Kernel
         What every micro-batch needs: it follows from data, and no gradient of a weight comes
-        before it. Here of all micro-batches in one.
+        before it. Here of all micro-batches together.
     once : Counter of Kernel
         What may be done once for all of them.
     """
@@ -48,8 +48,8 @@ class Work(NamedTuple):
     ) -> float:
         """Return a lower bound in seconds for all plans of so many devices, stages, micro-batches.
 
-        A device does its part of the arithmetic and of the bytes of every kernel at least, one
-        kernel after the other; whatever is sent may be hidden. Where rank r has the work
+        A device does its part of the arithmetic and of the bytes of every kernel at least, and
+        runs kernels in sequence; all communication may overlap. Where rank r has the work
         ``w_r`` of a micro-batch and ``o_r`` once, it waits for those before it, so the step takes
         ``sum(w_s, s < r) + M w_r + o_r`` or more; with ``q = 1 - 1 / M`` these, weighed by
         ``q^(P - 1 - r)``, are ``(M sum(w) + q^(P - 1) sum(o)) / (M (1 - q^P))``, whatever the
@@ -109,7 +109,7 @@ class _Reader:
     ) -> tuple[Work, tuple[bool, ...]]:
         """Return the kernels of a function, and which of its results follow from data.
 
-        Nothing behind one of the values ``gradients`` counts as following from data.
+        Nothing behind any of the values ``gradients`` counts as following from data.
         """
         if (key, follows) in self._known:
             return self._known[key, follows]

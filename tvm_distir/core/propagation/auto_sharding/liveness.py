@@ -23,7 +23,7 @@ class Liveness:
 
     The lowered program has a buffer for each form of a value that anyone needs, from the first
     that needs it to the last. Which these are hangs on all readers at once; holdings stand over two
-    variables at most, so they tell apart the readers but the last, together, and the last one.
+    variables at most, so they tell apart all readers but the last, together, and the last reader.
 
     Parameters
     ----------
@@ -44,8 +44,8 @@ class Liveness:
         """Record how long a value is stored.
 
         It is kept as it is given, and from its first reader on as it is shared, until all readers
-        but the last one have read it. For that there is then what it needs: a form that only
-        others needed is gone, and so is the one that was given. Inside a function that reads it
+        but the last have read it. For that there is then what it needs: a form that only
+        others needed is freed, and so is the produced value. Inside a function that reads it
         last it is there in the form of the argument alone. What is cut for the last reader from a
         form that neither was given nor is needed any more counts as cut before.
 
@@ -57,7 +57,7 @@ class Liveness:
         producer, shared : Side
             Of the forms in which it is given, and held for its readers.
         readers : sequence of Side
-            In the order of the graph, a side per operand; a single one is ``shared``.
+            In the order of the graph, a side per operand; a single side is ``shared``.
         """
         begins = self.net.begins
         times = [

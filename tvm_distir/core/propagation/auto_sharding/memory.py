@@ -19,11 +19,11 @@ from tvm_distir.support import InfeasibleError
 from .problem import LiveRange, ShardingProblem
 
 ROUNDS = 24
-"""Prices of memory tried."""
+"""Number of memory prices to try."""
 CLOSE = 1.03
-"""Prices are no longer told apart when one is so much dearer."""
+"""Ratio of prices up to which they are not distinguished."""
 DEAREST = 256
-"""A price at which what the fastest labelling keeps costs so many times its time is the last."""
+"""Highest price of memory: the fastest assignment's memory costs this multiple of its time."""
 
 UNLIMITED = 1 << 62
 
@@ -191,7 +191,7 @@ def _between(
 ) -> float:
     """Return the memory price at which two assignments cost the same: the bound peaks there.
 
-    Unless a third is cheaper there, which then takes the place of one of them.
+    Unless a third is cheaper there, which then replaces either of them.
     """
     less = sum(int(low[1].profile[t] - high[1].profile[t]) for t in moments)
     return (high[1].price - low[1].price) / less if less > 0 else 0.0

@@ -18,9 +18,10 @@ Flags = Sequence[bool]
 class OverlapDiscount:
     """Share of the communication of a function's values that is not overlapped.
 
-    A value that no data went into can be sent at any time before it is read, one of which only new
-    weights and states are made, without products, at any time until the step ends: other work may
-    run meanwhile. How much of it does, only a schedule tells; labels take a share for it.
+    A value that depends on no data can be sent at any time before it is read; a value from which
+    only new weights and states are computed, without products, at any time until the step ends.
+    Other work may run meanwhile. How much overlaps is known to a schedule only; auto-sharding
+    assumes a share.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ Interned = tuple[int, int]
 """Number of a table, and the minimum taken out of it."""
 
 End = tuple[CallStrategies, int]
-"""States of a node and its variable (-1: only one state)."""
+"""States of a node and its variable (-1: a single state)."""
 
 Side = tuple[tuple[Labels, ...], int]
 """Forms in which a node gives or needs a value, by state, and its variable."""
@@ -73,8 +73,8 @@ class LiveRange(NamedTuple):
     """Bytes that a value takes in a placement, and when.
 
     ``first`` and ``last`` count the nodes of the function and of all that it calls, in order;
-    ``bytes`` has those of a device, by the state of the one variable of ``scope`` or the states of
-    its two (none: a scalar array).
+    ``bytes`` has those of a device, by the state of the single variable of ``scope`` or the
+    states of its two variables (none: a scalar array).
     """
 
     scope: tuple[int, ...]
@@ -101,7 +101,7 @@ class Shared:
     updates : mapping of int to int
         Of the entry, results that must lie as a parameter does: result number to parameter's.
     flight : InFlightActivations
-        What a rank keeps of the entry beside one micro-batch.
+        What a rank stores of the entry beside a micro-batch.
     hiding : OverlapDiscount
         How much counts of what is sent.
     """
@@ -145,7 +145,7 @@ class Shared:
         if strategies is None:
             partial, pin = key
             forms = all_forms(matrix.placements, partial=partial)
-            if pin is not None:  # along an axis of one device all forms are the same
+            if pin is not None:  # along an axis of a single device all placements are the same
                 sizes = self.prices.sizes
                 forms = pinned(forms, [x if n > 1 else None for x, n in zip(pin, sizes)])
             strategies = self._ends[known] = kind(forms)

@@ -37,7 +37,7 @@ WIDTH = 1 << 22
 class ShardingSolution(NamedTuple):
     """A sharding assignment of a module with its cost.
 
-    ``price_ps`` is that of one run: work, and all communication that counts, one after the other;
+    ``price_ps`` is the cost of a run: work, then all communication that counts, in sequence;
     no labelling of the module on its meshes is cheaper than ``bound_ps``. ``entries_ps`` has the
     price function by public function, ``peak_bytes`` what a device keeps at most, as
     :mod:`.keeping` counts it.

@@ -90,7 +90,7 @@ class OpStates:
     def __init__(self, prices: MeshPrices) -> None:
         self.prices = prices
         self._known: dict[Any, CallStrategies] = {}
-        self._rules: list[Rule] = []  # kept alive, so that their ids stay their own
+        self._rules: list[Rule] = []  # kept alive, so that their ids stay unique
 
     def of(
         self,
@@ -112,7 +112,7 @@ class OpStates:
         partial : tuple of int
             Per axis, bit i: operand i may be a partial sum.
         free : bool
-            The result takes no work of its own (a transpose that products read in place).
+            The call costs no work (a transpose that products read in place).
         """
         key = (id(rule), dtype, shapes, partial, free)
         strategies = self._known.get(key)
@@ -203,7 +203,7 @@ class OpStates:
     def _apart(self, rule: Rule, state: CallStrategy) -> tuple[int, int]:
         """Return how many kernels and passes replace a call with statistics reduced inside.
 
-        Padding is masked before they are made: one kernel that reads and writes.
+        Padding is masked before, in a single kernel that reads and writes.
         """
         most, parts, padded = (0, 0), dict[int, int](), 0
         for size, x in zip(self.prices.sizes, state.axes):

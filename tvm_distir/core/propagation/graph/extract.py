@@ -51,7 +51,7 @@ class _Known(NamedTuple):
     title : str
         Name of the op or of the function.
     results : list of FlatValue
-        Of the first one.
+        Of the first call.
     """
 
     rule: Rule | None
@@ -79,11 +79,11 @@ class _Function:
         self.learnt: dict[int, tuple[Rule, str]] = learned("rules")  # of ops, and their titles
         self.of_pins: dict[int, Annotation] = {}
         # a private function's caller decides how an argument comes in: there the annotation is
-        # a node of its own
+        # a separate node
         self.param_pins = self._annotated_params() if self.g.public else {}
 
     def _bindings(self) -> list[Any]:
-        """Iterate over all bindings in order."""
+        """Return all bindings in order."""
         if not isinstance(self.fn.body, relax.SeqExpr):
             raise self.g.error(
                 "DIST0412",
@@ -96,9 +96,9 @@ class _Function:
         return [b for block in blocks for b in block]
 
     def _annotated_params(self) -> dict[int, int]:
-        """Map parameters with exactly one annotation to the number of its binding.
+        """Map parameters with a single annotation to the number of its binding.
 
-        The annotation then is the parameter's own placement: it needs no node.
+        The annotation then is the parameter's placement: it needs no node.
         """
         bindings: list[list[int]] = [[] for _ in self.params]
         for number, source in enumerate(self.survey.sources):
@@ -142,7 +142,7 @@ class _Function:
         return g.finish()
 
     def _bind(self, number: int, leaves: tuple[int, ...], node: Node | None = None) -> None:
-        """Record the values of a binding's variable, and add a node where it needs one."""
+        """Record the values of a binding's variable, and add a node where needed."""
         key = self.g.bound[number]
         self.g.env[key] = leaves
         if node is not None:

@@ -136,7 +136,7 @@ class _Placing:
         """Move ops to the mesh of all their readers when their operands are moved there anyway.
 
         The cast at the head of a layer's norm, of an activation that its residual addition reads
-        as well: one of the two values is sent instead of both.
+        as well: a single value is sent instead of two.
         """
         readers: dict[int, list[int]] = {}
         for k, node in enumerate(self.raw.nodes):

@@ -42,7 +42,7 @@ def cache_rule(
 
 
 def distributed_name(op: Any) -> Any:
-    """Return the name of the function that a packed call becomes on shards."""
+    """Return the function that a packed call becomes on shards."""
     if not isinstance(op, relax.ExternFunc):
         return op
     return relax.ExternFunc(DISTRIBUTED.get(str(op.global_symbol), str(op.global_symbol)))

@@ -52,7 +52,7 @@ def leaf_types(ty: Any) -> Sequence[Any]:
 class ModuleTypes:
     """Meshes, types and annotations of a module, each read once.
 
-    ``only_mesh`` is the mesh of all values where there is one; with several, -1: the graphs are
+    ``only_mesh`` is the mesh of all values where there is a single mesh, else -1: the graphs are
     yet to be placed.
     """
 

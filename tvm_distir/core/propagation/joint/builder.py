@@ -18,7 +18,7 @@ from .states import JointProblem, JointStrategies, JointSummary
 from .tables import JointTables
 
 End = tuple[JointStrategies, int]
-"""States of a node and the variable that picks one (-1: only one)."""
+"""States of a node and the variable that picks a state (-1: a single state)."""
 
 NO_END: End = (JointStrategies(-1, ((),)), -1)
 """Of a call of a function, whose ends are those of the function's summary."""

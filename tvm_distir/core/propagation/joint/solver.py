@@ -19,7 +19,7 @@ from .states import JointProblem, JointSummary, TooManyStates
 from .tables import JointTables
 
 TABLE_LIMIT = 1 << 22
-"""Entries of one table; see :func:`~tvm_distir.core.propagation.solve.exact.minimise`."""
+"""Limit on table entries; see :func:`~tvm_distir.core.propagation.solve.exact.minimise`."""
 
 NARROW = 1 << 20
 """Entries of a table that elimination joins at once: most such are those of layers that are equal,
@@ -29,7 +29,7 @@ ROUNDS = 150
 """Rounds of bounds for what stays wider; then the best labelling known is the answer."""
 
 SUMMARY_LIMIT = 1 << 10
-"""Entries of one table of a function summary; above it a variable is kept."""
+"""Limit on the entries of a table of a summary; above it a variable is kept."""
 
 
 class JointSolver:

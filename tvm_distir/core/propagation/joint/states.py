@@ -25,7 +25,7 @@ JointStrategy = tuple[OpStrategy, ...]
 """An alternative per axis of the mesh."""
 
 MOST_STATES = 256
-"""States of one node; where there were more the axes are labelled one after the other."""
+"""Limit on the states of a node; beyond it the axes are solved in sequence."""
 
 
 class TooManyStates(Exception):
@@ -63,7 +63,7 @@ class JointForms:
     Parameters
     ----------
     forms : StrategyTable
-        Of the alternatives along one axis.
+        Of the alternatives along a single axis.
     axes : sequence of Axis
         Those of the mesh.
     """

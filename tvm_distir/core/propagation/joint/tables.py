@@ -35,7 +35,7 @@ OpTable = tuple[JointStrategies, Interned | None]
 """States of an op and, where there are several, what each costs."""
 
 MOST_SETS = 256
-"""Sets of forms over several axes that are one variable; where there are more, one per axis."""
+"""Limit on the joint label sets of a variable; beyond it each axis has a variable."""
 
 
 class JointTables:

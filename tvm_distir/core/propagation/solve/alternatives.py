@@ -60,7 +60,7 @@ class StrategyTable:
         number = self._numbers.get(id(rule))
         if number is None:
             number = self._numbers[id(rule)] = len(self._rules)
-            self._rules.append(rule)  # kept alive, so that its id stays its own
+            self._rules.append(rule)  # kept alive, so that its id stays unique
         return number
 
     def of_rule(

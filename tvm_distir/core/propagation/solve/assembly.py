@@ -12,7 +12,7 @@ from .problem import AxisProblem
 from .source import TableSource
 
 AxisEnd = tuple[Alternatives, int]
-"""Alternatives of an operand or result and the variable that picks one (-1: only one)."""
+"""Strategies of an operand or result and their variable (-1: a single strategy)."""
 
 
 NO_END: AxisEnd = (Alternatives(-1, (OpStrategy((), (), None),)), -1)

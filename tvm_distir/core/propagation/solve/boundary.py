@@ -88,7 +88,7 @@ class Boundary:
     def params(self) -> None:
         """Add all parameters.
 
-        Most have one label only: they are many, and cost a few lookups each.
+        Most have a single label: they are many, and cost a few lookups each.
         """
         problem = self.problem
         g, m, ends = problem.g, problem.model, dict[int, AxisEnd]()

@@ -29,7 +29,7 @@ class ReshardPath:
     wanted : sequence of tuple of int
         Forms the consumers want, in program order.
     pending : collection of int
-        Positions whose partial sum comes from the producer's own reduction.
+        Positions whose partial sum comes from the producer's reduction.
     sizes : sequence of int
         Bytes of the value whole along each axis, local to the others.
     ranks : sequence of int
@@ -49,7 +49,7 @@ class ReshardPath:
         self.parents: list[dict[int, int]] = []
         complete = list(produced)
         # Axes along which a value is cut that was whole or unfinished: a sum along another axis is
-        # left to one redistribution then, which reduces fewer bytes.
+        # left to a single redistribution then, which reduces fewer bytes.
         cut = {
             i
             for form in wanted
@@ -71,7 +71,7 @@ class ReshardPath:
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def at_home(cls, produced: Form) -> ReshardPath:
-        """Return the route of a value that all consumers take as produced; one per placement."""
+        """Return the route of a value that all consumers take as it is produced."""
         route = cls.__new__(cls)
         route.parents = [{}] * len(produced)
         route.root, route.forms = produced, [produced]

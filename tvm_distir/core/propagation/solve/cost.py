@@ -15,7 +15,7 @@ from tvm_distir.core.ops.factor import Factor
 from tvm_distir.core.solver.problem import INFINITE
 
 HEADROOM_BITS = 46
-"""Costs of one op are scaled to at most this many bits, so that sums over a model stay finite."""
+"""Bits to which the cost of an op is scaled, so that sums over a model stay finite."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Costs:
         Factor on converting an annotated value away from where the plan put it.
     clone : int
         Per specialisation of a private function beyond the first; with 0 specialising is free
-        and calls are never made to share one.
+        and calls are never made to share a specialisation.
     shift : int
         Right shift of all costs but the tie-breaks: coarser units for huge models.
     links : tuple of (int, int)
@@ -76,7 +76,7 @@ class Costs:
         dtype : str
             Of the matmuls.
         ranks : int
-            The wire is measured among so many devices, the first ones; of one device alone, which
+            The wire is measured among so many devices, the first devices; of a single device, which
             sends nothing, as of two.
         """
         return cls.for_axes(system, dtype, [[list(range(max(ranks, 2)))]])
@@ -85,7 +85,7 @@ class Costs:
     def for_axes(cls, system: System, dtype: str, axes: Sequence[Sequence[Sequence[int]]]) -> Costs:
         """Return weights in the proportions of a system's times, with wire costs per mesh axis.
 
-        Slopes of the system's own formulae at large sizes: seconds per wire byte of an all-gather
+        Slopes of the system's formulae at large sizes: seconds per wire byte of an all-gather
         along an axis, per byte of a memory-bound op, per FLOP of a matmul, and the time of an
         empty collective. ``wire`` and ``launch`` are those of the slowest axis.
 
@@ -173,7 +173,8 @@ def sent_inside(factor: Factor, result_bytes: int, ranks: int, share: int = 1) -
     """Return bytes and collectives that a device sends inside an op that follows a factor.
 
     A halo's rows go once, also those that a sum over a spatial dim reads; a statistic is reduced
-    in two all-reduces, the results of another reduction in one. Sums are reduced later, outside.
+    in two all-reduces, the results of another reduction in a single
+    all-reduce. Sums are reduced later, outside.
 
     Parameters
     ----------
@@ -197,7 +198,7 @@ def sent_inside(factor: Factor, result_bytes: int, ranks: int, share: int = 1) -
 def conversion_kind(have: int, want: int) -> str:
     """Return the op that turns a label along an axis into another; ``none`` between equals.
 
-    A shard becomes a term of a sum by ``all_gather`` too: what is whole is then kept by one
+    A shard becomes a partial sum by ``all_gather`` too: the full value is then kept by a single
     device only, which costs nothing.
     """
     if have == want:

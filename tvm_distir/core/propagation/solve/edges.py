@@ -12,7 +12,7 @@ from .alternatives import Alternatives
 from .assembly import Assembly, hold_on
 
 Consumer = tuple[Alternatives, int, tuple[int, ...]]
-"""Alternatives, the variable that picks one (-1: only one), and which operands the value is."""
+"""Strategies, the variable that picks a strategy (-1: a single one), and operand numbers."""
 
 
 class Edges:

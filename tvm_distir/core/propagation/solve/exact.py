@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Minimises sharding problems exactly: variable elimination, bounds and integer programs.
 
-A problem that stays narrow is eliminated variable by variable. Of another one the variables with
-at most two neighbours go first; what is left, the core, gets lower bounds by message passing and
-labellings to compare them with. States that no labelling as cheap as the best one can have are
+A problem that stays narrow is eliminated variable by variable. In other problems the variables
+with at most two neighbours go first; what is left, the core, gets lower bounds by message passing
+and assignments as upper bounds. States that no assignment as cheap as the best can have are
 dropped, until what remains is narrow enough to be eliminated: the result then is the optimum. A
 core that stays wide goes to the integer solver.
 """
@@ -36,7 +36,7 @@ LIKED = (0.3, 0.1, 0.03, 0.01)
 """Shares of the states that look dearer than the least: those of a proposal, as narrow allows."""
 
 MOST_STARTS = 16
-"""Labellings kept of problems of one structure, those found last."""
+"""Limit on the latest assignments kept for problems of a structure."""
 
 SMALLER = 0.9
 """Elimination is tried again once so few of the states are left."""
@@ -54,7 +54,7 @@ class Solution:
 class WarmStarts:
     """Warm starts for problems of the same scopes and domains.
 
-    Others, with other tables: a labelling is an upper bound of theirs, messages give a lower one.
+    Others, with other tables: a labelling is an upper bound of theirs, messages give a lower bound.
     That hastens the search for an optimum; what the optimum is does not depend on it.
     """
 
@@ -114,7 +114,7 @@ def minimise(
     place : str
         For messages.
     starts : WarmStarts, optional
-        Of problems like this one.
+        Of problems with the same structure.
     gap : float
         A labelling will do whose cost is proved to be at most this share above the least.
     constant : int
@@ -130,7 +130,7 @@ def minimise(
     Raises
     ------
     PropagationError
-        DIST0410 when no labelling is found.
+        DIST0410 when there is no assignment.
     """
     values = [0] * len(problem.domains)
     whole = tables.eliminate_all(problem, min(limit, narrow))

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Solves sharding problems as integer programs with HiGHS.
 
-A variable gets a column per state, a table one per cell; the cells of a state add up to it. The
-linear relaxation of this is usually tight already.
+A variable gets a column per state, a table a column per cell; the cells of a state add up to it.
+The linear relaxation of this is usually tight already.
 """
 
 from __future__ import annotations

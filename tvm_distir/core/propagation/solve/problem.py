@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Represents the sharding problem of a function as variables and cost tables.
 
-A call with several alternatives is a variable, its work a table over it. A value with one
+A call with several alternatives is a variable, its work a table over it. A value with a single
 consumer gives a table over producer and consumer: the cheapest conversion. A value with several
-consumers gets a variable of its own, the set of forms it is held in, so that one collective
+consumers gets a variable, the set of labels in which it is stored, so that a collective
 serves all of them. A call of a private function splices that function's summary.
 
-What a variable picks from is the labelling's own: alternatives of a node along one axis (here),
+What a variable picks from depends on the solver: strategies of a node along an axis (here),
 or its states along all axes of a mesh (:mod:`..joint`).
 """
 
@@ -26,7 +26,7 @@ from .alternatives import Alternatives
 from .source import TableSource
 
 Choices = TypeVar("Choices")
-"""What a variable picks from: alternatives along one axis, or states along all axes of a mesh."""
+"""Choices of a variable: strategies along an axis, or joint states along all axes of a mesh."""
 
 
 @dataclass
@@ -102,7 +102,7 @@ class LabellingProblem(Generic[Choices]):
 
 
 AxisProblem = LabellingProblem[Alternatives]
-"""A problem along one axis."""
+"""A problem along a single axis."""
 
 
 @dataclass
@@ -135,10 +135,10 @@ class Summary(Generic[Choices]):
         g : Graph
         tables : Tables
         limit : int
-            Entries of one table; above it a variable is kept.
+            Limit on the entries of a table; above it a variable is kept.
         turned : callable
-            Makes the choices of a consumer of those of a producer, and the reverse: what is one
-            inside a function is the other outside.
+            Turns the choices of a producer into those of a consumer, and the reverse: a producer
+            inside a function is a consumer outside.
         """
         ends = [model.ends[k] for k in (*g.params, *g.rets)]
         keep = {v for _, v in ends if v >= 0}
@@ -180,4 +180,4 @@ class Summary(Generic[Choices]):
 
 
 AxisSummary = Summary[Alternatives]
-"""A summary along one axis."""
+"""A summary along a single axis."""

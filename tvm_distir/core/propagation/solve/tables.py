@@ -26,8 +26,8 @@ from .source import Interned
 class PriceTables:
     """Tables, placements and memoised pieces shared by all problems of a propagation.
 
-    All of it follows from the costs, the axes and the keys: so what one propagation has learnt
-    serves the next (:mod:`.kept`), but only one at a time.
+    All of it follows from the costs, the axes and the keys: so what a propagation has computed
+    serves the next (:mod:`.kept`), but only a single propagation at a time.
     """
 
     def __init__(self, costs: Costs, axes: Sequence[Axis]) -> None:
@@ -115,7 +115,7 @@ class PriceTables:
         ranks: int,
         held: bool,
     ) -> tuple[int, int]:
-        """Return the table (producer's strategies x consumer's) of a value with one consumer."""
+        """Return the table (producer x consumer strategies) of a value with a single consumer."""
         key = (producer.number, result, consumer.number, operands, size_bytes, ranks, held)
         hit = self._edges.get(key)
         if hit is None:
@@ -153,7 +153,7 @@ class PriceTables:
         """Return the variable of the set of labels in which a value with several readers is stored.
 
         Returns the number of sets, the table producer x set, and per consumer the table consumer
-        x set. A set is the replicated form, which serves all, or one or two other forms.
+        x set. A set is the replicated label, which serves all, or at most two other labels.
         """
         key = (producer, result, consumers, size_bytes, ranks, held)  # alternatives are interned
         hit = self._shares.get(key)

@@ -169,7 +169,7 @@ class ProblemTemplate:
         constant = sum(n * callee.constant for n, callee in zip(self.calls, callees, strict=True))
         feasible = all(callee.feasible for callee in callees)
         for i, order in enumerate(self.orders):
-            if order[0] == "times":  # the minimum of the one table is counted with that
+            if order[0] == "times":  # the minimum of the base table is counted with that
                 base, count = order[1:]
                 number = prices.times((numbers[base], 0), count)[0]
                 low = (count - 1) * lows[base]
@@ -253,7 +253,7 @@ class SketchedProblems:
     Parameters
     ----------
     prices : PriceTables
-        Of one axis.
+        Of a single axis.
     reach : mapping of str to ReachableAxes
         Per graph.
     key : hashable
