@@ -55,9 +55,9 @@ class CallCoverage:
     source : str
         ``hand``, ``derived`` or ``none``.
     factors : tuple of str
-        What may be cut, as ``S(0), R -> S(0)``.
+        What may be sharded, as ``S(0), R -> S(0)``.
     whole : tuple of str
-        What must be whole, as ``in0.dim1: why``; for ``none``, the error.
+        What must be replicated, as ``in0.dim1: why``; for ``none``, the error.
     """
 
     op: str

@@ -63,7 +63,7 @@ class CallShape:
 class Draft:
     """Collects the factors of a call and turns them into a checked :class:`Rule`.
 
-    A dim of extent 1 cannot be cut: :meth:`tie` leaves it out, so operands that are broadcast
+    A dim of extent 1 cannot be sharded: :meth:`tie` leaves it out, so operands that are broadcast
     need no special case.
     """
 

@@ -24,10 +24,10 @@ class Factor:
     size : int or tvm Expr
         Into how many equal blocks the space divides at most: a mesh axis of n devices needs
         ``size % n == 0`` (or ``uneven``). For dims tied elementwise it is their extent; a tied
-        dim of extent m times the size is cut into blocks of whole m's. Those of a halo may
+        dim of extent m times the size is sharded into blocks of whole m's. Those of a halo may
         have any extents, see :func:`.halo.most_blocks`.
     ins, outs : tuple of int or None
-        Per flattened tensor operand and result, the dim that walks the space; None: whole.
+        Per flattened tensor operand and result, the dim that walks the space; None: replicated.
     kind : str
         ``map``: each device computes its block of the results. ``sum``, ``max``, ``min``,
         ``prod``: each device computes a term of that reduction. ``halo``: as map, with neighbour
@@ -107,7 +107,7 @@ class Rule:
     in_bytes, out_bytes : tuple of int
         Sizes of the operands and results in bytes. (What the kernel moves stands in ``work``.)
     why_whole : mapping of str to str
-        For each dim in no factor, as ``in0.dim1`` or ``out0.dim2``, why it must be whole.
+        For each dim in no factor, as ``in0.dim1`` or ``out0.dim2``, why it must be replicated.
     work : Work
         What the call costs.
     source : str

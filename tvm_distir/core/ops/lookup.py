@@ -148,7 +148,7 @@ def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
 def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
     """Return the sharding rule of an op call, hand-written or derived from its TIR.
 
-    Operand types may be ``R.Tensor`` or ``R.DTensor`` (of a DTensor, the whole shape counts).
+    Operand types may be ``R.Tensor`` or ``R.DTensor`` (of a DTensor, the full shape counts).
 
     Parameters
     ----------

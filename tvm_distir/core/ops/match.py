@@ -75,7 +75,7 @@ def match_factor(
     Returns
     -------
     int or None
-        Number of the factor; None when the call is whole along the axis, or carries partial sums
+        Number of the factor; None when the call is replicated on the axis, or carries partial sums
         through a linear group.
 
     Raises

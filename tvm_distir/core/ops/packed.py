@@ -39,7 +39,7 @@ _DRAWS = re.compile(r"(^|[._])(random|rand|rng|randn|seed|dropout)([._]|$)")
 
 Dims = tuple[Any, ...]
 Tie = tuple[Mapping[int, int], Mapping[int, int]]
-"""Operand number to dim, result number to dim: dims that are cut together."""
+"""Operand number to dim, result number to dim: dims that are sharded together."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class PackedForm:
         Per result that is an object, the dims of what it holds.
     shapes : mapping of int to (str, int)
         Arguments that state a shape, and whose: ``("in", operand)`` or ``("out", result)``. On
-        shards its dims are cut as that tensor's.
+        shards its dims are sharded as that tensor's.
     """
 
     ties: Sequence[Tie] = ()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that a rule offers only factors that a local form carries out.
 
-The rule says which dims may be cut, the local form what a device then computes. A registration
+The rule says which dims may be sharded, the local form what a device then computes. A registration
 that names a local form answers for it, and :mod:`.validate` proves both together by execution.
 One that names none claims nothing: each factor is then proved from the op's TIR, as derived rules
 are, or the rule is refused. So a rule for ``tril`` that cuts rows, whose results depend on where
@@ -42,7 +42,7 @@ def with_local_forms(call: ir.Call, shape: CallShape, rule: Rule, said: Registra
     Returns
     -------
     rule : Rule
-        The same; a reduced dim is cut evenly only where nothing is said of its padding, and a
+        The same; a reduced dim is sharded evenly only where nothing is said of its padding, and a
         factor proved from TIR is uneven only where that shows that it may be.
 
     Raises

@@ -98,7 +98,7 @@ class AxisSolver:
     instances : Instances
     problems : ProblemMaker
     starts : WarmStarts, optional
-        Of labellings of the same module at other prices.
+        Of sharding assignments of the same module at other costs.
     """
 
     def __init__(

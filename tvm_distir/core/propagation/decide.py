@@ -36,7 +36,7 @@ def propagate(
         What wire bytes, memory traffic and FLOPs weigh.
     memory_bytes : int, optional
         What each device may keep at most (:class:`~tvm_distir.core.propagation.memory.Keeper` says
-        what counts). Where the plain decision keeps more, memory gets a price and parameters
+        what counts). Where the plain decision keeps more, memory gets a cost and parameters
         without an annotation may be sharded over any axis.
 
     system : System or str, optional

@@ -63,7 +63,7 @@ class Decision:
     bound : int
         A proven lower bound of it; of axes solved in sequence, the bounds of each.
     conversions : Conversions
-        What changes of form cost.
+        Costs of resharding.
     sizes : callable
         ``sizes(instance, a)``: bytes per value, whole along axis a, local to the others.
     """

@@ -42,7 +42,7 @@ class Labelling:
     prices : PriceTables
     problems : ProblemMaker
     starts : WarmStarts, optional
-        Of labellings of the same module at other prices.
+        Of sharding assignments of the same module at other costs.
     forced : mapping of str to Signature, optional
         What all calls of a graph must share.
     """

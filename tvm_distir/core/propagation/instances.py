@@ -14,7 +14,7 @@ from .decision import Instance
 from .reach import ReachableAxes
 
 LocalSizes = tuple[list[int], dict[int, dict[int, int]]]
-"""Bytes of each value local to the other axes of its mesh, and how its dims are cut by them."""
+"""Bytes of each value local to the other axes of its mesh, and how its dims are sharded by them."""
 
 
 class Instances:

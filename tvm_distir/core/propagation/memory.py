@@ -3,7 +3,7 @@
 """Bounds memory: measures a decision's peak per device, and searches for a fitting decision.
 
 A labelling that minimises a price is exact; one under a bound on the peak of memory is not found
-by eliminating variables, since every value counts at once. So memory gets a price: a weight per
+by eliminating variables, since every value counts at once. So memory gets a cost: a weight per
 byte that is kept, doubled until the decision fits and then halved towards the bound (Lagrange's
 relaxation). Free parameters may then be sharded over any axis, which nothing but the bound asks
 for.
@@ -33,7 +33,7 @@ class KeptMemory:
     Attributes
     ----------
     peak_bytes : int
-        Parameters, and the values alive at the worst moment, copies in other forms included.
+        Parameters, and the values alive at the worst moment, copies in other placements included.
     param_bytes : int
         Of it, the parameters.
     place : str
@@ -48,7 +48,7 @@ class KeptMemory:
 class MemoryMeter:
     """Measures the peak memory of instances, each once.
 
-    A value is alive from its producer to its last consumer, in every form it is consumed in; a
+    A value is alive from its producer to its last consumer, in every placement it is consumed in; a
     parameter and a result all the time. What happens inside an op is not counted.
     """
 

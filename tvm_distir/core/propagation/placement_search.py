@@ -113,7 +113,7 @@ class PlacementSearch:
         Raises
         ------
         PropagationError
-            DIST0410 when the labelling is too wide.
+            DIST0410 when the sharding assignment is too wide.
         """
         key = (costs, parts)
         if key not in self._tried:

@@ -3,7 +3,7 @@
 """Propagates a module repeatedly along an axis, from placements of weights instead of a plan.
 
 What stays the same is kept: the classes of dims that rules tie, what given labels reach, and the
-structure of the labelling problem (:mod:`.sketch`).
+structure of the sharding problem (:mod:`.sketch`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class WeightSearch:
         At level 1.
     axis : Axis
     settling : Costs
-        Prices asked for often: what is made with them is kept.
+        Costs asked for often: what is made with them is kept.
     sketching : bool
         Whether the structure of problems is kept.
     """

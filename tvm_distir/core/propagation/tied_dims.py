@@ -62,7 +62,7 @@ def tied_dims(
     seeds : mapping
         Per public function, the dim of each flat parameter that counts.
     ranks : int
-        Into how many parts they are to be cut.
+        Into how many shards they are to be split.
 
     Raises
     ------

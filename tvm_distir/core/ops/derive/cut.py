@@ -20,7 +20,7 @@ from .blocks import NotUnderstood, blocks_of, kind_of
 from .classes import Buffers, Node, NodeClasses, visit
 
 Counts = Mapping[tuple[int, int], int]
-"""(parameter, dim) to the number of parts it is cut into."""
+"""(parameter, dim) to the number of parts it is sharded into."""
 
 
 def _imm(like: Any, value: int) -> Any:
@@ -229,11 +229,11 @@ def cut_prim_func(func: Any, counts: Counts) -> Any:
     func : PrimFunc
         With static shapes, as LegalizeOps makes it.
     counts : Counts
-        How many parts the dims of its parameters are cut into.
+        How many parts the dims of its parameters are sharded into.
 
     Raises
     ------
     NotUnderstood
-        With the reason, when it cannot be cut.
+        With the reason, when it cannot be sharded.
     """
     return renew_defs(Cutter(func, counts).run())

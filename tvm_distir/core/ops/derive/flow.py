@@ -107,7 +107,7 @@ def flow(
     number : callable
         Number of a buffer.
     cut : set of nodes
-        The class that is cut (empty: none).
+        The class that is sharded (empty: none).
     start : States
         Partial operands.
     strict : bool

@@ -59,7 +59,7 @@ def meshgrid(call: CallShape) -> Draft:
     """Shard each operand with its dim of every result.
 
     With ``xy`` the first two change places, which TVM's result type does not say: such results
-    have another shape than their type, and nothing is cut.
+    have another shape than their type, and nothing is sharded.
     """
     draft = Draft(call)
     if str(call.attrs.indexing) == "xy" and len(call.ins) > 1:

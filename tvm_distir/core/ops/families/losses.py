@@ -159,7 +159,7 @@ def nll_loss(call: CallShape) -> Draft:
 
     Operands: predictions ``(N, C, d...)``, targets ``(N, d...)``, optionally weights ``(C,)``. A
     device that holds some classes looks up the targets among them, and zeros for the rest. A
-    mean over cut samples reduces the sum and its divisor, the weight of all targets, inside.
+    mean over sharded samples reduces the sum and its divisor, the weight of all targets, inside.
     """
     draft = Draft(call)
     reduction = str(call.attrs.reduction)

@@ -97,7 +97,7 @@ def rms_norm_on_shards(cx: LocalCall) -> Any:
 def layer_norm(call: CallShape) -> Draft:
     """Shard all dims; statistics of the normalized dims are reduced inside the op.
 
-    A layer norm reduces mean and variance, an rms norm the mean square. Gamma and beta are cut
+    A layer norm reduces mean and variance, an rms norm the mean square. Gamma and beta are sharded
     as the dims they scale.
     """
     draft = Draft(call)

@@ -145,7 +145,7 @@ def topk_on_shards(cx: LocalCall) -> Any:
 def topk(call: CallShape) -> Draft:
     """Shard dims other than the axis; along the axis the best of the parts are merged.
 
-    The result is whole along the axis.
+    The result is replicated along the axis.
     """
     shape, count = call.ins[0], int(call.attrs.k)
     axis = int(call.attrs.axis) % len(shape)

@@ -42,11 +42,11 @@ class _Border:
         Its numbers among the operand's, the result's and the spatial dims.
     window : Window
     first, last : int
-        How many rows of the whole result they are at either end.
+        How many rows of the full result they are at either end.
     end : int
         Where the local shard ends in what the windows read.
     over : int
-        Rows that the last window reaches behind the whole operand.
+        Rows that the last window reaches behind the full operand.
     """
 
     dim: int
@@ -117,7 +117,7 @@ def _averaged(cx: LocalCall, x: Any, pads: list[int], borders: list[_Border]) ->
 def avg_pool_on_shards(cx: LocalCall) -> Any:
     """Exchange rows along sharded spatial dims; the border holds zeros.
 
-    Where zeros are not counted, the first and last rows of the whole result are computed apart.
+    Where zeros are not counted, the first and last rows of the full result are computed apart.
     """
     a = cx.call.attrs
     names, kernel = spatial(str(a.layout)), pool_kernel(a)

@@ -3,7 +3,7 @@
 """Folds separate padding ops into the window op that reads the padded value.
 
 ``conv2d(nn.pad(x))`` without padding is ``conv2d(x)`` with it. Cut along a padded dim,
-the first moves rows twice (the longer result is cut elsewhere), the second only the windows'
+the first moves rows twice (the longer result is sharded elsewhere), the second only the windows'
 neighbour rows. So with its gradient: a transposed convolution whose result is cropped leaves the
 rows out by its padding.
 """
@@ -100,7 +100,7 @@ def folded(call: ir.Call, source: ir.Call, mod: ir.IRModule, function: str, var:
     Returns
     -------
     call : Call
-        The call itself where the padding is no matter: no padded dim is cut, a dim that no
+        The call itself where the padding is no matter: no padded dim is sharded, a dim that no
         window walks is padded, or the op cannot take it over.
     """
     if _is_op(source, *TRANSPOSED):

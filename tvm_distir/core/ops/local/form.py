@@ -38,7 +38,7 @@ def local_form(
     ------
     LoweringError
         DIST0507 when the call reads padding that no value makes harmless, DIST0508 when a
-        PrimFunc cannot be cut.
+        PrimFunc cannot be sharded.
     """
     protect(cx, NO_PADDING if said is None else said.padding)
     if str(cx.call.op.name) in TIR_CALLS:

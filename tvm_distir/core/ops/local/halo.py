@@ -4,7 +4,7 @@
 
 Boundary rows travel by ``collective_permute``: a message per neighbour that has some, several on a
 side when more rows are needed than a shard holds. A padding that the op would have put around
-the whole tensor is put where it belongs: by the exchange itself, which delivers zeros at the
+the full tensor is put where it belongs: by the exchange itself, which delivers zeros at the
 border, or else by a mask. Gradients also go the other way: rows computed for a neighbour are
 returned to it, who adds them.
 """
@@ -216,7 +216,7 @@ def returned(cx: LocalCall, y: Any, dim: int, axes: Sequence[int], plan: Exchang
         Terms for the ``plan.span`` rows along ``dim`` that :func:`with_halo` gives.
     dim : int
     axes : sequence of int
-        Mesh axes that cut the result along ``dim``.
+        Mesh axes that shard the result along ``dim``.
     plan : Exchange
 
     Returns

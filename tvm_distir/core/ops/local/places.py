@@ -27,7 +27,7 @@ def own_places(cx: LocalCall, places: Any, number: int, dim: int) -> tuple[Any, 
     places : variable
         Indices into all rows.
     number, dim : int
-        The operand with the rows, and its dim of them, which is cut.
+        The operand with the rows, and its dim of them, which is sharded.
 
     Returns
     -------

@@ -19,7 +19,7 @@ from tvm_distir.core.rewriting.writer import BlockWriter
 from .shard import Shard
 
 Axes = tuple[int, ...]
-"""Mesh axes that cut a dim, major first."""
+"""Mesh axes that shard a dim, major first."""
 
 
 @dataclass(frozen=True)

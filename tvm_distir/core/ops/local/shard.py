@@ -23,7 +23,7 @@ class Shard:
         Placement on the function's mesh.
     dtype : str
     counts : tuple of int
-        Into how many shards each dim is cut.
+        Number of shards of each dim.
     inner_dims : tuple of int
         Dims with padding not at their end only: several mesh axes cut them unevenly.
     """

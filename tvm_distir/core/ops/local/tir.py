@@ -29,7 +29,7 @@ def call_tir(cx: LocalCall, mod: ir.IRModule, made: dict[Any, Any]) -> ir.Call:
     Raises
     ------
     LoweringError
-        DIST0508 when the PrimFunc cannot be cut.
+        DIST0508 when the PrimFunc cannot be sharded.
     """
     target = cx.call.args[0]
     shards = [*(operand.shard for operand in cx.ins), *cx.outs]

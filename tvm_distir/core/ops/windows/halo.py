@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans the neighbour rows that a block of a dim needs for windows that slide over it.
 
-A dim of ``extent`` rows and a result of ``result`` rows are cut over ``n`` ranks in shards of
+A dim of ``extent`` rows and a result of ``result`` rows are sharded over ``n`` ranks in shards of
 ``A = ceil(extent/n)`` and ``B = ceil(result/n)`` rows. Result row ``o`` reads the rows
 ``o stride - before + k dilation`` for ``k < kernel``. So the result rows of rank ``r`` read
 ``span = (B - 1) stride + reach`` rows; the first lies ``r (B stride - A) - before`` rows behind
@@ -101,7 +101,7 @@ class Exchange:
         Rows of filler before and behind what was fetched: no result that counts reads real data
         there.
     in_front, behind : bool
-        Whether results that count read rows in front of, or behind, the whole operand.
+        Whether results that count read rows in front of, or behind, the full operand.
     """
 
     rows: int
@@ -138,7 +138,7 @@ def fetching(
     Parameters
     ----------
     rows, extent, span : int
-        Rows of a shard, of the whole operand, and those the local op reads.
+        Rows of a shard, of the full operand, and those the local op reads.
     reads : sequence of (int, int)
         Per rank, the first row that its results read and the end of these rows; equal for a rank
         without results.

@@ -93,7 +93,7 @@ def tie_spread(
     """Add the factor of a spatial dim with short rows in the operand and long rows in the result.
 
     ``comm_bytes`` are those of the cheaper way, over two ranks. ``others``: dims of operands that
-    are cut as the result is.
+    are sharded as the result is.
     """
     short, long = draft.call.ins[0][dim], draft.call.outs[0][result_dim]
     fetch, back = spread(window, short, long, 2).fetch, exchange(window, long, short, 2)

@@ -21,7 +21,7 @@ from .problem import Assembly, Bytes, LiveRange, Side
 class Liveness:
     """Records the live ranges of a problem's values.
 
-    The lowered program has a buffer for each form of a value that anyone needs, from the first
+    The lowered program has a buffer for each placement of a value that anyone needs, from the first
     that needs it to the last. Which these are hangs on all readers at once; holdings stand over two
     variables at most, so they tell apart all readers but the last, together, and the last reader.
 
@@ -44,18 +44,18 @@ class Liveness:
         """Record how long a value is stored.
 
         It is kept as it is given, and from its first reader on as it is shared, until all readers
-        but the last have read it. For that there is then what it needs: a form that only
+        but the last have read it. For that there is then what it needs: a placement that only
         others needed is freed, and so is the produced value. Inside a function that reads it
-        last it is there in the form of the argument alone. What is cut for the last reader from a
+        last it is there in the form of the argument alone. A slice for the last reader from a
         form that neither was given nor is needed any more counts as cut before.
 
         Parameters
         ----------
         v : int
         matrix : PriceMatrix
-            Its forms.
+            Its placements.
         producer, shared : Side
-            Of the forms in which it is given, and held for its readers.
+            Of the placements in which it is given, and held for its readers.
         readers : sequence of Side
             In the order of the graph, a side per operand; a single side is ``shared``.
         """
@@ -105,7 +105,7 @@ class Liveness:
         matrix : PriceMatrix
         producer : Side
         last : int
-            Until when it is kept in this form, if not for ever.
+            Until when it is kept in this placement, if not for ever.
 
         Returns
         -------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds the memory of devices by Lagrange prices of memory at the moments of the peak."""
+"""Bounds the memory of devices by Lagrange multipliers at the moments of the peak."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tvm_distir.support import InfeasibleError
 from .problem import LiveRange, ShardingProblem
 
 ROUNDS = 24
-"""Number of memory prices to try."""
+"""Number of memory costs to try."""
 CLOSE = 1.03
-"""Ratio of prices up to which they are not distinguished."""
+"""Ratio of costs up to which they are not distinguished."""
 DEAREST = 256
 """Highest price of memory: the fastest assignment's memory costs this multiple of its time."""
 
@@ -147,7 +147,7 @@ def within(
 ) -> BoundedSolution:
     """Return the cheapest assignment that stores at most ``limit`` bytes, and a bound.
 
-    Memory at the moments where most is kept gets a price, which is raised until the limit holds
+    Memory at the moments where most is kept gets a cost, which is raised until the limit holds
     and lowered as far as it does (Lagrange's relaxation: H. Everett, Operations Research 11(3),
     1963).
 
@@ -162,7 +162,7 @@ def within(
     place : str
         For messages.
     gap : float
-        Prices are no longer changed once the best is proved to be at most this share above the
+        Costs are no longer changed once the best is proved to be at most this share above the
         least.
 
     Raises
@@ -198,7 +198,7 @@ def _between(
 
 
 class _Search:
-    """Search over prices of memory."""
+    """Search over costs of memory."""
 
     def __init__(
         self, tables: Tables, net: ShardingProblem, solve: Solve, limit: int, place: str, gap: float
@@ -242,7 +242,7 @@ class _Search:
         )
 
     def _at(self, weights: Mapping[int, float]) -> Sequence[int]:
-        """Return the best assignment at prices of memory, and raise the bound by it."""
+        """Return the best assignment at costs of memory, and raise the bound by it."""
         factors, constant = self.keeper.priced(self.tables, weights)
         problem = Problem(self.net.domains, factors)
         solution = self.solve(problem, constant)

@@ -29,7 +29,7 @@ class OverlapDiscount:
     key : str
         Graph of the public function.
     updated : collection of int
-        Numbers of its results that are new forms of parameters.
+        Numbers of its results that update parameters.
     hidden : float
         The share of what such values take to be sent that is not counted; 0: all counts.
     """

@@ -33,7 +33,7 @@ End = tuple[CallStrategies, int]
 """States of a node and its variable (-1: a single state)."""
 
 Side = tuple[tuple[Labels, ...], int]
-"""Forms in which a node gives or needs a value, by state, and its variable."""
+"""Placements in which a node gives or needs a value, by state, and its variable."""
 
 
 @dataclass

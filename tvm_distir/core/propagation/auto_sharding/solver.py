@@ -58,7 +58,7 @@ class Labeller:
     mod : IRModule
         At level 2, no branch left.
     system : System
-        Whose times are the prices.
+        Whose times are the costs.
     """
 
     def __init__(self, mod: ir.IRModule, system: System) -> None:
@@ -77,11 +77,11 @@ class Labeller:
         Parameters
         ----------
         gap : float
-            Stop once the price is proved to be at most this share above the least.
+            Stop once the cost is proved to be at most this share above the least.
         memory_bytes : int, optional
             What a device may keep at most.
         hidden : float
-            A share below 1, which is taken off the price of sending what can be sent beside the
+            A share below 1, which is taken off the cost of sending what can be sent beside the
             work: weights, and what only their new values come of. Price and bound are then of what
             is left.
 

@@ -19,7 +19,7 @@ from tvm_distir.core.ops.factor import Rule
 from tvm_distir.support import PropagationError
 
 CONST = -1
-"""Operand number of a constant: it has no node and is at hand in every form."""
+"""Operand number of a constant: it has no node and is at hand in every placement."""
 
 KINDS = ("param", "op", "pin", "move", "call", "ret")
 """Kinds of nodes, see :class:`Node`."""
@@ -67,7 +67,7 @@ class FlatValue(NamedTuple):
     """A flat tensor (or opaque) value.
 
     ``shape`` holds ints or symbolic sizes; an opaque value may carry the dims of the tensor it
-    holds (a cache), so that its users agree. ``size_bytes`` are those of the whole value, symbols
+    holds (a cache), so that its users agree. ``size_bytes`` are those of the full value, symbols
     taken as nominal; ``ty`` is its type in the module, None for an opaque value.
     """
 

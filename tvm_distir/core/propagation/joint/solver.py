@@ -26,7 +26,7 @@ NARROW = 1 << 20
 which are joined once."""
 
 ROUNDS = 150
-"""Rounds of bounds for what stays wider; then the best labelling known is the answer."""
+"""Rounds of bounds for what stays wider; then the best sharding assignment known is the answer."""
 
 SUMMARY_LIMIT = 1 << 10
 """Limit on the entries of a table of a summary; above it a variable is kept."""

@@ -28,7 +28,7 @@ Reader = tuple[JointStrategies, tuple[int, ...]]
 """A consumer of a value: its states, and which of its operands the value is."""
 
 Kept = tuple[int, Interned, list[Interned]]
-"""How many sets of forms a value may be held in, the table of the producer's states and these, and
+"""Number of sets of labels a value may be held in, the table of the producer's states and these, and
 of each consumer's."""
 
 OpTable = tuple[JointStrategies, Interned | None]
@@ -44,7 +44,7 @@ class JointTables:
     Parameters
     ----------
     prices : PriceTables
-        At each axis' prices; the tables are interned there.
+        At each axis' costs; the tables are interned there.
     mesh_axes : sequence of int
         Numbers of the mesh's axes.
     """

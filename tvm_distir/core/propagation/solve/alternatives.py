@@ -138,7 +138,7 @@ class StrategyTable:
 def fits(size: Any, ranks: int, taken: int, uneven: bool) -> bool:
     """Return whether ``size``, already split by ``taken``, may be split by ``ranks`` more.
 
-    An uneven dim is cut only when there is more than an element for every shard.
+    An uneven dim is sharded only when there is more than an element for every shard.
     """
     if divisible(size, ranks * taken):
         return True

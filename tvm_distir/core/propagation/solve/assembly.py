@@ -48,7 +48,7 @@ class Assembly:
     reach : ReachableAxes
         Of the graph.
     sizes : (list of int, dict)
-        Bytes of each value local to the other axes, and how its dims are cut by them.
+        Bytes of each value local to the other axes, and how its dims are sharded by them.
 
     Attributes
     ----------

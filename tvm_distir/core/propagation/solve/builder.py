@@ -31,7 +31,7 @@ class Builder:
     reach : ReachableAxes
         Of the instance's graph.
     sizes : (list of int, dict)
-        Bytes of each value local to the other axes, and how its dims are cut by them.
+        Bytes of each value local to the other axes, and how its dims are sharded by them.
     summary_of : callable
         Gives the summary of the function that a call node calls.
     forced : Signature, optional

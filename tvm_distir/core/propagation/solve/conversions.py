@@ -17,8 +17,8 @@ Form = tuple[int, ...]
 class ReshardPath:
     """Sources of every placement in which a value is needed.
 
-    Along each axis the cheapest supply is a tree rooted at the produced label; a form over all
-    axes comes from the nearest available form whose labels lie on its paths to the root.
+    Along each axis the cheapest supply is a tree rooted at the produced label; a placement over all
+    axes comes from the nearest available form whose labels are on its paths to the root.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class ReshardPath:
     produced : tuple of int
         Labels the producer gives, per axis of the value's mesh.
     wanted : sequence of tuple of int
-        Forms the consumers want, in program order.
+        Placements the consumers want, in program order.
     pending : collection of int
         Positions whose partial sum comes from the producer's reduction.
     sizes : sequence of int
@@ -48,7 +48,7 @@ class ReshardPath:
         self.settled = False
         self.parents: list[dict[int, int]] = []
         complete = list(produced)
-        # Axes along which a value is cut that was whole or unfinished: a sum along another axis is
+        # Axes that shard a value which was replicated or partial: a sum along another axis is
         # left to a single redistribution then, which reduces fewer bytes.
         cut = {
             i

@@ -39,7 +39,7 @@ class Costs:
     hold : int
         Per byte of a free parameter of a public function: shards it where nothing else decides.
     keep : int
-        Per byte of every result, and of every copy in another form, that a device keeps; the
+        Per byte of every result, and of every copy in another placement, that a device keeps; the
         price of memory, which a bound on it raises.
     move : int
         Factor on converting an annotated value away from where the plan put it.

@@ -33,7 +33,7 @@ FIRST_PROPOSAL = 10
 """Rounds: in all; between prunings; before the first proposal, which is repeated at the double."""
 
 LIKED = (0.3, 0.1, 0.03, 0.01)
-"""Shares of the states that look dearer than the least: those of a proposal, as narrow allows."""
+"""Shares of the more expensive states that a proposal includes, as its width allows."""
 
 MOST_STARTS = 16
 """Limit on the latest assignments kept for problems of a structure."""
@@ -65,7 +65,7 @@ class WarmStarts:
     def begin(self, tables: Tables, problem: Problem, most: int) -> Dual | None:
         """Return bounds from the assignment that is cheapest now and the latest messages.
 
-        None where no labelling is known of at most ``most``.
+        None where no sharding assignment is known of at most ``most``.
         """
         key = _structure(problem)
         prices = [(tables.evaluate(problem, mine), mine) for mine in self._labels.get(key, ())]
@@ -116,7 +116,7 @@ def minimise(
     starts : WarmStarts, optional
         Of problems with the same structure.
     gap : float
-        A labelling will do whose cost is proved to be at most this share above the least.
+        A sharding assignment will do whose cost is proved to be at most this share above the least.
     constant : int
         What is added to all costs, of which ``gap`` is a share too.
     narrow : int

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds problem templates whose tables are filled in later, for many sets of costs.
 
-What an axis reaches settles the variables of a problem and which tables stand over them; prices
+What an axis reaches settles the variables of a problem and which tables stand over them; costs
 settle what the tables hold. A :class:`ProblemTemplate` is made once, by the same
 :class:`~.solve.Builder` as any problem but with a recorder in place of the tables, which writes
-down which ones it is asked for, and filled in for each set of prices: every distinct table once.
+down which ones it is asked for, and filled in for each set of costs: every distinct table once.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class ProblemTemplate:
         Parameters
         ----------
         prices : PriceTables
-            With the prices, and the forms the sketch was made with.
+            With the costs, and the placements the sketch was made with.
         callees : sequence of Summary
             The distinct ones, of the :func:`structure` the sketch was made with.
         """
@@ -225,7 +225,7 @@ def sketched(
     Parameters
     ----------
     prices : PriceTables
-        Any, with the forms to use.
+        Any, with the placements to use.
     inst, a, reach, sizes
         As for :class:`~.solve.Builder`.
     calls : mapping of int to int
