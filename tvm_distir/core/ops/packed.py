@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharding rules of packed functions (``R.call_packed``), which work on opaque objects.
 
-An object (a cache, a state) lives once per device. Every device runs the same calls on its
-object, on whole tensors, unless a rule says which dims may be cut: a cache that is cut by heads
-holds the heads of its device.
+An object (a cache, a state) exists once per device. Every device runs the same calls on its
+object, on full tensors, unless a rule says which dims may be sharded: a cache that is sharded by
+heads holds the heads of its device.
 
 >>> @register_packed_rule("my.cache_append")
 ... def append(call):

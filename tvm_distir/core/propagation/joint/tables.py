@@ -28,8 +28,8 @@ Reader = tuple[JointStrategies, tuple[int, ...]]
 """A consumer of a value: its states, and which of its operands the value is."""
 
 Kept = tuple[int, Interned, list[Interned]]
-"""Number of sets of labels a value may be held in, the table of the producer's states and these, and
-of each consumer's."""
+"""Number of label sets in which a value may be stored, with the tables of the producer's and of
+each consumer's states over these sets."""
 
 OpTable = tuple[JointStrategies, Interned | None]
 """States of an op and, where there are several, what each costs."""
