@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding rules: what each op call allows to be cut along a mesh axis, and what it costs."""
+"""Sharding rules say how each op call may be sharded along a mesh axis, and what that costs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which ops, and which calls of a module, have a sharding rule, and what each allows."""
+"""Reports which ops and which calls of a module have a sharding rule, and what each rule allows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .unruled import why_none, why_system
 
 @dataclass(frozen=True)
 class OpCoverage:
-    """Where an op's rule comes from: ``hand``, ``derived`` (from its kernel), ``none``.
+    """Source of an op's rule: ``hand``, ``derived`` (from its kernel) or ``none``.
 
     ``system``: no tensor computation, or a collective; it is not sharded by a rule.
 
@@ -42,7 +42,7 @@ class OpCoverage:
 
 @dataclass(frozen=True)
 class CallCoverage:
-    """One distinct call of a module.
+    """A distinct call of a module and the rule that it has.
 
     Attributes
     ----------
@@ -55,9 +55,9 @@ class CallCoverage:
     source : str
         ``hand``, ``derived`` or ``none``.
     factors : tuple of str
-        What may be cut, as ``S(0), R -> S(0)``.
+        What may be sharded, as ``S(0), R -> S(0)``.
     whole : tuple of str
-        What must be whole, as ``in0.dim1: why``; for ``none``, the error.
+        What must be replicated, as ``in0.dim1: why``; for ``none``, the error.
     """
 
     op: str
@@ -69,7 +69,7 @@ class CallCoverage:
 
 
 def op_coverage() -> tuple[OpCoverage, ...]:
-    """All Relax ops TVM knows, by name, with the source of their rules."""
+    """Return all Relax ops that TVM knows, by name, with the source of their rules."""
     hand = set(registered_ops())
     rows = []
     for name in sorted(str(n) for n in ir.Op.list_op_names() if str(n).startswith("relax.")):
@@ -103,7 +103,7 @@ def _whole(rule: Rule) -> tuple[str, ...]:
 
 
 def call_coverage(mod: ir.IRModule) -> tuple[CallCoverage, ...]:
-    """Distinct op calls of a module's Relax functions, in order of first appearance."""
+    """Return the distinct op calls of a module's Relax functions, in order of first appearance."""
     result: dict[tuple[str, str, str], CallCoverage] = {}
     counts: dict[tuple[str, str, str], int] = {}
     for _, func in relax_functions(mod):
@@ -131,7 +131,7 @@ def call_coverage(mod: ir.IRModule) -> tuple[CallCoverage, ...]:
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Aligned text table; the last column is not padded."""
+    """Format an aligned text table; the last column is not padded."""
     lines = [head, *rows]
     widths = [max(len(line[k]) for line in lines) for k in range(len(head) - 1)]
     return "\n".join(

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic on dims: ints where static, TVM expressions where symbolic."""
+"""Arithmetic on dims, which are ints where static and TVM expressions where symbolic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shape = tuple[Any, ...]
 
 
 def plain(value: Any) -> Any:
-    """A Python number for an immediate, anything else unchanged."""
+    """Return a Python number for an immediate, and anything else unchanged."""
     if isinstance(value, tirx.IntImm):
         return int(value)
     if isinstance(value, tirx.FloatImm):
@@ -27,7 +27,7 @@ def plain(value: Any) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two extents are provably equal."""
+    """Return whether two extents are provably equal."""
     if isinstance(a, int) or isinstance(b, int):
         if isinstance(a, int) and isinstance(b, int):
             return a == b
@@ -37,12 +37,12 @@ def same(a: Any, b: Any) -> bool:
 
 
 def expr(value: Any) -> Any:
-    """A TVM expression for an int."""
+    """Convert an int to a TVM expression."""
     return tirx.IntImm("int64", value) if isinstance(value, int) else value
 
 
 def product(dims: Iterable[Any]) -> Any:
-    """Product of extents, an int when all are."""
+    """Return the product of extents, as an int when all are ints."""
     total: Any = 1
     for n in dims:
         total = n if isinstance(total, int) and total == 1 else total * n
@@ -50,20 +50,20 @@ def product(dims: Iterable[Any]) -> Any:
 
 
 def symbols(dim: Any) -> list[Any]:
-    """Variables of a symbolic extent, in order of appearance."""
+    """Return the variables of a symbolic extent, in order of appearance."""
     if isinstance(dim, ir.Var):
         return [dim]
     parts = [getattr(dim, name) for name in ("a", "b", "value") if hasattr(dim, name)]
     parts += list(getattr(dim, "args", ()))
-    found: list[Any] = []
+    result: list[Any] = []
     for part in parts:
         if isinstance(part, ir.Expr):
-            found += [v for v in symbols(part) if not any(v.same_as(w) for w in found)]
-    return found
+            result += [v for v in symbols(part) if not any(v.same_as(w) for w in result)]
+    return result
 
 
 def nominal(dim: Any) -> int:
-    """An int for an extent; every symbol counts :data:`NOMINAL_EXTENT`."""
+    """Return an int for an extent; every symbol counts :data:`NOMINAL_EXTENT`."""
     if isinstance(dim, int):
         return dim
     analyzer = Analyzer()
@@ -74,7 +74,7 @@ def nominal(dim: Any) -> int:
 
 
 def elements(shape: Shape) -> int:
-    """Number of elements, symbols counted nominally."""
+    """Return the number of elements; symbols count nominally."""
     count = 1
     for n in shape:
         count *= nominal(n)
@@ -82,7 +82,7 @@ def elements(shape: Shape) -> int:
 
 
 def size_bytes(shape: Shape, dtype: str) -> int:
-    """Size of a dense tensor in bytes; sub-byte types are packed."""
+    """Return the size of a dense tensor in bytes; sub-byte types are packed."""
     kind = DataType(dtype)
     bits = 8 if dtype == "bool" else int(kind.bits) * int(kind.lanes)
     return -(-elements(shape) * bits // 8)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which ``R.dist`` ops a function calls: of like bindings one is looked at."""
+"""Lists the ``R.dist`` ops of a function; equal bindings are inspected once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNKNOWN: Any = object()
 
 
 def dist_ops(reading: FunctionView) -> list[str | None]:
-    """Per binding the name of the ``R.dist`` op that it calls, None where it calls none."""
+    """Return per binding the name of the ``R.dist`` op that it calls, or None."""
     known: dict[int, str | None] = learned("R.dist ops")
     names = [known.get(like, _UNKNOWN) for like in reading.like]
     if _UNKNOWN in names:

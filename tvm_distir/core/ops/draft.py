@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a rule writer sees of a call (``CallShape``), and the sheet the rule is written on."""
+"""Input of a rule writer (``CallShape``) and the draft on which the rule is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .factor import KINDS, REDUCING, Factor, Rule, Work
 
 @dataclass(frozen=True)
 class CallShape:
-    """A call without its values: what a rule may depend on.
+    """Shapes, types and attributes of a call: all that a rule may depend on.
 
     Attributes
     ----------
@@ -43,28 +43,28 @@ class CallShape:
     args: tuple[Any, ...]
 
     def integers(self, name: str) -> tuple[int, ...] | None:
-        """An attribute that is an int, an array of ints, or nothing."""
+        """Return an attribute that is an int, an array of ints, or nothing as a list."""
         value = getattr(self.attrs, name)
         if value is None:
             return None
         return (int(value),) if isinstance(value, int) else tuple(int(x) for x in value)
 
     def axes(self, name: str, ndim: int) -> tuple[int, ...]:
-        """An attribute that names axes, counted from the front; all axes when it is None."""
+        """Return the axes an attribute names, counted from the front; all axes when it is None."""
         value = self.integers(name)
         return tuple(range(ndim)) if value is None else tuple(x % ndim for x in value)
 
     @property
     def floats(self) -> bool:
-        """Whether the first result holds floating-point numbers."""
+        """Return whether the first result holds floating-point numbers."""
         return "float" in self.out_dtypes[0]
 
 
 class Draft:
-    """Collects the factors of one call and turns them into a checked :class:`Rule`.
+    """Collects the factors of a call and turns them into a checked :class:`Rule`.
 
-    A dim of extent 1 cannot be cut: :meth:`tie` leaves it out, so operands that are broadcast
-    need no case of their own.
+    A dim of extent 1 cannot be sharded: :meth:`tie` leaves it out, so operands that are broadcast
+    need no special case.
     """
 
     def __init__(self, call: CallShape, source: str = "hand") -> None:
@@ -100,7 +100,7 @@ class Draft:
         kernels: int = 0,
         passes: int = 0,
     ) -> None:
-        """Add a factor: operand dims and result dims that are cut together.
+        """Add a factor: operand dims and result dims that are sharded together.
 
         Parameters
         ----------
@@ -118,7 +118,7 @@ class Draft:
         rescale : bool
             See :class:`Factor`.
         apart : bool
-            Rows of neighbours are exchanged: each tied dim is cut into padded blocks of its own
+            Rows of neighbours are exchanged: each tied dim is split into padded blocks of its
             extent, whatever the size.
         adjacent : bool
             See :class:`Factor`; what is ``apart`` is adjacent too.
@@ -173,11 +173,11 @@ class Draft:
         )
 
     def whole(self, side: str, number: int, dim: int, why: str) -> None:
-        """Say why a dim cannot be cut (the first reason given stays)."""
+        """Record why a dim cannot be sharded (the first reason given stays)."""
         self._why.setdefault((side, number, dim), why)
 
     def linear(self, *groups: Sequence[int]) -> None:
-        """Add operand groups the call is linear in: f(sum of terms) = sum of f(terms)."""
+        """Add operand groups in which the call is linear: f(sum of terms) = sum of f(terms)."""
         self._linear.extend(tuple(g) for g in groups)
 
     def work(
@@ -187,7 +187,7 @@ class Draft:
         in_bytes: Mapping[int, int] | None = None,
         out_bytes: Mapping[int, int] | None = None,
     ) -> None:
-        """State the work; bytes only of operands that are not read (written) whole once."""
+        """Set the work; bytes only of operands that are not read (written) in full exactly once."""
         if kernel_class not in KERNEL_CLASSES:
             raise self._fault(f'unknown kernel class "{kernel_class}"')
         self._flops, self._kernel_class = flops, kernel_class
@@ -195,7 +195,7 @@ class Draft:
         self._out_bytes = dict(out_bytes or {})
 
     def per_element(self, count: int = 1) -> None:
-        """State the work as ``count`` operations per element of the first result."""
+        """Set the work to ``count`` operations per element of the first result."""
         self.work(count * elements(self.call.outs[0]) if self.call.outs else 0)
 
     def rule(self) -> Rule:
@@ -216,9 +216,9 @@ class Draft:
                 for dim, extent in enumerate(shape):
                     if (side, number, dim) in self._taken:
                         continue
-                    one = isinstance(extent, int) and extent == 1
+                    is_unit = isinstance(extent, int) and extent == 1
                     reason = self._why.get((side, number, dim), self.default_why)
-                    why[f"{side}{number}.dim{dim}"] = "its extent is 1" if one else reason
+                    why[f"{side}{number}.dim{dim}"] = "its extent is 1" if is_unit else reason
         for group in self._linear:
             if not group or not all(0 <= i < len(call.ins) for i in group):
                 raise self._fault(f"linear group {group} names operands the call does not have")

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a sharding rule says: factors, linear operand groups, and the work of the call."""
+"""Data model of a sharding rule: factors, linear operand groups, and the work of the call."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ KINDS = ("map", *REDUCING, "halo", "stat")
 
 @dataclass(frozen=True)
 class Factor:
-    """One iteration space of a call, which devices along a mesh axis may divide in blocks.
+    """An iteration space of a call that the devices of a mesh axis may split into blocks.
 
     Attributes
     ----------
     size : int or tvm Expr
         Into how many equal blocks the space divides at most: a mesh axis of n devices needs
-        ``size % n == 0`` (or ``uneven``). For dims tied one to one it is their extent; a tied
-        dim of extent m times the size is cut into blocks of whole m's. Those of a halo may
+        ``size % n == 0`` (or ``uneven``). For dims tied elementwise it is their extent; a tied
+        dim of extent m times the size is sharded into blocks of whole m's. Those of a halo may
         have any extents, see :func:`.halo.most_blocks`.
     ins, outs : tuple of int or None
-        Per flattened tensor operand and result, the dim that walks the space; None: whole.
+        Per flattened tensor operand and result, the dim that walks the space; None: replicated.
     kind : str
         ``map``: each device computes its block of the results. ``sum``, ``max``, ``min``,
         ``prod``: each device computes a term of that reduction. ``halo``: as map, with neighbour
@@ -35,7 +35,7 @@ class Factor:
         is such a statistic is complete.
     comm_bytes : int
         Bytes exchanged inside the whole call: a halo's rows (also those that a ``sum`` over a
-        spatial dim reads of its neighbours), or one of two statistics (of a
+        spatial dim reads of its neighbours), or either of two statistics (of a
         softmax, maximum and sum) that are reduced. What gathers or scans instead is priced so.
     uneven : bool
         Whether an extent that does not divide may be padded.
@@ -63,13 +63,13 @@ class Factor:
 
     @property
     def reduces(self) -> bool:
-        """Whether the results are terms of a reduction."""
+        """Return whether the results are partial results of a reduction."""
         return self.kind in REDUCING
 
 
 @dataclass(frozen=True)
 class Work:
-    """What one execution of a call costs the device.
+    """Cost of executing a call on a device.
 
     Attributes
     ----------
@@ -90,14 +90,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Rule:
-    """How a call may be sharded along one mesh axis.
+    """Sharding rule of a call along a mesh axis.
 
     Attributes
     ----------
     op : str
         Name of the op, or of the PrimFunc of a ``call_tir``.
     factors : tuple of Factor
-        Along one mesh axis a call follows one of them, or none. A dim stands in one at most.
+        Along a mesh axis a call follows at most a single factor. Each dim is in at most
+        a single factor.
     linear : tuple of tuple of int
         Operand groups: when all operands of a group are partial sums and the others are not
         sharded, the results are partial sums.
@@ -106,7 +107,7 @@ class Rule:
     in_bytes, out_bytes : tuple of int
         Sizes of the operands and results in bytes. (What the kernel moves stands in ``work``.)
     why_whole : mapping of str to str
-        For each dim in no factor, as ``in0.dim1`` or ``out0.dim2``, why it must be whole.
+        For each dim in no factor, as ``in0.dim1`` or ``out0.dim2``, why it must be replicated.
     work : Work
         What the call costs.
     source : str
@@ -125,7 +126,7 @@ class Rule:
 
     @functools.cached_property
     def ties(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Per factor, the (slot, dim) pairs it ties; slots are the operands, then the results."""
+        """Return the (slot, dim) pairs of each factor; slots are the operands, then the results."""
         return tuple(
             tuple((slot, d) for slot, d in enumerate((*f.ins, *f.outs)) if d is not None)
             for f in self.factors
@@ -133,10 +134,10 @@ class Rule:
 
     @functools.cached_property
     def summing(self) -> int:
-        """Bit i: factor i leaves terms of a sum, which may wait to be added up."""
+        """Return a bit mask; bit i is set when factor i leaves sums that may be reduced later."""
         return sum(1 << i for i, f in enumerate(self.factors) if f.kind == "sum")
 
     @functools.cached_property
     def carrying(self) -> tuple[int, ...]:
-        """Operands whose partial sums the results may carry on."""
+        """Return the operands whose partial sums the results may carry on."""
         return tuple(sorted({i for group in self.linear for i in group}))

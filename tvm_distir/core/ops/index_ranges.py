@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which operands of ops are indices, what they may be, and which inputs must be so.
+"""Determines which operands are indices, their allowed range, and which inputs must respect it.
 
 :func:`index_range` is the table of the ops. ``verify`` draws the indices of a module inside of
 it; :func:`input_index_ranges` follows the inputs of a function to it, and a run refuses inputs
@@ -48,7 +48,7 @@ _VIEWS = frozenset(
 
 @dataclass(frozen=True)
 class IndexRange:
-    """What the indices of an operand may be.
+    """Allowed range of the indices of an operand.
 
     Attributes
     ----------
@@ -66,23 +66,23 @@ class IndexRange:
     strict: bool = True
 
     def meet(self, other: IndexRange) -> IndexRange:
-        """What both allow, for indices with two uses."""
+        """Return the range that both allow, for indices with two uses."""
         same = self.ignored if self.ignored == other.ignored else None
         return IndexRange(max(self.low, other.low), min(self.high, other.high), same)
 
     def numbers(self) -> tuple[int, ...]:
-        """``low``, ``high`` and, where there is one, what is ignored: an item of ``dist.io``."""
+        """Return ``low``, ``high`` and, if set, the ignored index: an item of ``dist.io``."""
         return (self.low, self.high, *(() if self.ignored is None else (self.ignored,)))
 
 
 def _shape(expr: Any) -> tuple[int, ...]:
-    """Static shape of an operand, () when unknown."""
+    """Return the static shape of an operand, () when unknown."""
     shape = known_shape(expr.ty) if getattr(expr, "ty", None) is not None else None
     return shape or ()
 
 
 def index_range(call: ir.Call, operand: int, leaf: int = 0) -> IndexRange | None:
-    """What the indices in an operand of a call may be; None where it holds no indices.
+    """Return the allowed range of the indices in an operand; None where it holds no indices.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def _along(data: tuple[int, ...], axis: Any, below: int, strict: bool = True) ->
 
 @dataclass(frozen=True)
 class _Held:
-    """What a value holds: all elements of a parameter's tensor, ``below`` counted from the end.
+    """The value of a variable: a full parameter, with ``below`` counted from the end.
 
     Attributes
     ----------
@@ -150,14 +150,14 @@ class _Held:
 
 
 class _Walker:
-    """Follows integers from the parameters of functions, of private ones once each."""
+    """Follows integers from the parameters of functions, through each private function once."""
 
     def __init__(self, mod: ir.IRModule) -> None:
         self.functions = {str(gv.name_hint): fn for gv, fn in mod.functions.items()}
         self.done: dict[str, dict[int, IndexRange]] = {}
 
     def ranges(self, fn: relax.Function) -> dict[int, IndexRange]:
-        """Ranges by the number of the tensor among the flattened parameters."""
+        """Return the ranges by the number of the tensor among the flattened parameters."""
         walk = _FunctionWalk(self)
         number = 0
         for param in fn.params:
@@ -169,7 +169,7 @@ class _Walker:
         return walk.found
 
     def of_private(self, name: str) -> dict[int, IndexRange]:
-        """Ranges of a callee's parameters; none for a kernel, a branch or in a recursion."""
+        """Return ranges of a callee's parameters; none for kernels, branches and recursion."""
         fn = self.functions.get(name)
         if not isinstance(fn, relax.Function) or branch_of(fn) is not None:
             return {}
@@ -180,7 +180,7 @@ class _Walker:
 
 
 class _FunctionWalk:
-    """Follows the integer parameters of one function through its bindings.
+    """Follows the integer parameters of a function through its bindings.
 
     Only what always happens counts: neither slices, of which the rest may hold anything, nor the
     branches of an ``If``, nor what is chosen by a condition.
@@ -248,7 +248,7 @@ class _FunctionWalk:
                 self._used(tensor, index_range(call, operand, leaf))
 
     def _chosen(self, var: Any, condition: Any, moved: Any, kept: Any) -> None:
-        """``where(x < 0, x + size, x)``: negative indices count from the end."""
+        """Match ``where(x < 0, x + size, x)``: negative indices count from the end."""
         source, size = self.moved.get(moved, (None, 0))
         tested = self.negative.get(condition)
         if kept in self.held and tested is not None and source is not None:
@@ -281,7 +281,7 @@ def _tensors(args: Sequence[Any]) -> Iterator[tuple[int, int, Any]]:
 
 
 def _number(expr: Any) -> int | None:
-    """A constant of one integer everywhere, else None."""
+    """Return the integer of a uniform constant, else None."""
     if not isinstance(expr, ir.GenericConst):
         return None
     values = expr.value.numpy()
@@ -291,7 +291,7 @@ def _number(expr: Any) -> int | None:
 
 
 def input_index_ranges(mod: ir.IRModule, fn: relax.Function) -> dict[tuple[int, str], IndexRange]:
-    """What the inputs of a function must be where they are indices in any case.
+    """Return the range that each input of a function must be in where it is always an index.
 
     Parameters
     ----------

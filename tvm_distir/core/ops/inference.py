@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""DTensor type inference for the ops TVM gives none: the plain type, placed by the op's rule.
+"""Infers DTensor types of ops without TVM inference: the plain type, placed by the op's rule.
 
-Without it a module that shards a convolution could be built but not parsed back. TVM's own
-inference functions keep answering on plain tensors and on meshes of one axis, the only ones TVM's
+Without it a module that shards a convolution could be built but not parsed back. TVM's
+inference functions keep answering on plain tensors and on 1-D meshes, the only meshes that TVM's
 passes know; on meshes of more axes, where they lose placements, and on bfloat16, which some
 of them refuse, the rule answers. Ops that take a tuple of tensors, which TVM asks for their plain
 inference even on DTensors, answer as before on plain tensors.
@@ -52,7 +52,7 @@ def _plain_type(ty: Any) -> Any:
 
 
 def _plain(expr: Any) -> Any:
-    """The expression as if its tensors were whole."""
+    """Return the expression as if its tensors were not sharded."""
     if isinstance(expr, relax.Tuple):
         return relax.Tuple([_plain(f) for f in expr.fields])
     if isinstance(expr, ir.GenericConst) and isinstance(expr.ty, DTensorType):
@@ -67,17 +67,17 @@ def _leaves(args: Any) -> list[Any]:
 
 
 def _constant_leaves(args: Any) -> list[bool]:
-    found: list[bool] = []
+    result: list[bool] = []
     for a in args:
         fields = a.fields if isinstance(a, relax.Tuple) else [a]
         for f in fields:
             tensors = [t for t in flat_types(f.ty) if tensor_type(t) is not None]
-            found += [isinstance(f, ir.GenericConst)] * len(tensors)
-    return found
+            result += [isinstance(f, ir.GenericConst)] * len(tensors)
+    return result
 
 
 def result_labels(rule: Rule, ins: list[int | None], results: int) -> tuple[int, ...]:
-    """Labels of the results along one axis: those of the first factor the operands follow."""
+    """Return the labels of the results along an axis, by the first factor the operands follow."""
     for factor in rule.factors:
         named = any(d is not None and x is not None for d, x in zip(factor.ins, ins))
         if named and follows(factor, ins, [None] * results):
@@ -86,7 +86,7 @@ def result_labels(rule: Rule, ins: list[int | None], results: int) -> tuple[int,
 
 
 def infer_dtensor(call: ir.Call, context: Any, plain_infer: Callable[..., Any]) -> Any:
-    """Result type of a call on DTensors."""
+    """Infer the result type of a call on DTensors."""
     leaves, constants = _leaves(call.args), _constant_leaves(call.args)
     placed = [t for t in leaves if isinstance(t, DTensorType)]
     mesh = placed[0].device_mesh

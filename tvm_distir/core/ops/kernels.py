@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a device runs for a call of level 5: how much it computes, reads and writes.
+"""Describes the kernel of a call of level 5: how much it computes, reads and writes.
 
 The scheduler, the exporter and so the simulator ask here: they price the same kernels.
 """
@@ -41,7 +41,7 @@ VIEWS = frozenset(
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a device runs for one call.
+    """Kernel that a device runs for a call.
 
     Attributes
     ----------
@@ -63,17 +63,17 @@ class Kernel:
 
     @property
     def is_view(self) -> bool:
-        """Whether the result is the operand's memory."""
+        """Return whether the result shares the operand's memory."""
         return self.work.kernel_class == VIEW
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes read and written."""
+        """Return the bytes read and written."""
         return sum(self.work.in_bytes) + sum(self.work.out_bytes)
 
 
 def kernel_of(call: ir.Call, mod: ir.IRModule, ty: Any, in_place: bool = False) -> Kernel:
-    """What a call of an op, a PrimFunc or an external function runs.
+    """Return the kernel of a call of an op, a PrimFunc or an external function.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def kernel_of(call: ir.Call, mod: ir.IRModule, ty: Any, in_place: bool = False) 
     ty : Type
         Of the result.
     in_place : bool
-        Whether the result needs no memory of its own all the same: one of
+        Whether the result needs no memory although it is no view: an op of
         :func:`.transposes.transposed_operands`.
     """
     ins, outs = [t for arg in call.args for t in _tensors(arg.ty)], _tensors(ty)
@@ -116,7 +116,7 @@ def _tensors(ty: Any) -> list[Any]:
 
 
 def _sizes(types: Sequence[Any]) -> tuple[int, ...]:
-    """Sizes in bytes; of a tensor without a shape 0."""
+    """Return sizes in bytes; 0 for a tensor without a shape."""
     sizes = []
     for ty in types:
         shape = static_shape(ty)
@@ -131,14 +131,14 @@ def _element(ty: Any) -> str:
 
 
 def _dtype(types: Sequence[Any]) -> str:
-    """Type of the arithmetic: of the first floating operand, else of the first tensor."""
-    found = [_element(ty) for ty in types]
-    floating = [one for one in found if one.startswith(("float", "bfloat"))]
-    return (floating or found or [""])[0]
+    """Return the arithmetic dtype: of the first floating operand, else of the first tensor."""
+    dtypes = [_element(ty) for ty in types]
+    floating = [dtype for dtype in dtypes if dtype.startswith(("float", "bfloat"))]
+    return (floating or dtypes or [""])[0]
 
 
 def _external(call: ir.Call, whole: Work, dtype: str) -> Kernel:
-    """Call of a packed function; only those with a rule have a known work."""
+    """Return the kernel of a packed function; its work is known only with a rule."""
     name = packed_name(call) if is_packed_call(call) else type(call.op).__name__
     if isinstance(call.op, ir.GlobalVar):
         return Kernel(str(call.op.name_hint), whole, dtype, "a PrimFunc called directly")
@@ -150,7 +150,7 @@ def _external(call: ir.Call, whole: Work, dtype: str) -> Kernel:
 
 
 def _called(call: ir.Call, mod: ir.IRModule) -> tuple[str, bool]:
-    """Name to show (of the PrimFunc, for a ``call_tir``), and whether it is a view."""
+    """Return the display name (of the PrimFunc, for a ``call_tir``), and whether it is a view."""
     op = str(call.op.name)
     if op != "relax.call_tir" or not isinstance(call.args[0], ir.GlobalVar):
         return op, op in VIEWS

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the calls of a function run: of like bindings one is looked at, in all modules."""
+"""Describes the kernels of a function's calls; equal bindings of all modules are analysed once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LikeKernels:
     Attributes
     ----------
     in_place : set of int
-        Numbers of the variables that need no memory of their own, see
+        Numbers of the variables that need no separate memory, see
         :func:`.transposes.transposed_operands`.
     """
 
@@ -36,11 +36,11 @@ class LikeKernels:
         self._known: dict[tuple[int, bool], Kernel] = learned("kernels")
 
     def key(self, number: int) -> tuple[int, bool]:
-        """What a binding shares with those that run the same; negative first where none does."""
+        """Return a key that equal bindings share; its first item is negative for unique ones."""
         return self.reading.like[number], self.reading.params + number in self.in_place
 
     def of(self, number: int) -> Kernel:
-        """What a binding runs that is a call as :func:`.kernels.kernel_of` takes them."""
+        """Return the kernel of a binding that is a call, as :func:`.kernels.kernel_of` gives it."""
         key = self.key(number)
         kernel = self._known.get(key)
         if kernel is None:

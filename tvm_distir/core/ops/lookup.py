@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The cached look-up of rules: hand-written, or derived from TIR."""
+"""Looks up rules, hand-written or derived from TIR, and caches them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Entry(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What tells a call from others of the same hash: TVM's hashes of like calls do meet."""
+    """Description that tells a call from others of equal hash; TVM's hashes may collide."""
 
     parts: tuple[Any, ...]
     rule: Rule
@@ -58,7 +58,7 @@ def _hash(node: Any, free: bool) -> int:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two values, nodes or None, are the same; contents of tensors do not count."""
+    """Return whether two values, nodes or None, are the same; contents of tensors do not count."""
     if isinstance(a, tvm_ffi.Object) and isinstance(b, tvm_ffi.Object):
         return bool(
             a.same_as(b)
@@ -70,7 +70,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _part(arg: Any) -> Any:
-    """What of an argument its rule depends on: of tensors the type, which holds no data."""
+    """Return the part of an argument that its rule depends on: of tensors only the type."""
     if isinstance(arg, relax.Tuple):
         return tuple(_part(field) for field in arg.fields)
     return arg.ty if isinstance(arg, ir.Var | ir.GenericConst) else arg
@@ -78,20 +78,20 @@ def _part(arg: Any) -> Any:
 
 def _prim_func(call: ir.Call, name: str, mod: Any) -> Any:
     target = call.args[0]
-    found = None
+    func = None
     if mod is not None and isinstance(target, ir.GlobalVar):
         try:
-            found = mod[mod.get_global_var(target.name_hint)]
+            func = mod[mod.get_global_var(target.name_hint)]
         except ValueError:  # no function of that name: reported below
-            found = None
-    if not isinstance(found, tirx.PrimFunc):
+            func = None
+    if not isinstance(func, tirx.PrimFunc):
         raise PropagationError(
             "DIST0401",
             "its PrimFunc is not at hand",
             place=f"{name} of {getattr(target, 'name_hint', target)}",
             remedy="Pass the module that holds it.",
         )
-    return found
+    return func
 
 
 def _shape_key(shape: CallShape) -> Any:
@@ -101,7 +101,7 @@ def _shape_key(shape: CallShape) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Nested tuples with hashes in place of TVM's objects."""
+    """Return nested tuples with hashes in place of TVM's objects."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     return _hash(value, False) if isinstance(value, tvm_ffi.Object) else (value,)
@@ -117,7 +117,7 @@ def _same_dims(a: CallShape, b: CallShape) -> bool:
 
 
 def _same_form(a: CallShape, b: CallShape) -> bool:
-    """Whether two descriptions of equal hash are alike but for the names of symbols."""
+    """Return whether two descriptions of equal hash are equal up to the names of symbols."""
     return _same_dims(a, b) and _equal(a.attrs, b.attrs) and _equal(a.args, b.args)
 
 
@@ -146,9 +146,9 @@ def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
 
 
 def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
-    """Sharding rule of an op call, hand-written or derived from its TIR.
+    """Return the sharding rule of an op call, hand-written or derived from its TIR.
 
-    Operand types may be ``R.Tensor`` or ``R.DTensor`` (of a DTensor, the whole shape counts).
+    Operand types may be ``R.Tensor`` or ``R.DTensor`` (of a DTensor, the full shape counts).
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
 
 
 def work_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Work:
-    """FLOPs, bytes and kernel class of a call as typed: whole calls and local calls alike.
+    """Return FLOPs, bytes and kernel class of a call as typed, for global and local calls.
 
     Raises
     ------

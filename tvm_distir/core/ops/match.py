@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which factor of a rule a call follows along one mesh axis, given the labels around it."""
+"""Finds the factor of a rule that a call follows along a mesh axis, given the labels around it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _fits(label: Label, dim: int | None) -> bool:
 
 
 def follows(factor: Factor, in_labels: Sequence[Label], out_labels: Sequence[Label]) -> bool:
-    """Whether the labels are those of the factor; results of a reduction may be R or P."""
+    """Return whether the labels are those of the factor; results of a reduction may be R or P."""
     if not all(map(_fits, in_labels, factor.ins)):
         return False
     if factor.reduces:
@@ -28,7 +28,7 @@ def follows(factor: Factor, in_labels: Sequence[Label], out_labels: Sequence[Lab
 
 
 def _carries(rule: Rule, in_labels: Sequence[Label]) -> bool:
-    """Whether the partial operands make up a linear group and nothing is sharded."""
+    """Return whether the partial operands make up a linear group and nothing is sharded."""
     partial = {i for i, label in enumerate(in_labels) if label == P}
     if any(label is not None and label >= 0 for label in in_labels):
         return False
@@ -47,7 +47,7 @@ def _words(labels: Sequence[Label]) -> str:
 
 
 def describe_factor(factor: Factor) -> str:
-    """Text form of a factor: ``S(0), R -> S(0)``, with ``P(sum)`` for a reduction."""
+    """Format a factor: ``S(0), R -> S(0)``, with ``P(sum)`` for a reduction."""
     ins = _words([R if d is None else d for d in factor.ins])
     if factor.reduces:
         return f"{ins} -> {', '.join(f'P({factor.kind})' for _ in factor.outs)}"
@@ -60,7 +60,7 @@ def match_factor(
     out_labels: Sequence[Label],
     place: str = "",
 ) -> int | None:
-    """Find the factor a call follows along one mesh axis.
+    """Find the factor a call follows along a mesh axis.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def match_factor(
     Returns
     -------
     int or None
-        Number of the factor; None when the call is whole along the axis, or carries partial sums
+        Number of the factor; None when the call is replicated on the axis, or carries partial sums
         through a linear group.
 
     Raises

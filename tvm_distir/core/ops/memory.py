@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What passes have learnt of classes of like bindings, kept for the modules to come.
+"""Memoises what passes compute for classes of equal bindings, across modules.
 
-A search lowers thousands of plans of one model; what is looked up or written for a binding holds
+A search lowers thousands of plans of a model; what is looked up or written for a binding holds
 for all that are like it, :attr:`~.Reading.like`, whose numbers are the same in
 all modules of a process and are never given twice.
 """
@@ -14,14 +14,14 @@ from typing import Any
 from .registry import generation, load_entry_points
 
 MOST = 1 << 16
-"""Entries of all memories together; with more they are emptied when the next one is asked for."""
+"""Entries of all memories together; with more they are emptied on the next request."""
 
 _memories: dict[Any, dict[Any, Any]] = {}
 _seen_generation = 0
 
 
 def learned(what: Any) -> dict[Any, Any]:
-    """The memory of a name; it is emptied whenever a rule is registered.
+    """Return the memory of a name; it is emptied whenever a rule is registered.
 
     Ask for it once per module, and keep in it only what follows from the class of a binding, from
     the name of the memory, and from the rest of the entry's key.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharding rules of packed functions (``R.call_packed``), which work on opaque objects.
 
-An object (a cache, a state) lives once per device. Every device runs the same calls on its own
-object, on whole tensors, unless a rule says which dims may be cut: a cache that is cut by heads
-holds the heads of its device.
+An object (a cache, a state) exists once per device. Every device runs the same calls on its
+object, on full tensors, unless a rule says which dims may be sharded: a cache that is sharded by
+heads holds the heads of its device.
 
 >>> @register_packed_rule("my.cache_append")
 ... def append(call):
@@ -35,16 +35,16 @@ PACKED_OPS = ("relax.call_pure_packed", "relax.call_dps_packed")
 """Ops whose first argument is a packed function, which they call on the others."""
 
 _DRAWS = re.compile(r"(^|[._])(random|rand|rng|randn|seed|dropout)([._]|$)")
-"""Names of functions that draw numbers from a stream of their own."""
+"""Names of functions that generate numbers from a separate random stream."""
 
 Dims = tuple[Any, ...]
 Tie = tuple[Mapping[int, int], Mapping[int, int]]
-"""Operand number to dim, result number to dim: dims that are cut together."""
+"""Operand number to dim, result number to dim: dims that are sharded together."""
 
 
 @dataclass(frozen=True)
 class PackedCall:
-    """What the rule of a packed function sees.
+    """Call of a packed function as its rule receives it.
 
     Attributes
     ----------
@@ -66,17 +66,17 @@ class PackedCall:
 
 @dataclass(frozen=True)
 class PackedForm:
-    """How the call of a packed function may be cut.
+    """Description of how the call of a packed function may be sharded.
 
     Attributes
     ----------
     ties : sequence of Tie
-        Dims that are cut together; each dim stands in one tie at most.
+        Dims that are sharded together; each dim is in at most a single tie.
     holds : mapping of int to tuple
         Per result that is an object, the dims of what it holds.
     shapes : mapping of int to (str, int)
         Arguments that state a shape, and whose: ``("in", operand)`` or ``("out", result)``. On
-        shards its dims are cut as that tensor's.
+        shards its dims are sharded as that tensor's.
     """
 
     ties: Sequence[Tie] = ()
@@ -91,7 +91,7 @@ _writers: dict[str, PackedWriter] = {}
 def register_packed_rule(
     *names: str, override: bool = False
 ) -> Callable[[PackedWriter], PackedWriter]:
-    """Register how calls of packed functions may be cut.
+    """Register how calls of packed functions may be sharded.
 
     Parameters
     ----------
@@ -123,13 +123,13 @@ def register_packed_rule(
 
 
 def packed_functions() -> tuple[str, ...]:
-    """Names of the packed functions with a rule, sorted."""
+    """Return the names of the packed functions with a rule, sorted."""
     load_entry_points()
     return tuple(sorted(_writers))
 
 
 def is_packed_call(expr: Any) -> bool:
-    """Whether an expression calls a packed function: by itself, or by an op that does so."""
+    """Return whether an expression calls a packed function, directly or by an op that does so."""
     if type(expr) is not ir.Call:
         return False
     op = expr.op
@@ -139,7 +139,7 @@ def is_packed_call(expr: Any) -> bool:
 
 
 def packed_args(call: ir.Call) -> list[Any]:
-    """Arguments that the packed function of a call gets."""
+    """Return the arguments that the packed function of a call gets."""
     if isinstance(call.op, relax.ExternFunc):
         return list(call.args)
     rest = list(call.args)[1:]
@@ -149,14 +149,14 @@ def packed_args(call: ir.Call) -> list[Any]:
 
 
 def packed_name(call: ir.Call) -> str:
-    """Global name of the packed function of a call, as it is called on one device."""
+    """Return the global name of the packed function of a call, as it is called on a device."""
     called = call.op if isinstance(call.op, relax.ExternFunc) else call.args[0]
     name = str(called.global_symbol)
     return name.replace(_DISTRIBUTED, "vm.builtin.", 1)
 
 
 def packed_form(call: ir.Call, held: Sequence[Dims | None]) -> tuple[PackedCall, PackedForm]:
-    """Describe a call and look up how it may be cut.
+    """Describe a call and look up how it may be sharded.
 
     Parameters
     ----------
@@ -195,16 +195,16 @@ def packed_form(call: ir.Call, held: Sequence[Dims | None]) -> tuple[PackedCall,
 
 
 def _dims(name: str, ty: Any) -> Dims:
-    found = static_shape(ty)
-    if found is None:
+    result = static_shape(ty)
+    if result is None:
         raise PropagationError(
             "DIST0402", f"the shape of {ty} is not known", place=name, remedy="Give it one."
         )
-    return found
+    return result
 
 
 def packed_rule(call: ir.Call, held: Sequence[Dims | None]) -> tuple[Rule, list[Dims]]:
-    """Rule of the call of a packed function, and the dims of its results.
+    """Return the rule of the call of a packed function, and the dims of its results.
 
     Raises
     ------
@@ -237,7 +237,7 @@ def _bytes(ty: Any) -> int:
 
 
 def _factor(name: str, tie: Tie, ins: Sequence[Dims | None], outs: Sequence[Dims]) -> Factor | None:
-    """The factor of a tie; None where its dims are of extent 1, or nobody knows them."""
+    """Return the factor of a tie; None where its dims are of extent 1 or unknown."""
     sizes, rows = [], []
     for numbers, shapes in zip(tie, (ins, outs), strict=True):
         row: list[int | None] = [None] * len(shapes)
@@ -265,7 +265,7 @@ def _factor(name: str, tie: Tie, ins: Sequence[Dims | None], outs: Sequence[Dims
 
 @register_packed_rule(f"{CACHE}create")
 def cache_create(call: PackedCall) -> PackedForm:
-    """``(init, shape, fill)``: the cache is cut as its first contents."""
+    """Shard the cache of ``(init, shape, fill)`` like its first contents."""
     init = call.ins[0] or ()
     ties = [({0: d}, {0: d}) for d in range(1, len(init))]
     return PackedForm(ties, {0: init}, {1: ("in", 0)})
@@ -273,7 +273,7 @@ def cache_create(call: PackedCall) -> PackedForm:
 
 @register_packed_rule(f"{CACHE}append", f"{CACHE}update", f"{CACHE}window_override")
 def cache_append(call: PackedCall) -> PackedForm:
-    """``(cache, data)``: both are cut alike; rows stay in order, so dim 0 is whole."""
+    """Shard both of ``(cache, data)`` alike; rows stay in order, so dim 0 is replicated."""
     data = call.ins[1] or ()
     ties = [({0: d, 1: d}, {0: d}) for d in range(1, len(data))]
     return PackedForm(ties, {0: data})
@@ -281,7 +281,7 @@ def cache_append(call: PackedCall) -> PackedForm:
 
 @register_packed_rule(f"{CACHE}view")
 def cache_view(call: PackedCall) -> PackedForm:
-    """``(cache, shape)``: what the cache holds, cut as the cache is."""
+    """Shard the contents of ``(cache, shape)`` like the cache."""
     out = call.outs[0] or ()
     ties = [({0: d}, {0: d}) for d in range(1, len(out))]
     return PackedForm(ties, shapes={1: ("out", 0)} if len(call.args) > 1 else {})

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What an op needs of the padding of uneven dims, as its registration says it.
+"""Describes what an op needs of the padding of uneven dims, as declared in its registration.
 
 A dim of n elements over k devices is padded to ``ceil(n/k)`` per shard.
 """
@@ -13,7 +13,7 @@ from typing import Final
 
 
 class Reduced(enum.Enum):
-    """What the padding of a dim that is reduced must hold."""
+    """Value that the padding of a reduced dim must hold."""
 
     UNKNOWN = "not known: such a dim is cut evenly only"
     ZEROS = "zeros in all operands: terms are products of their elements"
@@ -22,7 +22,7 @@ class Reduced(enum.Enum):
 
 
 class Zeros(enum.Enum):
-    """When the padding of the results holds zeros."""
+    """Condition under which the padding of the results holds zeros."""
 
     UNKNOWN = "not known"
     KEPT = "where that of all operands does"
@@ -32,7 +32,7 @@ class Zeros(enum.Enum):
 
 @dataclass(frozen=True)
 class Padding:
-    """What an op reads and leaves in the padding of uneven dims.
+    """Values that an op reads and leaves in the padding of uneven dims.
 
     Ops that keep a dim compute something in its padding that nobody looks at: they need nothing.
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which factor a call follows along each mesh axis, and which terms it carries."""
+"""Matches a call with its rule along each mesh axis, and reports the partial sums it carries."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def call_form(
 def carried(
     rule: Rule, operand_terms: Sequence[Terms], constants: Sequence[int], form: CallForm
 ) -> tuple[Terms, dict[int, tuple[int, ...]]]:
-    """Terms of operands that a linear op hands on to its results.
+    """Return the partial sums of operands that a linear op hands on to its results.
 
     An axis is carried when the operands unfinished along it (by a sum) are one of the op's
     linear groups, constants filling the gaps, and nothing is sharded along it.

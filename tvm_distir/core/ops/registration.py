@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of an op in one place: its rule, its local form, what its padding needs."""
+"""Declares an op in a single place: its rule, its local form, and the padding it needs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Examples = Callable[[], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Registration:
-    """All that is said of an op.
+    """Rule, local form and padding needs of an op.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Registration:
 
 
 def second_rule(name: str) -> PropagationError:
-    """Error about an op that has a rule already."""
+    """Build the error for an op that has a rule already."""
     return PropagationError(
         "DIST0406",
         "the op has a sharding rule already",
@@ -65,7 +65,7 @@ def second_rule(name: str) -> PropagationError:
 
 @dataclass
 class Family:
-    """The ops of one file, collected; :mod:`.families` lists the files.
+    """Collection of the ops of a module; :mod:`.families` lists the modules.
 
     >>> FAMILY = Family()
     >>> @FAMILY.rule("relax.my_op", local=SAME_OP)
@@ -80,7 +80,7 @@ class Family:
     def rule(
         self, *names: str, local: LocalForm, padding: Padding = NO_PADDING
     ) -> Callable[[RuleWriter], RuleWriter]:
-        """Say the rule and the local form of some ops (DIST0406 when one has a rule already)."""
+        """Declare the rule and local form of some ops (DIST0406 when an op has a rule already)."""
 
         def keep(writer: RuleWriter) -> RuleWriter:
             for name in names:
@@ -96,5 +96,5 @@ class Family:
 
 
 def relax_names(words: str) -> list[str]:
-    """Full op names of a list of words."""
+    """Return the full op names of a list of words."""
     return [f"relax.{word}" for word in words.split()]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which ops have a rule: those of the families, of installed packages, and of the user."""
+"""Keeps the ops that have a rule: of the families, of installed packages, and of the user."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _generation = 0
 
 
 def generation() -> int:
-    """How often the rules have changed: what was looked up before may be out of date."""
+    """Return how often the rules have changed; earlier look-ups may be out of date."""
     return _generation
 
 
 def note_change() -> None:
-    """Say that rules have changed."""
+    """Record that rules have changed."""
     global _generation
     _generation += 1
 
@@ -38,7 +38,7 @@ def register_sharding_rule(
     examples: Examples | None = None,
     override: bool = False,
 ) -> Callable[[RuleWriter], RuleWriter]:
-    """Register a hand-written rule for one or several ops.
+    """Register a hand-written rule for some ops.
 
     Parameters
     ----------
@@ -94,18 +94,18 @@ def load_entry_points() -> None:
 
 
 def registered_ops() -> tuple[str, ...]:
-    """Names of the ops with a hand-written rule, sorted."""
+    """Return the names of the ops with a hand-written rule, sorted."""
     load_entry_points()
     return tuple(sorted(_known))
 
 
 def registration_of(name: str) -> Registration | None:
-    """What is said of an op; None where nothing is."""
+    """Return the registration of an op, or None."""
     load_entry_points()
     return _known.get(name)
 
 
 def own_ops() -> frozenset[str]:
-    """Ops whose registrations are those of the families that ship."""
+    """Return the ops whose registrations are those of the families of this package."""
     shipped = {name: said for family in FAMILIES for name, said in family}
     return frozenset(name for name, said in _known.items() if shipped.get(name) is said)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""From a call to its :class:`CallShape`: flattened tensor operands and results."""
+"""Converts a call to its :class:`CallShape`: flattened tensor operands and results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _describe(name: str, which: str, leaves: list[Any]) -> tuple[list[Any], list
 
 
 def _value(arg: Any) -> Any:
-    """Plain value of an argument that is no tensor."""
+    """Return the plain value of an argument that is no tensor."""
     if isinstance(arg, relax.ShapeExpr):
         return tuple(plain(n) for n in arg.values)
     if isinstance(arg, relax.Tuple):
@@ -48,7 +48,7 @@ def _value(arg: Any) -> Any:
 
 
 def result_type(call: ir.Call, out_type: Any = None) -> Any:
-    """Type of the call's result: the given one, the call's own, or the inferred one."""
+    """Return the type of the call's result: the given type, the call's type, or the inferred."""
     if out_type is not None:
         return out_type
     if type(call.ty) is not ir.Type and call.ty is not None:

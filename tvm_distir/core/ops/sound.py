@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A rule may only offer cuts that a local form carries out.
+"""Checks that a rule offers only factors that a local form carries out.
 
-The rule says which dims may be cut, the local form what a device then computes. A registration
+The rule says which dims may be sharded, the local form what a device then computes. A registration
 that names a local form answers for it, and :mod:`.validate` proves both together by execution.
 One that names none claims nothing: each factor is then proved from the op's TIR, as derived rules
 are, or the rule is refused. So a rule for ``tril`` that cuts rows, whose results depend on where
@@ -42,7 +42,7 @@ def with_local_forms(call: ir.Call, shape: CallShape, rule: Rule, said: Registra
     Returns
     -------
     rule : Rule
-        The same; a reduced dim is cut evenly only where nothing is said of its padding, and a
+        The same; a reduced dim is sharded evenly only where nothing is said of its padding, and a
         factor proved from TIR is uneven only where that shows that it may be.
 
     Raises
@@ -67,12 +67,12 @@ def with_local_forms(call: ir.Call, shape: CallShape, rule: Rule, said: Registra
 
 
 def _exchanges(factor: Factor) -> bool:
-    """Whether devices must do more than the op: exchange data, or rescale their terms."""
+    """Return whether devices must exchange data or rescale results besides running the op."""
     return factor.kind in ("halo", "stat") or factor.rescale or factor.comm_bytes > 0
 
 
 def _derived(call: ir.Call, shape: CallShape) -> Rule | str:
-    """The rule of the op's TIR, or why there is none."""
+    """Return the rule of the op's TIR, or why there is none."""
     if call.op.get_attr("FLegalize") is None:
         return "it has no legalization to prove it from"
     try:

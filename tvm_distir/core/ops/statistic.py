@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of the statistics that a call reduces inside itself."""
+"""Computes the bytes of the statistics that a call reduces inside itself."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from .dims import Shape, size_bytes
 
 
 def statistic_bytes(shape: Shape, reduced: Iterable[int], dtype: str = "float32") -> int:
-    """Bytes of one statistic: a number for each place along the dims that are not reduced."""
+    """Return the bytes of a statistic, which has an element per index of the kept dims."""
     gone = set(reduced)
     return size_bytes(tuple(n for d, n in enumerate(shape) if d not in gone), dtype)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Unfinished reductions, and how a call is sharded along each mesh axis.
+"""Represents partial sums, and how a call is sharded along each mesh axis.
 
 *Terms* of a value are the mesh axes along which each device holds only a term of a reduction,
 with the reduction's op. A reducing factor makes terms, an op that is linear in its unfinished
@@ -22,22 +22,22 @@ Terms = tuple[tuple[int, str], ...]
 
 
 def axes_of(terms: Terms) -> tuple[int, ...]:
-    """Mesh axes of terms."""
+    """Return the mesh axes of partial sums."""
     return tuple(axis for axis, _ in terms)
 
 
 def without(terms: Terms, axes: Sequence[int]) -> Terms:
-    """Terms less those along some axes."""
+    """Return the partial sums without those along some axes."""
     return tuple(t for t in terms if t[0] not in axes)
 
 
 def within(terms: Terms, axes: Sequence[int]) -> Terms:
-    """Terms along some axes."""
+    """Return the partial sums along some axes."""
     return tuple(t for t in terms if t[0] in axes)
 
 
 def attribute_axes(fn: Any, side: str) -> dict[int, tuple[int, ...]]:
-    """Partial axes per flattened parameter or result, from the attribute ``dist.partial``."""
+    """Return the partial axes per parameter or result, from the attribute ``dist.partial``."""
     attrs = fn.attrs or {}
     if "dist.partial" not in attrs or side not in attrs["dist.partial"]:
         return {}
@@ -46,13 +46,13 @@ def attribute_axes(fn: Any, side: str) -> dict[int, tuple[int, ...]]:
 
 
 def sums(axes: Sequence[int]) -> Terms:
-    """Terms of partial sums along axes."""
+    """Return partial sums along axes."""
     return tuple((a, "sum") for a in sorted(axes))
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a call is sharded.
+    """Factors and partial sums of a call along each mesh axis.
 
     Attributes
     ----------
@@ -76,5 +76,5 @@ class CallForm:
 
     @property
     def sharded(self) -> bool:
-        """Whether a factor is followed along some axis."""
+        """Return whether a factor is followed along some axis."""
         return any(f is not None for f in self.factors)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Transposes that only matrix products read: BLAS libraries read such operands in place."""
+"""Detects transposes that only matrix products read: BLAS libraries read such operands in place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MATMUL = "relax.matmul"
 
 
 def transposed_operands(reading: FunctionView) -> set[int]:
-    """Numbers of the variables bound to a swap of the last two dims that only products read.
+    """Return the variables bound to a swap of the last two dims that only products read.
 
     Such a transpose moves no data: every BLAS takes a flag for it, and TVM fuses it into the
     product, a ``relax.matmul`` (``FuseTransposeMatmul``).
@@ -56,7 +56,7 @@ def _swaps_last_two(call: ir.Call) -> bool:
 
 
 def _read(value: Any) -> list[Any]:
-    """Variables that an expression reads."""
+    """Return the variables that an expression reads."""
     if isinstance(value, relax.Var):
         return [value]
     return list(relax.analysis.free_vars(value))

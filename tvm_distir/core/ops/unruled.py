@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Ops that have no sharding rule, and why not."""
+"""Lists ops that have no sharding rule, with the reasons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _CLOSURE = "a closure is a value of the running program: what it computes is not
 _LENGTH = "how long its result is depends on the values"
 _SHAPE = "it deals in shapes, which every device has"
 
-#: Ops that compute something, or could: a call of one cannot be distributed as it is.
+#: Ops that compute something, or could: their calls cannot be distributed as they are.
 _WHY_NONE = {
     "relax.assert_op": "it has an effect and gives no tensor",
     "relax.print": "it has an effect and gives no tensor",
@@ -44,10 +44,10 @@ _WHY_SYSTEM = {
 
 
 def why_none(op: str) -> str | None:
-    """Why an op that computes has no rule; None when nothing stands against one."""
+    """Return why an op that computes has no rule; None when nothing stands against a rule."""
     return _WHY_NONE.get(op)
 
 
 def why_system(op: str) -> str | None:
-    """Why no rule is asked for an op; None for ops that compute on tensors."""
+    """Return why no rule is needed for an op; None for ops that compute on tensors."""
     return next((why for family, why in _WHY_SYSTEM.items() if op.startswith(family)), None)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Decides placements: a minimum-cost labelling of the whole module along all axes of a mesh."""
+"""Decides placements by minimum-cost sharding assignment of a module on all mesh axes."""
 
 from __future__ import annotations
 

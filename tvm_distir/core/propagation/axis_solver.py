@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One axis at a time: summaries bottom-up, one exact minimisation per public function, decoding."""
+"""Solves a single axis: summaries bottom-up, an exact minimisation per public function."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .module import PlacedModule
 from .reach import ReachableAxes
 
 TABLE_LIMIT = 1 << 22
-"""Entries of one table; a problem that stays wider goes to the integer solver."""
+"""Limit on the entries of a table; a problem that stays wider goes to the integer solver."""
 
 SUMMARY_LIMIT = 1 << 6
-"""Entries of one table of a function summary; above it a variable is kept.
+"""Limit on the entries of a table of a summary; above it a variable is kept.
 
-Small ones keep the caller's problem narrow: a function with many operands, as the backward part
-of a layer is, else joins them all in its tables."""
+Small ones keep the caller's problem narrow: a function with many operands, as the backward pass
+of a layer, else joins them all in its tables."""
 
 
 class ProblemMaker(Protocol):
-    """What states the labelling problem of an instance along an axis."""
+    """Protocol that builds the sharding problem of an instance along an axis."""
 
     def __call__(
         self,
@@ -42,11 +42,11 @@ class ProblemMaker(Protocol):
         summary_of: Callable[[Instance], AxisSummary],
         /,
     ) -> AxisProblem:
-        """The problem; summaries are those of the callees along the same axis."""
+        """Return the problem; summaries are those of the callees along the same axis."""
 
 
 class Problems:
-    """States every problem anew.
+    """Builds every problem anew.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Problems:
         summary_of: Callable[[Instance], AxisSummary],
         /,
     ) -> AxisProblem:
-        """See :class:`ProblemMaker`."""
+        """Return the problem; see :class:`ProblemMaker`."""
         key = inst.graph.key
         return Builder(
             self.prices.along(a),
@@ -87,7 +87,7 @@ class Problems:
 
 
 class AxisSolver:
-    """Labels instances along one axis.
+    """Assigns labels to instances along an axis.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class AxisSolver:
     instances : Instances
     problems : ProblemMaker
     starts : WarmStarts, optional
-        Of labellings of the same module at other prices.
+        Of sharding assignments of the same module at other costs.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class AxisSolver:
         self._called: dict[tuple[int, int, tuple[int, ...]], OpStrategy] = {}
 
     def solve(self, inst: Instance, a: int) -> tuple[Instance, int, int]:
-        """The instance labelled along ``a``, its cost, and how far that may be above a bound.
+        """Return the instance labelled along ``a``, its cost, and the gap to a lower bound.
 
         Raises
         ------
@@ -127,14 +127,14 @@ class AxisSolver:
         """
         model = self.problem(inst, a)
         tables, problem = self.prices.tables, Problem(model.domains, model.factors)
-        found = minimise(tables, problem, TABLE_LIMIT, inst.graph.name, self.starts)
-        total, forbidden = tables.evaluate(problem, found.values)
-        if not (model.feasible and found.feasible) or forbidden:
+        solution = minimise(tables, problem, TABLE_LIMIT, inst.graph.name, self.starts)
+        total, forbidden = tables.evaluate(problem, solution.values)
+        if not (model.feasible and solution.feasible) or forbidden:
             raise self._infeasible(inst.graph, a)
-        return self._decode(inst, a, model, found.values), model.constant + total, found.gap
+        return self._decode(inst, a, model, solution.values), model.constant + total, solution.gap
 
     def problem(self, inst: Instance, a: int) -> AxisProblem:
-        """The labelling problem of an instance."""
+        """Return the sharding problem of an instance."""
         return self.problems(inst, a, self.instances.sizes, lambda kid: self._summary(kid, a))
 
     def _summary(self, inst: Instance, a: int) -> AxisSummary:
@@ -157,20 +157,20 @@ class AxisSolver:
         choice = [alts.items[values[u] if u >= 0 else 0] for alts, u in model.ends]
         for k in g.calls:
             spliced = model.spliced[k]
-            own, into, out = spliced.variables, spliced.params, spliced.rets
-            picked = tuple(values[own.start : own.stop])
+            variables, into, out = spliced.variables, spliced.params, spliced.rets
+            picked = tuple(values[variables.start : variables.stop])
             kids[k] = self._specialise(inst.kids[k], a, picked)
             called = (inst.kids[k].number, a, picked)
-            found = self._called.get(called)
-            if found is None:
+            strategy = self._called.get(called)
+            if strategy is None:
                 needs = [alts.needs[values[u] if u >= 0 else 0][0] for alts, u in into]
                 gives = [alts.gives[values[u] if u >= 0 else 0][0] for alts, u in out]
-                found = self._called[called] = OpStrategy(tuple(needs), tuple(gives), None)
-            choice[k] = found
+                strategy = self._called[called] = OpStrategy(tuple(needs), tuple(gives), None)
+            choice[k] = strategy
         return self.instances.of(g, {**inst.choice, a: tuple(choice)}, kids, inst.columns)
 
     def _specialise(self, inst: Instance, a: int, picked: tuple[int, ...]) -> Instance:
-        """One instance per distinct assignment of a summary's kept variables."""
+        """Return an instance per distinct assignment of a summary's kept variables."""
         key = (inst.number, a, picked)
         if key not in self._specialised:
             summary = self._summaries[inst.number, a]
@@ -179,7 +179,7 @@ class AxisSolver:
         return self._specialised[key]
 
     def _infeasible(self, g: Graph, a: int) -> PropagationError:
-        """Name a stationary parameter that some op cannot take as it is."""
+        """Build the error that names a stationary parameter which some op cannot take as it is."""
         graphs, axis = self.module.graphs, self.module.axes[a]
         for graph in [g, *[graphs[k] for k in self.module.order if graphs[k] is not g]]:
             reach = self.reach[graph.key]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Decides a module: the labelling, callees merged where that is cheaper, within a memory bound."""
+"""Decides the placements of a module: solves, merges callees, and respects a memory bound."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def propagate(
         What wire bytes, memory traffic and FLOPs weigh.
     memory_bytes : int, optional
         What each device may keep at most (:class:`~tvm_distir.core.propagation.memory.Keeper` says
-        what counts). Where the plain decision keeps more, memory gets a price and parameters
+        what counts). Where the plain decision keeps more, memory gets a cost and parameters
         without an annotation may be sharded over any axis.
 
     system : System or str, optional
@@ -48,7 +48,7 @@ def propagate(
     Raises
     ------
     InfeasibleError
-        DIST0801 when nothing found fits.
+        DIST0801 when no solution fits.
     PropagationError
         DIST04xx: an op without a rule, recursion, a stationary placement that no op can use.
     """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What propagation decided: per function specialisation the forms of every operand and result."""
+"""Represents decisions: placements of all operands and results per function specialisation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Signature = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
 @dataclass
 class Instance:
-    """One specialisation of a placed function.
+    """A specialisation of a placed function.
 
     ``choice[a][k]`` is the alternative of node k along axis a (absent: not decided yet);
     ``kids[k]`` the specialisation that call node k uses; ``columns[a]`` the number of
@@ -36,7 +36,7 @@ class Instance:
     local: dict[int, tuple[list[int], dict[int, dict[int, int]]]] = field(default_factory=dict)
 
     def signature(self) -> Signature:
-        """Labels at the function's boundary."""
+        """Return the labels at the function's boundary."""
         g = self.graph
         return tuple(
             (
@@ -49,7 +49,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Decision:
-    """The chosen placements of a whole module.
+    """Chosen placements of a module.
 
     Attributes
     ----------
@@ -61,9 +61,9 @@ class Decision:
         solved in turn each axis counts the work, with the sizes it was solved with. Compare
         decisions by :class:`~tvm_distir.core.propagation.price.Evaluator`.
     bound : int
-        A proven lower bound of it, of axes that were solved in turn one by one.
+        A proven lower bound of it; of axes solved in sequence, the bounds of each.
     conversions : Conversions
-        What changes of form cost.
+        Costs of resharding.
     sizes : callable
         ``sizes(instance, a)``: bytes per value, whole along axis a, local to the others.
     """
@@ -83,32 +83,32 @@ class Decision:
         return result
 
     def mesh_axes(self, mesh: int) -> list[int]:
-        """Numbers of the axes of one mesh, in mesh order."""
+        """Return the numbers of the axes of a mesh, in mesh order."""
         return self._by_mesh.get(mesh, [])
 
     def needs(self, inst: Instance, node: int, operand: int, mesh: int) -> tuple[int, ...]:
-        """Form (a label per axis of ``mesh``) in which a node wants an operand."""
+        """Return the placement (a label per axis of ``mesh``) in which a node needs an operand."""
         return tuple([inst.choice[a][node].needs[operand] for a in self.mesh_axes(mesh)])
 
     def gives(self, inst: Instance, node: int, result: int, mesh: int) -> tuple[int, ...]:
-        """Form in which a node gives a result."""
+        """Return the placement in which a node produces a result."""
         return tuple([inst.choice[a][node].gives[result] for a in self.mesh_axes(mesh)])
 
     def factors(self, inst: Instance, node: int, mesh: int) -> tuple[int | None, ...]:
-        """Factor a node walks, per axis of ``mesh``."""
+        """Return the factor that a node follows, per axis of ``mesh``."""
         return tuple([inst.choice[a][node].factor for a in self.mesh_axes(mesh)])
 
     def wants(self, inst: Instance, value: int) -> list[tuple[int, ...]]:
-        """Forms the consumers of a value want, in program order, each once."""
+        """Return the placements that consumers of a value need, in program order, each once."""
         mesh = inst.graph.values[value].mesh
-        found: dict[tuple[int, ...], None] = {}
+        wanted: dict[tuple[int, ...], None] = {}
         for k, positions in inst.graph.uses[value]:
             for i in positions:
-                found[self.needs(inst, k, i, mesh)] = None
-        return list(found)
+                wanted[self.needs(inst, k, i, mesh)] = None
+        return list(wanted)
 
     def settled(self, inst: Instance) -> dict[int, ReshardPath]:
-        """Routes of all values that every consumer wants as they are produced."""
+        """Return the routes of all values that every consumer takes as they are produced."""
         g, moved = inst.graph, set[int]()
         first = len(g.params)
         for a, choice in inst.choice.items():
@@ -126,7 +126,7 @@ class Decision:
         return result
 
     def route(self, inst: Instance, value: int) -> ReshardPath:
-        """How a value gets from its producer to its consumers."""
+        """Return how a value gets from its producer to its consumers."""
         mesh = inst.graph.values[value].mesh
         axes = self.mesh_axes(mesh)
         node, _ = inst.graph.producer[value]
@@ -156,7 +156,7 @@ class Decision:
         columns: Sequence[Sequence[OpStrategy]],
         produced: Sequence[int],
     ) -> bool:
-        """Whether all consumers want a value as it is produced."""
+        """Return whether all consumers take a value as it is produced."""
         for column, have in zip(columns, produced):
             for k, positions in uses:
                 needs = column[k].needs
@@ -166,6 +166,6 @@ class Decision:
         return True
 
     def value_form(self, inst: Instance, value: int) -> tuple[int, ...]:
-        """Form in which a value is produced."""
+        """Return the placement in which a value is produced."""
         mesh = inst.graph.values[value].mesh
         return tuple([inst.given[a][value] for a in self.mesh_axes(mesh)])

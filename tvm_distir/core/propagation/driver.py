@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Public functions labelled: all axes of a mesh at once, or where that is too wide in turn."""
+"""Solves public functions over all axes of a mesh at once, or in turn where that is too wide."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .reach import ReachabilityWalk, ReachableAxes
 from .unify import DimUnifier
 
 ROUNDS = 3
-"""How often the axes are solved, one after the other, while sizes change; one axis once."""
+"""How often the axes are solved in sequence while sizes change; a single axis is solved once."""
 
 ALL_ORDERS = 3
 """With at most so many axes every order is tried where axes compete, with more two."""
 
 
 class Labelling:
-    """One labelling of a module, at given prices.
+    """A sharding assignment of a module at given costs.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Labelling:
     prices : PriceTables
     problems : ProblemMaker
     starts : WarmStarts, optional
-        Of labellings of the same module at other prices.
+        Of sharding assignments of the same module at other costs.
     forced : mapping of str to Signature, optional
         What all calls of a graph must share.
     """
@@ -63,21 +63,21 @@ class Labelling:
         self.solver = AxisSolver(module, reach, prices, self.instances, problems, starts)
 
     def run(self) -> Decision:
-        """Solve every public function on its own; private ones are shared."""
+        """Solve every public function separately; private functions are shared."""
         module = self.module
         start: dict[str, Instance] = {}
         for key in module.order:
             g = module.graphs[key]
             kids = {k: start[g.nodes[k].callee] for k in g.calls}
             start[key] = self.instances.of(g, {}, kids)
-        found, cost, gap = {}, 0, 0
+        entries, cost, gap = {}, 0, 0
         for name, key in module.entries.items():
-            found[name], price, above = self._solve(start[key])
+            entries[name], price, above = self._solve(start[key])
             cost += price
             gap += above
         return Decision(
             module.axes,
-            found,
+            entries,
             cost,
             cost - gap,
             self.prices.conversions,
@@ -85,7 +85,7 @@ class Labelling:
         )
 
     def price(self, decision: Decision) -> Price:
-        """What a decision of this labelling costs over all axes together."""
+        """Return the cost of a decision over all axes together."""
         evaluator = self._evaluator()
         return sum((evaluator.price(inst) for inst in decision.entries.values()), Price())
 
@@ -100,13 +100,13 @@ class Labelling:
         inst, total, above = start, 0, 0
         left: list[int] = []
         for axes in self._meshes():
-            found = self._at_once(inst, axes) if self._meet(axes) else None
-            if found is None:
+            solution = self._at_once(inst, axes) if self._meet(axes) else None
+            if solution is None:
                 left += axes
                 continue
-            if found[2]:
-                found = self._cheaper(inst, axes, found)
-            inst, cost, gap = found
+            if solution[2]:
+                solution = self._cheaper(inst, axes, solution)
+            inst, cost, gap = solution
             total += cost
             above += gap
         if not left:
@@ -115,14 +115,14 @@ class Labelling:
         return inst, total + cost, above + gap
 
     def _meshes(self) -> list[tuple[int, ...]]:
-        """The axes of each mesh."""
+        """Return the axes of each mesh."""
         meshes: dict[int, list[int]] = {}
         for a, axis in enumerate(self.module.axes):
             meshes.setdefault(axis.mesh, []).append(a)
-        return [tuple(own) for own in meshes.values()]
+        return [tuple(axes) for axes in meshes.values()]
 
     def _meet(self, axes: Sequence[int]) -> bool:
-        """Whether several of the axes reach anything: what one does changes sizes for others."""
+        """Return whether several axes reach a value, so that each changes sizes for the others."""
         return sum(any(any(r.live[a]) for r in self.reach.values()) for a in axes) > 1
 
     def _at_once(self, inst: Instance, axes: tuple[int, ...]) -> tuple[Instance, int, int] | None:
@@ -134,21 +134,21 @@ class Labelling:
         return self._joint[axes].solve(inst)
 
     def _cheaper(
-        self, inst: Instance, axes: Sequence[int], found: tuple[Instance, int, int]
+        self, inst: Instance, axes: Sequence[int], solution: tuple[Instance, int, int]
     ) -> tuple[Instance, int, int]:
-        """What was found at once, or where that is not proved to be best, a cheaper one in turn."""
+        """Return the joint solution, or a cheaper sequential one if not proved optimal."""
         try:
             other = self._in_turn(inst, axes)
-        except PropagationError:  # nothing is found in turn; what was found at once is allowed
-            return found
+        except PropagationError:  # no sequential solution; the joint solution is allowed
+            return solution
         evaluator = self._evaluator()
-        saved = evaluator.price(found[0]).total - evaluator.price(other[0]).total
+        saved = evaluator.price(solution[0]).total - evaluator.price(other[0]).total
         if saved <= 0:
-            return found
-        return other[0], found[1] - saved, max(0, found[2] - saved)
+            return solution
+        return other[0], solution[1] - saved, max(0, solution[2] - saved)
 
     def _in_turn(self, start: Instance, axes: Sequence[int]) -> tuple[Instance, int, int]:
-        """Minimise axis by axis; where axes compete, in several orders: the cheapest stays."""
+        """Minimise axis by axis; where axes compete, try several orders and keep the cheapest."""
         result: list[tuple[Instance, int, int]] = []
         refusal: PropagationError | None = None
         for order in self._orders(axes):
@@ -161,14 +161,16 @@ class Labelling:
         if len(result) == 1:
             return result[0]
         evaluator = self._evaluator()
-        return min(result, key=lambda one: evaluator.price(one[0]).total)
+        return min(result, key=lambda solution: evaluator.price(solution[0]).total)
 
     def _orders(self, axes: Sequence[int]) -> list[tuple[int, ...]]:
-        """Orders of axes to solve in: more than their own where two reach the same factor."""
-        own = tuple(axes)
-        if not any(self._compete(a, b) for a, b in itertools.combinations(own, 2)):
-            return [own]
-        return list(itertools.permutations(own)) if len(own) <= ALL_ORDERS else [own, own[::-1]]
+        """Return the orders in which to solve axes: several where axes reach the same factor."""
+        order = tuple(axes)
+        if not any(self._compete(a, b) for a, b in itertools.combinations(order, 2)):
+            return [order]
+        if len(order) > ALL_ORDERS:
+            return [order, order[::-1]]
+        return list(itertools.permutations(order))
 
     def _compete(self, a: int, b: int) -> bool:
         if self.module.axes[a].mesh != self.module.axes[b].mesh:
@@ -178,7 +180,7 @@ class Labelling:
         )
 
     def _solve_in(self, inst: Instance, order: Sequence[int]) -> tuple[Instance, int, int]:
-        """Solve in one order, again while the sizes an axis was solved with change."""
+        """Solve in a given order, again while the sizes that an axis was solved with change."""
         bases: dict[int, Instance] = {}
         prices: dict[int, int] = {}
         gaps, instances = 0, self.instances
@@ -197,7 +199,7 @@ class Labelling:
 
 
 class Propagator:
-    """Labels a module again and again: with other weights, signatures, or more of it open.
+    """Solver of a module under changing weights, signatures and free parameters.
 
     Parameters
     ----------
@@ -224,7 +226,7 @@ class Propagator:
         self.force({})
 
     def force(self, signatures: Mapping[str, Signature]) -> None:
-        """Start afresh, with one signature for all calls of some placed functions."""
+        """Start afresh, with the same signature for all calls of some placed functions."""
         self.forced = signatures
         self._spread()
 
@@ -253,11 +255,11 @@ class Propagator:
         return self.labelling.run()
 
     def price(self, decision: Decision) -> Price:
-        """What a decision of the current labelling costs over all axes together."""
+        """Return the cost of a decision of the current assignment over all axes together."""
         return self.labelling.price(decision)
 
     def close(self) -> None:
-        """Let the next propagator have the tables: with them nothing is decided here any more."""
+        """Release the tables for the next propagator; afterwards this object decides nothing."""
         if self._prices is not None:
             give_back(self._prices)
             self._prices = None

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a labelling along one axis leaves on each device: bytes held and sent, operations."""
+"""Measures what a sharding assignment along an axis costs each device: bytes and operations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Counts = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class DeviceCost:
-    """What one device holds, computes and sends in one call of the public functions.
+    """Bytes stored, FLOPs and bytes sent by a device in a call of the public functions.
 
     Attributes
     ----------
@@ -42,21 +42,21 @@ class DeviceCost:
 
 
 class CostMeter:
-    """Measures decisions along one axis of ``ranks`` devices."""
+    """Measures decisions along an axis of ``ranks`` devices."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self._wires = Conversions(Costs(wire=BYTE, launch=0, slice=0, partial=0))
 
     def counts(self, instances: Iterable[Instance]) -> Counts:
-        """FLOPs, wire bytes and collectives of instances of one decision together."""
+        """Return FLOPs, wire bytes and collectives of instances of a decision together."""
         done: dict[int, Counts] = {}
         parts = [self._instance(inst, done) for inst in instances]
         flops, wire, count = (sum(column) for column in zip(*parts, strict=True))
         return flops, wire, count
 
     def _instance(self, inst: Instance, done: dict[int, Counts]) -> Counts:
-        """Of an instance and all it calls."""
+        """Return the counts of an instance and of all its callees."""
         if inst.number in done:
             return done[inst.number]
         g, choice = inst.graph, inst.choice[0]
@@ -84,7 +84,7 @@ class CostMeter:
         return done[inst.number]
 
     def _inside(self, rule: Rule, alternative: OpStrategy) -> int:
-        """Bytes sent within an op: halos, statistics, reductions other than sums."""
+        """Return the bytes sent within an op: halos, statistics, reductions other than sums."""
         if alternative.factor is None:
             return 0
         factor = rule.factors[alternative.factor]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Specialisations of functions, each once, and how large their values are on a device."""
+"""Interns specialisations of functions, and computes the local sizes of their values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .decision import Instance
 from .reach import ReachableAxes
 
 LocalSizes = tuple[list[int], dict[int, dict[int, int]]]
-"""Bytes of each value local to the other axes of its mesh, and how its dims are cut by them."""
+"""Bytes of each value local to the other axes of its mesh, and how its dims are sharded by them."""
 
 
 class Instances:
-    """The instances of one labelling, numbered as they are met.
+    """Instances of a sharding assignment, numbered in order of appearance.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Instances:
         kids: dict[int, Instance],
         columns: Mapping[int, int] = MappingProxyType({}),
     ) -> Instance:
-        """The instance of a graph with these alternatives per axis, and these callees.
+        """Return the instance of a graph with these alternatives per axis and these callees.
 
         ``columns`` has the numbers of those of some axes (:attr:`.Instance.columns`).
         """
@@ -53,37 +53,37 @@ class Instances:
             tuple(numbers.items()),
             tuple([(k, kid.number) for k, kid in sorted(kids.items())]),
         )
-        found = self._known.get(key)
-        if found is None:
+        instance = self._known.get(key)
+        if instance is None:
             given = {a: self._given_by(g, c, numbers[a]) for a, c in choice.items()}
-            found = Instance(len(self._known), g, choice, kids, numbers, given)
-            self._known[key] = found
-        return found
+            instance = Instance(len(self._known), g, choice, kids, numbers, given)
+            self._known[key] = instance
+        return instance
 
     def _given_by(self, g: Graph, column: Sequence[OpStrategy], number: int) -> list[int]:
-        """See :attr:`.Instance.given`."""
-        found = self._given.get((g.key, number))
-        if found is None:
-            found = self._given[g.key, number] = [column[k].gives[j] for k, j in g.producer]
-        return found
+        """Return :attr:`.Instance.given`, memoised."""
+        labels = self._given.get((g.key, number))
+        if labels is None:
+            labels = self._given[g.key, number] = [column[k].gives[j] for k, j in g.producer]
+        return labels
 
     def without(self, inst: Instance, a: int) -> Instance:
-        """An instance with axis ``a`` open again, in its callees too."""
+        """Return an instance with axis ``a`` undecided again, in its callees too."""
         return self._without(inst, a, {})
 
     def _without(self, inst: Instance, a: int, done: dict[int, Instance]) -> Instance:
         if a not in inst.choice:
             return inst
-        found = done.get(inst.number)
-        if found is None:
+        instance = done.get(inst.number)
+        if instance is None:
             choice = {b: c for b, c in inst.choice.items() if b != a}
             columns = {b: c for b, c in inst.columns.items() if b != a}
             kids = {k: self._without(kid, a, done) for k, kid in inst.kids.items()}
-            found = done[inst.number] = self.of(inst.graph, choice, kids, columns)
-        return found
+            instance = done[inst.number] = self.of(inst.graph, choice, kids, columns)
+        return instance
 
     def sizes(self, inst: Instance, a: int) -> LocalSizes:
-        """Bytes of each value local to the other axes of its mesh, and how its dims are cut.
+        """Return local bytes of each value over the mesh's other axes, and how its dims are split.
 
         An axis not decided yet is taken to shard whatever it can reach.
         """
@@ -109,11 +109,11 @@ class Instances:
         return inst.local[a]
 
     def value_bytes(self, inst: Instance, a: int) -> list[int]:
-        """Bytes of each value, whole along axis ``a``, local to the others."""
+        """Return the bytes of each value, unsharded along axis ``a``, local to the others."""
         return self.sizes(inst, a)[0]
 
     def same_sizes(self, one: Instance, two: Instance, a: int) -> bool:
-        """Whether an axis finds the same sizes in two instances, callees included."""
+        """Return whether an axis has the same sizes in two instances, callees included."""
         waiting, seen = [(one, two)], set[tuple[int, int]]()
         while waiting:
             one, two = waiting.pop()

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Memory as a bound: what a decision keeps on each device, and the cheapest one that fits.
+"""Bounds memory: measures a decision's peak per device, and searches for a fitting decision.
 
 A labelling that minimises a price is exact; one under a bound on the peak of memory is not found
-by eliminating variables, since every value counts at once. So memory gets a price: a weight per
+by eliminating variables, since every value counts at once. So memory gets a cost: a weight per
 byte that is kept, doubled until the decision fits and then halved towards the bound (Lagrange's
 relaxation). Free parameters may then be sharded over any axis, which nothing but the bound asks
 for.
@@ -28,12 +28,12 @@ LAST_WEIGHT = 1 << 24
 
 @dataclass(frozen=True)
 class KeptMemory:
-    """What one device of the fullest mesh keeps while a public function runs.
+    """Peak memory of a device of the fullest mesh while a public function runs.
 
     Attributes
     ----------
     peak_bytes : int
-        Parameters, and the values alive at the worst moment, copies in other forms included.
+        Parameters, and the values alive at the worst moment, copies in other placements included.
     param_bytes : int
         Of it, the parameters.
     place : str
@@ -46,9 +46,9 @@ class KeptMemory:
 
 
 class MemoryMeter:
-    """Measures instances; each once.
+    """Measures the peak memory of instances, each once.
 
-    A value is alive from its producer to its last consumer, in every form it is consumed in; a
+    A value is alive from its producer to its last consumer, in every placement it is consumed in; a
     parameter and a result all the time. What happens inside an op is not counted.
     """
 
@@ -57,9 +57,9 @@ class MemoryMeter:
         self._inner: dict[int, tuple[list[int], str]] = {}
 
     def kept(self) -> KeptMemory:
-        """The worst of all public functions and meshes."""
-        found = [one for inst in self.decision.entries.values() for one in self._of(inst)]
-        return max(found, key=lambda one: one.peak_bytes, default=KeptMemory(0, 0, ""))
+        """Return the largest peak of all public functions and meshes."""
+        memories = [memory for inst in self.decision.entries.values() for memory in self._of(inst)]
+        return max(memories, key=lambda memory: memory.peak_bytes, default=KeptMemory(0, 0, ""))
 
     def _of(self, inst: Instance) -> Iterator[KeptMemory]:
         g = inst.graph
@@ -75,7 +75,7 @@ class MemoryMeter:
         return max((axis.mesh for axis in self.decision.axes), default=0) + 1
 
     def _bytes(self, inst: Instance, v: int, form: tuple[int, ...]) -> int:
-        """Bytes of one device's part of a value in a form."""
+        """Return the bytes of a device's part of a value in a placement."""
         value = inst.graph.values[v]
         size = value.size_bytes
         for a, label in zip(self.decision.mesh_axes(value.mesh), form):
@@ -84,7 +84,7 @@ class MemoryMeter:
         return size
 
     def _inside(self, inst: Instance) -> tuple[list[int], str]:
-        """Peak per mesh of all values but the parameters, and where it is reached."""
+        """Return the peak per mesh of all values but the parameters, and where it is reached."""
         if inst.number in self._inner:
             return self._inner[inst.number]
         g = inst.graph
@@ -115,7 +115,7 @@ class MemoryMeter:
         return peak, place
 
     def _spans(self, inst: Instance, v: int) -> Iterator[tuple[int, int, int]]:
-        """(first node, last node, bytes) of each form a value is kept in."""
+        """Yield (first node, last node, bytes) of each placement in which a value is stored."""
         g = inst.graph
         maker = g.producer[v][0]
         if maker < 0:
@@ -136,12 +136,12 @@ class MemoryMeter:
 
 
 def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decision:
-    """The decision, or the cheapest one found that keeps at most ``memory_bytes`` per device.
+    """Return the decision, or the cheapest that stores at most ``memory_bytes`` per device.
 
     Raises
     ------
     InfeasibleError
-        DIST0801 when none of the weights leads to one that fits.
+        DIST0801 when none of the weights leads to a decision that fits.
     """
     if MemoryMeter(decision).kept().peak_bytes <= memory_bytes:
         return decision
@@ -149,11 +149,11 @@ def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decisio
     solver.set_free()
     weight, best, least = FIRST_WEIGHT, None, MemoryMeter(decision).kept()
     while weight <= LAST_WEIGHT:
-        found = _weighed(solver, costs, weight)
-        kept = MemoryMeter(found).kept()
-        least = min(least, kept, key=lambda one: one.peak_bytes)
+        candidate = _weighed(solver, costs, weight)
+        kept = MemoryMeter(candidate).kept()
+        least = min(least, kept, key=lambda memory: memory.peak_bytes)
         if kept.peak_bytes <= memory_bytes:
-            best = found
+            best = candidate
             break
         weight *= 4
     if best is None:
@@ -167,9 +167,9 @@ def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decisio
     lower, upper = weight // 4, weight
     while upper - lower > max(1, lower // 4):
         middle = (lower + upper) // 2
-        found = _weighed(solver, costs, middle)
-        if MemoryMeter(found).kept().peak_bytes <= memory_bytes:
-            upper, best = middle, found
+        candidate = _weighed(solver, costs, middle)
+        if MemoryMeter(candidate).kept().peak_bytes <= memory_bytes:
+            upper, best = middle, candidate
         else:
             lower = middle
     return best

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A module as propagation sees it: its functions as graphs on their meshes, and the axes."""
+"""Represents a module for propagation: graphs of its functions on their meshes, and axes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tvm_distir.core.propagation.graph.types import ModuleTypes
 
 @dataclass(frozen=True)
 class PlacedModule:
-    """The functions of a module, private ones once per meshes that they are called on.
+    """Functions of a module; private functions once per meshes that they are called on.
 
     Attributes
     ----------
@@ -46,13 +46,13 @@ class PlacedModule:
             for gv, fn in relax_functions(mod)
             if isinstance(fn, relax.Function) and not is_private(fn)
         }
-        found = module_axes(mod) if axes is None else tuple(axes)
+        all_axes = module_axes(mod) if axes is None else tuple(axes)
         _repeat(placer.graphs, placer.order)
-        return cls(found, entries, placer.graphs, placer.order)
+        return cls(all_axes, entries, placer.graphs, placer.order)
 
     @functools.cached_property
     def largest(self) -> tuple[int, int]:
-        """FLOPs and bytes of the largest op, as often as a step runs it."""
+        """Return FLOPs and bytes of the largest op, times how often a step runs it."""
         rules = [
             (g.repeat, n.rule) for g in self.graphs.values() for n in g.nodes if n.rule is not None
         ]
@@ -63,7 +63,7 @@ class PlacedModule:
 
 
 def _repeat(graphs: Mapping[str, Graph], order: Sequence[str]) -> None:
-    """Note on graphs how often a step runs them: as often as the function that calls them."""
+    """Record on graphs how often a step runs them: as often as the function that calls them."""
     for key in reversed(order):
         graph = graphs[key]
         attrs = graph.fn.attrs
@@ -81,7 +81,7 @@ def _repeat(graphs: Mapping[str, Graph], order: Sequence[str]) -> None:
 
 
 def _between(graph: Graph) -> dict[int, int]:
-    """How often a step runs the annotations of what repeated calls hand to each other."""
+    """Return how often a step runs the annotations between repeated calls."""
     nodes, repeats = graph.nodes, graph.repeats
     pins = [k for k, node in enumerate(nodes) if node.kind == "pin"]
     given, read = dict(repeats), dict(repeats)
@@ -95,7 +95,7 @@ def _between(graph: Graph) -> dict[int, int]:
 
 
 def module_axes(mod: ir.IRModule) -> tuple[Axis, ...]:
-    """All axes of all meshes of a module."""
+    """Return all axes of all meshes of a module."""
     names = mesh_axes(mod)
     return tuple(
         Axis(i, j, size, names[i][j])

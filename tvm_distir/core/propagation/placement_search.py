@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Placements of weights chosen by the labelling itself, and what they leave on each device.
+"""Searches placements of weights by minimum cost, and reports their cost per device.
 
 Propagation finds the cheapest labels of everything a plan leaves open. Here that is every
 weight: each may be sharded on any dim or replicated, and is used as it lies. What a device
@@ -32,7 +32,7 @@ SETTLING = Costs()
 
 @dataclass(frozen=True)
 class PlacementConstraint:
-    """A variable that has to be sharded, where the weights alone do not lead there."""
+    """A variable that has to be sharded where the weights alone do not lead to that."""
 
     function: str
     variable: str
@@ -41,7 +41,7 @@ class PlacementConstraint:
 
 @dataclass(frozen=True)
 class CandidatePlacement:
-    """One choice of labels, and what it leaves on each device.
+    """A choice of labels with its cost per device.
 
     ``pins`` are the values that propagation has to be told about to find the same, ``stored``
     the dims of the weights that lie cut and are gathered where they are used.
@@ -54,7 +54,7 @@ class CandidatePlacement:
 
 
 class PlacementSearch:
-    """Tries placements of the weights of a module along one mesh axis.
+    """Search over placements of the weights of a module along a mesh axis.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class PlacementSearch:
         costs: Costs = SETTLING,
     ) -> None:
         self.ranks, self.costs = ranks, costs
-        self._open = {name: dict.fromkeys(sorted(found)) for name, found in weights.items()}
+        self._open = {name: dict.fromkeys(sorted(params)) for name, params in weights.items()}
         self._search = WeightSearch(mod, Axis(0, 0, ranks, axis), costs)
         self._meter = CostMeter(ranks)
         self._stored: WeightLabels = {}
@@ -93,7 +93,7 @@ class PlacementSearch:
         self._results: dict[str, list[tuple[int, int, str]]] = {}
 
     def store(self, dims: WeightLabels) -> None:
-        """Say which weights lie cut, on which dims, and are gathered where they are used.
+        """Set which weights are stored sharded, on which dims, and gathered where they are used.
 
         The trials that follow move these and no other weights.
         """
@@ -113,33 +113,34 @@ class PlacementSearch:
         Raises
         ------
         PropagationError
-            DIST0410 when the labelling is too wide.
+            DIST0410 when the sharding assignment is too wide.
         """
         key = (costs, parts)
         if key not in self._tried:
             asked = {
-                name: {**found, **self._stored.get(name, {})} for name, found in self._open.items()
+                name: {**params, **self._stored.get(name, {})}
+                for name, params in self._open.items()
             }
             decision = self._search.decide(asked, costs, self._stored, parts)
             labels: WeightLabels = {}
-            for name, found in self._open.items():
+            for name, params in self._open.items():
                 inst = decision.entries[name]
                 labels[name] = {
-                    i: decision.value_form(inst, inst.graph.param_value(i))[0] for i in found
+                    i: decision.value_form(inst, inst.graph.param_value(i))[0] for i in params
                 }
             self._tried[key] = self._trial(decision, labels, self._pins(decision, labels))
         return self._tried[key]
 
     def sent(self, found: DeviceCost) -> int:
-        """What a device sends: bytes, or where links have prices of their own, what that weighs."""
+        """Return the bytes a device sends, or their cost where links have separate costs."""
         if self.costs == SETTLING:
             return found.wire_bytes
         return self.costs.sending(found.wire_bytes, found.collectives)
 
     def settled(self, labels: WeightLabels, costs: Costs | None = None) -> CandidatePlacement:
-        """What propagation makes of these labels: as :meth:`best`, nothing being free."""
+        """Return what propagation decides for these labels: as :meth:`best`, with nothing free."""
         costs = costs or self.costs
-        key = (costs, tuple((name, tuple(found.items())) for name, found in labels.items()))
+        key = (costs, tuple((name, tuple(params.items())) for name, params in labels.items()))
         if key not in self._tried:
             self._tried[key] = self._trial(self._search.decide(labels, costs, self._stored), labels)
         return self._tried[key]
@@ -149,14 +150,14 @@ class PlacementSearch:
     ) -> CandidatePlacement:
         held = sum(
             self.weight_bytes(name, i, label)
-            for name, found in labels.items()
-            for i, label in found.items()
+            for name, params in labels.items()
+            for i, label in params.items()
         )
         counts = self._meter.counts(decision.entries[name] for name in labels)
         return CandidatePlacement(labels, DeviceCost(held, *counts), pins, self._stored)
 
     def alone(self) -> DeviceCost:
-        """Footprint on one device; its wire bytes are those of all results of all ops, twice."""
+        """Return the cost on a single device; wire bytes are those of all op results, twice."""
         flops, moved, held = 0, 0, 0
         for name in self._open:
             g = self._graph(name)
@@ -167,17 +168,17 @@ class PlacementSearch:
         return DeviceCost(held, flops, moved)
 
     def whole_flops(self) -> dict[str, int]:
-        """FLOPs of the ops no rule can shard over the axis, by name of the op."""
-        found: dict[str, int] = {}
+        """Return the FLOPs of ops that no rule can shard over the axis, by op name."""
+        result: dict[str, int] = {}
         for name in self._open:
             for rule, count in self.ops(name):
                 can = any(factor_fits(f, self.ranks, 1) for f in rule.factors)
                 if not can and rule.flops:
-                    found[rule.op] = found.get(rule.op, 0) + count * rule.flops
-        return found
+                    result[rule.op] = result.get(rule.op, 0) + count * rule.flops
+        return result
 
     def ops(self, name: str, count: int = 1) -> list[tuple[Rule, int]]:
-        """Rules of all ops a function runs, private functions included, and how often."""
+        """Return the rules of all ops a function runs, private functions included, with counts."""
         counts = {self._graph(name).key: count}
         for key in reversed(self._search.module.order):
             for k in self._search.module.graphs[key].calls if key in counts else ():
@@ -191,7 +192,7 @@ class PlacementSearch:
         ]
 
     def weight_bytes(self, name: str, number: int, label: int = R) -> int:
-        """Bytes a device holds of a weight; a shard of an uneven dim is the largest one."""
+        """Return the bytes a device stores of a weight: the largest shard of an uneven dim."""
         value = self._graph(name).values[self._graph(name).param_value(number)]
         if label < 0:
             return value.size_bytes
@@ -201,7 +202,7 @@ class PlacementSearch:
         return int(value.size_bytes // max(size, 1) * ceil_div(size, self.ranks))
 
     def storage_dim(self, name: str, number: int) -> int | None:
-        """Dim that a weight can be stored by: the one that leaves a device the fewest bytes.
+        """Return the dim by which a weight is stored in the fewest bytes per device.
 
         None where all dims are too small.
         """
@@ -232,8 +233,8 @@ class PlacementSearch:
             node, why = g.nodes[k], None
             if node.kind == "call":
                 inner = self._search.module.graphs[node.callee]
-                found = [self._obstacle(inner, inner.param_value(i), d) for i in positions]
-                why = next((one for one in found if one is not None), None)
+                obstacles = [self._obstacle(inner, inner.param_value(i), d) for i in positions]
+                why = next((obstacle for obstacle in obstacles if obstacle is not None), None)
             elif node.rule is not None:
                 why = self._refusal(g, k, positions, d)
             if why is not None:
@@ -277,13 +278,13 @@ class PlacementSearch:
                     label = R
                 pins.setdefault((g.name, name), set()).add(label)
         return tuple(
-            PlacementConstraint(function, variable, min(found))
-            for (function, variable), found in pins.items()
-            if len(found) == 1 and min(found) >= 0
+            PlacementConstraint(function, variable, min(pin_labels))
+            for (function, variable), pin_labels in pins.items()
+            if len(pin_labels) == 1 and min(pin_labels) >= 0
         )
 
     def _named_results(self, g: Graph) -> list[tuple[int, int, str]]:
-        """Ops with one result under a name of its own: node, value, name."""
+        """Return ops with a single result under a unique name: node, value, name."""
         if g.key not in self._results:
             names = {key: str(var.name) for key, var in g.variables.items()}
             often = Counter(names.values())

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The price of a decided instance over all axes together, calls included."""
+"""Computes the cost of a decided instance over all axes together, calls included."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Price:
 
     @property
     def total(self) -> int:
-        """Both together."""
+        """Return the sum of both parts."""
         return self.work + self.conversions
 
     def __add__(self, other: Price) -> Price:
@@ -33,9 +33,9 @@ class Price:
 
 
 class Evaluator:
-    """Prices instances; each instance once, multiplied by its calls.
+    """Evaluates the cost of instances, each once and multiplied by its calls.
 
-    Unlike the solution along one axis, every size is the one all axes together give, so that
+    Unlike the solution along a single axis, every size results from all axes together, so that
     different decisions can be compared. Axes that are not decided yet cost nothing.
     """
 
@@ -46,12 +46,12 @@ class Evaluator:
         self._known: dict[int, Price] = {}
 
     def price(self, inst: Instance) -> Price:
-        """Price of one execution of an instance."""
+        """Return the cost of an execution of an instance."""
         if inst.number not in self._known:
-            own = Price(inst.graph.repeat * self._work(inst), self._conversions(inst))
+            total = Price(inst.graph.repeat * self._work(inst), self._conversions(inst))
             for _, kid in sorted(inst.kids.items()):
-                own += self.price(kid)
-            self._known[inst.number] = own
+                total += self.price(kid)
+            self._known[inst.number] = total
         return self._known[inst.number]
 
     def _work(self, inst: Instance) -> int:
@@ -76,8 +76,10 @@ class Evaluator:
             for a in axes:
                 others = tuple(side for b, side in sides.items() if b != a)
                 ranks = self.prices.axes[a].size
-                work, own = self.prices.along(a).parts(node.rule, inst.choice[a][k], ranks, others)
-                sent += own
+                work, sent_here = self.prices.along(a).parts(
+                    node.rule, inst.choice[a][k], ranks, others
+                )
+                sent += sent_here
             total += self.prices.costs.scaled(work + sent)
         return total
 

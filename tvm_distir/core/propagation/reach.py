@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What annotations reach: which dims an axis may shard, which values may be partial sums.
+"""Computes which dims an axis may shard, and which values may be partial sums.
 
-Dims that rules tie are one class (:mod:`.unify`). Callers hand the axes of their classes down to
+Dims that rules tie form a class (:mod:`.unify`). Callers hand the axes of their classes down to
 their callees, callers first; partial sums flow to a fixpoint.
 """
 
@@ -28,7 +28,7 @@ Forms = tuple[tuple[int | None, bool], ...]
 
 @dataclass
 class ReachableAxes:
-    """Facts about one graph.
+    """Facts about what the axes reach in a graph.
 
     Attributes
     ----------
@@ -61,18 +61,18 @@ class ReachableAxes:
     _labels: dict[int, list[int | None]] = field(default_factory=dict)
 
     def param_labels(self, g: Graph, axis: Axis, a: int) -> list[int | None]:
-        """Labels of the graph's parameters along axis ``a``; None where they are open."""
-        found = self._labels.get(a)
-        if found is None:
-            fixed, found = self.fixed[a], []
+        """Return labels of the graph's parameters along axis ``a``; None where they are free."""
+        labels = self._labels.get(a)
+        if labels is None:
+            fixed, labels = self.fixed[a], []
             for k, v in zip(g.params, g.param_values):
                 pin = g.nodes[k].pin if g.public else None
                 if g.values[v].mesh != axis.mesh:
-                    found.append(R)
+                    labels.append(R)
                 else:
-                    found.append(fixed.get(k) if pin is None else pin[axis.index])
-            self._labels[a] = found
-        return found
+                    labels.append(fixed.get(k) if pin is None else pin[axis.index])
+            self._labels[a] = labels
+        return labels
 
 
 class ReachabilityWalk:
@@ -104,7 +104,7 @@ class ReachabilityWalk:
         }
 
     def run(self) -> dict[str, ReachableAxes]:
-        """Axes down, partial sums to a fixpoint, pinned parameters down."""
+        """Pass axes down, partial sums to a fixpoint, and pinned parameters down."""
         for g in self.callers_first:
             self._hand_down(g)
         for key, params in self.given.items():
@@ -153,7 +153,7 @@ class ReachabilityWalk:
         self._mask_factors(g, reach, reached)
 
     def _mask_factors(self, g: Graph, reach: ReachableAxes, reached: Sequence[int]) -> None:
-        """Note per axis the factors of nodes that it reaches: the first dim tells of each.
+        """Record per axis the factors of nodes that it reaches, by the first dim of each factor.
 
         ``reached`` has a bit per axis for each dim, those of other meshes too.
         """
@@ -175,7 +175,7 @@ class ReachabilityWalk:
                     break
 
     def _flow_partial(self, g: Graph, a: int) -> set[str]:
-        """Mark what may be partial along axis a; returns the graphs to which that goes on."""
+        """Mark values that may be partial along axis a; return the graphs that this affects."""
         reach, axis, onward = self.result[g.key], self.axes[a], set[str]()
         partial, mask, first = reach.partial[a], reach.mask[a], len(g.params)
         for k, node in enumerate(g.nodes[first:], first):
@@ -213,23 +213,23 @@ class ReachabilityWalk:
         return onward
 
     def _fix_params(self, g: Graph) -> None:
-        """A parameter that every call gives in one pinned form has that form inside."""
+        """Fix a parameter's label where every call passes the same pinned label."""
         of_pins: dict[tuple[int, PinLabels, bool], Forms] = {}
         forms: dict[tuple[str, int], set[Forms]] = {}
         for k in g.calls:
             node = g.nodes[k]
             for p, v in zip(self.graphs[node.callee].params, node.operands):
                 forms.setdefault((node.callee, p), set()).add(self._given(g, v, of_pins))
-        for (callee, p), found in forms.items():
+        for (callee, p), variants in forms.items():
             inner = self.result[callee]
-            for given in found:
+            for given in variants:
                 for (label, held), fixed, holds in zip(given, inner.fixed, inner.held):
                     if fixed.setdefault(p, label) != label:
                         fixed[p] = None
                     holds[p] = holds.get(p, True) and held
 
     def _given(self, g: Graph, v: int, of_pins: dict[tuple[int, PinLabels, bool], Forms]) -> Forms:
-        """Per axis, the pinned label of a value (None: not known) and whether it is held.
+        """Return per axis the pinned label of a value (None: unknown) and whether it is held.
 
         ``of_pins`` has those of annotated parameters, and of stationary values: weights that may
         move along some axes are annotated twice.
@@ -244,13 +244,13 @@ class ReachabilityWalk:
         if source.pin is None:
             reach = self.result[g.key]
             pairs = zip(reach.fixed, reach.held)
-            found = tuple([(fixed.get(origin), held.get(origin, False)) for fixed, held in pairs])
+            result = tuple([(fixed.get(origin), held.get(origin, False)) for fixed, held in pairs])
         else:
             key = (source.mesh, source.pin, source.stationary)
             if key not in of_pins:
                 labels = [source.pin[x.index] if source.mesh == x.mesh else R for x in self.axes]
                 of_pins[key] = tuple([(x, key[2] and x is not None) for x in labels])
-            found = of_pins[key]
+            result = of_pins[key]
         if origin != maker:  # the label is known only once the layout op is decided
-            return tuple([(None, held) for _, held in found])
-        return found
+            return tuple([(None, held) for _, held in result])
+        return result

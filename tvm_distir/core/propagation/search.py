@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Propagation along one axis again and again: of the same module, from weights instead of a plan.
+"""Propagates a module repeatedly along an axis, from placements of weights instead of a plan.
 
 What stays the same is kept: the classes of dims that rules tie, what given labels reach, and the
-structure of the labelling problem (:mod:`.sketch`).
+structure of the sharding problem (:mod:`.sketch`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NOTHING: Stored = {}
 
 
 class WeightSearch:
-    """A propagation along one axis whose seeds are weights.
+    """Propagation along an axis whose seeds are weights.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class WeightSearch:
         At level 1.
     axis : Axis
     settling : Costs
-        Prices asked for often: what is made with them is kept.
+        Costs asked for often: what is made with them is kept.
     sketching : bool
         Whether the structure of problems is kept.
     """
@@ -68,14 +68,14 @@ class WeightSearch:
     def reach_of(
         self, labels: Asked, stored: Stored = NOTHING, parts: int = 0
     ) -> dict[str, ReachableAxes]:
-        """What the axis reaches from the weights so labelled."""
+        """Return what the axis reaches from weights with these labels."""
         key = _key(labels, stored, parts)
         if key not in self._reached:
             asked, apart = {}, {}
-            for name, found in labels.items():
+            for name, params_labels in labels.items():
                 entry = self.module.entries[name]
                 params = self.module.graphs[entry].params
-                asked[entry] = {params[i]: x for i, x in found.items()}
+                asked[entry] = {params[i]: x for i, x in params_labels.items()}
                 apart[entry] = {params[i] for i in stored.get(name, ())}
             seeded = _seeded(self.module, self._unified, asked, parts)
             given = _given(self.module, asked, apart)
@@ -85,7 +85,7 @@ class WeightSearch:
     def decide(
         self, labels: Asked, costs: Costs, stored: Stored = NOTHING, parts: int = 0
     ) -> Decision:
-        """Label the module anew.
+        """Solve the module anew.
 
         Parameters
         ----------
@@ -107,7 +107,7 @@ class WeightSearch:
 
 
 class _Prices:
-    """Tables at the prices asked for: what does not depend on the prices is kept."""
+    """Tables at requested costs; what does not depend on the costs is cached."""
 
     def __init__(self, module: PlacedModule, settling: Costs) -> None:
         self._module, self._settling = module, settling
@@ -116,7 +116,7 @@ class _Prices:
         self._kept = self._made(settling)
 
     def at(self, costs: Costs) -> PriceTables:
-        """Tables at some prices."""
+        """Return the tables at some costs."""
         return self._kept if costs == self._settling else self._made(costs)
 
     def _made(self, costs: Costs) -> PriceTables:
@@ -128,31 +128,33 @@ class _Prices:
 
 
 def _seeded(module: PlacedModule, unified: DimClasses, asked: Asked, parts: int) -> DimClasses:
-    """The classes of a module, with the weights asked for as seeds beside its annotations."""
+    """Return the classes of a module, with the requested weights as seeds beside annotations."""
     seeds: dict[str, dict[int, set[int]]] = {}
     for key in module.order:
         g, root = module.graphs[key], unified.root[key]
-        own = seeds[key] = {one: set(axes) for one, axes in unified.seeds[key].items()}
+        graph_seeds = seeds[key] = {
+            dim_class: set(axes) for dim_class, axes in unified.seeds[key].items()
+        }
         for k in g.calls:
             callee = g.nodes[k].callee
             inner = seeds[callee]
             for x, inside in unified.across[key, k] if inner else ():
                 axes = inner.get(inside)
                 if axes:
-                    own.setdefault(root[x], set()).update(axes)
+                    graph_seeds.setdefault(root[x], set()).update(axes)
         if key in asked:
             for x in _asked_dims(g, asked[key], parts):
-                own.setdefault(root[x], set()).add(0)
+                graph_seeds.setdefault(root[x], set()).add(0)
     return DimClasses(unified.root, seeds, unified.across)
 
 
 def _asked_dims(g: Graph, asked: Mapping[int, int | None], parts: int) -> list[int]:
-    """Dims of parameters that may be sharded: of a weight any (None) or the chosen one.
+    """Return parameter dims that may be sharded: any dim (None), or the chosen dim of a weight.
 
     With ``parts`` the values that follow from other parameters may be sharded as well, where
     that divides a dim of the parameter.
     """
-    found: list[int] = []
+    result: list[int] = []
     for k in g.params:
         v = g.nodes[k].results[0]
         shape = g.values[v].shape
@@ -161,12 +163,12 @@ def _asked_dims(g: Graph, asked: Mapping[int, int | None], parts: int) -> list[i
         else:
             label = asked[k]
             dims = [*range(len(shape))] if label is None else [label] * (label >= 0)
-        found += [g.offset[v] + d for d in dims]
-    return found
+        result += [g.offset[v] + d for d in dims]
+    return result
 
 
 def _given(module: PlacedModule, asked: Asked, stored: Stored) -> Given:
-    """WeightLabels of the parameters: other than the weights they are whole; which are held."""
+    """Return parameter labels (R except for weights), and which parameters are held."""
     return {
         key: {
             k: (weights.get(k, R), k in weights and k not in stored.get(key, ()))
@@ -179,8 +181,8 @@ def _given(module: PlacedModule, asked: Asked, stored: Stored) -> Given:
 def _key(labels: Asked, stored: Stored, parts: int) -> Hashable:
     return (
         parts,
-        tuple((name, tuple(found.items())) for name, found in labels.items()),
-        tuple((name, tuple(sorted(found))) for name, found in stored.items()),
+        tuple((name, tuple(weights.items())) for name, weights in labels.items()),
+        tuple((name, tuple(sorted(weights))) for name, weights in stored.items()),
     )
 
 

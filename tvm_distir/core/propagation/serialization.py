@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions as JSON, and back: what a plan says of every value, so that nothing is decided again.
+"""Serializes decisions to JSON and back, so that a plan reproduces them without solving.
 
 ``{"module": DIGEST, "rules": N, "alternatives": [[needs, gives, factor], ...],
 "functions": [{"function": KEY, "calls": [NUMBER, ...], "choice": [[NUMBER, ...], ...]}, ...],
@@ -32,7 +32,7 @@ KEYS = ("module", "rules", "alternatives", "functions", "entries")
 
 
 def labels_of_decision(decision: Decision, module: PlacedModule, rules: int) -> dict[str, Any]:
-    """Labels of a plan that say what was decided.
+    """Return the labels of a plan that record a decision.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def _listed(part: Any) -> Any:
 
 
 class _Writer:
-    """Writes instances, each once."""
+    """Writer of instances, each once."""
 
     def __init__(self, module: PlacedModule) -> None:
         self.module = module
@@ -67,7 +67,7 @@ class _Writer:
         self._known: dict[int, int] = {}
 
     def number(self, inst: Instance) -> int:
-        """Number of an instance among those written."""
+        """Return the number of a written instance."""
         if inst.number not in self._known:
             g, known = inst.graph, self.alternatives
             calls = [self.number(inst.kids[k]) for k in g.calls]
@@ -82,8 +82,8 @@ class _Writer:
 
 
 def digest(module: PlacedModule) -> str:
-    """Of all that a decision about a module depends on."""
-    found = hashlib.sha256(repr([(a.size, a.index, a.mesh) for a in module.axes]).encode())
+    """Return a digest of all that a decision about a module depends on."""
+    checksum = hashlib.sha256(repr([(a.size, a.index, a.mesh) for a in module.axes]).encode())
     for key in module.order:
         g = module.graphs[key]
         nodes = [
@@ -91,12 +91,12 @@ def digest(module: PlacedModule) -> str:
             for n in g.nodes
         ]
         values = [(str(v.shape), v.item_bytes) for v in g.values]
-        found.update(repr((key, nodes, values)).encode())
-    return found.hexdigest()[:32]
+        checksum.update(repr((key, nodes, values)).encode())
+    return checksum.hexdigest()[:32]
 
 
 def decision_of_labels(mod: ir.IRModule, data: Mapping[str, Any]) -> Decision:
-    """The decision about an annotated module that labels of a plan say.
+    """Return the decision that a plan's labels record about an annotated module.
 
     Raises
     ------
@@ -113,14 +113,14 @@ def decision_of_labels(mod: ir.IRModule, data: Mapping[str, Any]) -> Decision:
             remedy='Search again for this one, or remove "labels": the rules hold then, and '
             "propagation decides the rest.",
         )
-    found, said = _Reader(module, top), dict(top["entries"].fields())
+    reader, said = _Reader(module, top), dict(top["entries"].fields())
     if said.keys() != module.entries.keys():
         raise top["entries"].wrong(
             f"there are labels of {', '.join(sorted(said))}",
             f"Give those of {', '.join(sorted(module.entries))}.",
         )
-    entries = {name: found.instance(value, module.entries[name]) for name, value in said.items()}
-    return Decision(module.axes, entries, 0, 0, Conversions(Costs()), found.instances.value_bytes)
+    entries = {name: reader.instance(value, module.entries[name]) for name, value in said.items()}
+    return Decision(module.axes, entries, 0, 0, Conversions(Costs()), reader.instances.value_bytes)
 
 
 def _wrong(place: str, what: str, remedy: str) -> PlanError:
@@ -128,7 +128,7 @@ def _wrong(place: str, what: str, remedy: str) -> PlanError:
 
 
 class _Reader:
-    """Reads instances, callees first."""
+    """Reader of instances, callees first."""
 
     def __init__(self, module: PlacedModule, top: JsonValue) -> None:
         self.module, self.instances = module, Instances(module.axes, {})
@@ -138,11 +138,11 @@ class _Reader:
             self._found.append(self._function(item.object(("function", "calls", "choice"))))
 
     def instance(self, data: JsonValue, function: str) -> Instance:
-        """The instance of a number, which is one of this function."""
-        found = self._found[data.integer(most=len(self._found) - 1)]
-        if found.graph.key != function:
-            raise data.wrong(f"{data.data} is of {found.graph.key}", f"Give one of {function}.")
-        return found
+        """Return the instance of a number, which must belong to this function."""
+        instance = self._found[data.integer(most=len(self._found) - 1)]
+        if instance.graph.key != function:
+            raise data.wrong(f"{data.data} is of {instance.graph.key}", f"Give one of {function}.")
+        return instance
 
     def _function(self, data: JsonValue) -> Instance:
         g = self.module.graphs[data["function"].word(tuple(self.module.graphs))]
@@ -178,7 +178,7 @@ class _Reader:
 
 
 def called(kid: Instance, a: int) -> OpStrategy:
-    """What a call needs and gives along an axis: what the boundary of its function says."""
+    """Return a call's labels along an axis, as given by the boundary of its function."""
     g, choice = kid.graph, kid.choice[a]
     needs = tuple([choice[p].gives[0] for p in g.params])
     gives = tuple([choice[r].needs[0] for r in g.rets])
@@ -194,7 +194,7 @@ def _alternative(data: JsonValue) -> OpStrategy:
 
 
 def _may(g: Graph, node: Node, chosen: OpStrategy) -> bool:
-    """Whether a node can be done so, as far as its rule and its dims say."""
+    """Return whether a node may use a strategy, as far as its rule and its dims tell."""
     needs, gives, factor = chosen
     if (len(needs), len(gives)) != (len(node.operands), len(node.results)):
         return False
@@ -213,7 +213,7 @@ def _may(g: Graph, node: Node, chosen: OpStrategy) -> bool:
 
 
 def _walks(node: Node, chosen: OpStrategy) -> bool:
-    """Whether operands and results lie as a factor walks them."""
+    """Return whether operands and results are placed as a factor requires."""
     assert node.rule is not None and chosen.factor is not None
     factor = node.rule.factors[chosen.factor]
     pending: Sequence[int] = (P, R) if factor.reduces else (R,)

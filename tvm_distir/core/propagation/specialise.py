@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Clone or redistribute: whether calls of a private function should share one specialisation."""
+"""Decides whether calls of a private function share a specialisation or reshard arguments."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .driver import Propagator
 
 
 def specialisations(decision: Decision) -> dict[str, dict[Signature, Instance]]:
-    """Distinct specialisations per placed function, in order of first call."""
-    found: dict[str, dict[Signature, Instance]] = {}
+    """Return distinct specialisations per placed function, in order of first call."""
+    result: dict[str, dict[Signature, Instance]] = {}
     waiting = [inst for _, inst in sorted(decision.entries.items())]
     seen: set[int] = set()
     while waiting:
@@ -18,19 +18,19 @@ def specialisations(decision: Decision) -> dict[str, dict[Signature, Instance]]:
         for _, kid in sorted(inst.kids.items()):
             if kid.number not in seen:
                 seen.add(kid.number)
-                found.setdefault(kid.graph.key, {}).setdefault(kid.signature(), kid)
+                result.setdefault(kid.graph.key, {}).setdefault(kid.signature(), kid)
                 waiting.append(kid)
-    return found
+    return result
 
 
 def objective(solver: Propagator, decision: Decision) -> int:
-    """Price over all axes, and of every specialisation beyond a function's first."""
+    """Return the cost over all axes, and of every specialisation beyond a function's first."""
     extra = sum(len(s) - 1 for s in specialisations(decision).values())
     return solver.price(decision).total + solver.costs.clone * extra
 
 
 def shared(solver: Propagator, decision: Decision) -> Decision:
-    """The decision, or a cheaper one whose calls share specialisations.
+    """Return the decision, or a cheaper decision whose calls share specialisations.
 
     While specialising costs something (``Costs.clone``), each function with several signatures
     is tried with each of them forced on all its calls, callees first; the cheapest stays.

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which dims of which values belong together with given dims of the inputs: rules tie them."""
+"""Finds the dims that sharding rules tie to given dims of the inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .search import WeightSearch
 
 @dataclass(frozen=True)
 class TiedDims:
-    """What given dims of the inputs tie in one function, and in which functions that is called.
+    """Dims of a function and its callees that are tied to given dims of the inputs.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class TiedDims:
     names : mapping of int to str
         Per node the variable that it binds, where no other has its name.
     follows : sequence of int
-        1 for each value that is computed from those inputs, or is one of them.
+        1 for each of those inputs and each value that is computed from them.
     """
 
     graph: Graph
@@ -40,7 +40,7 @@ class TiedDims:
     follows: Sequence[int]
 
     def dims(self, value: int) -> tuple[int, ...]:
-        """The tied dims of a value; none of a constant."""
+        """Return the tied dims of a value; none for a constant."""
         if value < 0:
             return ()
         start = self.graph.offset[value]
@@ -51,9 +51,9 @@ class TiedDims:
 def tied_dims(
     mod: ir.IRModule, seeds: Mapping[str, Mapping[int, int]], ranks: int
 ) -> list[TiedDims]:
-    """Follow dims of inputs through a module by its sharding rules, into functions called.
+    """Follow dims of inputs through a module and its callees by the sharding rules.
 
-    Two dims are tied where one factor of a rule names both. A branch of an ``If`` is a function.
+    Two dims are tied where a factor of a rule names both. A branch of an ``If`` is a function.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def tied_dims(
     seeds : mapping
         Per public function, the dim of each flat parameter that counts.
     ranks : int
-        Into how many parts they are to be cut.
+        Into how many shards they are to be split.
 
     Raises
     ------
@@ -72,36 +72,36 @@ def tied_dims(
     search = WeightSearch(lift_branches(inner_made_private(mod)), Axis(0, 0, ranks, ""), Costs())
     reach = search.reach_of(seeds)
     follows = _following(search.module, seeds)
-    found = []
+    result = []
     for key in search.module.order:
         g = search.module.graphs[key]
         names = {handle: str(var.name) for handle, var in g.variables.items()}
         often = Counter(names.values())
-        own = {k: names[h] for h, k in g.node_of.items() if often[names[h]] == 1}
-        found.append(TiedDims(g, reach[key].active[0], own, follows[key]))
-    return found
+        named_nodes = {k: names[h] for h, k in g.node_of.items() if often[names[h]] == 1}
+        result.append(TiedDims(g, reach[key].active[0], named_nodes, follows[key]))
+    return result
 
 
 def _following(
     module: PlacedModule, seeds: Mapping[str, Mapping[int, int]]
 ) -> dict[str, bytearray]:
-    """Per graph, 1 for each value that is computed from seeded parameters."""
-    found = {key: bytearray(len(module.graphs[key].values)) for key in module.order}
+    """Return per graph 1 for each value that is computed from seeded parameters."""
+    follows = {key: bytearray(len(module.graphs[key].values)) for key in module.order}
     for name, dims in seeds.items():
         entry = module.entries[name]
         for i in dims:
-            found[entry][module.graphs[entry].param_value(i)] = 1
+            follows[entry][module.graphs[entry].param_value(i)] = 1
     for key in reversed(module.order):  # callers first
-        g, own = module.graphs[key], found[key]
+        g, marked = module.graphs[key], follows[key]
         for node in g.nodes:
             if node.kind == "call":
                 params = module.graphs[node.callee].param_values
                 for v, inside in zip(node.operands, params, strict=True):
-                    found[node.callee][inside] |= v >= 0 and own[v]
-            if any(v >= 0 and own[v] for v in node.operands):
+                    follows[node.callee][inside] |= v >= 0 and marked[v]
+            if any(v >= 0 and marked[v] for v in node.operands):
                 for v in node.results:
-                    own[v] = 1
-    return found
+                    marked[v] = 1
+    return follows
 
 
 __all__ = ["TiedDims", "tied_dims"]

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which dims rules tie: one class of dims per union, and the axes annotated on each.
+"""Groups dims that rules tie into classes, with the axes annotated on each class.
 
-Dims that a rule's factor ties are one class (the smallest number is the root, so no order
+Dims that a rule's factor ties form a class (the smallest number is the root, so no order
 matters). A private function's classes are joined at its calls, callees first.
 """
 
@@ -18,7 +18,7 @@ from .decision import Signature
 from .module import PlacedModule
 
 Tie = Sequence[tuple[int, int]]
-"""(Slot, dim) pairs of one class."""
+"""(Slot, dim) pairs of a class."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class DimClasses:
 
 
 def _tied(g: Graph, slots: Sequence[int], tie: Tie) -> list[int]:
-    """Dim numbers in a graph that a node on values (``slots``) ties."""
+    """Return the dim numbers in a graph that a node on values (``slots``) ties."""
     off = g.offset
     dims = [(slots[i], d) for i, d in tie]
     return [off[v] + d for v, d in dims if v >= 0 and off[v] + d < off[v + 1]]
@@ -79,31 +79,31 @@ class DimUnifier:
         self._marks: dict[tuple[int, PinLabels], list[tuple[int, int]]] = {}
 
     def run(self) -> DimClasses:
-        """Classes and seeds of every graph, callees first."""
+        """Compute classes and seeds of every graph, callees first."""
         for key in self.module.order:
             self._unify(self.module.graphs[key])
         return DimClasses(self._root, self._seeds, self._across)
 
     def _tied_outside(self, g: Graph) -> list[tuple[int, Tie]]:
-        """Classes that parameters and results have dims of, and these.
+        """Return the classes that parameters and results have dims of, with these dims.
 
         Slots are the parameters, then the results.
         """
         root, groups = self._root[g.key], dict[int, list[tuple[int, int]]]()
         for slot, v in enumerate((*g.param_values, *g.result_values)):
             if v >= 0:
-                for d, own in enumerate(root[g.offset[v] : g.offset[v + 1]]):
-                    groups.setdefault(own, []).append((slot, d))
+                for d, dim_class in enumerate(root[g.offset[v] : g.offset[v + 1]]):
+                    groups.setdefault(dim_class, []).append((slot, d))
         return list(groups.items())
 
     def _marked(self, pin: PinLabels, mesh: int) -> list[tuple[int, int]]:
-        """(Dim, axis) pairs that an annotation asks for."""
-        found = self._marks.get((mesh, pin))
-        if found is None:
+        """Return the (dim, axis) pairs that an annotation asks for."""
+        marks = self._marks.get((mesh, pin))
+        if marks is None:
             labels = [(pin[axis.index], a) for a, axis in enumerate(self.axes) if axis.mesh == mesh]
-            found = [(x, a) for x, a in labels if x is not None and x >= 0]
-            self._marks[mesh, pin] = found
-        return found
+            marks = [(x, a) for x, a in labels if x is not None and x >= 0]
+            self._marks[mesh, pin] = marks
+        return marks
 
     def _unify(self, g: Graph) -> None:
         groups, seeds = list[int](), list[tuple[int, int]]()
@@ -141,36 +141,36 @@ class DimUnifier:
             seeds += self._all_seeds(g)
         elif self.free and g.public:
             seeds += self._free_seeds(g)
-        own = self._root[g.key] = joined_classes(g.offset[-1], groups)
-        found: dict[int, set[int]] = {}
+        roots = self._root[g.key] = joined_classes(g.offset[-1], groups)
+        axes_of_root: dict[int, set[int]] = {}
         for x, a in seeds:
-            found.setdefault(own[x], set()).add(a)
-        self._seeds[g.key] = found
+            axes_of_root.setdefault(roots[x], set()).add(a)
+        self._seeds[g.key] = axes_of_root
         if not g.public:
             self._ties[g.key] = self._tied_outside(g)
 
     def _free_seeds(self, g: Graph) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+        seeds: list[tuple[int, int]] = []
         for node in (g.nodes[k] for k in g.params):
             v = node.results[0]
             for a, axis in enumerate(self.axes):
                 if axis.mesh == g.values[v].mesh and not node.pin_on(axis):
-                    found += [(x, a) for x in range(g.offset[v], g.offset[v + 1])]
-        return found
+                    seeds += [(x, a) for x in range(g.offset[v], g.offset[v + 1])]
+        return seeds
 
     def _all_seeds(self, g: Graph) -> list[tuple[int, int]]:
-        """Every axis on every dim of the values on its mesh."""
-        found: list[tuple[int, int]] = []
+        """Seed every axis on every dim of the values on its mesh."""
+        seeds: list[tuple[int, int]] = []
         for v, value in enumerate(g.values):
             axes = [a for a, axis in enumerate(self.axes) if axis.mesh == value.mesh]
-            found += [(x, a) for x in range(g.offset[v], g.offset[v + 1]) for a in axes]
-        return found
+            seeds += [(x, a) for x in range(g.offset[v], g.offset[v + 1]) for a in axes]
+        return seeds
 
     def _forced_seeds(self, g: Graph, node: Node) -> list[tuple[int, int]]:
-        """A signature that all calls must share counts as annotations at the calls."""
+        """Seed a signature that all calls must share, as annotations at the calls."""
         signature = self.forced.get(node.callee)
-        found: list[tuple[int, int]] = []
+        seeds: list[tuple[int, int]] = []
         for a, (params, results) in enumerate(signature or ()):
             ends = (*zip(node.operands, params), *zip(node.results, results))
-            found += [(g.offset[v] + x, a) for v, x in ends if v >= 0 and x >= 0]
-        return found
+            seeds += [(g.offset[v] + x, a) for v, x in ends if v >= 0 and x >= 0]
+        return seeds

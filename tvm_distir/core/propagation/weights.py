@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What wire, memory and arithmetic weigh for a module on a system."""
+"""Derives the cost weights of communication, memory and arithmetic for a module on a system."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tvm_distir.core.propagation.solve.cost import Costs
 
 
 def costs_for(mod: ir.IRModule, system: System | str | None) -> Costs:
-    """Weights of a module with meshes: those of a system, each mesh axis by its own links.
+    """Return the weights of a module with meshes: those of a system, per mesh axis.
 
     Parameters
     ----------
     mod : IRModule
         At level 2.
     system : System or str, optional
-        None: the weights that hold without one.
+        None: the weights that hold without a system.
     """
     known = System.known(system)
     if known is None:
@@ -33,7 +33,7 @@ def costs_for(mod: ir.IRModule, system: System | str | None) -> Costs:
 
 
 def main_dtype(mod: ir.IRModule) -> str:
-    """Floating type in which the parameters of a module have most bytes; ``float32`` for none."""
+    """Return the floating dtype of most parameter bytes; ``float32`` where there is none."""
     result: dict[str, int] = {}
     for _, fn in relax_functions(mod):
         for ty in (leaf for param in fn.params[:] for leaf in value_types(param.ty)):

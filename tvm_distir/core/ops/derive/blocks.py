@@ -20,12 +20,12 @@ _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "FloorDiv", "FloorMod", "Mod", "Min",
 
 
 class NotUnderstood(Exception):
-    """The PrimFunc holds something the derivation does not model (internal control flow)."""
+    """Error for a PrimFunc that the derivation does not model, such as internal control flow."""
 
 
 @dataclass
 class Store:
-    """``buffer[indices] = value``, under conditions, after values were bound to variables."""
+    """A store ``buffer[indices] = value`` with its conditions and the variables bound before."""
 
     buffer: Any
     indices: list[Any]
@@ -34,13 +34,13 @@ class Store:
     bound: list[tuple[Any, Any]]
 
     def read(self) -> list[Any]:
-        """All expressions it evaluates besides its indices."""
+        """Return all expressions that the store evaluates besides its indices."""
         return [self.value, *self.conditions, *(value for _, value in self.bound)]
 
 
 @dataclass
 class Block:
-    """One computation block.
+    """A computation block of a PrimFunc.
 
     Attributes
     ----------
@@ -65,12 +65,12 @@ class Block:
 
 
 def kind_of(node: Any) -> str:
-    """Class name of an IR node."""
+    """Return the class name of an IR node."""
     return type(node).__name__
 
 
 def children(e: Any) -> list[Any]:
-    """Sub-expressions of an expression."""
+    """Return the sub-expressions of an expression."""
     kind = kind_of(e)
     if kind in ("Var", "IntImm", "FloatImm", "StringImm"):
         return []
@@ -90,7 +90,7 @@ def children(e: Any) -> list[Any]:
 
 
 def loads(e: Any) -> Iterator[Any]:
-    """All loads in an expression, also those inside indices."""
+    """Yield all loads in an expression, also those inside indices."""
     if kind_of(e) == "TensorLoad":
         yield e
     for child in children(e):
@@ -98,16 +98,16 @@ def loads(e: Any) -> Iterator[Any]:
 
 
 def operations(e: Any) -> int:
-    """Arithmetic operations of a value; indices are free."""
+    """Count the arithmetic operations of a value; operations of indices are not counted."""
     kind = kind_of(e)
     if kind == "TensorLoad":
         return 0
-    own = kind in _ARITHMETIC or (kind == "Call" and "if_then_else" not in str(e.op.name))
-    return int(own) + sum(operations(child) for child in children(e))
+    counted = kind in _ARITHMETIC or (kind == "Call" and "if_then_else" not in str(e.op.name))
+    return int(counted) + sum(operations(child) for child in children(e))
 
 
 def buffer_shape(buffer: Any) -> list[Any]:
-    """Extents of a buffer, ints where static."""
+    """Return the extents of a buffer, as ints where they are static."""
     return [plain(n) for n in buffer.ty.shape]
 
 
@@ -140,7 +140,7 @@ def _names(e: Any, variable: Any) -> bool:
 
 
 def _check_indices(store: Store) -> None:
-    """Bound values inside indices are not followed."""
+    """Raise :class:`NotUnderstood` for bound values inside indices, which are not followed."""
     indices = [*store.indices, *(i for e in store.read() for x in loads(e) for i in x.indices)]
     for variable, _ in store.bound:
         if any(_names(e, variable) for e in indices):
@@ -161,7 +161,7 @@ def _is_neutral(value: Any, combiner: str) -> bool:
 
 
 def _combiner(block: Any, stores: list[Store]) -> tuple[str, Any]:
-    """Combiner and combined term of a reducing block; ("", None) when unknown."""
+    """Return combiner and combined term of a reducing block; ("", None) when unknown."""
     if len(stores) != 1 or stores[0].conditions or stores[0].bound or block.init is None:
         return "", None
     store = stores[0]
@@ -178,8 +178,8 @@ def _combiner(block: Any, stores: list[Store]) -> tuple[str, Any]:
             and all(tvm_ffi.structural_equal(x, y) for x, y in zip(e.indices, store.indices))
         )
 
-    for own, term in ((store.value.a, store.value.b), (store.value.b, store.value.a)):
-        if itself(own) and not any(x.source.same_as(store.buffer) for x in loads(term)):
+    for accumulator, term in ((store.value.a, store.value.b), (store.value.b, store.value.a)):
+        if itself(accumulator) and not any(x.source.same_as(store.buffer) for x in loads(term)):
             return name, term
     return "", None
 
@@ -205,7 +205,7 @@ def _read(block: Any) -> Block:
 
 
 def blocks_of(stmt: Any) -> Iterator[Block]:
-    """Blocks of a PrimFunc's body in program order (NotUnderstood for anything else)."""
+    """Return the blocks of a PrimFunc's body in program order (NotUnderstood for anything else)."""
     kind = kind_of(stmt)
     if kind == "SBlockRealize":
         if len(stmt.block.iter_vars):
@@ -226,7 +226,7 @@ def blocks_of(stmt: Any) -> Iterator[Block]:
 
 
 def count_flops(stmt: Any, times: int = 1) -> int:
-    """Arithmetic operations of a body: those of each store times the loops around it."""
+    """Count the arithmetic operations of a body: those of each store times its loop extents."""
     kind = kind_of(stmt)
     if kind in ("BufferStore", "Bind"):
         return times * operations(stmt.value)

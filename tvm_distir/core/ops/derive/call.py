@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of ops without a hand-written one, derived from the PrimFunc the op legalizes to.
+"""Derives rules of ops without a hand-written rule from the PrimFunc the op legalizes to.
 
 A lowered program calls the *op* on blocks of its operands, not a block of that PrimFunc. A factor
 of the PrimFunc holds for the op only when the op, legalized for a block, gives the same kernel on
@@ -35,7 +35,7 @@ def _refuse(shape: CallShape, why: str) -> PropagationError:
 
 
 def _alone(call: ir.Call, shapes: Sequence[Shape]) -> tuple[list[relax.Var], ir.Call]:
-    """The call on fresh parameters of the given shapes, one per flattened tensor operand."""
+    """Build the call on fresh parameters of the given shapes, each for a tensor operand."""
     params: list[relax.Var] = []
 
     def fresh(ty: Any) -> Any:
@@ -56,7 +56,7 @@ def _alone(call: ir.Call, shapes: Sequence[Shape]) -> tuple[list[relax.Var], ir.
 
 
 def _legalized(call: ir.Call, shapes: Sequence[Shape]) -> tuple[list[relax.Var], Any]:
-    """Parameters and module of the call legalized alone, on operands of the given shapes."""
+    """Legalize the call alone on the given shapes; return its parameters and its module."""
     params, alone = _alone(call, shapes)
     value = relax.BlockBuilder().normalize(alone)
     result = relax.Var("result", value.ty)
@@ -71,7 +71,7 @@ def _kernels(mod: Any) -> list[Any]:
 
 
 def _numbers(e: Any) -> Iterator[float]:
-    """Numbers in a value, indices left out."""
+    """Return the numeric constants in a value, apart from those in indices."""
     if kind_of(e) in ("IntImm", "FloatImm"):
         yield float(plain(e))
     elif kind_of(e) != "TensorLoad":
@@ -109,18 +109,18 @@ class _Follower:
         )
 
     def __call__(self, ins: dict[int, int], outs: dict[int, int], size: Any) -> str | None:
-        """None, or why the op does not follow the factor."""
+        """Return why the op does not follow the factor, or None when it does."""
         count = 2
         if isinstance(size, int):
             count = next(k for k in range(2, size + 1) if size % k == 0)
         local = self._local(ins, outs, count)
         try:
             _, mod = _legalized(self._call, local.ins)
-        except Exception:  # the op's own checks refuse the block
+        except Exception:  # the checks of the op refuse the block
             return "the op refuses a block of its operands"
         got = [static_shape(t) for t in flat_types(mod["main"].ret_ty)]
-        for found, expected in zip(got, local.outs):
-            if found is None or len(found) != len(expected) or not all(map(same, found, expected)):
+        for shape, expected in zip(got, local.outs):
+            if shape is None or len(shape) != len(expected) or not all(map(same, shape, expected)):
                 return "the op's attributes name its extent"
         kernels = _kernels(mod)
         try:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Classes of iteration variables and buffer dims that must be cut together, or not at all."""
+"""Groups the iteration variables and buffer dims that must be sharded together or not at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Node = tuple[str, int, int]
 
 
 class NodeClasses:
-    """Union-find over nodes, with the step each variable moves by and the reasons of pins."""
+    """Union-find over nodes, with the step of each variable and the reasons for pinned classes."""
 
     def __init__(self) -> None:
         self._parent: dict[Node, Node] = {}
@@ -27,7 +27,7 @@ class NodeClasses:
         self.pins: dict[Node, str] = {}
 
     def find(self, node: Node) -> Node:
-        """Root of a node's class."""
+        """Return the root of a node's class."""
         self._parent.setdefault(node, node)
         while self._parent[node] != node:
             self._parent[node] = self._parent[self._parent[node]]
@@ -35,30 +35,30 @@ class NodeClasses:
         return node
 
     def tie(self, a: Node, b: Node) -> None:
-        """Put two nodes in one class (the smaller root stays)."""
+        """Merge the classes of two nodes (the smaller root stays)."""
         low, high = sorted((self.find(a), self.find(b)))
         self._parent[high] = low
 
     def pin(self, node: Node, why: str) -> None:
-        """Forbid cutting a node's class."""
+        """Forbid sharding a node's class, for a reason."""
         self.find(node)
         self.pins.setdefault(node, why)
 
     def step(self, node: Node, step: int) -> None:
-        """Blocks of a variable must be multiples of a step."""
+        """Require that blocks of a variable are multiples of a step."""
         self.find(node)
         self.steps[node] = math.lcm(self.steps.get(node, 1), step)
 
     def members(self) -> dict[Node, list[Node]]:
-        """Classes by root, in order."""
-        found: dict[Node, list[Node]] = {}
+        """Return the members of each class by root, in order."""
+        result: dict[Node, list[Node]] = {}
         for node in sorted(self._parent):
-            found.setdefault(self.find(node), []).append(node)
-        return found
+            result.setdefault(self.find(node), []).append(node)
+        return result
 
 
 class Buffers:
-    """Numbers buffers by identity: operands, results, then intermediate ones."""
+    """Numbering of buffers by identity: operands, results, then intermediate buffers."""
 
     def __init__(self, func: Any) -> None:
         self._found: dict[int, list[tuple[Any, int]]] = {}
@@ -69,7 +69,7 @@ class Buffers:
         self.params = len(self.shapes)
 
     def number(self, buffer: Any) -> int:
-        """Number of a buffer."""
+        """Return the number of a buffer."""
         slot = self._found.setdefault(hash(buffer), [])
         for known, number in slot:
             if known.same_as(buffer):
@@ -80,7 +80,7 @@ class Buffers:
 
 
 def _contained(block: Block, e: Any, var: Any, step: int, change: int) -> bool:
-    """Whether the first block of a variable keeps an index inside the first block of its dim."""
+    """Return whether a variable's first block keeps an index inside the first block of its dim."""
     analyzer = type(block.analyzer)()
     for other, extent in block.extents:
         span = step if other.same_as(var) else extent
@@ -98,7 +98,7 @@ def _visit_index(
     gathered = any(True for _ in loads(e))
     tied = False
     moving: list[Node] = []
-    for k, (var, own) in enumerate(block.extents):
+    for k, (var, extent_k) in enumerate(block.extents):
         if not uses(e, var):
             continue
         node: Node = ("iter", number, k)
@@ -107,7 +107,7 @@ def _visit_index(
             classes.pin(node, "it is indexed in a way that is not understood")
             continue
         step, change = shift
-        symbolic = not isinstance(own, int)
+        symbolic = not isinstance(extent_k, int)
         if symbolic and step != 1:
             classes.pin(node, "its symbolic extent is split")
         elif change == 0:
@@ -116,7 +116,7 @@ def _visit_index(
             not tied
             and not gathered
             and change > 0
-            and same(product((change, own)), product((extent, step)))
+            and same(product((change, extent_k)), product((extent, step)))
             and _contained(block, e, var, step, change)
         ):
             tied = True
@@ -131,7 +131,7 @@ def _visit_index(
 
 
 def _visit_value(classes: NodeClasses, number: int, block: Block, e: Any) -> None:
-    """Variables whose position enters a value or condition cannot be cut."""
+    """Pin variables whose position enters a value or a condition: they cannot be sharded."""
     for k, (var, _) in enumerate(block.extents):
         if uses(e, var):
             shift = shift_of(e, var)
@@ -142,7 +142,7 @@ def _visit_value(classes: NodeClasses, number: int, block: Block, e: Any) -> Non
 
 
 def visit(classes: NodeClasses, buffers: Buffers, number: int, block: Block) -> None:
-    """Tie and pin what block ``number`` walks, reads and writes."""
+    """Tie and pin what block ``number`` iterates over, reads and writes."""
     for k, (_, _) in enumerate(block.extents):
         classes.find(("iter", number, k))
         if block.reduced[k] and not block.combiner:
@@ -164,7 +164,7 @@ def visit(classes: NodeClasses, buffers: Buffers, number: int, block: Block) -> 
 def class_size(
     classes: NodeClasses, blocks: list[Block], nodes: list[Node]
 ) -> tuple[Any, bool] | None:
-    """(blocks at most, one to one) of a class; None when extents cannot be reconciled."""
+    """Return (most blocks, elementwise) of a class; None when extents cannot be reconciled."""
     size: Any = None
     aligned = True
     for kind, number, k in nodes:

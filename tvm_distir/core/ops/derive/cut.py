@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts a PrimFunc with static shapes to the shapes of one shard.
+"""Shrinks a PrimFunc with static shapes to the shapes of a shard.
 
 The rule derivation (``rules.tir_classes``) says which loops and buffer dims move together. A
 device computes the first block of such a class: every loop and dim of it shrinks by the same
-count, and all indices, which move by whole blocks, stay as they are. The result has variables of
-its own: the whole PrimFunc may stay in the module beside it.
+count, and all indices, which move by whole blocks, stay as they are. The result has fresh
+variables: the full PrimFunc may stay in the module beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .blocks import NotUnderstood, blocks_of, kind_of
 from .classes import Buffers, Node, NodeClasses, visit
 
 Counts = Mapping[tuple[int, int], int]
-"""(parameter, dim) to the number of parts it is cut into."""
+"""(parameter, dim) to the number of parts it is sharded into."""
 
 
 def _imm(like: Any, value: int) -> Any:
@@ -34,14 +34,14 @@ def _size(extent: Any) -> int:
 
 
 class Cutter:
-    """Rewrites one PrimFunc.
+    """Rewriter of a PrimFunc to the shapes of a shard.
 
     Parameters
     ----------
     func : PrimFunc
     counts : Counts
-        How many parts the dims of its parameters are cut into; other dims that move with them
-        are found.
+        How many parts the dims of its parameters are split into; other dims that move with them
+        are computed.
     """
 
     def __init__(self, func: Any, counts: Counts) -> None:
@@ -69,7 +69,7 @@ class Cutter:
         return extent if count == 1 else _imm(extent, -(-_size(extent) // count))
 
     def run(self) -> Any:
-        """Return the PrimFunc of one shard (NotUnderstood when it cannot be cut)."""
+        """Return the PrimFunc of a shard (NotUnderstood when it cannot be sharded)."""
         params = [self._buffer(p) for p in self.func.params]
         body = self._stmt(self.func.body)
         return tirx.PrimFunc(params, body, self.func.ret_type, self.func.attrs)
@@ -183,9 +183,9 @@ class Cutter:
         source, old = region.source, region.source.ty.shape
         buffer = self._buffer(source)
         ranges = []
-        for r, whole, own in zip(region.region, old, buffer.ty.shape):
+        for r, whole, local in zip(region.region, old, buffer.ty.shape):
             full = isinstance(r.extent, tirx.IntImm) and int(r.extent) == _size(whole) > 1
-            ranges.append(ir.Range.from_min_extent(r.min, own if full else r.extent))
+            ranges.append(ir.Range.from_min_extent(r.min, local if full else r.extent))
         return type(region)(buffer, ranges, region.ty)
 
     # -- expressions
@@ -222,18 +222,18 @@ def _typed(new: Any, old: Any) -> Any:
 
 
 def cut_prim_func(func: Any, counts: Counts) -> Any:
-    """PrimFunc of one shard, with variables of its own.
+    """Return the PrimFunc of a shard, with fresh variables.
 
     Parameters
     ----------
     func : PrimFunc
         With static shapes, as LegalizeOps makes it.
     counts : Counts
-        How many parts the dims of its parameters are cut into.
+        How many parts the dims of its parameters are sharded into.
 
     Raises
     ------
     NotUnderstood
-        With the reason, when it cannot be cut.
+        With the reason, when it cannot be sharded.
     """
     return renew_defs(Cutter(func, counts).run())

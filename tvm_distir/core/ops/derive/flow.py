@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Walks the blocks of a PrimFunc once, telling which buffers hold terms of a reduction."""
+"""Follows the blocks of a PrimFunc and reports which buffers hold partial sums."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _widens(source: str, target: str) -> bool:
 
 
 def degree(e: Any, partial: Callable[[Any], bool]) -> int | None:
-    """Degree of a value in the loads of partial buffers.
+    """Return the degree of a value in the loads of partial buffers.
 
     0: free of them. 1: homogeneous linear (its terms may be summed before or after). -1: the
     constant zero, which is both. None: neither.
@@ -69,7 +69,7 @@ def _agree(x: int | None, y: int | None) -> int | None:
 
 
 def _passes(block: Block, store: Store, kind: str, is_partial: Callable[[Any], bool]) -> bool:
-    """Whether a block's result is a term of the same reduction when its partial operands are."""
+    """Return whether a block maps partial operands to a partial result of the same reduction."""
     aside = (*store.read()[1:], *store.indices)  # conditions and bound values are not followed
     if any(is_partial(x.source) for e in aside for x in loads(e)):
         return False
@@ -83,7 +83,7 @@ def _passes(block: Block, store: Store, kind: str, is_partial: Callable[[Any], b
 
 
 def _has_scale(e: Any) -> bool:
-    """Whether a value holds a number other than 0 and 1 outside of indices."""
+    """Return whether a value holds a number other than 0 and 1 outside of indices."""
     if kind_of(e) == "TensorLoad":
         return False
     if kind_of(e) in ("IntImm", "FloatImm"):
@@ -98,7 +98,7 @@ def flow(
     start: States,
     strict: bool,
 ) -> States | str:
-    """State of every buffer after the last block, or why the cut is not possible.
+    """Return the state of every buffer after the last block, or why the split is not possible.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def flow(
     number : callable
         Number of a buffer.
     cut : set of nodes
-        The class that is cut (empty: none).
+        The class that is sharded (empty: none).
     start : States
         Partial operands.
     strict : bool

@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules derived from TIR.
+"""Derives sharding rules from TIR.
 
-A factor is a class of iteration variables and buffer dims that are cut together: moving a
-variable by one block of its extent moves every index of a dim of the class by one block of that
-dim, and leaves all else as it is (``tir_shift``). Union-find ties them; whatever does not move so
-pins its class. Then the blocks are walked once per class: a spatial variable makes results cut,
-a reduced one terms of its reduction, and terms may only pass through linear blocks.
+A factor is a class of iteration variables and buffer dims that are sharded together: moving a
+variable by a block of its extent moves every index of a dim of the class by a block of that
+dim, and leaves all else as it is (:mod:`.shift`). Union-find ties them; whatever does not move
+so pins its class. Then the blocks are visited once per class: a spatial variable makes results
+sharded, a reduced variable makes them partial, and partial values pass linear blocks only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _add_factor(
     nodes: list[Node],
     accept: Accept | None,
 ) -> str | None:
-    """Add the factor of a class, or return why its dims must be whole."""
+    """Add the factor of a class, or return why its dims must be replicated."""
     pinned = [classes.pins[n] for n in nodes if n in classes.pins]
     if pinned:
         return pinned[0]
@@ -43,10 +43,10 @@ def _add_factor(
     dims = [(b, d) for kind, b, d in nodes if kind == "dim" and b < buffers.params]
     if len({b for b, _ in dims}) != len(dims):
         return "two dims of one tensor move together"
-    found = class_size(classes, blocks, nodes)
-    if found is None:
+    sizing = class_size(classes, blocks, nodes)
+    if sizing is None:
         return "its extents cannot be cut into equal blocks"
-    size, aligned = found
+    size, aligned = sizing
     cut = {(kind, a, b) for kind, a, b in nodes}
     states = flow(blocks, buffers.number, cut, {}, accept is not None)
     if isinstance(states, str):
@@ -104,7 +104,7 @@ def _product_of_loads(block: Block) -> bool:
 
 
 def _gathered(blocks: list[Block], buffers: Buffers) -> list[int]:
-    """Numbers of the buffers that are indexed by values."""
+    """Return the numbers of the buffers that are indexed by computed values."""
     return sorted(
         {
             buffers.number(x.source)
@@ -118,13 +118,13 @@ def _gathered(blocks: list[Block], buffers: Buffers) -> list[int]:
 
 
 def _fits(buffers: Buffers, shape: CallShape) -> bool:
-    """Whether the PrimFunc's buffers are the call's operands and results."""
+    """Return whether the PrimFunc's buffers are the call's operands and results."""
     described = [*shape.ins, *shape.outs]
     if buffers.params != len(described):
         return False
-    for own, given in zip(buffers.shapes, described):
-        pairs = list(zip(own, given))
-        if len(own) != len(given) or any(
+    for shape_of_buffer, given in zip(buffers.shapes, described):
+        pairs = list(zip(shape_of_buffer, given))
+        if len(shape_of_buffer) != len(given) or any(
             isinstance(x, int) and isinstance(y, int) and x != y for x, y in pairs
         ):
             return False

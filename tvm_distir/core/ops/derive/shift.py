@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How an index expression moves when an iteration variable moves by a whole block."""
+"""Computes how an index expression moves when an iteration variable moves by a whole block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Shift = tuple[int, int] | None
 
 
 def uses(e: Any, var: Any) -> bool:
-    """Whether an expression names a variable outside of loads."""
+    """Return whether an expression names a variable outside of loads."""
     kind = kind_of(e)
     if kind == "Var":
         return bool(e.same_as(var))
@@ -38,7 +38,7 @@ def _sum(x: Shift, y: Shift, sign: int) -> Shift:
 
 
 def shift_of(e: Any, var: Any) -> Shift:
-    """Shift of an expression; what loads yield counts as moving along with the variable.
+    """Return the shift of an expression; loaded values count as moving along with the variable.
 
     Examples, for a variable v: ``v`` gives (1, 1), ``v * 4 + u`` (1, 4), ``v // 6`` (6, 1),
     ``v % 6`` (6, 0).
@@ -69,7 +69,7 @@ def shift_of(e: Any, var: Any) -> Shift:
 
 
 def still(e: Any, var: Any) -> Shift:
-    """(step, 0) when every part of an expression stays the same under shifts by step."""
+    """Return (step, 0) when every part of an expression stays the same under shifts by step."""
     step = 1
     for child in children(e):
         inner = shift_of(child, var)

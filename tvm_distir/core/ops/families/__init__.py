@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""All that is said of TVM's ops, a file per family: rule, local form, what padding needs."""
+"""Registers rule, local form and padding needs of TVM's ops, in a module per family."""
 
 from __future__ import annotations

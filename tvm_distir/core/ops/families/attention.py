@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of attention ops."""
+"""Sharding rules of attention ops."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ UNSEEN = {"float16": -6e4}
 
 
 def attention_on_shards(cx: LocalCall) -> Any:
-    """With a causal mask over queries that are cut: their positions say what each sees."""
+    """Apply a causal mask by global positions where queries are sharded."""
     attrs = cx.call.attrs
     if attrs.causal_mask is None or not cx.axes_of_dim(0, 1):
         return cx.same()
-    own = cx.ins[0].shard
+    query = cx.ins[0].shard
     keys = cx.ins[1].shard.whole[1]
-    offset = 0 if str(attrs.causal_mask) == "TopLeft" else abs(own.whole[1] - keys)
-    rows = cx.emit(relax.op.arange(offset, offset + own.local[1], 1, "int64"), "rows")
+    offset = 0 if str(attrs.causal_mask) == "TopLeft" else abs(query.whole[1] - keys)
+    rows = cx.emit(relax.op.arange(offset, offset + query.local[1], 1, "int64"), "rows")
     rows = cx.emit(relax.op.add(rows, cx.start(0, 1)), "rows")
-    rows = cx.emit(relax.op.reshape(rows, (own.local[1], 1)), "rows")
+    rows = cx.emit(relax.op.reshape(rows, (query.local[1], 1)), "rows")
     columns = cx.emit(relax.op.arange(0, keys, 1, "int64"), "columns")
     seen = cx.emit(relax.op.greater_equal(rows, columns), "seen")
-    zero, low = (cx.scalar(x, own.dtype) for x in (0.0, UNSEEN.get(own.dtype, -1e30)))
+    zero, low = (cx.scalar(x, query.dtype) for x in (0.0, UNSEEN.get(query.dtype, -1e30)))
     mask = cx.emit(relax.op.where(seen, zero, low), "mask")
-    mask = cx.emit(relax.op.reshape(mask, (1, 1, own.local[1], keys)), "mask")
+    mask = cx.emit(relax.op.reshape(mask, (1, 1, query.local[1], keys)), "mask")
     if len(cx.ins) > 3:
         mask = cx.emit(relax.op.add(cx.operand(3), mask), "mask")
     else:
         batch, heads = cx.outs[0].local[0], cx.outs[0].local[2]
-        mask = cx.emit(relax.op.broadcast_to(mask, (batch, heads, own.local[1], keys)), "mask")
+        mask = cx.emit(relax.op.broadcast_to(mask, (batch, heads, query.local[1], keys)), "mask")
     scale = None if attrs.scale is None else float(attrs.scale)
     operands = [cx.operand(i) for i in range(3)]
     return relax.op.nn.attention(*operands, bias=mask, scale=scale)
@@ -47,7 +47,7 @@ def attention_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.nn.attention", "relax.nn.attention_bias", local=attention_on_shards)
 def attention(call: CallShape) -> Draft:
-    """Batch, heads, query positions (without a window) and value features are kept.
+    """Shard batch, heads, query positions (without a window) and value features.
 
     Shapes: query ``(B, S, H, D)``, key ``(B, T, H, D)``, value ``(B, T, H, E)``, bias broadcastable
     to ``(B, H, S, T)``, result ``(B, S, H, E)``. FLOPs: 2 B H S T (D + E) for the two products
@@ -59,9 +59,9 @@ def attention(call: CallShape) -> Draft:
     bias = call.ins[3] if len(call.ins) > 3 else ()
 
     def tied(ins: dict[int, int], score: int) -> dict[int, int]:
-        own = score - 4 + len(bias)
-        if bias and own >= 0 and same(bias[own], scores[score]):
-            return {**ins, 3: own}
+        dim = score - 4 + len(bias)
+        if bias and dim >= 0 and same(bias[dim], scores[score]):
+            return {**ins, 3: dim}
         return ins
 
     draft.tie(tied({0: 0, 1: 0, 2: 0}, 0), {0: 0})

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of contractions: matmul, einsum, outer."""
+"""Sharding rules of contractions: matmul, einsum and outer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FAMILY: Family = Family()
 
 @FAMILY.rule("relax.matmul", local=SAME_OP, padding=ZERO_TERMS)
 def matmul(call: CallShape) -> Draft:
-    """Batch dims, rows and columns are kept; the contracted dim is summed.
+    """Shard batch dims, rows and columns; the contracted dim gives partial sums.
 
-    Shapes ``(..., M, K) x (..., K, N) -> (..., M, N)``; a one-dimensional operand has no M (N).
+    Shapes ``(..., M, K) x (..., K, N) -> (..., M, N)``; a 1-D operand has no M (N).
     FLOPs: 2 M N K per batch element.
     """
     draft = Draft(call)
@@ -29,9 +29,9 @@ def matmul(call: CallShape) -> Draft:
     for d in range(batch):
         ins = {}
         for i, shape in enumerate((a, b)):
-            own = d - batch + len(shape) - 2
-            if len(shape) > 2 and own >= 0 and same(shape[own], out[d]):
-                ins[i] = own
+            operand_dim = d - batch + len(shape) - 2
+            if len(shape) > 2 and operand_dim >= 0 and same(shape[operand_dim], out[d]):
+                ins[i] = operand_dim
         draft.tie(ins, {0: d})
     if rows:
         draft.tie({0: len(a) - 2}, {0: batch})
@@ -44,7 +44,7 @@ def matmul(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.outer", local=SAME_OP)
 def outer(call: CallShape) -> Draft:
-    """Outer product of two vectors: linear in each."""
+    """Shard the outer product of two vectors, which is linear in each."""
     draft = Draft(call)
     draft.tie({0: 0}, {0: 0})
     draft.tie({1: 0}, {0: 1})
@@ -54,7 +54,7 @@ def outer(call: CallShape) -> Draft:
 
 
 def _letters(equation: str, ranks: list[int]) -> tuple[list[list[str]], list[str]]:
-    """Index names per operand and of the result; dims of an ellipsis are numbered from the end."""
+    """Return index names per operand and result; ellipsis dims are numbered from the end."""
     left, arrow, right = equation.replace(" ", "").partition("->")
 
     def spread(term: str, rank: int) -> list[str]:
@@ -73,7 +73,7 @@ def _letters(equation: str, ranks: list[int]) -> tuple[list[list[str]], list[str
 
 @FAMILY.rule("relax.einsum", local=SAME_OP, padding=ZERO_TERMS)
 def einsum(call: CallShape) -> Draft:
-    """Each index name is a factor: kept when the result has it, summed otherwise."""
+    """Make each index name a factor: kept when the result has it, summed otherwise."""
     draft = Draft(call)
     terms, result = _letters(str(call.attrs.subscripts), [len(s) for s in call.ins])
     names = list(dict.fromkeys(x for t in terms for x in t))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions: windows over cut rows, and the gradient of a weight as one."""
+"""Sharding rules of convolutions: windows over sharded rows, and gradients of weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAMILY: Family = Family()
 
 
 def _contracted(cx: LocalCall, layout: str) -> list[tuple[int, int]]:
-    """Spatial dims, of data and kernel, that several devices sum over (a weight's gradient)."""
+    """Return the spatial dims of data and kernel that are summed over (a weight's gradient)."""
     result = []
     for factor in cx.form.factors:
         if factor is None or not factor.reduces:
@@ -45,9 +45,9 @@ def _contracted(cx: LocalCall, layout: str) -> list[tuple[int, int]]:
 
 
 def convolution_on_shards(cx: LocalCall) -> Any:
-    """Neighbour rows along cut spatial dims; cut along its channels, a device's own groups.
+    """Exchange rows along sharded spatial dims; with sharded channels, each device has its groups.
 
-    A weight's gradient gets those that the windows at its own positions read.
+    A weight's gradient gets the rows that the windows at its positions read.
     """
     a, weight = cx.call.attrs, cx.ins[1].shard
     layout, kernel_layout = str(a.data_layout), str(a.kernel_layout)
@@ -55,9 +55,9 @@ def convolution_on_shards(cx: LocalCall) -> Any:
     x, pads = slid(cx, layout, kernel, 0)
     for dim, kernel_dim in _contracted(cx, layout):
         k = spatial(layout).index(layout[dim])
-        own, taps = cx.ins[0].shard, cx.outs[0].whole[str(a.out_layout).index(layout[dim])]
+        data, taps = cx.ins[0].shard, cx.outs[0].whole[str(a.out_layout).index(layout[dim])]
         window = turned(windows(a, kernel)[k], taps)
-        plan = exchange(window, own.whole[dim], weight.whole[kernel_dim], own.counts[dim])
+        plan = exchange(window, data.whole[dim], weight.whole[kernel_dim], data.counts[dim])
         x = with_halo(cx, 0, x, dim, plan)
         pads[k] = pads[k + len(kernel)] = 0
     groups = int(a.groups)
@@ -68,7 +68,7 @@ def convolution_on_shards(cx: LocalCall) -> Any:
 
 
 def _tie_contracted(draft: Draft, data: str, weight: str, out: str, sliding: list[Window]) -> None:
-    """Spatial dims of the convolution that is a weight's gradient, in which all rows are summed.
+    """Tie the spatial dims of a convolution that is a weight's gradient, which sums all rows.
 
     Such a convolution has the samples as its input channels: its data layout names them first.
     """
@@ -91,16 +91,16 @@ def _tie_contracted(draft: Draft, data: str, weight: str, out: str, sliding: lis
     padding=ZERO_TERMS,
 )
 def convolution(call: CallShape) -> Draft:
-    """Batch and output channels are kept, input channels summed; groups are cut as a whole.
+    """Shard batch and output channels, sum over input channels; groups are sharded in full.
 
     Spatial dims need neighbour rows; those of a weight's gradient are summed, too.
     FLOPs: 2 x results x (input channels per group) x kernel.
     """
     draft = Draft(call)
-    found = convolution_layouts(call)
-    if found is None:
+    layouts = convolution_layouts(call)
+    if layouts is None:
         return unsupported(draft)
-    data, weight, out = found
+    data, weight, out = layouts
     groups = int(call.attrs.groups)
     w = call.ins[1]
     kernel = tuple(nominal(w[weight.index(c)]) for c in data if c not in "NC")

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of ops that make tensors from nothing, or draw them."""
+"""Sharding rules of ops that create tensors or generate random numbers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ FAMILY: Family = Family()
 
 
 def full_on_shards(cx: LocalCall) -> Any:
-    """Fill the local shape."""
+    """Fill the local shape with a value."""
     return relax.op.full(cx.outs[0].local, cx.operand(0), cx.call.attrs.dtype)
 
 
 def zeros_on_shards(cx: LocalCall) -> Any:
-    """Zeros of the local shape."""
+    """Create zeros of the local shape."""
     return relax.op.zeros(cx.outs[0].local, cx.outs[0].dtype)
 
 
 def ones_on_shards(cx: LocalCall) -> Any:
-    """Ones of the local shape."""
+    """Create ones of the local shape."""
     return relax.op.ones(cx.outs[0].local, cx.outs[0].dtype)
 
 
@@ -35,7 +35,7 @@ def ones_on_shards(cx: LocalCall) -> Any:
 @FAMILY.rule("relax.zeros", local=zeros_on_shards, padding=Padding(zeros=Zeros.MADE))
 @FAMILY.rule("relax.ones", local=ones_on_shards)
 def filled(call: CallShape) -> Draft:
-    """One value everywhere: any dim can be cut."""
+    """Shard any dim: every element has the same value."""
     draft = Draft(call)
     for d in range(len(call.outs[0])):
         draft.tie({}, {0: d})
@@ -45,7 +45,7 @@ def filled(call: CallShape) -> Draft:
 @FAMILY.rule("relax.full_like", "relax.ones_like", local=SAME_OP)
 @FAMILY.rule("relax.zeros_like", local=SAME_OP, padding=ZEROS_KEPT)
 def filled_like(call: CallShape) -> Draft:
-    """One value everywhere, cut like the operand (which is not read)."""
+    """Shard like the operand, whose elements are not read."""
     draft = Draft(call)
     for d in range(len(call.outs[0])):
         draft.tie({0: d}, {0: d})
@@ -55,7 +55,7 @@ def filled_like(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.arange", "relax.eye", "relax.eye_like", "relax.hamming_window", local=SAME_OP)
 def positional(call: CallShape) -> Draft:
-    """Values depend on the position: all dims are whole."""
+    """Replicate all dims: values depend on the position."""
     draft = Draft(call)
     draft.default_why = "its values depend on the position"
     return draft
@@ -63,7 +63,7 @@ def positional(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.multinomial_from_uniform", local=SAME_OP)
 def sampled(call: CallShape) -> Draft:
-    """Drawn samples: all dims are whole."""
+    """Replicate all dims of random samples."""
     draft = Draft(call)
     draft.default_why = "samples are drawn: all devices must draw the same"
     draft.per_element()

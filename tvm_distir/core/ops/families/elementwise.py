@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of ops that compute each result element from the elements at the same (broadcast) place."""
+"""Sharding rules of ops that compute each element from (broadcast) elements at the same index."""
 
 from __future__ import annotations
 
@@ -42,14 +42,16 @@ def tie_broadcast(draft: Draft, operands: tuple[int, ...], out: int = 0) -> None
         ins: dict[int, int] = {}
         clear = True
         for i in operands:
-            own = d - len(shape) + len(call.ins[i])
-            if own < 0 or (isinstance(call.ins[i][own], int) and call.ins[i][own] == 1):
+            operand_dim = d - len(shape) + len(call.ins[i])
+            if operand_dim < 0 or (
+                isinstance(call.ins[i][operand_dim], int) and call.ins[i][operand_dim] == 1
+            ):
                 continue
-            if same(call.ins[i][own], extent):
-                ins[i] = own
+            if same(call.ins[i][operand_dim], extent):
+                ins[i] = operand_dim
             else:
                 clear = False
-                draft.whole("in", i, own, "its extent is not provably that of the result")
+                draft.whole("in", i, operand_dim, "its extent is not provably that of the result")
         if clear:
             draft.tie(ins, {out: d})
         else:
@@ -57,7 +59,7 @@ def tie_broadcast(draft: Draft, operands: tuple[int, ...], out: int = 0) -> None
 
 
 def elementwise(call: CallShape, *linear: tuple[int, ...]) -> Draft:
-    """Rule of an elementwise op with the given linear groups; one operation per element."""
+    """Return the rule of an elementwise op with these linear groups; an operation per element."""
     draft = Draft(call)
     tie_broadcast(draft, tuple(range(len(call.ins))))
     draft.linear(*linear)
@@ -69,13 +71,13 @@ def elementwise(call: CallShape, *linear: tuple[int, ...]) -> Draft:
 @FAMILY.rule(*relax_names(ODD), local=SAME_OP, padding=ZEROS_KEPT)
 @FAMILY.rule(*relax_names(QUOTIENTS), local=SAME_OP, padding=DIVIDES)
 def nonlinear(call: CallShape) -> Draft:
-    """Elementwise, linear in nothing."""
+    """Shard all dims of an elementwise op that is linear in no operand."""
     return elementwise(call)
 
 
 @FAMILY.rule(*relax_names(IDENTITY), local=SAME_OP)
 def identity(call: CallShape) -> Draft:
-    """Marks on a value: the same on both sides, no work."""
+    """Shard an op that marks a value: operand and result agree, and it does no work."""
     draft = elementwise(call)
     draft.work(0, "view")
     return draft
@@ -83,25 +85,25 @@ def identity(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.add", "relax.subtract", local=SAME_OP, padding=Padding(zeros=Zeros.ALIGNED))
 def additive(call: CallShape) -> Draft:
-    """Sum of two: jointly linear."""
+    """Shard all dims of a sum or difference, which is jointly linear in both operands."""
     return elementwise(call, (0, 1))
 
 
 @FAMILY.rule("relax.multiply", local=SAME_OP)
 def multiply(call: CallShape) -> Draft:
-    """Product of two: linear in each."""
+    """Shard all dims of a product, which is linear in each operand."""
     return elementwise(call, (0,), (1,))
 
 
 @FAMILY.rule("relax.divide", local=SAME_OP, padding=DIVIDES)
 def divide(call: CallShape) -> Draft:
-    """Quotient: linear in the dividend (not for integers, which round)."""
+    """Shard all dims of a quotient, linear in the dividend (not for integers, which round)."""
     return elementwise(call, *([(0,)] if call.floats else []))
 
 
 @FAMILY.rule("relax.astype", local=SAME_OP, padding=ZEROS_KEPT)
 def astype(call: CallShape) -> Draft:
-    """Linear where it only makes floats wider: no term is rounded."""
+    """Shard all dims of a cast, which is linear where it only widens floats."""
     have, want = call.in_dtypes[0], call.out_dtypes[0]
     wider = (have in HALF and want in WIDE) or (have, want) == ("float32", "float64")
     return elementwise(call, *([(0,)] if wider else []))
@@ -109,19 +111,19 @@ def astype(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.negative", local=SAME_OP, padding=ZEROS_KEPT)
 def negative(call: CallShape) -> Draft:
-    """Linear."""
+    """Shard all dims of an op that is linear in its operand."""
     return elementwise(call, (0,))
 
 
 @FAMILY.rule("relax.where", local=SAME_OP)
 def where(call: CallShape) -> Draft:
-    """Choice: jointly linear in what is chosen from, not in the condition."""
+    """Shard all dims of a choice, jointly linear in both choices but not in the condition."""
     return elementwise(call, (1, 2))
 
 
 @FAMILY.rule("relax.nn.prelu", local=SAME_OP)
 def prelu(call: CallShape) -> Draft:
-    """Slope per channel of the axis."""
+    """Shard all dims; the slopes follow the channel axis."""
     draft = Draft(call)
     axis = call.axes("axis", len(call.ins[0]))[0]
     for d in range(len(call.outs[0])):
@@ -136,7 +138,7 @@ def prelu(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.nn.dropout", local=SAME_OP)
 def dropout(call: CallShape) -> Draft:
-    """Result and mask are cut like the data."""
+    """Shard result and mask like the data."""
     draft = Draft(call)
     for d in range(len(call.ins[0])):
         draft.tie({0: d}, {0: d, 1: d})

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of ops that read or write at computed places: take, gather, scatter, one_hot."""
+"""Sharding rules of ops that read or write at computed indices: take, gather, scatter, one_hot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAMILY: Family = Family()
 
 @FAMILY.rule("relax.gather_elements", local=SAME_OP, padding=Padding(indices=(1,)))
 def gather_elements(call: CallShape) -> Draft:
-    """Dims other than the axis are kept where data and indices agree; so are indices' rows."""
+    """Shard the dims other than the axis where data and indices agree, and rows of the indices."""
     draft = Draft(call)
     data, index = call.ins
     axis = int(call.attrs.axis) % len(data)
@@ -33,7 +33,7 @@ def gather_elements(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.gather_nd", local=SAME_OP, padding=Padding(indices=(1,)))
 def gather_nd(call: CallShape) -> Draft:
-    """Batch dims, index dims and dims of the data that are not indexed are kept."""
+    """Shard batch dims, index dims, and dims of the data that are not indexed."""
     draft = Draft(call)
     data, index = call.ins
     batch, depth = int(call.attrs.batch_dims), index[-1]
@@ -53,7 +53,7 @@ def gather_nd(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.index_tensor", local=SAME_OP)
 def index_tensor(call: CallShape) -> Draft:
-    """Broadcast index dims and dims of the data that are not indexed are kept."""
+    """Shard broadcast index dims and dims of the data that are not indexed."""
     draft = Draft(call)
     indices = call.args[1]
     data = call.ins[0]
@@ -71,14 +71,14 @@ def index_tensor(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.index_put", local=SAME_OP)
 def index_put(call: CallShape) -> Draft:
-    """Dims of the data that are not indexed are kept."""
+    """Shard dims of the data that are not indexed."""
     draft = Draft(call)
     indices, (values,) = call.args[1], call.args[2]
     data, update = call.ins[0], call.ins[values]
     for d in range(len(indices), len(data)):
-        own = d - len(data) + len(update)
-        if own >= 0 and same(update[own], data[d]):
-            draft.tie({0: d, values: own}, {0: d})
+        update_dim = d - len(data) + len(update)
+        if update_dim >= 0 and same(update[update_dim], data[d]):
+            draft.tie({0: d, values: update_dim}, {0: d})
     draft.default_why = INDEXED
     draft.linear((0, values))
     draft.work(0, "gather")
@@ -87,7 +87,7 @@ def index_put(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.scatter_elements", local=SAME_OP, padding=Padding(indices=(1,)))
 def scatter_elements(call: CallShape) -> Draft:
-    """Dims other than the axis are kept where data, indices and updates agree."""
+    """Shard dims other than the axis where data, indices and updates agree."""
     draft = Draft(call)
     data, index, update = call.ins
     axis = int(call.attrs.axis) % len(data)
@@ -103,7 +103,7 @@ def scatter_elements(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.scatter_nd", local=SAME_OP)
 def scatter_nd(call: CallShape) -> Draft:
-    """Dims of the data that are not indexed are kept."""
+    """Shard dims of the data that are not indexed."""
     draft = Draft(call)
     data, index, update = call.ins
     depth = index[-1]
@@ -119,7 +119,7 @@ def scatter_nd(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.slice_scatter", local=SAME_OP)
 def slice_scatter(call: CallShape) -> Draft:
-    """Dims other than the axis are kept; jointly linear in data and slice."""
+    """Shard dims other than the axis; the op is jointly linear in data and slice."""
     draft = Draft(call)
     axis = int(call.attrs.axis) % len(call.ins[0])
     for d in range(len(call.ins[0])):
@@ -132,7 +132,7 @@ def slice_scatter(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.one_hot", local=SAME_OP)
 def one_hot(call: CallShape) -> Draft:
-    """Index dims are kept; the new dim is whole."""
+    """Shard index dims; the new dim is replicated."""
     draft = Draft(call)
     rank = len(call.outs[0])
     axis = int(call.attrs.axis) % rank
@@ -146,7 +146,7 @@ def one_hot(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.bucketize", local=SAME_OP)
 def bucketize(call: CallShape) -> Draft:
-    """Dims of the input are kept; the boundaries are whole."""
+    """Shard dims of the input; the boundaries are replicated."""
     draft = Draft(call)
     for d in range(len(call.ins[0])):
         draft.tie({0: d}, {0: d})

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of ops that join or part tensors: concat, stack, split, meshgrid."""
+"""Sharding rules of ops that join or split tensors: concat, stack, split and meshgrid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAMILY: Family = Family()
 
 @FAMILY.rule("relax.concat", local=SAME_OP, padding=ZEROS_KEPT)
 def concat(call: CallShape) -> Draft:
-    """Dims other than the axis are kept; linear in all operands together."""
+    """Shard dims other than the axis; the op is linear in all operands together."""
     draft = Draft(call)
     ndim = len(call.outs[0])
     axis = (call.integers("axis") or (0,))[0] % ndim
@@ -27,14 +27,14 @@ def concat(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.stack", local=SAME_OP, padding=ZEROS_KEPT)
 def stack(call: CallShape) -> Draft:
-    """The operands' dims are kept; linear in all operands together."""
+    """Shard the operands' dims; the op is linear in all operands together."""
     draft = Draft(call)
     ndim = len(call.outs[0])
     axis = (call.integers("axis") or (0,))[0] % ndim
     for d in range(ndim):
         if d != axis:
-            own = d if d < axis else d - 1
-            draft.tie(dict.fromkeys(range(len(call.ins)), own), {0: d})
+            operand_dim = d if d < axis else d - 1
+            draft.tie(dict.fromkeys(range(len(call.ins)), operand_dim), {0: d})
     draft.default_why = "it counts the operands"
     draft.linear(range(len(call.ins)))
     return draft
@@ -42,7 +42,7 @@ def stack(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.split", local=SAME_OP, padding=ZEROS_KEPT)
 def split(call: CallShape) -> Draft:
-    """Dims other than the axis are kept."""
+    """Shard dims other than the axis."""
     draft = Draft(call)
     ndim = len(call.ins[0])
     axis = int(call.attrs.axis) % ndim
@@ -56,10 +56,10 @@ def split(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.meshgrid", local=SAME_OP)
 def meshgrid(call: CallShape) -> Draft:
-    """Each operand walks its own dim of every result.
+    """Shard each operand with its dim of every result.
 
     With ``xy`` the first two change places, which TVM's result type does not say: such results
-    have another shape than their type, and nothing is cut.
+    have another shape than their type, and nothing is sharded.
     """
     draft = Draft(call)
     if str(call.attrs.indexing) == "xy" and len(call.ins) > 1:

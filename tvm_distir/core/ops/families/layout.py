@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Ops that move elements: permute, broadcast, slice, repeat, tile, flip."""
+"""Sharding rules of ops that move elements: permute, broadcast, slice, repeat, tile and flip."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAMILY: Family = Family()
 
 @FAMILY.rule("relax.permute_dims", local=SAME_OP, padding=ZEROS_KEPT)
 def permute_dims(call: CallShape) -> Draft:
-    """Result dim d is operand dim axes[d]."""
+    """Shard result dim d with operand dim axes[d]."""
     draft = Draft(call)
     ndim = len(call.ins[0])
     axes = call.integers("axes")
@@ -39,7 +39,7 @@ def broadcast_to_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.broadcast_to", local=broadcast_to_on_shards)
 def broadcast_to(call: CallShape) -> Draft:
-    """Dims of the operand are kept; new dims can be cut without any operand."""
+    """Shard dims of the operand; new dims are sharded without any operand."""
     draft = Draft(call)
     tie_broadcast(draft, (0,))
     draft.linear((0,))
@@ -47,15 +47,15 @@ def broadcast_to(call: CallShape) -> Draft:
 
 
 def strided_slice_on_shards(cx: LocalCall) -> Any:
-    """Cut dims are taken whole: their bounds become the local ones."""
-    own = cx.ins[0].shard
+    """Slice locally; sharded dims are taken in full, so their bounds become the local bounds."""
+    shard = cx.ins[0].shard
     axes, begin = cx.argument_int(1), list(cx.argument_int(2))
     end = list(cx.argument_int(3))
     strides = list(cx.argument_int(4)) if len(cx.call.args) > 4 else [1] * len(axes)
     for k, axis in enumerate(axes):
-        d = axis % len(own.whole)
-        if own.counts[d] > 1:
-            begin[k], end[k], strides[k] = 0, own.local[d], 1
+        d = axis % len(shard.whole)
+        if shard.counts[d] > 1:
+            begin[k], end[k], strides[k] = 0, shard.local[d], 1
     inbound = bool(cx.call.attrs.assume_inbound)
     return relax.op.strided_slice(
         cx.operand(0), list(axes), begin, end, strides, assume_inbound=inbound
@@ -64,7 +64,7 @@ def strided_slice_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.strided_slice", local=strided_slice_on_shards, padding=ZEROS_KEPT)
 def strided_slice(call: CallShape) -> Draft:
-    """Dims that are taken whole are kept."""
+    """Shard dims that are taken in full."""
     draft = Draft(call)
     shape = call.ins[0]
     strides = call.args[4] if len(call.args) > 4 else (1,) * len(call.args[1])
@@ -83,18 +83,18 @@ def strided_slice(call: CallShape) -> Draft:
 
 
 def repeat_on_shards(cx: LocalCall) -> Any:
-    """A cut repeated dim is either cut in whole elements, or of extent 1."""
+    """Repeat locally; a sharded repeated dim has whole elements per device, or extent 1."""
     axis = cx.call.attrs.axis
     if axis is None:
         return cx.same()
-    own, out = cx.ins[0].shard.local, cx.outs[0].local
-    d = int(axis) % len(own)
-    return relax.op.repeat(cx.operand(0), out[d] // own[d] if own[d] else 1, d)
+    shape, out = cx.ins[0].shard.local, cx.outs[0].local
+    d = int(axis) % len(shape)
+    return relax.op.repeat(cx.operand(0), out[d] // shape[d] if shape[d] else 1, d)
 
 
 @FAMILY.rule("relax.repeat", local=repeat_on_shards)
 def repeat(call: CallShape) -> Draft:
-    """Repetitions of an element are neighbours: the repeated dim is cut in whole elements."""
+    """Shard all dims; copies are neighbours, so the repeated dim keeps elements whole."""
     draft = Draft(call)
     axis = call.integers("axis")
     if axis is None:
@@ -113,28 +113,28 @@ def repeat(call: CallShape) -> Draft:
 
 
 def tile_on_shards(cx: LocalCall) -> Any:
-    """A cut result dim is a broadcast one: each device lays its share of the copies."""
-    own, out = cx.ins[0].shard.local, cx.outs[0].local
-    lead = (1,) * (len(out) - len(own)) + own
+    """Tile locally; a sharded result dim is broadcast: each device makes its copies."""
+    shape, out = cx.ins[0].shard.local, cx.outs[0].local
+    lead = (1,) * (len(out) - len(shape)) + shape
     return relax.op.tile(cx.operand(0), [n // m if m else 1 for n, m in zip(out, lead)])
 
 
 @FAMILY.rule("relax.tile", local=tile_on_shards)
 def tile(call: CallShape) -> Draft:
-    """Dims that are laid once are kept; a dim of extent 1 is a broadcast."""
+    """Shard dims that are not repeated; a dim of extent 1 is broadcast."""
     draft = Draft(call)
     shape, out = call.ins[0], call.outs[0]
     repeats = call.integers("repeats") or ()
     for d, extent in enumerate(out):
-        own, times = d - len(out) + len(shape), d - len(out) + len(repeats)
+        operand_dim, times = d - len(out) + len(shape), d - len(out) + len(repeats)
         count = repeats[times] if times >= 0 else 1
-        if own < 0 or (isinstance(shape[own], int) and shape[own] == 1):
+        if operand_dim < 0 or (isinstance(shape[operand_dim], int) and shape[operand_dim] == 1):
             draft.tie({}, {0: d})
         elif count == 1:
-            draft.tie({0: own}, {0: d})
+            draft.tie({0: operand_dim}, {0: d})
         else:
             why = "its copies follow one another: a block holds parts of several"
-            draft.whole("in", 0, own, why)
+            draft.whole("in", 0, operand_dim, why)
             draft.whole("out", 0, d, why)
     draft.linear((0,))
     return draft
@@ -142,7 +142,7 @@ def tile(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.flip", local=SAME_OP)
 def flip(call: CallShape) -> Draft:
-    """The other dims are kept."""
+    """Shard the dims that are not flipped."""
     draft = Draft(call)
     axis = int(call.attrs.axis) % len(call.ins[0])
     for d in range(len(call.ins[0])):
@@ -155,7 +155,7 @@ def flip(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.nn.pixel_shuffle", local=SAME_OP)
 def pixel_shuffle(call: CallShape) -> Draft:
-    """``(N, C r r, H, W) -> (N, C, H r, W r)``: cut in whole result channels, whole pixels."""
+    """Map ``(N, C r r, H, W) -> (N, C, H r, W r)``; shard full result channels and full pixels."""
     draft = Draft(call)
     source, out = call.ins[0], call.outs[0]
     for d in range(len(source)):

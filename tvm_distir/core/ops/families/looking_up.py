@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Look-ups in a table and their gradient: the rows may lie on several devices."""
+"""Sharding rules of table look-ups and their gradient; the table's rows may be sharded."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ INDEXED = "it is indexed"
 
 
 def reads_result(draft: Draft, operand: int = 0) -> None:
-    """A gather reads from its table as many bytes as it writes."""
+    """Set the work of a gather, which reads from its table as many bytes as it writes."""
     rule = draft.rule()
     read = min(rule.in_bytes[operand], rule.out_bytes[0])
     draft.work(0, "gather", in_bytes={operand: read})
 
 
 def take_on_shards(cx: LocalCall) -> Any:
-    """Rows of the table on several devices: each looks up its own, zeros stand for the rest."""
+    """Look up the rows that each device has; zeros stand for rows of other devices."""
     axes = tuple(
         a
         for a, f in enumerate(cx.form.factors)
@@ -48,15 +48,15 @@ def take_on_shards(cx: LocalCall) -> Any:
     elif mode == "wrap":
         places = cx.emit(relax.op.floor_mod(places, relax.const(whole, "int64")), "places")
     here, near = own_places(cx, places, 0, axis)
-    found = cx.emit(relax.op.take(cx.operand(0), near, axis=axis, mode="fast"), "found")
+    looked_up = cx.emit(relax.op.take(cx.operand(0), near, axis=axis, mode="fast"), "found")
     shape = list(index.local) + [1] * (len(table.whole) - 1 - axis)
     wide = cx.emit(relax.op.reshape(here, shape), "here")
-    return relax.op.where(wide, found, cx.scalar(0, table.dtype))
+    return relax.op.where(wide, looked_up, cx.scalar(0, table.dtype))
 
 
 @FAMILY.rule("relax.take", local=take_on_shards, padding=Padding(Reduced.UNREAD, indices=(1,)))
 def take(call: CallShape) -> Draft:
-    """Table dims and index dims are kept; rows of the indexed dim give terms of a sum.
+    """Shard table dims and index dims; the indexed dim gives partial sums.
 
     A device that holds some rows looks up what it has and zeros for the rest.
     """
@@ -82,7 +82,7 @@ def take(call: CallShape) -> Draft:
 
 
 def take_backward_on_shards(cx: LocalCall) -> Any:
-    """Rows of the table on several devices: each adds up what was looked up among its own."""
+    """Add up on each device the gradients of the table rows that it has."""
     a, grad, table = cx.call.attrs, cx.ins[0].shard, cx.ins[1].shard
     axis = int(a.axis) if a.axis is not None else 0
     axes = cx.axes_of_dim(1, axis)
@@ -102,11 +102,11 @@ def take_backward_on_shards(cx: LocalCall) -> Any:
     padding=Padding(Reduced.ZEROS, indices=(2,)),
 )
 def take_backward(call: CallShape) -> Draft:
-    """Gradient of the table: its dims are kept, the indices summed over; linear in the gradient.
+    """Shard the table's dims and sum over the indices; the op is linear in the gradient.
 
     Operands: gradient of the result, table (of which only the shape counts), indices. A device
     that holds some rows adds up what was looked up among them. TVM's kernel takes a negative axis
-    for the first one, and does not walk the table then: such a call is left whole.
+    for the first index, and does not iterate over the table then: such a call is replicated.
     """
     draft = Draft(call)
     table, index = call.ins[1], call.ins[2]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Losses over cut samples and cut classes: logits are never gathered."""
+"""Sharding rules of losses over sharded samples and classes: logits are never gathered."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ FAMILY: Family = Family()
 
 
 def cross_entropy_on_shards(cx: LocalCall) -> Any:
-    """The op divides by the local extent of dim 0: rescale to the whole one."""
-    own, rescaled = cx.ins[0].shard, False
+    """Rescale the loss: the op divides by the local extent of dim 0, not by the full extent."""
+    shard, rescaled = cx.ins[0].shard, False
     for factor in cx.form.factors:
         rescaled |= factor is not None and factor.rescale
     if not rescaled:
         return cx.same()
     part = cx.emit(cx.same(), "part")
-    share = own.local[0] / own.whole[0]
-    return relax.op.multiply(part, cx.scalar(share, own.dtype))
+    share = shard.local[0] / shard.whole[0]
+    return relax.op.multiply(part, cx.scalar(share, shard.dtype))
 
 
 @FAMILY.rule(
     "relax.nn.cross_entropy_with_logits", local=cross_entropy_on_shards, padding=ZERO_TERMS
 )
 def cross_entropy(call: CallShape) -> Draft:
-    """``-sum(predictions * labels) / extent of dim 0``: terms of a sum, rescaled along dim 0."""
+    """Shard ``-sum(predictions * labels) / extent of dim 0``: partial sums, rescaled for dim 0."""
     draft = Draft(call)
     ndim = len(call.ins[0])
     for d in range(ndim):
@@ -46,7 +46,7 @@ def cross_entropy(call: CallShape) -> Draft:
 
 
 def _class_dim(shape: Shape) -> int:
-    """Predictions are (classes,) or (samples, classes, ...)."""
+    """Return the class dim of predictions (classes,) or (samples, classes, ...)."""
     return min(1, len(shape) - 1)
 
 
@@ -54,7 +54,7 @@ _WEIGHTS = "a device needs the weights of all targets"
 
 
 class _Targets:
-    """What a device knows of the targets of its samples.
+    """Targets of the samples of a device.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class _Targets:
         self.weight = self._weights(counts)
 
     def _weights(self, counts: Any) -> Any:
-        """Weight of each sample: zero where its target is ignored, or it is padding."""
+        """Return the weight of each sample: zero where its target is ignored, or it is padding."""
         cx, dtype = self.cx, self.predictions.dtype
         if len(cx.ins) > self.first + 2:
             classes = cx.ins[self.first + 2].shard.whole[0]
@@ -95,7 +95,7 @@ class _Targets:
         return cx.emit(relax.op.astype(counts, dtype), "weight")
 
     def own(self) -> tuple[Any, Any]:
-        """Whether a sample counts and its target is a class of this device; which of them."""
+        """Return which samples count with a target class of this device, and these classes."""
         cx, rows = self.cx, self.predictions.local[self.class_dim]
         if not self.class_axes:
             return self.counts, cx.emit(relax.op.clip(self.places, 0, rows - 1), "near")
@@ -103,26 +103,28 @@ class _Targets:
         return cx.emit(relax.op.logical_and(here, self.counts), "here"), near
 
     def spread(self, value: Any) -> Any:
-        """Give a value per sample a class dim of one."""
+        """Give a value per sample a class dim of extent 1."""
         shape = list(self.targets.local)
         shape.insert(self.class_dim, 1)
         return self.cx.emit(relax.op.reshape(value, shape), "spread")
 
     def summed(self, value: Any, hint: str) -> Any:
-        """Sum over the samples of this device; a scalar."""
+        """Sum over the samples of this device; return a scalar."""
         return self.cx.emit(relax.op.sum(value), hint) if self.targets.local else value
 
 
 def nll_loss_on_shards(cx: LocalCall) -> Any:
-    """Look up what this device has; a mean divides by the weight of all samples."""
+    """Look up the local classes; a mean divides by the weight of all samples."""
     reduction = str(cx.call.attrs.reduction)
     known = _Targets(cx, 0)
     averaged = reduction == "mean" and known.sample_axes
     if not known.class_axes and not averaged and not _is_padded_sum(cx, known, reduction):
         return cx.same()
     here, near = known.own()
-    found = relax.op.gather_elements(cx.operand(0), known.spread(near), axis=known.class_dim)
-    picked = cx.emit(relax.op.reshape(cx.emit(found, "found"), list(known.targets.local)), "found")
+    entries = relax.op.gather_elements(cx.operand(0), known.spread(near), axis=known.class_dim)
+    picked = cx.emit(
+        relax.op.reshape(cx.emit(entries, "found"), list(known.targets.local)), "found"
+    )
     weighted = cx.emit(relax.op.multiply(picked, known.weight), "weighted")
     zero = cx.scalar(0, known.predictions.dtype)
     terms = cx.emit(relax.op.where(here, weighted, zero), "terms")
@@ -145,7 +147,7 @@ def nll_loss_on_shards(cx: LocalCall) -> Any:
 
 
 def _is_padded_sum(cx: LocalCall, known: _Targets, reduction: str) -> bool:
-    """Whether samples are summed that are padding."""
+    """Return whether the call sums over samples that include padding."""
     return reduction == "sum" and bool(known.targets.padded_dims)
 
 
@@ -153,11 +155,11 @@ def _is_padded_sum(cx: LocalCall, known: _Targets, reduction: str) -> bool:
     "relax.nn.nll_loss", local=nll_loss_on_shards, padding=Padding(Reduced.UNREAD, indices=(1,))
 )
 def nll_loss(call: CallShape) -> Draft:
-    """Samples are kept (``none``), summed (``sum``) or averaged; classes give terms of a sum.
+    """Shard samples, kept (``none``), summed (``sum``) or averaged; classes give partial sums.
 
     Operands: predictions ``(N, C, d...)``, targets ``(N, d...)``, optionally weights ``(C,)``. A
     device that holds some classes looks up the targets among them, and zeros for the rest. A
-    mean over cut samples reduces the sum and its divisor, the weight of all targets, inside.
+    mean over sharded samples reduces the sum and its divisor, the weight of all targets, inside.
     """
     draft = Draft(call)
     reduction = str(call.attrs.reduction)
@@ -178,7 +180,7 @@ def nll_loss(call: CallShape) -> Draft:
 
 
 def nll_loss_backward_on_shards(cx: LocalCall) -> Any:
-    """``- weight * gradient`` at the target's class, where this device has it."""
+    """Put ``- weight * gradient`` at the target's class on the device that has it."""
     reduction = str(cx.call.attrs.reduction)
     known = _Targets(cx, 1)
     if not known.class_axes and not (reduction == "mean" and known.sample_axes):
@@ -207,7 +209,7 @@ def nll_loss_backward_on_shards(cx: LocalCall) -> Any:
     "relax.grad.nll_loss_backward", local=nll_loss_backward_on_shards, padding=Padding(indices=(2,))
 )
 def nll_loss_backward(call: CallShape) -> Draft:
-    """Gradient of the predictions: samples and classes are kept.
+    """Shard samples and classes of the gradient of the predictions.
 
     Operands: gradient of the loss, predictions, targets, optionally weights. Of a mean over cut
     samples the divisor, the weight of all targets, is reduced inside.
@@ -217,15 +219,15 @@ def nll_loss_backward(call: CallShape) -> Draft:
     classes = _class_dim(call.ins[1])
     draft.tie({1: classes}, {0: classes})
     for d in range(len(call.ins[2])):
-        own = d if d == 0 else d + 1
-        ins = {1: own, 2: d}
+        data_dim = d if d == 0 else d + 1
+        ins = {1: data_dim, 2: d}
         if reduction == "none":
-            draft.tie({0: d, **ins}, {0: own})
+            draft.tie({0: d, **ins}, {0: data_dim})
         elif reduction == "sum":
-            draft.tie(ins, {0: own})
+            draft.tie(ins, {0: data_dim})
         else:
             comm_bytes = size_bytes((), call.out_dtypes[0])
-            draft.tie(ins, {0: own}, "stat", comm_bytes=comm_bytes)
+            draft.tie(ins, {0: data_dim}, "stat", comm_bytes=comm_bytes)
     draft.default_why = _WEIGHTS
     draft.linear((0,))
     draft.per_element()

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Normalizations: what the statistics run over is cut too, they are reduced inside.
+"""Sharding rules of normalizations; statistics over sharded dims are reduced inside the op.
 
 Formulas and dtypes are those of TVM's kernels, so that what differs from the single device is the
 order of the sums only.
@@ -25,7 +25,7 @@ FAMILY: Family = Family()
 
 
 def _inverse_root(cx: LocalCall, value: Any, epsilon: float) -> Any:
-    """``1 / sqrt(value + epsilon)``."""
+    """Compute ``1 / sqrt(value + epsilon)``."""
     small = cx.scalar(epsilon, str(value.ty.dtype))
     return cx.emit(relax.op.rsqrt(cx.emit(relax.op.add(value, small), "raised")), "scale")
 
@@ -46,7 +46,7 @@ def _along(cx: LocalCall, scale: Any, dims: Sequence[int], ndim: int) -> Any:
 def _scaled_and_shifted(
     cx: LocalCall, normed: Any, dims: Sequence[int], scale: bool = True, shift: bool = True
 ) -> Any:
-    """``normed * gamma + beta``, operands 1 and 2.
+    """Compute ``normed * gamma + beta`` from operands 1 and 2.
 
     TVM's kernels read the attributes ``scale`` and ``center`` of a batch norm only.
     """
@@ -60,44 +60,44 @@ def _scaled_and_shifted(
 
 
 def layer_norm_on_shards(cx: LocalCall) -> Any:
-    """Mean, then variance, reduced over the devices that cut what is normalized."""
-    own = cx.ins[0].shard
-    dims = [int(a) % len(own.whole) for a in cx.call.attrs.axes]
+    """Reduce mean, then variance, over the devices that shard the normalized dims."""
+    shard = cx.ins[0].shard
+    dims = [int(a) % len(shard.whole) for a in cx.call.attrs.axes]
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
-    count = math.prod(own.whole[d] for d in dims)
+    count = math.prod(shard.whole[d] for d in dims)
     moments = Moments(cx, widened(cx, cx.operand(0)), dims, axes, count)
     _, apart, variance = moments.centred()
     scale = _inverse_root(cx, variance, float(cx.call.attrs.epsilon))
-    normed = _back(cx, cx.emit(relax.op.multiply(apart, scale), "normed"), own.dtype)
+    normed = _back(cx, cx.emit(relax.op.multiply(apart, scale), "normed"), shard.dtype)
     return _scaled_and_shifted(cx, normed, dims)
 
 
 def rms_norm_on_shards(cx: LocalCall) -> Any:
-    """The mean square reduced over the devices that cut what is normalized; in float32."""
-    own = cx.ins[0].shard
-    dims = [int(a) % len(own.whole) for a in cx.call.attrs.axes]
+    """Reduce the mean square over the devices that shard the normalized dims, in float32."""
+    shard = cx.ins[0].shard
+    dims = [int(a) % len(shard.whole) for a in cx.call.attrs.axes]
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
     x, gamma = widened(cx, cx.operand(0)), widened(cx, cx.operand(1))
     inner = filled(cx, x, dims, 0, WIDE)
-    count = math.prod(own.whole[d] for d in dims)
+    count = math.prod(shard.whole[d] for d in dims)
     squares = cx.emit(relax.op.multiply(inner, inner), "squares")
     mean = Moments(cx, x, dims, axes, count).average(squares, "mean_square")
     scale = _inverse_root(cx, mean, float(cx.call.attrs.epsilon))
     normed = cx.emit(relax.op.multiply(scale, x), "normed")
-    normed = cx.emit(relax.op.multiply(normed, _along(cx, gamma, dims, len(own.whole))))
-    return _back(cx, normed, own.dtype)
+    normed = cx.emit(relax.op.multiply(normed, _along(cx, gamma, dims, len(shard.whole))))
+    return _back(cx, normed, shard.dtype)
 
 
 @FAMILY.rule("relax.nn.layer_norm", local=layer_norm_on_shards)
 @FAMILY.rule("relax.nn.rms_norm", local=rms_norm_on_shards)
 def layer_norm(call: CallShape) -> Draft:
-    """All dims are kept; those that are normalized with statistics reduced inside.
+    """Shard all dims; statistics of the normalized dims are reduced inside the op.
 
-    A layer norm reduces mean and variance, an rms norm the mean square. Gamma and beta are cut
+    A layer norm reduces mean and variance, an rms norm the mean square. Gamma and beta are sharded
     as the dims they scale.
     """
     draft = Draft(call)
@@ -108,8 +108,8 @@ def layer_norm(call: CallShape) -> Draft:
         rows = -(-rows // 2)  # the mean square only, where a factor counts two statistics
     for d in range(len(shape)):
         if d in axes:
-            own = axes.index(d)
-            scales = dict.fromkeys(range(1, len(call.ins)), own)
+            scale_dim = axes.index(d)
+            scales = dict.fromkeys(range(1, len(call.ins)), scale_dim)
             # (sum, difference,) square, sum, quotient, gamma, (beta)
             kernels, passes = (4, 7) if call.op == "relax.nn.rms_norm" else (7, 12)
             draft.tie(
@@ -122,11 +122,11 @@ def layer_norm(call: CallShape) -> Draft:
 
 
 def group_norm_on_shards(cx: LocalCall) -> Any:
-    """Each device normalizes its own groups; sums over cut dims are reduced."""
-    a, own = cx.call.attrs, cx.ins[0].shard
-    channel = int(a.channel_axis) % len(own.whole)
-    groups = int(a.num_groups) // own.counts[channel]
-    dims = [int(x) % len(own.whole) for x in a.axes]
+    """Normalize the local groups; sums over sharded dims are reduced."""
+    a, shard = cx.call.attrs, cx.ins[0].shard
+    channel = int(a.channel_axis) % len(shard.whole)
+    groups = int(a.num_groups) // shard.counts[channel]
+    dims = [int(x) % len(shard.whole) for x in a.axes]
     axes = cutting_axes(cx, dims)
     if not axes:
         return relax.op.nn.group_norm(
@@ -145,19 +145,19 @@ def group_norm_on_shards(cx: LocalCall) -> Any:
     split = [*shape[:channel], groups, width, *shape[channel + 1 :]]
     parted = cx.emit(relax.op.reshape(inner, split), "groups")
     over = [channel + 1, *(d if d < channel else d + 1 for d in dims)]
-    count = width * math.prod(own.whole[d] for d in dims)
+    count = width * math.prod(shard.whole[d] for d in dims)
     mean, variance = Moments(cx, parted, sorted(over), axes, count, clean=True).sums()
     scale = _inverse_root(cx, variance, float(a.epsilon))
     whole = cx.emit(relax.op.reshape(x, split), "groups")
     apart = cx.emit(relax.op.subtract(whole, mean), "apart")
     normed = cx.emit(relax.op.multiply(apart, scale), "normed")
-    normed = _back(cx, cx.emit(relax.op.reshape(normed, shape), "normed"), own.dtype)
+    normed = _back(cx, cx.emit(relax.op.reshape(normed, shape), "normed"), shard.dtype)
     return _scaled_and_shifted(cx, normed, [channel])
 
 
 @FAMILY.rule("relax.nn.group_norm", local=group_norm_on_shards)
 def group_norm(call: CallShape) -> Draft:
-    """Channels are cut in whole groups; dims in ``axes`` with two sums reduced inside."""
+    """Shard channels in full groups; dims in ``axes`` reduce two sums inside the op."""
     draft = Draft(call)
     ndim, groups = len(call.ins[0]), int(call.attrs.num_groups)
     axes, channel = call.axes("axes", ndim), int(call.attrs.channel_axis) % ndim
@@ -175,25 +175,25 @@ def group_norm(call: CallShape) -> Draft:
 
 
 def instance_norm_on_shards(cx: LocalCall) -> Any:
-    """Sums over cut dims are reduced."""
-    a, own = cx.call.attrs, cx.ins[0].shard
-    channel = int(a.channel_axis) % len(own.whole)
-    dims = [int(x) % len(own.whole) for x in a.axes]
+    """Normalize each instance; sums over sharded dims are reduced."""
+    a, shard = cx.call.attrs, cx.ins[0].shard
+    channel = int(a.channel_axis) % len(shard.whole)
+    dims = [int(x) % len(shard.whole) for x in a.axes]
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
     x = widened(cx, cx.operand(0))
-    count = math.prod(own.whole[d] for d in dims)
+    count = math.prod(shard.whole[d] for d in dims)
     mean, variance = Moments(cx, x, dims, axes, count).sums()
     scale = _inverse_root(cx, variance, float(a.epsilon))
     apart = cx.emit(relax.op.subtract(x, mean), "apart")
-    normed = _back(cx, cx.emit(relax.op.multiply(apart, scale), "normed"), own.dtype)
+    normed = _back(cx, cx.emit(relax.op.multiply(apart, scale), "normed"), shard.dtype)
     return _scaled_and_shifted(cx, normed, [channel])
 
 
 @FAMILY.rule("relax.nn.instance_norm", local=instance_norm_on_shards)
 def instance_norm(call: CallShape) -> Draft:
-    """Channels and dims outside ``axes`` are kept; those in ``axes`` with two sums inside."""
+    """Shard channels and dims outside ``axes``; those in ``axes`` reduce two sums inside the op."""
     draft = Draft(call)
     ndim = len(call.ins[0])
     axes, channel = call.axes("axes", ndim), int(call.attrs.channel_axis) % ndim
@@ -213,17 +213,17 @@ def instance_norm(call: CallShape) -> Draft:
 
 
 def batch_norm_on_shards(cx: LocalCall) -> Any:
-    """Mean and variance of a training batch reduced; the running ones move alike everywhere."""
-    a, own = cx.call.attrs, cx.ins[0].shard
-    channel = int(a.axis) % len(own.whole)
-    dims = [d for d in range(len(own.whole)) if d != channel]
+    """Reduce mean and variance of a training batch; running statistics agree on all devices."""
+    a, shard = cx.call.attrs, cx.ins[0].shard
+    channel = int(a.axis) % len(shard.whole)
+    dims = [d for d in range(len(shard.whole)) if d != channel]
     axes = cutting_axes(cx, dims)
     if not axes or not a.training:
         return cx.same()
     x = cx.operand(0)
-    count = math.prod(own.whole[d] for d in dims)
+    count = math.prod(shard.whole[d] for d in dims)
     mean, apart, variance = Moments(cx, x, dims, axes, count).centred()
-    small = cx.scalar(float(a.epsilon), own.dtype)
+    small = cx.scalar(float(a.epsilon), shard.dtype)
     root = cx.emit(relax.op.sqrt(cx.emit(relax.op.add(variance, small), "raised")), "root")
     normed = cx.emit(relax.op.divide(apart, root), "normed")
     data = _scaled_and_shifted(cx, normed, [channel], bool(a.scale), bool(a.center))
@@ -231,7 +231,7 @@ def batch_norm_on_shards(cx: LocalCall) -> Any:
     for number, statistic in ((3, mean), (4, variance)):
         moving = cx.operand(number)
         dtype = str(moving.ty.dtype)
-        flat = cx.emit(relax.op.reshape(statistic, [own.local[channel]]), "statistic")
+        flat = cx.emit(relax.op.reshape(statistic, [shard.local[channel]]), "statistic")
         kept = cx.emit(relax.op.multiply(cx.scalar(1 - float(a.momentum), dtype), moving))
         added = cx.emit(relax.op.multiply(cx.scalar(float(a.momentum), dtype), flat))
         results.append(cx.emit(relax.op.add(kept, added), "moving"))
@@ -240,7 +240,7 @@ def batch_norm_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.nn.batch_norm", local=batch_norm_on_shards)
 def batch_norm(call: CallShape) -> Draft:
-    """Channels are kept, with the weights and statistics; the others too.
+    """Shard channels, with the weights and statistics, and all other dims.
 
     In training mean and variance of the other dims are reduced inside, and the running
     statistics come out whole. Operands data, gamma, beta, moving mean, moving variance; results

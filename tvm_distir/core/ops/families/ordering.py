@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Ops along an axis whose elements have an order: scans, sorts and the k best."""
+"""Sharding rules of ops with an ordered axis: scans, sorts and the k best."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _other_dims(call: CallShape, axis: int) -> Draft:
 
 
 def scan_on_shards(cx: LocalCall) -> Any:
-    """The own scan, on top of what all ranks before have: their totals are scanned by doubling."""
-    own, a = cx.ins[0].shard, cx.call.attrs
+    """Scan locally, then add the totals of all previous ranks, which are scanned by doubling."""
+    shard, a = cx.ins[0].shard, cx.call.attrs
     if a.axis is None:
         return cx.same()
-    axis = int(a.axis) % len(own.whole)
+    axis = int(a.axis) % len(shard.whole)
     axes = cx.axes_of_dim(0, axis)
     if not axes:
         return cx.same()
@@ -43,14 +43,14 @@ def scan_on_shards(cx: LocalCall) -> Any:
     join = relax.op.add if summed else relax.op.multiply
     dtype = cx.outs[0].dtype
     mine = cx.emit(cx.same(), "own")
-    x = filled(cx, cx.operand(0), [axis], 0 if summed else 1, own.dtype)
-    if own.dtype != dtype:
+    x = filled(cx, cx.operand(0), [axis], 0 if summed else 1, shard.dtype)
+    if shard.dtype != dtype:
         x = cx.emit(relax.op.astype(x, dtype), "wide")
     fold = relax.op.sum if summed else relax.op.prod
     total = cx.emit(fold(x, [axis], keepdims=True), "total")
     before = _from_before(cx, total, axes, 1, summed, dtype)
     hop = 1
-    while hop < own.counts[axis] - 1:
+    while hop < shard.counts[axis] - 1:
         further = _from_before(cx, before, axes, hop, summed, dtype)
         before = cx.emit(join(before, further), "before")
         hop *= 2
@@ -60,18 +60,18 @@ def scan_on_shards(cx: LocalCall) -> Any:
 def _from_before(
     cx: LocalCall, x: Any, axes: Sequence[int], hop: int, summed: bool, dtype: str
 ) -> Any:
-    """``x`` of the rank ``hop`` places before me; the neutral element where there is none."""
-    found = fetched(cx, x, axes, hop)
+    """Fetch ``x`` of the rank ``hop`` places before; the neutral element where there is none."""
+    total = fetched(cx, x, axes, hop)
     if summed:
-        return found  # zeros arrive where there is no rank
+        return total  # zeros arrive where there is no rank
     there = relax.op.greater_equal(cx.position(axes), relax.const(hop, "int64"))
     there = cx.emit(there, "there")
-    return cx.emit(relax.op.where(there, found, cx.scalar(1, dtype)), "before")
+    return cx.emit(relax.op.where(there, total, cx.scalar(1, dtype)), "before")
 
 
 @FAMILY.rule("relax.cumsum", "relax.cumprod", local=scan_on_shards)
 def scan(call: CallShape) -> Draft:
-    """All dims are kept; along the axis the totals of the parts are scanned over the devices.
+    """Shard all dims; along the axis the totals of the parts are scanned over the devices.
 
     A running sum is linear.
     """
@@ -93,7 +93,7 @@ def scan(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.sort", "relax.argsort", local=SAME_OP)
 def order(call: CallShape) -> Draft:
-    """Dims other than the axis are kept. The axis stays whole.
+    """Shard dims other than the axis, which is replicated.
 
     Where an element goes depends on all others: a sort over devices moves every element about as
     often as a gather does. Only the first few can be merged (topk).
@@ -105,23 +105,23 @@ def order(call: CallShape) -> Draft:
 
 
 def topk_on_shards(cx: LocalCall) -> Any:
-    """The best of each device gathered, and the best of these taken.
+    """Gather the best elements of each device and select the best of these.
 
-    Of equal values the first counts, on one device as over several: the order of the devices is
-    that of the elements, and padding comes last: none may lie between them.
+    Of equal values the first counts, on a single device as over several: the order of the
+    devices is that of the elements, and padding comes last: none may lie between them.
     """
-    own, a = cx.ins[0].shard, cx.call.attrs
-    axis = int(a.axis) % len(own.whole)
+    shard, a = cx.ins[0].shard, cx.call.attrs
+    axis = int(a.axis) % len(shard.whole)
     axes = cx.axes_of_dim(0, axis)
     if not axes:
         return cx.same()
-    cx.check_order(own, axis)
+    cx.check_order(shard, axis)
     count, largest, dtype = int(a.k), bool(a.largest), str(a.dtype)
-    worst = neutral_element("max" if largest else "min", own.dtype)
-    if not largest and "float" in own.dtype:
+    worst = neutral_element("max" if largest else "min", shard.dtype)
+    if not largest and "float" in shard.dtype:
         worst = np.array(np.nan, worst.dtype)  # greater than all numbers
-    x = filled(cx, cx.operand(0), [axis], worst, own.dtype)
-    some = min(count, own.local[axis])
+    x = filled(cx, cx.operand(0), [axis], worst, shard.dtype)
+    some = min(count, shard.local[axis])
     best = cx.emit(relax.op.topk(x, some, axis, "both", largest, dtype), "best")
     values, places = (cx.emit(relax.TupleGetItem(best, i), "best") for i in (0, 1))
     start = cx.emit(relax.op.astype(cx.start(0, axis), dtype), "start")
@@ -143,9 +143,9 @@ def topk_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.topk", local=topk_on_shards)
 def topk(call: CallShape) -> Draft:
-    """Dims other than the axis are kept; along the axis the best of the parts are merged.
+    """Shard dims other than the axis; along the axis the best of the parts are merged.
 
-    The result is whole along the axis.
+    The result is replicated along the axis.
     """
     shape, count = call.ins[0], int(call.attrs.k)
     axis = int(call.attrs.axis) % len(shape)

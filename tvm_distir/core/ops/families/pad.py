@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Padding as an op of its own: rows move to where the longer result is cut."""
+"""Sharding rule of padding, which moves rows to the device that has them in the padded result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAMILY: Family = Family()
 
 
 def pad_on_shards(cx: LocalCall) -> Any:
-    """Along a cut dim rows move to where the longer result is cut; other dims are padded."""
+    """Move rows to the shards of the longer result along sharded dims; pad other dims locally."""
     a = cx.call.attrs
     widths, value, x = [int(n) for n in a.pad_width], float(a.pad_value), cx.operand(0)
     halo = halo_dims(cx)
@@ -37,7 +37,7 @@ def pad_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.nn.pad", local=pad_on_shards)
 def pad(call: CallShape) -> Draft:
-    """Dims without padding are kept, others shift rows. Linear when zeros (copies) are padded."""
+    """Shard dims without padding, shift rows of others. Linear when zeros (copies) are padded."""
     draft = Draft(call)
     widths = call.integers("pad_width") or ()
     constant = str(call.attrs.pad_mode) == "constant"

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Pools: windows over cut rows; an average may count what is no padding only."""
+"""Sharding rules of pools: windows over sharded rows; an average may leave out padding."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def _pool(cx: LocalCall, value: Any) -> Any:
 
 
 def max_pool_on_shards(cx: LocalCall) -> Any:
-    """Neighbour rows along cut spatial dims; the lowest number around the border."""
+    """Exchange rows along sharded spatial dims; the border holds the lowest number."""
     return _pool(cx, lowest(cx.ins[0].shard.dtype))
 
 
 @dataclass(frozen=True)
 class _Border:
-    """A cut dim whose border windows average fewer rows than the others.
+    """A sharded dim whose border windows average fewer rows than the others.
 
     Attributes
     ----------
@@ -42,11 +42,11 @@ class _Border:
         Its numbers among the operand's, the result's and the spatial dims.
     window : Window
     first, last : int
-        How many rows of the whole result they are at either end.
+        How many rows of the full result they are at either end.
     end : int
-        Where the own shard ends in what the windows read.
+        Where the local shard ends in what the windows read.
     over : int
-        Rows that the last window reaches behind the whole operand.
+        Rows that the last window reaches behind the full operand.
     """
 
     dim: int
@@ -60,11 +60,11 @@ class _Border:
 
 
 def _borders(cx: LocalCall, names: list[str], sliding: list[Window]) -> list[_Border]:
-    a, own, out = cx.call.attrs, cx.ins[0].shard, cx.outs[0]
+    a, shard, out = cx.call.attrs, cx.ins[0].shard, cx.outs[0]
     borders = []
     for dim, result_dim in () if a.count_include_pad else halo_dims(cx):
         k = names.index(str(a.layout)[dim])
-        extent, result, count = own.whole[dim], out.whole[result_dim], own.counts[dim]
+        extent, result, count = shard.whole[dim], out.whole[result_dim], shard.counts[dim]
         first, last = sliding[k].borders(extent, result)
         if not first and not last:
             continue
@@ -77,47 +77,47 @@ def _borders(cx: LocalCall, names: list[str], sliding: list[Window]) -> list[_Bo
                 "Use fewer devices, or replicate the dim.",
             )
         over = max(0, sliding[k].overhang(extent, result))
-        end = sliding[k].before + own.local[dim]
+        end = sliding[k].before + shard.local[dim]
         borders.append(_Border(dim, result_dim, k, sliding[k], first, last, end, over))
     return borders
 
 
 def _averaged(cx: LocalCall, x: Any, pads: list[int], borders: list[_Border]) -> Any:
-    """Average; the border rows of the whole result apart, as the op does with its padding."""
+    """Average; the border rows of the full result are computed apart, as the op pads them."""
     if not borders:
         return cx.emit(ir.Call(cx.call.op, [x], changed(cx.call.attrs, padding=pads)), "average")
-    one, rest = borders[0], borders[1:]
+    border, rest = borders[0], borders[1:]
     inner = _averaged(cx, x, pads, rest)
-    rows, step, parts = int(inner.ty.shape[one.result_dim]), one.window.stride, []
-    axes, ranks = cx.axes_of_dim(0, one.dim), cx.ins[0].shard.counts[one.dim]
+    rows, step, parts = int(inner.ty.shape[border.result_dim]), border.window.stride, []
+    axes, ranks = cx.axes_of_dim(0, border.dim), cx.ins[0].shard.counts[border.dim]
 
     def part(value: Any, dim: int, begin: int, end: int) -> Any:
         return cx.emit(relax.op.strided_slice(value, [dim], [begin], [end]), "rows")
 
     def chosen(place: int, begin: int, end: int, before: int, after: int, at: int, to: int) -> None:
-        """Result rows at:to of the rank at ``place`` come of rows begin:end with padding."""
+        """Compute result rows at:to of the rank at ``place`` from rows begin:end with padding."""
         mine = list(pads)
-        mine[one.spatial], mine[one.spatial + len(pads) // 2] = before, after
-        apart = _averaged(cx, part(x, one.dim, begin, end), mine, rest)
+        mine[border.spatial], mine[border.spatial + len(pads) // 2] = before, after
+        apart = _averaged(cx, part(x, border.dim, begin, end), mine, rest)
         here = relax.op.equal(cx.position(axes), relax.const(place, "int64"))
-        usual = part(inner, one.result_dim, at, to)
+        usual = part(inner, border.result_dim, at, to)
         parts.append(cx.emit(relax.op.where(cx.emit(here, "here"), apart, usual), "rows"))
 
-    before, last = one.window.before, rows - one.last
-    if one.first:
-        end = (one.first - 1) * step + one.window.reach
-        chosen(0, before, end, before, 0, 0, one.first)
-    if last > one.first:
-        parts.append(part(inner, one.result_dim, one.first, last))
-    if one.last:
-        chosen(ranks - 1, last * step, one.end, 0, one.over, last, rows)
-    return cx.emit(relax.op.concat(parts, one.result_dim), "average")
+    before, last = border.window.before, rows - border.last
+    if border.first:
+        end = (border.first - 1) * step + border.window.reach
+        chosen(0, before, end, before, 0, 0, border.first)
+    if last > border.first:
+        parts.append(part(inner, border.result_dim, border.first, last))
+    if border.last:
+        chosen(ranks - 1, last * step, border.end, 0, border.over, last, rows)
+    return cx.emit(relax.op.concat(parts, border.result_dim), "average")
 
 
 def avg_pool_on_shards(cx: LocalCall) -> Any:
-    """Neighbour rows along cut spatial dims; zeros around the border.
+    """Exchange rows along sharded spatial dims; the border holds zeros.
 
-    Where zeros are not counted, the first and last rows of the whole result are computed apart.
+    Where zeros are not counted, the first and last rows of the full result are computed apart.
     """
     a = cx.call.attrs
     names, kernel = spatial(str(a.layout)), pool_kernel(a)
@@ -135,7 +135,7 @@ def avg_pool_on_shards(cx: LocalCall) -> Any:
     "relax.nn.avg_pool1d", "relax.nn.avg_pool2d", "relax.nn.avg_pool3d", local=avg_pool_on_shards
 )
 def pool(call: CallShape) -> Draft:
-    """Batch and channels are kept; an average is linear."""
+    """Shard batch, channels and spatial dims; an average is linear."""
     draft = Draft(call)
     data = letters(str(call.attrs.layout))
     out = letters(str(call.attrs.out_layout) or str(call.attrs.layout))
@@ -163,7 +163,7 @@ def pool(call: CallShape) -> Draft:
     local=SAME_OP,
 )
 def adaptive_pool(call: CallShape) -> Draft:
-    """Batch and channels are kept; spatial windows depend on the whole extents."""
+    """Shard batch and channels; spatial windows depend on the full extents."""
     draft = Draft(call)
     data = letters(str(call.attrs.layout))
     out = letters(str(call.attrs.out_layout) or str(call.attrs.layout))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of pools: windows that write into cut rows."""
+"""Sharding rules of gradients of pools: windows that write into sharded rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAMILY: Family = Family()
 
 
 def max_pool_backward_on_shards(cx: LocalCall) -> Any:
-    """A rank finds the largest elements of its own windows, and returns what others hold.
+    """Locate the maxima of the local windows, and return gradients of rows on other ranks.
 
     Along a dim with fewer than kernel / stride windows TVM's kernel reads, as those of its last
     elements, windows of the next row: windows without a gradient are put there.
@@ -61,26 +61,26 @@ def max_pool_backward_on_shards(cx: LocalCall) -> Any:
 
 
 def _divided(cx: LocalCall, grad: Any, dim: int, window: Window) -> Any:
-    """Make up for windows that count fewer rows: their gradients times kernel / rows counted."""
-    own, extent = cx.ins[0].shard, cx.ins[1].shard.whole[dim]
-    starts = np.arange(own.counts[dim] * own.local[dim]) * window.stride - window.before
+    """Correct windows that count fewer rows: multiply their gradients by kernel / rows counted."""
+    shard, extent = cx.ins[0].shard, cx.ins[1].shard.whole[dim]
+    starts = np.arange(shard.counts[dim] * shard.local[dim]) * window.stride - window.before
     counted = np.minimum(starts + window.kernel, extent) - np.maximum(starts, 0)
-    if (counted[: own.whole[dim]] == window.kernel).all():
+    if (counted[: shard.whole[dim]] == window.kernel).all():
         return grad
     shares = window.kernel / np.maximum(counted, 1)
-    shape = [own.local[dim] if d == dim else 1 for d in range(len(own.local))]
-    table = shares.reshape(own.counts[dim], *shape)
+    shape = [shard.local[dim] if d == dim else 1 for d in range(len(shard.local))]
+    table = shares.reshape(shard.counts[dim], *shape)
     axes = cx.axes_of_dim(0, dim)
     if axes:
-        places = cx.scalar(table, own.dtype)
+        places = cx.scalar(table, shard.dtype)
         mine = cx.emit(relax.op.take(places, cx.position(axes), axis=0, mode="clip"), "shares")
     else:
-        mine = cx.scalar(table[0], own.dtype)
+        mine = cx.scalar(table[0], shard.dtype)
     return cx.emit(relax.op.multiply(grad, mine), "divided")
 
 
 def avg_pool_backward_on_shards(cx: LocalCall) -> Any:
-    """Neighbours' gradients are fetched, divided by what their windows count before they leave."""
+    """Fetch neighbours' gradients, each divided by what its window counts before it is sent."""
     a, grads, data = cx.call.attrs, cx.ins[0].shard, cx.ins[1].shard
     dims = [dim for dim, _ in halo_dims(cx)]
     if not dims:
@@ -115,7 +115,7 @@ def avg_pool_backward_on_shards(cx: LocalCall) -> Any:
 @FAMILY.rule("relax.grad.max_pool2d_backward", local=max_pool_backward_on_shards)
 @FAMILY.rule("relax.grad.avg_pool2d_backward", local=avg_pool_backward_on_shards)
 def pool_backward(call: CallShape) -> Draft:
-    """Batch and channels are kept, spatial dims exchange rows; linear in the gradient.
+    """Shard batch and channels, exchange rows of spatial dims; linear in the gradient.
 
     Operands: gradient of the result, data (of which an average needs the shape only).
     """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions and statistics: terms of what is summed, or reduced inside the call."""
+"""Sharding rules of reductions and statistics: partial results, or reduced inside the call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tie_reduction(
     rescale: bool = False,
     comm_bytes: int = 0,
 ) -> None:
-    """Tie kept dims, and reduced ones by ``kind`` (None: they must be whole)."""
+    """Tie kept dims, and reduced dims by ``kind`` (None: they must be replicated)."""
     shape, place = draft.call.ins[0], 0
     for d in range(len(shape)):
         if d in axes:
@@ -44,7 +44,7 @@ def tie_reduction(
 
 
 def _has_no_extreme(call: CallShape, axes: tuple[int, ...]) -> PropagationError | None:
-    """Error about a maximum or minimum of no elements: TVM leaves its memory as it was."""
+    """Build the error for an extreme of no elements: TVM leaves its memory as it was."""
     empty = [d for d in axes if call.ins[0][d] == 0]
     if not empty or elements(call.outs[0]) == 0:
         return None
@@ -58,15 +58,15 @@ def _has_no_extreme(call: CallShape, axes: tuple[int, ...]) -> PropagationError 
 
 
 def mean_on_shards(cx: LocalCall) -> Any:
-    """Over a cut dim: the local sum divided by the whole count, one term of the mean."""
+    """Divide the local sum by the full count, which gives partial sums of the mean."""
     if not any(f is not None and f.reduces for f in cx.form.factors):
         return cx.same()
-    a, own = cx.call.attrs, cx.ins[0].shard
-    ndim = len(own.whole)
+    a, shard = cx.call.attrs, cx.ins[0].shard
+    ndim = len(shard.whole)
     axes = range(ndim) if a.axis is None else [int(x) % ndim for x in a.axis]
-    count = math.prod(own.whole[d] for d in axes)
+    count = math.prod(shard.whole[d] for d in axes)
     total = cx.emit(relax.op.sum(cx.operand(0), list(axes), bool(a.keepdims)), "sum")
-    return relax.op.divide(total, cx.scalar(count, own.dtype))
+    return relax.op.divide(total, cx.scalar(count, shard.dtype))
 
 
 _KIND = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod"}
@@ -78,7 +78,7 @@ _KIND = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod"
     "relax.max", "relax.min", "relax.prod", local=SAME_OP, padding=Padding(Reduced.NEUTRAL)
 )
 def reduction(call: CallShape) -> Draft:
-    """Reduced dims give terms of the reduction; a mean's terms are rescaled by their part.
+    """Shard reduced dims to partial results; partial results of a mean are rescaled by their part.
 
     Raises
     ------
@@ -101,23 +101,23 @@ def reduction(call: CallShape) -> Draft:
 
 
 def spread_on_shards(cx: LocalCall) -> Any:
-    """Mean, then the mean of squared differences, reduced."""
-    a, own = cx.call.attrs, cx.ins[0].shard
-    ndim = len(own.whole)
+    """Reduce the mean, then the mean of squared differences."""
+    a, shard = cx.call.attrs, cx.ins[0].shard
+    ndim = len(shard.whole)
     dims = list(range(ndim)) if a.axis is None else [int(x) % ndim for x in a.axis]
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
-    count = math.prod(own.whole[d] for d in dims)
-    _, _, found = Moments(cx, cx.operand(0), dims, axes, count).centred()
+    count = math.prod(shard.whole[d] for d in dims)
+    _, _, result = Moments(cx, cx.operand(0), dims, axes, count).centred()
     if str(cx.call.op.name) == "relax.std":
-        found = cx.emit(relax.op.sqrt(found), "root")
-    return found if bool(a.keepdims) else relax.op.reshape(found, list(cx.outs[0].local))
+        result = cx.emit(relax.op.sqrt(result), "root")
+    return result if bool(a.keepdims) else relax.op.reshape(result, list(cx.outs[0].local))
 
 
 @FAMILY.rule("relax.variance", "relax.std", local=spread_on_shards)
 def spread(call: CallShape) -> Draft:
-    """Kept dims; reduced ones with mean and squares reduced inside, the result complete."""
+    """Shard kept dims; reduced dims reduce mean and squares inside the op."""
     draft = Draft(call)
     axes = call.axes("axis", len(call.ins[0]))
     rows = statistic_bytes(call.ins[0], axes, call.out_dtypes[0])
@@ -126,9 +126,9 @@ def spread(call: CallShape) -> Draft:
 
 
 def extreme_place_on_shards(cx: LocalCall) -> Any:
-    """The extreme reduced; then the first place where a device has it, NaN before all else."""
-    a, own = cx.call.attrs, cx.ins[0].shard
-    axis = 0 if a.axis is None else int(a.axis) % len(own.whole)
+    """Reduce the extreme, then the first index where a device has it; NaN comes first."""
+    a, shard = cx.call.attrs, cx.ins[0].shard
+    axis = 0 if a.axis is None else int(a.axis) % len(shard.whole)
     axes = cx.axes_of_dim(0, axis)
     if not axes:
         return cx.same()
@@ -136,14 +136,14 @@ def extreme_place_on_shards(cx: LocalCall) -> Any:
     extreme, place = (
         (relax.op.max, relax.op.argmax) if kind == "max" else (relax.op.min, relax.op.argmin)
     )
-    x = filled(cx, cx.operand(0), [axis], neutral_element(kind, own.dtype), own.dtype)
+    x = filled(cx, cx.operand(0), [axis], neutral_element(kind, shard.dtype), shard.dtype)
     mine = cx.emit(extreme(x, axis, keepdims=True), kind)
     best = reduced(cx, mine, axes, kind, kind)
     here = cx.emit(place(x, axis, keepdims=True), "place")
     there = cx.emit(relax.op.add(here, cx.start(0, axis)), "place")
-    nowhere = relax.const(own.whole[axis], "int64")
+    nowhere = relax.const(shard.whole[axis], "int64")
     has = cx.emit(relax.op.equal(mine, best), "has")
-    if "float" in own.dtype:  # a NaN is the extreme, and equal to nothing
+    if "float" in shard.dtype:  # a NaN is the extreme, and equal to nothing
         nan = cx.emit(relax.op.logical_not(cx.emit(relax.op.equal(mine, mine), "number")), "nan")
         has = cx.emit(relax.op.logical_or(has, nan), "has")
     first = cx.emit(relax.op.where(has, there, nowhere), "place")
@@ -153,7 +153,7 @@ def extreme_place_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.argmax", "relax.argmin", local=extreme_place_on_shards)
 def extreme_place(call: CallShape) -> Draft:
-    """Kept dims; the axis with the extreme and its first place reduced inside.
+    """Shard kept dims; the axis reduces the extreme and its first index inside the op.
 
     Raises
     ------
@@ -175,7 +175,7 @@ def extreme_place(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.median", local=SAME_OP)
 def median(call: CallShape) -> Draft:
-    """Reduced dims must be whole."""
+    """Shard the kept dims; reduced dims must be replicated."""
     draft = Draft(call)
     tie_reduction(draft, call.axes("axis", len(call.ins[0])), bool(call.attrs.keepdims), None)
     draft.default_why = "the medians of the parts do not give the median"
@@ -194,11 +194,11 @@ def collapse_sum(call: CallShape) -> Draft:
     draft = Draft(call)
     shape, out = call.ins[0], call.outs[0]
     for d, extent in enumerate(shape):
-        own = d - len(shape) + len(out)
-        if own >= 0 and same(out[own], extent):
-            like = {1: own} if len(call.ins) > 1 else {}
-            draft.tie({0: d, **like}, {0: own})
-        elif own < 0 or (isinstance(out[own], int) and out[own] == 1):
+        result_dim = d - len(shape) + len(out)
+        if result_dim >= 0 and same(out[result_dim], extent):
+            like = {1: result_dim} if len(call.ins) > 1 else {}
+            draft.tie({0: d, **like}, {0: result_dim})
+        elif result_dim < 0 or (isinstance(out[result_dim], int) and out[result_dim] == 1):
             draft.tie({0: d}, {}, "sum")
     draft.default_why = "its extent is not provably that of the result"
     draft.linear((0,))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reshapes: row-major order is kept, dims are merged and split."""
+"""Sharding rules of reshapes, which keep the row-major order and merge and split dims."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ Group = tuple[list[int], list[int]]
 
 
 def _front(a: Shape, b: Shape, left: list[int], right: list[int]) -> Iterator[Group]:
-    """Smallest groups of dims with equal products, from the front; consumes left and right."""
+    """Yield the smallest groups of dims with equal products from the front; empties both lists."""
     while left and right:
-        found = None
+        lengths = None
         for total in range(2, len(left) + len(right) + 1):
             for m in range(max(1, total - len(right)), min(len(left), total - 1) + 1):
                 k = total - m
                 if same(product(a[d] for d in left[:m]), product(b[d] for d in right[:k])):
-                    found = (m, k)
+                    lengths = (m, k)
                     break
-            if found:
+            if lengths:
                 break
-        if not found:
+        if not lengths:
             return
-        m, k = found
+        m, k = lengths
         yield left[:m], right[:k]
         del left[:m], right[:k]
 
@@ -48,7 +48,7 @@ def reshape_groups(a: Shape, b: Shape) -> list[Group]:
     """Pair the dims of two shapes of equal element count into groups of equal products.
 
     Dims of extent 1 belong to no group. Symbolic extents are matched where the products are
-    provably equal, from the front and from the back; what is left is one group (its products
+    provably equal, from the front and from the back; what is left is a single group (its products
     agree because the element counts do).
     """
     left = [d for d, n in enumerate(a) if not (isinstance(n, int) and n == 1)]
@@ -62,7 +62,7 @@ def reshape_groups(a: Shape, b: Shape) -> list[Group]:
 
 
 def _lead(a: Shape, b: Shape, group: Group) -> Any:
-    """How many equal blocks the leading dims of a group have in common; None when unknown."""
+    """Return how many equal blocks the leading dims of a group share; None when unknown."""
     left, right = group
     first, second = a[left[0]], b[right[0]]
     if len(left) == len(right) == 1:
@@ -92,9 +92,9 @@ def tie_reshape(draft: Draft) -> None:
 
 
 def reshape_on_shards(cx: LocalCall) -> Any:
-    """The leading dim of a group is cut: blocks of rows stay blocks of rows.
+    """Reshape to the local shape: the leading dim of a group is sharded, so rows stay together.
 
-    A squeeze without axes would drop a cut dim whose shard has one element.
+    A squeeze without axes would drop a sharded dim whose shard has a single element.
     """
     return relax.op.reshape(cx.operand(0), cx.outs[0].local)
 
@@ -108,7 +108,7 @@ def reshape_on_shards(cx: LocalCall) -> Any:
     padding=ZEROS_KEPT,
 )
 def reshape(call: CallShape) -> Draft:
-    """Row-major order is kept: the leading dims of each group of merged or split dims are cut."""
+    """Shard the leading dims of each group of merged or split dims; row-major order is kept."""
     draft = Draft(call)
     tie_reshape(draft)
     draft.linear((0,))

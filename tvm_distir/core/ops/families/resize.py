@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Resizing of images."""
+"""Sharding rules of image resizing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEAREST = "nearest_neighbor"
 
 
 def resize_on_shards(cx: LocalCall) -> Any:
-    """A cut spatial dim is one of copied pixels: its local size is that of the local result."""
+    """Resize to the local size; pixels are copied along a sharded spatial dim."""
     attrs, out = cx.call.attrs, cx.outs[0].local
     size = [n for n, letter in zip(out, str(attrs.layout), strict=True) if letter not in "NC"]
     return ir.Call(cx.call.op, [cx.operand(0), relax.ShapeExpr(size)], attrs)
@@ -29,7 +29,7 @@ def resize_on_shards(cx: LocalCall) -> Any:
 
 @FAMILY.rule("relax.image.resize2d", "relax.image.resize3d", local=resize_on_shards)
 def resize(call: CallShape) -> Draft:
-    """Batch and channels are kept, and spatial dims whose pixels are copied whole times."""
+    """Shard batch, channels, and spatial dims whose pixels are copied equally often."""
     draft = Draft(call)
     data = letters(str(call.attrs.layout))
     if data is None:
@@ -45,10 +45,10 @@ def resize(call: CallShape) -> Draft:
 
 
 def _copies(call: CallShape, extent: Any, result: Any) -> bool:
-    """Whether a spatial dim of a resize repeats each pixel the same number of times.
+    """Return whether a spatial dim of a resize repeats each pixel the same number of times.
 
     A result o of k copies comes from floor(o / k), or from the pixel whose middle is nearest to
-    (o + 1/2) / k - 1/2: that is less than 1/2 away from one pixel, so rounding has no ties.
+    (o + 1/2) / k - 1/2: that is less than 1/2 away from a pixel, so rounding has no ties.
     """
     if not isinstance(extent, int) or not isinstance(result, int) or extent < 2:
         return False

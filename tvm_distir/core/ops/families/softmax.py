@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Softmax: the axis may be cut, maximum and sum of exponentials are reduced over it."""
+"""Sharding rules of softmax; maximum and sum of exponentials are reduced over a sharded axis."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ FAMILY: Family = Family()
 
 
 def softmax_on_shards(cx: LocalCall) -> Any:
-    """Over a cut axis: maximum and sum of exponentials are reduced over the devices."""
-    own = cx.ins[0].shard
-    axis = int(cx.call.attrs.axis) % len(own.whole)
+    """Reduce maximum and sum of exponentials over the devices of a sharded axis."""
+    shard = cx.ins[0].shard
+    axis = int(cx.call.attrs.axis) % len(shard.whole)
     cut = cx.axes_of_dim(0, axis)
     if not cut:
         return cx.same()
     x = widened(cx, cx.operand(0))
     dtype = str(x.ty.dtype)
-    if axis in own.padded_dims:
+    if axis in shard.padded_dims:
         low = cx.scalar(neutral_element("max", dtype), dtype)
         x = cx.emit(relax.op.where(cx.valid(0, axis), x, low), "kept")
     top = cx.emit(relax.op.max(x, [axis], keepdims=True), "max")
@@ -41,14 +41,14 @@ def softmax_on_shards(cx: LocalCall) -> Any:
         result = relax.op.divide(powers, total)
     else:
         result = relax.op.subtract(shifted, cx.emit(relax.op.log(total), "log"))
-    if dtype != own.dtype:
-        result = relax.op.astype(cx.emit(result, "wide"), own.dtype)
+    if dtype != shard.dtype:
+        result = relax.op.astype(cx.emit(result, "wide"), shard.dtype)
     return result
 
 
 @FAMILY.rule("relax.nn.softmax", "relax.nn.log_softmax", local=softmax_on_shards)
 def softmax(call: CallShape) -> Draft:
-    """Kept dims; the axis with two statistics (maximum and sum) reduced inside, in float32."""
+    """Shard kept dims; the axis reduces two statistics (maximum and sum) inside, in float32."""
     draft = Draft(call)
     shape = call.ins[0]
     axis = int(call.attrs.axis) % len(shape)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Transposed convolutions: windows that write into cut rows."""
+"""Sharding rules of transposed convolutions: windows that write into sharded rows."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from tvm_distir.core.ops.windows.spatial import convolution_layouts, tie_spread_
 FAMILY: Family = Family()
 
 
-def _row_bytes(own: Any, dim: int) -> int:
-    """Size of one row of a device's shard."""
-    shape = [1 if d == dim else n for d, n in enumerate(own.local)]
-    return size_bytes(tuple(shape), own.dtype)
+def _row_bytes(shard: Any, dim: int) -> int:
+    """Return the size of a row of a device's shard."""
+    shape = [1 if d == dim else n for d, n in enumerate(shard.local)]
+    return size_bytes(tuple(shape), shard.dtype)
 
 
 def transposed_convolution_on_shards(cx: LocalCall) -> Any:
-    """Rows of the operand are fetched, or rows of the result returned, whichever are fewer bytes.
+    """Fetch rows of the operand or return rows of the result, whichever takes fewer bytes.
 
-    Cut along its channels, a grouped one has its own groups only.
+    Sharded along its channels, a grouped convolution has the local groups only.
     """
-    a, weight, own, out = cx.call.attrs, cx.ins[1].shard, cx.ins[0].shard, cx.outs[0]
+    a, weight, data, out = cx.call.attrs, cx.ins[1].shard, cx.ins[0].shard, cx.outs[0]
     layout, kernel_layout = str(a.data_layout), str(a.kernel_layout)
     names = spatial(layout)
     kernel = tuple(weight.whole[kernel_layout.index(c)] for c in names)
@@ -47,8 +47,8 @@ def transposed_convolution_on_shards(cx: LocalCall) -> Any:
     for dim, result_dim in halo_dims(cx):
         k = names.index(layout[dim])
         window, axes = sliding[k], cx.axes_of_dim(0, dim)
-        short, long, ranks = own.whole[dim], out.whole[result_dim], own.counts[dim]
-        sizes = _row_bytes(own, dim), _row_bytes(out, result_dim)
+        short, long, ranks = data.whole[dim], out.whole[result_dim], data.counts[dim]
+        sizes = _row_bytes(data, dim), _row_bytes(out, result_dim)
         if gathers(window, short, long, ranks, *sizes):
             plan = spread(window, short, long, ranks)
             x = with_halo(cx, 0, x, dim, plan.fetch)
@@ -61,7 +61,7 @@ def transposed_convolution_on_shards(cx: LocalCall) -> Any:
             after.append((returned, result_dim, axes, exchange(window, long, short, ranks)))
     groups = int(a.groups)
     if groups > 1:
-        groups //= own.counts[layout.index("C")]
+        groups //= data.counts[layout.index("C")]
     attrs = changed(a, groups=groups, padding=pads, output_padding=more)
     y: Any = ir.Call(cx.call.op, [x, cx.operand(1)], attrs)
     for step, result_dim, axes, exchanged in reversed(after):
@@ -77,15 +77,15 @@ def transposed_convolution_on_shards(cx: LocalCall) -> Any:
     padding=ZERO_TERMS,
 )
 def transposed_convolution(call: CallShape) -> Draft:
-    """As a convolution, its windows spread. The kernel's O counts one group's channels.
+    """Shard as for a convolution; the windows are spread. The kernel's O counts a group's channels.
 
     FLOPs: 2 x operand elements x (output channels per group) x kernel.
     """
     draft = Draft(call)
-    found = convolution_layouts(call)
-    if found is None:
+    layouts = convolution_layouts(call)
+    if layouts is None:
         return unsupported(draft)
-    data, weight, out = found
+    data, weight, out = layouts
     w = call.ins[1]
     draft.tie({0: data.index("N")}, {0: out.index("N")})
     if int(call.attrs.groups) == 1:

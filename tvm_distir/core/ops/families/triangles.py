@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Triangles of matrices: what is kept of an element depends on its row and column in the whole."""
+"""Sharding rules of matrix triangles; an element is kept by its global row and column."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ FAMILY: Family = Family()
 
 
 def _numbers(cx: LocalCall, dim: int) -> Any:
-    """Where my rows (columns) lie in the whole, broadcastable to the operand; int64."""
-    own = cx.ins[0].shard
-    places = cx.emit(relax.op.arange(0, own.local[dim], 1, "int64"), "places")
+    """Return the global positions of the local rows (columns), broadcastable; int64."""
+    shard = cx.ins[0].shard
+    places = cx.emit(relax.op.arange(0, shard.local[dim], 1, "int64"), "places")
     if cx.axes_of_dim(0, dim):
         places = cx.emit(relax.op.add(places, cx.start(0, dim)), "places")
-    shape = [own.local[d] if d == dim else 1 for d in range(len(own.local))]
+    shape = [shard.local[d] if d == dim else 1 for d in range(len(shard.local))]
     return cx.emit(relax.op.reshape(places, shape), "places")
 
 
 def triangle_on_shards(cx: LocalCall) -> Any:
-    """Of cut rows or columns: keep what the place in the whole says, zeros for the rest."""
-    own = cx.ins[0].shard
-    rows, columns = len(own.whole) - 2, len(own.whole) - 1
+    """Keep elements of sharded rows or columns by their global position; the rest are zeros."""
+    shard = cx.ins[0].shard
+    rows, columns = len(shard.whole) - 2, len(shard.whole) - 1
     if not cx.axes_of_dim(0, rows) and not cx.axes_of_dim(0, columns):
         return cx.same()
     ahead = cx.emit(relax.op.subtract(_numbers(cx, columns), _numbers(cx, rows)), "ahead")
     bound = relax.const(int(cx.argument_int(1)), "int64")
     lower = str(cx.call.op.name) == "relax.tril"
     kept = relax.op.less_equal(ahead, bound) if lower else relax.op.greater_equal(ahead, bound)
-    return relax.op.where(cx.emit(kept, "kept"), cx.operand(0), cx.scalar(0, own.dtype))
+    return relax.op.where(cx.emit(kept, "kept"), cx.operand(0), cx.scalar(0, shard.dtype))
 
 
 @FAMILY.rule("relax.tril", "relax.triu", local=triangle_on_shards)
 def triangle(call: CallShape) -> Draft:
-    """All dims are kept; rows and columns where the diagonal is a known number."""
+    """Shard all dims; rows and columns where the diagonal is a known number."""
     draft = Draft(call)
     ndim = len(call.ins[0])
     for d in range(ndim if isinstance(call.args[1], int) else ndim - 2):

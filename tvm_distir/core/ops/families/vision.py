@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of detection ops: images are independent, the boxes of one image are not."""
+"""Sharding rules of detection ops: images are independent, the boxes of an image are not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAMILY: Family = Family()
     local=SAME_OP,
 )
 def per_image(call: CallShape) -> Draft:
-    """Dim 0 counts images, in all results and in the operands that are given per image."""
+    """Shard dim 0, the images, of all results and of the operands that are given per image."""
     draft = Draft(call)
     images = call.ins[0][0]
     ins = {i: 0 for i, shape in enumerate(call.ins) if shape and same(shape[0], images)}
@@ -32,7 +32,7 @@ def per_image(call: CallShape) -> Draft:
 
 @FAMILY.rule("relax.vision.all_class_non_max_suppression", local=SAME_OP)
 def all_images(call: CallShape) -> Draft:
-    """The boxes kept of all images and classes follow one another: all dims are whole."""
+    """Replicate all dims: the boxes kept of all images and classes stand in a list."""
     draft = Draft(call)
     draft.default_why = "the boxes kept of all images and classes stand in one list"
     draft.per_element(8)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by local forms: what a device computes of a call whose tensors are cut."""
+"""Helpers shared by local forms, which compute a call on the shards of a device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One op call on shards: what its local form sees, and what it writes with.
+"""Represents an op call on shards: what its local form reads, and how it emits code.
 
 >>> def reshape_on_shards(cx):
 ...     return relax.op.reshape(cx.operand(0), cx.outs[0].local)
@@ -26,7 +26,7 @@ from .shard import Operand, Shard
 
 
 class LocalCall:
-    """What a local form gets: the call, its operands on one device, and where to write.
+    """Input of a local form: the call, its operands on a device, and the writer.
 
     Attributes
     ----------
@@ -62,16 +62,16 @@ class LocalCall:
 
     @property
     def _positions(self) -> Positions:
-        """Made anew, so that none holds the call that holds it; what is kept is in the memo."""
+        """Create the positions anew, which avoids a reference cycle; the memo keeps the values."""
         return Positions(self.mesh, self.writer, self.emit, self.memo)
 
     @property
     def place(self) -> str:
-        """Where the call stands, for messages."""
+        """Return the position of the call, for messages."""
         return place_of(self.function, self.var, self.call)
 
     def fault(self, code: str, what: str, remedy: str) -> LoweringError:
-        """Error about this call."""
+        """Build an error about this call."""
         return LoweringError(code, what, place=self.place, remedy=remedy)
 
     def emit(self, value: Any, hint: str = "") -> Any:
@@ -82,20 +82,21 @@ class LocalCall:
         return self.writer.emit(value, name)
 
     def operand(self, number: int) -> Any:
-        """Local tensor of a flattened operand."""
-        own = self.ins[number]
-        if own.number is not None:
-            own.source = self.emit(relax.TupleGetItem(own.source, own.number), "item")
-            own.number, own.changed = None, True
-        return own.source
+        """Return the local tensor of a flattened operand."""
+        operand = self.ins[number]
+        if operand.number is not None:
+            operand.source = self.emit(relax.TupleGetItem(operand.source, operand.number), "item")
+            operand.number, operand.changed = None, True
+        return operand.source
 
     def replace(self, number: int, value: Any, zero: bool = False) -> None:
         """Use another local tensor as operand."""
-        own = self.ins[number]
-        own.source, own.number, own.changed, own.zero = self.emit(value), None, True, zero
+        operand = self.ins[number]
+        operand.source, operand.number = self.emit(value), None
+        operand.changed, operand.zero = True, zero
 
     def arguments(self) -> list[Any]:
-        """All arguments of the call, tensors in local form."""
+        """Return all arguments of the call, with tensors in local form."""
         at = [0]
         return [self._argument(arg, at) for arg in self.args]
 
@@ -122,20 +123,20 @@ class LocalCall:
     # -- reading
 
     def argument_int(self, number: int) -> Any:
-        """Plain value of an argument that is no tensor: int, or tuple of ints."""
+        """Return the plain value of an argument that is no tensor: an int, or a tuple of ints."""
         arg = self.call.args[number]
         if isinstance(arg, relax.Tuple):
             return tuple(int(x) for x in arg.fields)
         return int(arg)
 
     def axes_of_dim(self, number: int, dim: int) -> tuple[int, ...]:
-        """Mesh axes (of more than one device) that cut a dim of an operand."""
+        """Return the mesh axes (of several devices) that shard a dim of an operand."""
         sizes = [int(n) for n in self.mesh.shape]
         labels = self.ins[number].shard.labels
         return tuple(a for a, x in enumerate(labels) if x == dim and sizes[a] > 1)
 
     def scalar(self, value: Any, dtype: str) -> Any:
-        """Make a constant: a scalar (of shape (1,) when not finite: such have no text), a table."""
+        """Make a constant: a scalar (of shape (1,) when not finite, for its text) or a table."""
         base = "float32" if dtype == "bfloat16" else dtype
         array = np.array(value).astype(base)
         if array.dtype.kind == "f" and array.ndim == 0 and not np.isfinite(array):
@@ -146,23 +147,23 @@ class LocalCall:
     # -- positions
 
     def position(self, axes: Sequence[int]) -> Any:
-        """My number among the shards of a dim cut by ``axes`` (int64 scalar)."""
+        """Return the rank's number among the shards of a dim split by ``axes`` (int64 scalar)."""
         return self._positions.number(axes)
 
     def start(self, number: int, dim: int) -> Any:
-        """Where my shard of an operand begins along a dim that is cut (int64 scalar)."""
-        own = self.ins[number].shard
-        return self._positions.start(own, self.axes_of_dim(number, dim), dim)
+        """Return where the rank's shard of an operand begins along a sharded dim (int64 scalar)."""
+        shard = self.ins[number].shard
+        return self._positions.start(shard, self.axes_of_dim(number, dim), dim)
 
     def held(self, number: int, dim: int) -> Any:
-        """How many elements my shard has along one of an operand's ``inner_dims`` (int64)."""
-        own = self.ins[number].shard
-        return self._positions.part(own.whole[dim], self.axes_of_dim(number, dim))[1]
+        """Return the length of the rank's shard along an operand's ``inner_dims`` (int64)."""
+        shard = self.ins[number].shard
+        return self._positions.part(shard.whole[dim], self.axes_of_dim(number, dim))[1]
 
     def valid(self, number: int, dim: int) -> Any:
-        """Boolean tensor, broadcastable to the operand: True where its dim holds no padding."""
-        own = self.ins[number].shard
-        return self._positions.valid(own, self.axes_of_dim(number, dim), dim)
+        """Return booleans, broadcastable to the operand: True where a dim has no padding."""
+        shard = self.ins[number].shard
+        return self._positions.valid(shard, self.axes_of_dim(number, dim), dim)
 
     def check_order(self, shard: Shard, dim: int) -> None:
         """Refuse a dim with padding between its elements, where neighbours must be adjacent.
@@ -182,7 +183,7 @@ class LocalCall:
 
 
 def expected_mismatch(ty: Any, outs: Sequence[Shard]) -> str:
-    """How an inferred local type differs from the wanted shards; empty when it does not."""
+    """Describe how an inferred local type differs from the wanted shards; empty if equal."""
     leaves = flat_types(ty)
     if len(leaves) != len(outs):
         return f"{len(leaves)} results, expected {len(outs)}"

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Padding written as an op of its own, folded into the window that reads it.
+"""Folds separate padding ops into the window op that reads the padded value.
 
-``conv2d(nn.pad(x))`` without padding of its own is ``conv2d(x)`` with it. Cut along a padded dim,
-the first moves rows twice (the longer result is cut elsewhere), the second only the windows' own
+``conv2d(nn.pad(x))`` without padding is ``conv2d(x)`` with it. Cut along a padded dim,
+the first moves rows twice (the longer result is sharded elsewhere), the second only the windows'
 neighbour rows. So with its gradient: a transposed convolution whose result is cropped leaves the
-rows out by its own padding.
+rows out by its padding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AVERAGES = tuple(f"relax.nn.avg_pool{n}d" for n in (1, 2, 3))
 
 
 def _layout(call: ir.Call) -> str | None:
-    """Layout of the operand (of a transposed convolution, the result) that may be padded."""
+    """Return the layout of the operand (or transposed convolution's result) that may be padded."""
     name = str(call.op.name)
     if name in CONVOLUTIONS or name in TRANSPOSED:
         layout = str(call.attrs.data_layout)
@@ -45,7 +45,7 @@ def _is_op(value: Any, *names: str) -> bool:
 
 
 def is_zero_padding(value: Any) -> bool:
-    """Whether a value is an ``nn.pad`` that appends zeros."""
+    """Return whether a value is an ``nn.pad`` that appends zeros."""
     return (
         _is_op(value, "relax.nn.pad")
         and str(value.attrs.pad_mode) == "constant"
@@ -55,17 +55,17 @@ def is_zero_padding(value: Any) -> bool:
 
 
 def is_foldable(value: Any) -> bool:
-    """Whether what reads a value may become one op with it."""
+    """Return whether the reader of a value may be merged with it."""
     return is_zero_padding(value) or _is_op(value, *TRANSPOSED)
 
 
 def _is_crop(value: Any) -> bool:
-    """Whether a value is an ``nn.pad`` that only leaves rows out."""
+    """Return whether a value is an ``nn.pad`` that only leaves rows out."""
     return _is_op(value, "relax.nn.pad") and max(int(n) for n in value.attrs.pad_width) <= 0
 
 
 def _widths(layout: str, pad: ir.Call, narrow: Any, wide: Any) -> list[int] | None:
-    """What a padding adds before, then behind, spatial dims; None where folding gains nothing.
+    """Return the padding before, then behind, spatial dims; None where folding gains nothing.
 
     ``narrow`` and ``wide`` are the types without and with the padding.
     """
@@ -86,7 +86,7 @@ def _widths(layout: str, pad: ir.Call, narrow: Any, wide: Any) -> list[int] | No
 
 
 def folded(call: ir.Call, source: ir.Call, mod: ir.IRModule, function: str, var: Any) -> ir.Call:
-    """Make one op of two, where one of them is a padding.
+    """Merge two ops, either of which is a padding.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def folded(call: ir.Call, source: ir.Call, mod: ir.IRModule, function: str, var:
     Returns
     -------
     call : Call
-        The call itself where the padding is no matter: no padded dim is cut, a dim that no
+        The call itself where the padding is no matter: no padded dim is sharded, a dim that no
         window walks is padded, or the op cannot take it over.
     """
     if _is_op(source, *TRANSPOSED):

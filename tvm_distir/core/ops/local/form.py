@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The local form of a call: what a device computes of it on its shards."""
+"""Writes the local form of a call: what a device computes of it on its shards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def local_form(
     ------
     LoweringError
         DIST0507 when the call reads padding that no value makes harmless, DIST0508 when a
-        PrimFunc cannot be cut.
+        PrimFunc cannot be sharded.
     """
     protect(cx, NO_PADDING if said is None else said.padding)
     if str(cx.call.op.name) in TIR_CALLS:
@@ -49,5 +49,5 @@ def local_form(
 
 
 def stays_zero(cx: LocalCall, said: Registration | None) -> bool:
-    """Whether the padding of the results surely holds zeros."""
+    """Return whether the padding of the results surely holds zeros."""
     return padding_stays_zero(cx, NO_PADDING if said is None else said.padding)

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Halo exchange: from a shard to the rows that the windows of the own results read.
+"""Exchanges halos, so that a device has all rows that the windows of its results read.
 
-Boundary rows travel by ``collective_permute``: one per neighbour that has some, several on a
+Boundary rows travel by ``collective_permute``: a message per neighbour that has some, several on a
 side when more rows are needed than a shard holds. A padding that the op would have put around
-the whole tensor is put where it belongs: by the exchange itself, which delivers zeros at the
+the full tensor is put where it belongs: by the exchange itself, which delivers zeros at the
 border, or else by a mask. Gradients also go the other way: rows computed for a neighbour are
 returned to it, who adds them.
 """
@@ -25,10 +25,10 @@ from .positions import RowsKey
 
 
 def fetched(cx: LocalCall, x: Any, axes: Sequence[int], hop: int) -> Any:
-    """``x`` of the rank ``hop`` places before me (behind me when negative), else zeros.
+    """Fetch ``x`` of the rank ``hop`` places before (behind when negative), else zeros.
 
     Places are counted along a dim cut by ``axes``, major first. With several axes the rank that
-    many places away lies at one of two distances; both are asked.
+    many places away is at either of two distances; both are asked.
     """
     axis, size = axes[-1], int(cx.mesh.shape[axes[-1]])
     if len(axes) == 1:
@@ -50,7 +50,7 @@ def fetched(cx: LocalCall, x: Any, axes: Sequence[int], hop: int) -> Any:
 
 
 def block(cx: LocalCall, x: Any, dim: int, begin: int, end: int) -> Any:
-    """Rows of a tensor."""
+    """Slice rows of a tensor."""
     if begin == 0 and end == int(x.ty.shape[dim]):
         return x
     return cx.emit(relax.op.strided_slice(x, [dim], [begin], [end]), "rows")
@@ -59,7 +59,7 @@ def block(cx: LocalCall, x: Any, dim: int, begin: int, end: int) -> Any:
 def _side(
     cx: LocalCall, x: Any, dim: int, axes: Sequence[int], count: int, before: bool, value: Any
 ) -> list[Any]:
-    """``count`` rows of the ranks before (behind) me, in order; ``value`` where there is no rank.
+    """Fetch ``count`` rows of the ranks before (behind) in order; ``value`` beyond the ends.
 
     ``value`` is zero also when what arrives at the border does not matter. What was fetched of a
     tensor is not fetched again: a gradient reads the rows that its forward op read.
@@ -85,7 +85,7 @@ def _side(
 def _bordered(
     cx: LocalCall, part: Any, axes: Sequence[int], hop: int, before: bool, value: Any
 ) -> Any:
-    """Rows fetched from ``hop`` places away, with ``value`` where there is no such rank."""
+    """Fetch rows from ``hop`` places away, with ``value`` where there is no such rank."""
     place = cx.position(axes)
     if before:
         there = relax.op.greater_equal(place, relax.const(hop, "int64"))
@@ -96,7 +96,7 @@ def _bordered(
 
 
 def _filled(cx: LocalCall, x: Any, dim: int, plan: Exchange, value: Any) -> Any:
-    """Put the filler rows around what was fetched."""
+    """Put the filler rows around the fetched rows."""
     if not plan.low and not plan.high:
         return x
     if math.isfinite(value):
@@ -120,7 +120,7 @@ def with_rows(cx: LocalCall, x: Any, dim: int, front: int, back: int, value: Any
 
 
 def _steps(cx: LocalCall, plan: Exchange, axes: Sequence[int]) -> Any:
-    """``rank drift + phase``, a scalar."""
+    """Return ``rank drift + phase``, a scalar."""
     moved = relax.op.multiply(cx.position(axes), relax.const(plan.drift, "int64"))
     if not plan.phase:
         return cx.emit(moved, "moved")
@@ -128,7 +128,7 @@ def _steps(cx: LocalCall, plan: Exchange, axes: Sequence[int]) -> Any:
 
 
 def _start(cx: LocalCall, plan: Exchange, axes: Sequence[int]) -> Any:
-    """Where the rows that my local op reads start in the extended shard, a scalar."""
+    """Return where the rows that the local op reads start in the extended shard, a scalar."""
     moved = _steps(cx, plan, axes)
     if plan.per != 1:
         per = relax.const(plan.per, "int64")
@@ -137,13 +137,13 @@ def _start(cx: LocalCall, plan: Exchange, axes: Sequence[int]) -> Any:
 
 
 def _counted(cx: LocalCall, count: int, first: Any) -> Any:
-    """The numbers from ``first``, a scalar, on."""
+    """Return consecutive numbers that start at the scalar ``first``."""
     places = cx.emit(relax.op.arange(0, count, 1, "int64"), "places")
     return cx.emit(relax.op.add(places, first), "places")
 
 
 def _windowed(cx: LocalCall, x: Any, dim: int, axes: Sequence[int], plan: Exchange) -> Any:
-    """Cut the rows out that the local windows read."""
+    """Slice the rows out that the local windows read."""
     if not plan.drift:
         start = plan.start + plan.phase // plan.per
         return block(cx, x, dim, start, start + plan.span)
@@ -152,21 +152,21 @@ def _windowed(cx: LocalCall, x: Any, dim: int, axes: Sequence[int], plan: Exchan
 
 
 def ranks_along(cx: LocalCall, axes: Sequence[int]) -> int:
-    """How many devices the mesh axes have together."""
+    """Return how many devices the mesh axes have together."""
     return math.prod(int(cx.mesh.shape[a]) for a in axes)
 
 
 def without_padding(cx: LocalCall, number: int, x: Any, dim: int, value: Any = 0) -> Any:
-    """An operand's shard ``x``, perhaps extended, with ``value`` in the padding of a dim."""
-    own = cx.ins[number].shard
-    if dim not in own.padded_dims or (value == 0 and cx.ins[number].zero):
+    """Put ``value`` into the padding of a dim of an operand's shard ``x``, perhaps extended."""
+    shard = cx.ins[number].shard
+    if dim not in shard.padded_dims or (value == 0 and cx.ins[number].zero):
         return x
-    fill = cx.scalar(value, own.dtype)
+    fill = cx.scalar(value, shard.dtype)
     return cx.emit(relax.op.where(cx.valid(number, dim), x, fill), "kept")
 
 
 def with_halo(cx: LocalCall, number: int, x: Any, dim: int, plan: Exchange, value: Any = 0) -> Any:
-    """Rows of an operand's cut dim that my results read.
+    """Return the rows of an operand's sharded dim that the local results read.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def with_halo(cx: LocalCall, number: int, x: Any, dim: int, plan: Exchange, valu
 
 
 def picked(cx: LocalCall, y: Any, dim: int, axes: Sequence[int], plan: Exchange) -> Any:
-    """My block of a first result that starts at a place of each rank's own."""
+    """Slice the local block of a first result that starts at a rank-dependent position."""
     per = relax.const(plan.per, "int64")
     first = cx.emit(relax.op.floor_mod(_steps(cx, plan, axes), per), "first")
     places = _counted(cx, cx.outs[0].local[dim], first)
@@ -216,7 +216,7 @@ def returned(cx: LocalCall, y: Any, dim: int, axes: Sequence[int], plan: Exchang
         Terms for the ``plan.span`` rows along ``dim`` that :func:`with_halo` gives.
     dim : int
     axes : sequence of int
-        Mesh axes that cut the result along ``dim``.
+        Mesh axes that shard the result along ``dim``.
     plan : Exchange
 
     Returns
@@ -242,7 +242,7 @@ def returned(cx: LocalCall, y: Any, dim: int, axes: Sequence[int], plan: Exchang
 def _added(
     cx: LocalCall, mine: Any, beyond: Any, dim: int, axes: Sequence[int], before: bool
 ) -> Any:
-    """Send rows beyond my first (last) one to the ranks they belong to, and add what arrives."""
+    """Send rows beyond the first (last) local row to their ranks, and add what arrives."""
     rows, count = int(mine.ty.shape[dim]), int(beyond.ty.shape[dim])
     hop = 1
     while count > 0 and hop < ranks_along(cx, axes):

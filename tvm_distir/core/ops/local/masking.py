@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Padding of uneven dims on shards: what ops read of it is put there before they see it.
+"""Masks the padding of uneven dims on shards, so that ops read the values that they need.
 
 Ops that keep a dim compute something in its padding that nobody looks at; an op that reduces over
 it must find the neutral element of its reduction there, an op that uses an operand as index or
@@ -20,7 +20,7 @@ from .call import LocalCall
 
 
 def neutral_element(kind: str, dtype: str) -> Any:
-    """Neutral element of a reduction as a NumPy scalar (``bfloat16`` as float32)."""
+    """Return the neutral element of a reduction as a NumPy scalar (``bfloat16`` as float32)."""
     base = np.dtype("float32" if dtype == "bfloat16" else dtype)
     if kind in ("sum", "prod"):
         return np.array(kind == "prod").astype(base)
@@ -34,10 +34,10 @@ def neutral_element(kind: str, dtype: str) -> Any:
 
 def mask(cx: LocalCall, number: int, dim: int, value: Any) -> None:
     """Put ``value`` into the padding of an operand's dim."""
-    own = cx.ins[number].shard
-    fill = cx.scalar(value, own.dtype)
+    shard = cx.ins[number].shard
+    fill = cx.scalar(value, shard.dtype)
     kept = relax.op.where(cx.valid(number, dim), cx.operand(number), fill)
-    others = [d for d in own.padded_dims if d != dim]
+    others = [d for d in shard.padded_dims if d != dim]
     zero = bool(value == 0) and (cx.ins[number].zero or not others)
     cx.replace(number, kept, zero)
 
@@ -50,7 +50,7 @@ def protect(cx: LocalCall, needs: Padding) -> None:
     LoweringError
         DIST0507 when the op reads padding in a way that no value makes harmless.
     """
-    padded = [i for i, own in enumerate(cx.ins) if own.shard.padded_dims]
+    padded = [i for i, operand in enumerate(cx.ins) if operand.shard.padded_dims]
     if not padded and not any(out.padded_dims for out in cx.outs):
         return
     _check_uneven(cx)
@@ -73,24 +73,24 @@ def protect(cx: LocalCall, needs: Padding) -> None:
 
 
 def _check_uneven(cx: LocalCall) -> None:
-    """Every padded dim must be walked by a factor that allows padding."""
+    """Raise where a padded dim is not in a factor that allows padding."""
     rows = [
-        (f"operand {i}", own.shard, [f and f.ins[i] for f in cx.form.factors])
-        for i, own in enumerate(cx.ins)
+        (f"operand {i}", operand.shard, [f and f.ins[i] for f in cx.form.factors])
+        for i, operand in enumerate(cx.ins)
     ]
     rows += [
         (f"result {i}", out, [f and f.outs[i] for f in cx.form.factors])
         for i, out in enumerate(cx.outs)
     ]
-    for what, own, dims in rows:
+    for what, shard, dims in rows:
         for axis, (factor, dim) in enumerate(zip(cx.form.factors, dims)):
-            if factor is None or dim is None or dim not in own.padded_dims or factor.uneven:
+            if factor is None or dim is None or dim not in shard.padded_dims or factor.uneven:
                 continue
             raise cx.fault(
                 "DIST0507",
-                f"dim {dim} of size {own.whole[dim]} of {what} is cut into {own.counts[dim]} "
+                f"dim {dim} of size {shard.whole[dim]} of {what} is cut into {shard.counts[dim]} "
                 f"uneven parts along mesh axis {axis}, which the op cannot do",
-                f"Pad it to {own.local[dim] * own.counts[dim]}, or replicate it.",
+                f"Pad it to {shard.local[dim] * shard.counts[dim]}, or replicate it.",
             )
 
 
@@ -110,12 +110,12 @@ def _neutralise(cx: LocalCall, reduced: Reduced, kind: str, number: int, dim: in
 
 
 def padding_stays_zero(cx: LocalCall, needs: Padding) -> bool:
-    """Whether the results' padding surely holds zeros."""
+    """Return whether the results' padding surely holds zeros."""
     if needs.zeros is Zeros.MADE:
         return True
     if needs.zeros is Zeros.UNKNOWN:
         return False
     if needs.zeros is Zeros.ALIGNED:
         # A broadcast operand would be added into the padding of the other.
-        return all(own.zero and own.shard.local == cx.outs[0].local for own in cx.ins)
-    return all(own.zero for own in cx.ins)
+        return all(operand.zero and operand.shard.local == cx.outs[0].local for operand in cx.ins)
+    return all(operand.zero for operand in cx.ins)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Indices into rows of which a device holds some."""
+"""Maps global row indices to the rows that a device has."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .call import LocalCall
 
 
 def as_int64(cx: LocalCall, places: Any) -> Any:
-    """Indices as int64."""
+    """Cast indices to int64."""
     if str(places.ty.dtype) == "int64":
         return places
     return cx.emit(relax.op.astype(places, "int64"), "places")
 
 
 def own_places(cx: LocalCall, places: Any, number: int, dim: int) -> tuple[Any, Any]:
-    """Which indices name rows of this device, and where they stand among them.
+    """Return which indices name rows of this device, and their local positions.
 
     Parameters
     ----------
@@ -27,20 +27,20 @@ def own_places(cx: LocalCall, places: Any, number: int, dim: int) -> tuple[Any, 
     places : variable
         Indices into all rows.
     number, dim : int
-        The operand with the rows, and its dim of them, which is cut.
+        The operand with the rows, and its dim of them, which is sharded.
 
     Returns
     -------
     here : variable
         Bool, like the indices.
     near : variable
-        int64; for rows of other devices some row of this one.
+        int64; for rows of other devices some row of this device.
     """
     shard = cx.ins[number].shard
     rows = shard.local[dim]
     end = cx.held(number, dim) if dim in shard.inner_dims else relax.const(rows, "int64")
-    own = cx.emit(relax.op.subtract(as_int64(cx, places), cx.start(number, dim)), "own")
-    above = cx.emit(relax.op.greater_equal(own, relax.const(0, "int64")), "above")
-    below = cx.emit(relax.op.less(own, end), "below")
+    offset = cx.emit(relax.op.subtract(as_int64(cx, places), cx.start(number, dim)), "own")
+    above = cx.emit(relax.op.greater_equal(offset, relax.const(0, "int64")), "above")
+    below = cx.emit(relax.op.less(offset, end), "below")
     here = cx.emit(relax.op.logical_and(above, below), "here")
-    return here, cx.emit(relax.op.clip(own, 0, rows - 1), "near")
+    return here, cx.emit(relax.op.clip(offset, 0, rows - 1), "near")

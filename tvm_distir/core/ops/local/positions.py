@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a device stands among the shards of a dim, and what of its own shard is padding.
+"""Computes a device's position among the shards of a dim, and which part of a shard is padding.
 
 What was written of this once serves all calls of its block: see :class:`BlockMemo`.
 """
@@ -19,12 +19,12 @@ from tvm_distir.core.rewriting.writer import BlockWriter
 from .shard import Shard
 
 Axes = tuple[int, ...]
-"""Mesh axes that cut a dim, major first."""
+"""Mesh axes that shard a dim, major first."""
 
 
 @dataclass(frozen=True)
 class RowsKey:
-    """Which rows of which tensor were fetched, and of whom.
+    """Key of fetched rows: which rows of which tensor, and of which rank.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class RowsKey:
 
 @dataclass
 class BlockMemo:
-    """Values written in one block that later calls of it may read again.
+    """Values emitted in a block that later calls of it may read again.
 
     Attributes
     ----------
@@ -72,13 +72,13 @@ class BlockMemo:
     rows: dict[RowsKey, Any] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Forget all: variables of a dataflow block cannot be read in the next one."""
+        """Clear the memo: variables of a dataflow block cannot be read in the next block."""
         for known in (self.positions, self.starts, self.parts, self.valid, self.rows):
             known.clear()
 
 
 class Positions:
-    """Writes positions along a mesh for one call.
+    """Emits positions along a mesh for a call.
 
     Parameters
     ----------
@@ -95,61 +95,61 @@ class Positions:
         self._mesh, self._writer, self._emit, self._memo = mesh, writer, emit, memo
 
     def number(self, axes: Sequence[int]) -> Any:
-        """My number among the shards of a dim cut by ``axes`` (int64 scalar)."""
+        """Return the rank's number among the shards of a dim split by ``axes`` (int64 scalar)."""
         key = tuple(axes)
         if key not in self._memo.positions:
             sizes = [int(n) for n in self._mesh.shape]
-            found = None
+            rank = None
             for axis in axes:
                 mine = self._writer.emit(ops.axis_index(self._mesh, axis), "axis_index")
-                if found is not None:
-                    scaled = relax.op.multiply(found, relax.const(sizes[axis], "int64"))
+                if rank is not None:
+                    scaled = relax.op.multiply(rank, relax.const(sizes[axis], "int64"))
                     mine = self._writer.emit(relax.op.add(self._emit(scaled, ""), mine), "shard")
-                found = mine
-            self._memo.positions[key] = found
+                rank = mine
+            self._memo.positions[key] = rank
         return self._memo.positions[key]
 
-    def start(self, own: Shard, axes: Axes, dim: int) -> Any:
-        """Where a shard begins along a dim cut by ``axes`` (int64 scalar)."""
-        if dim in own.inner_dims:
-            return self.part(own.whole[dim], axes)[0]
-        key = (axes, own.whole[dim])
+    def start(self, shard: Shard, axes: Axes, dim: int) -> Any:
+        """Return where a shard begins along a dim split by ``axes`` (int64 scalar)."""
+        if dim in shard.inner_dims:
+            return self.part(shard.whole[dim], axes)[0]
+        key = (axes, shard.whole[dim])
         if key not in self._memo.starts:
-            chunk = relax.const(own.local[dim], "int64")
+            chunk = relax.const(shard.local[dim], "int64")
             begin = relax.op.multiply(self.number(axes), chunk)
             self._memo.starts[key] = self._emit(begin, "start")
         return self._memo.starts[key]
 
     def part(self, size: int, axes: Axes) -> tuple[Any, Any]:
-        """Start and length of my part of a dim, axis by axis as in :func:`ir.shard_range`."""
+        """Return start and length of the rank's part of a dim, as in :func:`ir.shard_range`."""
         key = (axes, size)
         if key not in self._memo.parts:
             emit, begin = self._emit, None
             held, block = relax.const(size, "int64"), size
             for axis in axes:
                 block = -(-block // int(self._mesh.shape[axis]))
-                own = relax.const(block, "int64")
-                skipped = emit(relax.op.multiply(self.number((axis,)), own), "skipped")
+                length = relax.const(block, "int64")
+                skipped = emit(relax.op.multiply(self.number((axis,)), length), "skipped")
                 skipped = emit(relax.op.minimum(skipped, held), "skipped")
                 begin = skipped if begin is None else relax.op.add(begin, skipped)
                 begin = emit(begin, "start")
                 rest = emit(relax.op.subtract(held, skipped), "rest")
-                held = emit(relax.op.minimum(rest, own), "held")
+                held = emit(relax.op.minimum(rest, length), "held")
             self._memo.parts[key] = begin, held
         return self._memo.parts[key]
 
-    def valid(self, own: Shard, axes: Axes, dim: int) -> Any:
-        """Boolean tensor, broadcastable to a shard: True where its dim holds no padding."""
-        ndim = len(own.local)
-        key = (axes, own.whole[dim], ndim, dim)
+    def valid(self, shard: Shard, axes: Axes, dim: int) -> Any:
+        """Return a boolean tensor, broadcastable to a shard: True where its dim has no padding."""
+        ndim = len(shard.local)
+        key = (axes, shard.whole[dim], ndim, dim)
         if key not in self._memo.valid:
-            chunk = own.local[dim]
+            chunk = shard.local[dim]
             places = self._emit(relax.op.arange(0, chunk, 1, "int64"), "places")
-            if dim in own.inner_dims:
-                end = self.part(own.whole[dim], axes)[1]
+            if dim in shard.inner_dims:
+                end = self.part(shard.whole[dim], axes)[1]
             else:
-                places = self._emit(relax.op.add(places, self.start(own, axes, dim)), "places")
-                end = relax.const(own.whole[dim], "int64")
+                places = self._emit(relax.op.add(places, self.start(shard, axes, dim)), "places")
+                end = relax.const(shard.whole[dim], "int64")
             inside = self._emit(relax.op.less(places, end), "inside")
             shape = [chunk if d == dim else 1 for d in range(ndim)]
             self._memo.valid[key] = self._emit(relax.op.reshape(inside, shape), "valid")

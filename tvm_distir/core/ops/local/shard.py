@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How tensors and operands lie on a device: whole and local shape, padding."""
+"""Describes tensors and operands on a device: global shape, local shape and padding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvm_distir.core.ir.placement import Labels, is_padded_inside, shard_counts
 
 @dataclass(frozen=True)
 class Shard:
-    """Shape of a tensor, whole and as one device holds it.
+    """Global and local shape of a tensor.
 
     Attributes
     ----------
@@ -23,7 +23,7 @@ class Shard:
         Placement on the function's mesh.
     dtype : str
     counts : tuple of int
-        Into how many shards each dim is cut.
+        Number of shards of each dim.
     inner_dims : tuple of int
         Dims with padding not at their end only: several mesh axes cut them unevenly.
     """
@@ -37,12 +37,12 @@ class Shard:
 
     @property
     def padded_dims(self) -> tuple[int, ...]:
-        """Dims whose last shards end in padding."""
+        """Return the dims whose last shards end in padding."""
         return tuple(d for d, (n, k) in enumerate(zip(self.whole, self.counts)) if n % k)
 
 
 def shard(whole: Sequence[int], labels: Labels, mesh: Sequence[int], dtype: str) -> Shard:
-    """Describe how a tensor lies on a mesh."""
+    """Describe how a tensor is placed on a mesh."""
     counts = tuple(shard_counts(labels, mesh, len(whole)))
     local = tuple(-(-n // k) for n, k in zip(whole, counts))
     inner = tuple(
@@ -55,7 +55,7 @@ def shard(whole: Sequence[int], labels: Labels, mesh: Sequence[int], dtype: str)
 
 @dataclass
 class Operand:
-    """A flattened tensor operand on one device.
+    """A flattened tensor operand on a device.
 
     Attributes
     ----------

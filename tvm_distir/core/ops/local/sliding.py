@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Windows that slide over cut dims: the first operand with the rows they read."""
+"""Prepares operands of windows that slide over sharded dims, with the rows that they read."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from .masking import neutral_element
 
 
 def halo_dims(cx: LocalCall) -> list[tuple[int, int]]:
-    """Dims of operand and result that follow a halo factor over more than one device."""
-    found = []
+    """Return the dims of operand and result that follow a halo factor over several devices."""
+    result = []
     for factor in cx.form.factors:
         if factor is None or factor.kind != "halo":
             continue
         dim, result_dim = factor.ins[0], factor.outs[0]
         if dim is None or result_dim is None or cx.ins[0].shard.counts[dim] == 1:
             continue
-        if (dim, result_dim) not in found:
+        if (dim, result_dim) not in result:
             cx.check_order(cx.ins[0].shard, dim)
             cx.check_order(cx.outs[0], result_dim)
-            found.append((dim, result_dim))
-    return found
+            result.append((dim, result_dim))
+    return result
 
 
 def planned(cx: LocalCall, dim: int, result_dim: int, window: Window) -> Exchange:
-    """Exchange of the first operand for windows that give the first result."""
-    own = cx.ins[0].shard
-    return exchange(window, own.whole[dim], cx.outs[0].whole[result_dim], own.counts[dim])
+    """Plan the exchange of the first operand for windows that give the first result."""
+    shard = cx.ins[0].shard
+    return exchange(window, shard.whole[dim], cx.outs[0].whole[result_dim], shard.counts[dim])
 
 
 def slid(cx: LocalCall, layout: str, kernel: tuple[int, ...], value: Any) -> tuple[Any, list[int]]:
-    """First operand with all neighbour rows, and the padding that is left to the op."""
+    """Return the first operand with all neighbour rows, and the padding that is left to the op."""
     names = spatial(layout)
     sliding = windows(cx.call.attrs, kernel)
     pads = [w.before for w in sliding] + [w.after for w in sliding]
@@ -51,12 +51,12 @@ def slid(cx: LocalCall, layout: str, kernel: tuple[int, ...], value: Any) -> tup
 
 
 def spatial(layout: str) -> list[str]:
-    """Names of the spatial dims of a layout, in order."""
+    """Return the names of the spatial dims of a layout, in order."""
     return [c for c in layout if c not in "NC"]
 
 
 def lowest(dtype: str) -> Any:
-    """What a max pool pads with: the lowest finite number."""
+    """Return the value with which a max pool pads: the lowest finite number."""
     if dtype == "bfloat16":
         return np.float32(-3.3895313892515355e38)
     if np.dtype(dtype).kind == "f":
@@ -65,6 +65,6 @@ def lowest(dtype: str) -> Any:
 
 
 def pool_kernel(attrs: Any) -> tuple[int, ...]:
-    """Window of a pool, one extent per spatial dim."""
+    """Return the window of a pool, an extent per spatial dim."""
     kernel = tuple(int(n) for n in attrs.pool_size)
     return kernel * ((len(str(attrs.layout)) - 2) // len(kernel))

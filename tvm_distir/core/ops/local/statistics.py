@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics over a cut dim, reduced over the devices, padding left out."""
+"""Computes statistics over sharded dims, reduced over the devices without the padding."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NARROW = ("float16", "bfloat16")
 
 
 def cutting_axes(cx: LocalCall, dims: Sequence[int], number: int = 0) -> tuple[int, ...]:
-    """Mesh axes that cut any of some dims of an operand, in mesh order."""
+    """Return the mesh axes that shard any of some dims of an operand, in mesh order."""
     return tuple(sorted({axis for d in dims for axis in cx.axes_of_dim(number, d)}))
 
 
 def filled(cx: LocalCall, x: Any, dims: Sequence[int], value: Any, dtype: str) -> Any:
-    """Put a value into the padding of some dims of (what became of) the first operand."""
+    """Put a value into the padding of some dims of (a value derived from) the first operand."""
     for d in dims:
         if d in cx.ins[0].shard.padded_dims:
             fill = cx.scalar(value, dtype)
@@ -41,7 +41,7 @@ def reduced(cx: LocalCall, x: Any, axes: Sequence[int], kind: str, hint: str) ->
 
 
 class Moments:
-    """Mean and variance over dims of the first operand, some of which are cut.
+    """Mean and variance over dims of the first operand, some of which are sharded.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Moments:
     axes : sequence of int
         Mesh axes that cut them.
     count : int
-        Elements of the whole that one statistic sees.
+        Elements of the full tensor that a statistic covers.
     clean : bool
         The padding of these dims holds zeros already.
     """
@@ -75,16 +75,16 @@ class Moments:
         return value if self.clean else filled(self.cx, value, self.dims, 0, self.dtype)
 
     def total(self, value: Any, hint: str) -> Any:
-        """Sum over the dims and the devices, dims kept."""
+        """Return the sum over the dims and the devices, with dims kept."""
         part = self.cx.emit(relax.op.sum(value, self.dims, keepdims=True), hint)
         return reduced(self.cx, part, self.axes, "sum", hint)
 
     def average(self, value: Any, hint: str) -> Any:
-        """Mean over the dims and the devices, dims kept."""
+        """Return the mean over the dims and the devices, with dims kept."""
         return self.cx.emit(relax.op.divide(self.total(value, hint), self.count), hint)
 
     def centred(self) -> tuple[Any, Any, Any]:
-        """Mean, ``x - mean`` (zero in the padding) and the mean of its squares."""
+        """Return mean, ``x - mean`` (zero in the padding) and the mean of its squares."""
         cx = self.cx
         mean = self.average(self._neutral(self.x), "mean")
         apart = cx.emit(relax.op.subtract(self.x, mean), "apart")
@@ -93,7 +93,7 @@ class Moments:
         return mean, apart, self.average(squares, "variance")
 
     def sums(self) -> tuple[Any, Any]:
-        """Mean and ``E[x^2] - mean^2``, both sums in one collective."""
+        """Return the mean and ``E[x^2] - mean^2``; a single collective reduces both sums."""
         cx = self.cx
         inner = self._neutral(self.x)
         squares = cx.emit(relax.op.multiply(inner, inner), "squares")
@@ -115,5 +115,5 @@ class Moments:
 
 
 def widened(cx: LocalCall, x: Any) -> Any:
-    """``x`` in float32 where its dtype is narrower."""
+    """Cast ``x`` to float32 where its dtype is narrower."""
     return cx.emit(relax.op.astype(x, WIDE), "wide") if str(x.ty.dtype) in NARROW else x

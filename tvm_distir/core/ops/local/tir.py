@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``call_tir`` on shards: the PrimFunc is cut to local shapes."""
+"""Writes the local form of ``call_tir``: the PrimFunc is shrunk to local shapes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ def call_tir(cx: LocalCall, mod: ir.IRModule, made: dict[Any, Any]) -> ir.Call:
     Raises
     ------
     LoweringError
-        DIST0508 when the PrimFunc cannot be cut.
+        DIST0508 when the PrimFunc cannot be sharded.
     """
     target = cx.call.args[0]
-    shards = [*(own.shard for own in cx.ins), *cx.outs]
-    counts = {(i, d): n for i, own in enumerate(shards) for d, n in enumerate(own.counts) if n > 1}
+    shards = [*(operand.shard for operand in cx.ins), *cx.outs]
+    counts = {
+        (i, d): n for i, shard in enumerate(shards) for d, n in enumerate(shard.counts) if n > 1
+    }
     if counts:
         target = _cut(cx, mod, made, counts)
     types = [relax.TensorType(list(out.local), out.dtype) for out in cx.outs]

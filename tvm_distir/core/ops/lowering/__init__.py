@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What ops are compiled to: kernels that keep NaN, and whose indices stay inside of buffers."""
+"""Compiles ops to kernels that propagate NaN and keep indices inside of buffers."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Integer division by a number that is read from memory, defined for every pair of operands.
+"""Defines integer division by a number that is read from memory for every pair of operands.
 
 A processor answers a zero divisor, and the least number over -1, with a signal that ends the
 process. Values decide whether that happens, those in the padding of an uneven shard among them,
@@ -35,7 +35,7 @@ _OPERANDS = ("a", "b", "value", "condition", "true_value", "false_value", "args"
 
 
 class _Kernel:
-    """A function in TVM's JSON form: nodes, which name each other by their numbers."""
+    """A function in TVM's JSON form: nodes that refer to each other by number."""
 
     def __init__(self, fn: tirx.PrimFunc) -> None:
         self.whole: dict[str, Any] = json.loads(ir.save_json(fn))
@@ -49,11 +49,11 @@ class _Kernel:
         ]
 
     def dtype(self, number: int) -> str:
-        """Element type of an expression."""
+        """Return the element type of an expression."""
         return str(self.nodes[self.nodes[number]["data"]["ty"]]["data"].get("dtype", ""))
 
     def sources(self, number: int) -> set[int]:
-        """Buffers that an expression reads."""
+        """Return the buffers that an expression reads."""
         node = self.nodes[number]
         if node["type"] == "ir.TensorLoad":
             return {int(node["data"]["source"])}
@@ -76,8 +76,8 @@ class _Kernel:
             is_minus = self._add("prim.EQ", "bool", a=b, b=self._number(-1, ty))
             overflow = self._add("prim.And", "bool", a=is_minus, b=is_least)
             unsafe = self._add("prim.Or", "bool", a=zero, b=overflow)
-        one = self._number(1, ty)
-        divisor = self._add("prim.Select", ty, condition=unsafe, true_value=one, false_value=b)
+        unit = self._number(1, ty)
+        divisor = self._add("prim.Select", ty, condition=unsafe, true_value=unit, false_value=b)
         result = self._add(division["type"], ty, a=a, b=divisor)
         by_zero = a
         if division["type"] in _QUOTIENTS:
@@ -88,7 +88,7 @@ class _Kernel:
         self.nodes[number] = self.nodes[chosen]
 
     def function(self) -> tirx.PrimFunc:
-        """The function that the nodes are."""
+        """Return the function that the nodes represent."""
         return ir.load_json(json.dumps(self.whole))
 
     def _node(self, node: dict[str, Any]) -> int:
@@ -126,7 +126,7 @@ define_division = tvm.transform.module_pass(
 
 
 def divisor_parameters(fn: tirx.PrimFunc) -> tuple[int, ...]:
-    """Positions of the parameters that some integer division reads its divisor from."""
+    """Return the positions of parameters from which an integer division reads its divisor."""
     kernel = _Kernel(fn)
     divisors = [kernel.nodes[number]["data"]["b"] for number in kernel.divisions]
     root = kernel.nodes[kernel.whole["root_index"]]["data"]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The passes that turn ops into kernels, with kernels of our own where TVM's lose NaN.
+"""Passes that turn ops into kernels, with package kernels where those of TVM lose NaN.
 
 The repair is made here, when a module is compiled, and not where models are imported: graphs,
 sharding rules, gradients and costs still see ``R.sort``, ``R.argmax`` or ``R.nn.relu``, and modules
@@ -13,12 +13,12 @@ op                   on floats
 ===================  =======================================================================
 ``sort``, ``topk``,  NaN is greater than all numbers, as in NumPy, PyTorch and JAX; TVM hands
 ``argsort``          floats to a sort whose comparison is no order where NaN occurs
-``argmax/min``       the first NaN, where there is one; the first place of a row of infinities,
+``argmax/min``       the first NaN, if there is any; the first place of a row of infinities,
                      for which TVM gives -1
 ``sign``             NaN of NaN, as in NumPy, JAX and ONNX
 ``multiply``,        with a constant zero: NaN of NaN and infinities, which TVM folds to zero
 ``divide``
-``take`` (``fast``)  TVM's own, which warns of what :mod:`.repair` prevents
+``take`` (``fast``)  the kernel of TVM, which warns of what :mod:`.repair` prevents
 ===================  =======================================================================
 """
 
@@ -39,14 +39,14 @@ Legalize = Callable[[relax.BlockBuilder, ir.Call], Any]
 
 
 def _float_type(call: ir.Call) -> str:
-    """Type of the first operand where that is a float, else empty."""
+    """Return the dtype of the first operand where that is a float, else an empty string."""
     tensor: Any = tensor_type(call.args[0].ty)
     dtype = str(tensor.dtype) if tensor is not None else ""
     return dtype if "float" in dtype else ""
 
 
 def _of_floats(legalize: Legalize) -> Legalize:
-    """TVM's own legalisation of a call on other types; none keeps the call for a later pass."""
+    """Return TVM's legalisation of a call on other types; without any, a later pass acts."""
 
     def either(builder: relax.BlockBuilder, call: ir.Call) -> Any:
         if _float_type(call):
@@ -58,7 +58,7 @@ def _of_floats(legalize: Legalize) -> Legalize:
 
 
 def _key_type(x: Any) -> str:
-    """The type of integers that are ordered as the floats of a tensor are."""
+    """Return the integer type that is ordered as the floats of a tensor are."""
     return "int64" if str(x.dtype) == "float64" else "int32"
 
 
@@ -67,7 +67,7 @@ def _most(kind: str) -> int:
 
 
 def _key_of(value: Any, kind: str, nan: int) -> Any:
-    """An integer of a float, ordered as floats are: zeros are equal, NaN is ``nan``."""
+    """Map a float to an integer of the same order: zeros are equal, NaN is ``nan``."""
     wide = "float64" if kind == "int64" else "float32"
     value = value if str(value.ty.dtype) == wide else tirx.Cast(wide, value)
     bits, zero = tirx.reinterpret(kind, value), tirx.const(0, kind)
@@ -77,7 +77,7 @@ def _key_of(value: Any, kind: str, nan: int) -> Any:
 
 
 def _order_key(x: Any) -> Any:
-    """Integers ordered as floats; NaN is greater than all numbers."""
+    """Map floats to integers of the same order; NaN is greater than all numbers."""
     kind = _key_type(x)
     return te.compute(x.shape, lambda *at: _key_of(x(*at), kind, _most(kind)), name="order_key")
 
@@ -128,7 +128,7 @@ def _extreme_place(largest: bool) -> Legalize:
 
 
 def _first_extreme(x: Any, axis: int | None, keepdims: bool, largest: bool) -> Any:
-    """The first place of the extreme along an axis, or of the flattened tensor."""
+    """Return the first index of the extreme along an axis, or of the flattened tensor."""
     kept = [1] * len(x.shape) if keepdims else []
     if axis is None:
         x, front = topi.reshape(x, (math.prod(x.shape),)), 0
@@ -145,8 +145,8 @@ def _first_extreme(x: Any, axis: int | None, keepdims: bool, largest: bool) -> A
         value = x(*place[:front], along, *place[back:])
         return combine((tirx.Cast("int64", along), _key_of(value, kind, best)), along)
 
-    def earlier(one: Any, other: Any) -> Any:
-        (at, key), (at_other, rival) = one, other
+    def earlier(left: Any, right: Any) -> Any:
+        (at, key), (at_other, rival) = left, right
         beyond = key > rival if largest else key < rival
         wins = tirx.any(beyond, tirx.all(key == rival, at < at_other))
         return tirx.Select(wins, at, at_other), tirx.Select(beyond, key, rival)
@@ -162,8 +162,8 @@ def _first_extreme(x: Any, axis: int | None, keepdims: bool, largest: bool) -> A
 def _te_sign(x: Any) -> Any:
     def sign(*place: Any) -> Any:
         value = x(*place)
-        zero, one, minus = (tirx.const(n, x.dtype) for n in (0, 1, -1))
-        signed = tirx.Select(value > zero, one, tirx.Select(value < zero, minus, zero))
+        zero, unit, minus = (tirx.const(n, x.dtype) for n in (0, 1, -1))
+        signed = tirx.Select(value > zero, unit, tirx.Select(value < zero, minus, zero))
         return tirx.Select(is_nan(value), value, signed)
 
     return te.compute(x.shape, sign, name="T_sign")
@@ -200,7 +200,7 @@ def _is_zero(operand: Any) -> bool:
 
 
 def _with_zero(compute: Callable[..., Any]) -> Legalize:
-    """With a zero among the operands, which TVM folds unless it is a tensor like others."""
+    """Add a zero to the operands, which TVM folds unless it is a tensor like others."""
 
     def legalize(builder: relax.BlockBuilder, call: ir.Call) -> Any:
         if any(map(_is_zero, call.args)):
@@ -224,7 +224,7 @@ LEGALIZATIONS: dict[str, Legalize] = {
 
 
 def kernel_passes(skip_ops: Sequence[str] = ()) -> list[Any]:
-    """Passes that make every compute op the call of a kernel.
+    """Return the passes that make every compute op the call of a kernel.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Repairs kernels before they are compiled: NaN is kept, and no computed index leaves its buffer.
+"""Repairs kernels before compilation: NaN is propagated, computed indices stay in their buffer.
 
 TVM compiles the maximum and the minimum of floats to a selection that drops NaN, and ``!=`` to a
 comparison that is false for NaN; a kernel that is given an index outside of its buffer reads, or
@@ -13,7 +13,7 @@ in a kernel                     becomes
 ``max(a, b)`` of floats         ``a`` where ``a > b`` or ``a`` is NaN, else ``b``
 ``a != b`` of floats            true as well where either is NaN
 a reduction that begins with    begins with the infinity beyond it, and so does the padding of
-the lowest float                the windows that it walks: a row of infinities has one as its
+the lowest float                the windows that it walks: a row of infinities has infinity as its
                                 maximum
 a read at an index that was     zero where the index is outside
 read from a buffer
@@ -21,7 +21,7 @@ a write at such an index        left out where the index is outside
 ==============================  ===========================================================
 
 Inputs are refused before (``bind_inputs``) where their indices are outside; what is computed in
-the program is masked here, on one device as on shards, whose look-ups give zeros for the rows
+the program is masked here, on a single device as on shards, whose look-ups give zeros for the rows
 that they do not hold.
 """
 
@@ -50,7 +50,7 @@ def _kind(value: Any) -> str:
 
 
 def is_nan(value: Any) -> Any:
-    """Whether a float is NaN."""
+    """Return whether a float is NaN."""
     if isinstance(value, tirx.FloatImm):
         return tirx.const(math.isnan(float(value.value)), "bool")
     # Not all targets have the intrinsic for narrow floats.
@@ -73,7 +73,7 @@ def _not_equal(node: Any) -> Any:
 
 
 def _beyond(value: Any) -> Any:
-    """The infinity beyond the largest or the lowest float; None for other values."""
+    """Return the infinity beyond the largest or the lowest float; None for other values."""
     if not isinstance(value, tirx.FloatImm):
         return None
     number = float(value.value)
@@ -83,21 +83,21 @@ def _beyond(value: Any) -> Any:
 
 
 def _reads(root: Any, computed: Set[Any]) -> bool:
-    """Whether an expression reads a buffer, or one of the variables that hold what was read."""
+    """Return whether an expression reads a buffer, or a variable with a value read from it."""
     if isinstance(root, tirx.Var):
         return root in computed
-    found = tvm_ffi.structural_walk(
+    match = tvm_ffi.structural_walk(
         root,
         [
             (ir.TensorLoad, lambda _: tvm_ffi.VisitInterrupt(True)),
             (tirx.Var, lambda v: tvm_ffi.VisitInterrupt(True) if v in computed else None),
         ],
     )
-    return found is not None
+    return match is not None
 
 
 class _Repair:
-    """Rewrites one PrimFunc.
+    """Rewriter of a PrimFunc.
 
     Attributes
     ----------
@@ -130,7 +130,7 @@ class _Repair:
             self.computed.add(node.var)
 
     def _inside(self, shape: Any, indices: Any) -> list[Any]:
-        """Conditions under which computed indices lie in a buffer, but for those that hold."""
+        """Return the conditions, unless always true, that keep computed indices in a buffer."""
         result: list[Any] = []
         for index, extent in zip(indices, shape):
             if isinstance(index, tirx.IntImm) or not str(index.ty.dtype).startswith(
@@ -173,7 +173,7 @@ class _Repair:
         )
 
     def _padding(self, call: Any) -> Any:
-        """What a reduction's window finds beyond the border, which only the place decides."""
+        """Return the value of a reduction's window beyond the border, given by the index only."""
         if not isinstance(call.op, ir.Op) or str(call.op.name) != "prim.if_then_else":
             return call
         condition, inner, padding = call.args

@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Windows that slide over a dim, and the neighbour rows a block of the dim needs for them.
+"""Plans the neighbour rows that a block of a dim needs for windows that slide over it.
 
-A dim of ``extent`` rows and a result of ``result`` rows are cut over ``n`` ranks in shards of
+A dim of ``extent`` rows and a result of ``result`` rows are sharded over ``n`` ranks in shards of
 ``A = ceil(extent/n)`` and ``B = ceil(result/n)`` rows. Result row ``o`` reads the rows
 ``o stride - before + k dilation`` for ``k < kernel``. So the result rows of rank ``r`` read
 ``span = (B - 1) stride + reach`` rows; the first lies ``r (B stride - A) - before`` rows behind
-the start of the rank's own shard. Blocks are aligned when that does not depend on r.
+the start of the rank's shard. Blocks are aligned when that does not depend on r.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tvm_distir.core.ops.draft import Draft
 
 @dataclass(frozen=True)
 class Window:
-    """A window along one dim, in rows of the operand.
+    """A window along a dim, in rows of the operand.
 
     Attributes
     ----------
@@ -41,27 +41,27 @@ class Window:
 
     @property
     def reach(self) -> int:
-        """Extent the window covers."""
+        """Return the extent the window covers."""
         return (self.kernel - 1) * self.dilation + 1
 
     def separate(self, extent: Any, result: Any) -> bool:
-        """Whether windows neither overlap nor leave the operand: blocks need no neighbour rows."""
+        """Return whether windows neither overlap nor leave the operand, so need no neighbours."""
         if self.before or self.after or self.reach > self.stride:
             return False
         return same(extent, result * self.stride)
 
     def overhang(self, extent: int, result: int) -> int:
-        """How many rows the last window reaches behind the operand (negative: stays inside)."""
+        """Return how many rows the last window reaches behind the operand (negative: inside)."""
         return (result - 1) * self.stride - self.before + self.reach - extent
 
     def borders(self, extent: int, result: int) -> tuple[int, int]:
-        """How many first and last result rows have windows that leave the operand."""
+        """Return how many first and last result rows have windows that leave the operand."""
         over = max(0, self.overhang(extent, result))
         return -(-self.before // self.stride), -(-over // self.stride)
 
 
 def windows(attrs: Any, kernel: Sequence[int]) -> list[Window]:
-    """Windows per spatial dim from strides, dilation and padding of a call's attributes."""
+    """Return a window per spatial dim from strides, dilation and padding of a call's attributes."""
     count = len(kernel)
 
     def listed(name: str, default: int) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ def windows(attrs: Any, kernel: Sequence[int]) -> list[Window]:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the ranks along a dim hand to each other, the same counts on every rank.
+    """Rows that the ranks along a dim exchange, with the same counts on every rank.
 
     Attributes
     ----------
@@ -95,13 +95,13 @@ class Exchange:
     span : int
         Rows the local op reads.
     start, drift, phase, per : int
-        Rank r's first one lies at ``start + (r drift + phase) // per``, in the shard extended by
+        Rank r's first row is at ``start + (r drift + phase) // per``, in the shard extended by
         ``low + left`` rows in front.
     low, high : int
         Rows of filler before and behind what was fetched: no result that counts reads real data
         there.
     in_front, behind : bool
-        Whether results that count read rows in front of, or behind, the whole operand.
+        Whether results that count read rows in front of, or behind, the full operand.
     """
 
     rows: int
@@ -119,7 +119,7 @@ class Exchange:
 
     @property
     def extended(self) -> int:
-        """Rows of the shard and of all that is put around it."""
+        """Return the rows of the shard and of all that is put around it."""
         return self.low + self.left + self.rows + self.right + self.high
 
 
@@ -138,12 +138,12 @@ def fetching(
     Parameters
     ----------
     rows, extent, span : int
-        Rows of a shard, of the whole operand, and those the local op reads.
+        Rows of a shard, of the full operand, and those the local op reads.
     reads : sequence of (int, int)
         Per rank, the first row that its results read and the end of these rows; equal for a rank
         without results.
     base, drift, phase, per : int
-        Rank r's rows start ``base + (r drift + phase) // per`` rows behind its own shard's.
+        Rank r's rows start ``base + (r drift + phase) // per`` rows behind the start of its shard.
     """
     left = right = 0
     for rank, (first, end) in enumerate(reads):
@@ -161,7 +161,7 @@ def fetching(
 
 
 def blocks_of(rows: int, ranks: int) -> list[tuple[int, int]]:
-    """First row and end of each rank's block; equal for a rank without rows."""
+    """Return first row and end of each rank's block; equal for a rank without rows."""
     block = -(-rows // ranks)
     return [(min(r * block, rows), min((r + 1) * block, rows)) for r in range(ranks)]
 
@@ -179,11 +179,11 @@ def exchange(window: Window, extent: int, result: int, ranks: int) -> Exchange:
 
 
 def most_blocks(extent: int, result: int) -> int:
-    """Size of a halo factor: into how many blocks both dims may be cut.
+    """Return the size of a halo factor: into how many blocks both dims may be split.
 
     Extents that agree, or whose common divisor is not small, count with that divisor: several
-    mesh axes may then cut them evenly. Otherwise a prime is given, which no two axes divide: one
-    axis may cut them, unevenly.
+    mesh axes may then split them evenly. Otherwise the size is a prime, which no two axes
+    divide: a single axis may split them, unevenly.
     """
     common, least = math.gcd(extent, result), min(extent, result)
     if common == least or common >= 8:
@@ -192,9 +192,9 @@ def most_blocks(extent: int, result: int) -> int:
 
 
 def blocks_with_borders(window: Window, extent: int, result: int) -> int:
-    """Blocks of a result whose border rows are computed apart; 1 when there are none.
+    """Return the blocks of a result whose border rows are computed apart; 1 when there are none.
 
-    Blocks must be aligned, and one must hold the border rows of both ends.
+    Blocks must be aligned, and a block must hold the border rows of both ends.
     """
     least = max(1, sum(window.borders(extent, result)))
     if extent != result * window.stride:
@@ -203,7 +203,7 @@ def blocks_with_borders(window: Window, extent: int, result: int) -> int:
 
 
 def rows_bytes(draft: Draft, side: str, number: int, dim: int, rows: int) -> int:
-    """Size of some rows of an operand (``in``) or result (``out``)."""
+    """Return the size of some rows of an operand (``in``) or result (``out``)."""
     call = draft.call
     shapes, dtypes = (call.ins, call.in_dtypes) if side == "in" else (call.outs, call.out_dtypes)
     shape = shapes[number]
@@ -221,7 +221,7 @@ def tie_halo(
 ) -> None:
     """Add the factor of a dim whose blocks need neighbour rows.
 
-    ``comm_bytes`` are those of the rows one rank fetches of both sides, over the whole other
+    ``comm_bytes`` are those of the rows a rank fetches of both sides, over the whole other
     dims; where the blocks of operand and result are not aligned, those of two ranks. ``blocks``
     limits the factor to even blocks.
     """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Windows walked backwards: what transposed convolutions and gradients exchange.
+"""Plans the row exchange of transposed convolutions and of gradients of windows.
 
 A window maps ``long`` rows to ``short`` ones: short row ``i`` reads the long rows
 ``i stride - before + k dilation`` for ``k < kernel``. A transposed convolution, as the gradient
@@ -8,10 +8,10 @@ of an average pool, has the short rows as its operand and adds row ``i`` into th
 Blocks of its results can be had in two ways:
 
 - *gathered*: each rank fetches the short rows that reach into its long ones;
-- *returned*: each rank spreads its own short rows, and hands what falls outside of its long
+- *returned*: each rank spreads its short rows, and hands what falls outside of its long
   rows to the neighbours, who add it.
 
-The gradient of a convolution's weight sums over both: rank by rank, over the own short rows and
+The gradient of a convolution's weight sums over both: rank by rank, over the local short rows and
 the long rows that the windows there read.
 """
 
@@ -27,7 +27,7 @@ from .halo import Exchange, Window, blocks_of, exchange, fetching, most_blocks, 
 
 @dataclass(frozen=True)
 class RowSpread:
-    """How a rank computes its block of long rows from short rows it has fetched.
+    """Plan by which a rank computes its block of long rows from short rows it has fetched.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class RowSpread:
 
 
 def spread(window: Window, short: int, long: int, ranks: int) -> RowSpread:
-    """Plan the gathered way.
+    """Plan the fetch of short rows.
 
     Long row ``o`` is reached by the short rows from ``ceil((o + before - reach + 1) / stride)``
     to ``floor((o + before) / stride)``.
@@ -78,9 +78,9 @@ def spread(window: Window, short: int, long: int, ranks: int) -> RowSpread:
 def gathers(
     window: Window, short: int, long: int, ranks: int, short_bytes: int, long_bytes: int
 ) -> bool:
-    """Whether fetching short rows sends no more bytes than returning long ones.
+    """Return whether fetching short rows sends no more bytes than returning long rows.
 
-    ``short_bytes`` and ``long_bytes`` are those of one row.
+    ``short_bytes`` and ``long_bytes`` are those of a row.
     """
     fetch = spread(window, short, long, ranks).fetch
     back = exchange(window, long, short, ranks)
@@ -90,10 +90,10 @@ def gathers(
 def tie_spread(
     draft: Draft, dim: int, result_dim: int, window: Window, others: Mapping[int, int] | None = None
 ) -> None:
-    """Add the factor of a spatial dim whose operand has the short rows, the result the long ones.
+    """Add the factor of a spatial dim with short rows in the operand and long rows in the result.
 
     ``comm_bytes`` are those of the cheaper way, over two ranks. ``others``: dims of operands that
-    are cut as the result is.
+    are sharded as the result is.
     """
     short, long = draft.call.ins[0][dim], draft.call.outs[0][result_dim]
     fetch, back = spread(window, short, long, 2).fetch, exchange(window, long, short, 2)
@@ -128,7 +128,7 @@ def tie_argmax(draft: Draft, dim: int, window: Window) -> None:
 
 
 def turned(window: Window, kernel: int) -> Window:
-    """Window of the convolution whose weight gradient slides ``window`` to ``kernel`` places."""
+    """Return the window of a convolution whose weight gradient moves ``window`` to ``kernel``."""
     return Window(kernel, window.dilation, window.stride, window.before, window.after)
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Spatial dims of a layout: which can be cut in blocks, and why others cannot."""
+"""Determines which spatial dims of a layout can be split into blocks, and why others cannot."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .halo_back import tie_argmax, tie_spread
 
 
 def letters(layout: str) -> str | None:
-    """Dim names of a layout without split dims (NCHW4c has one)."""
+    """Return the dim names of a layout without split dims (NCHW4c has such a dim)."""
     return layout if layout.isalpha() and layout.isupper() else None
 
 
 def convolution_layouts(call: CallShape) -> tuple[str, str, str] | None:
-    """Dim names of the data, the weight and the result; None where one has split dims."""
+    """Return the dim names of data, weight and result; None where any of them has split dims."""
     data = letters(str(call.attrs.data_layout))
     weight = letters(str(call.attrs.kernel_layout))
     out = letters(str(call.attrs.out_layout) or str(call.attrs.data_layout))
@@ -26,7 +26,7 @@ def convolution_layouts(call: CallShape) -> tuple[str, str, str] | None:
 
 
 def no_blocks(extent: Any, result: Any) -> str | None:
-    """Why a spatial dim has no blocks: its extent is not known, or it is too short."""
+    """Return why a spatial dim has no blocks: its extent is not known, or it is too short."""
     if not isinstance(extent, int) or not isinstance(result, int):
         return "spatial dim of unknown extent: how many neighbour rows it needs is not known"
     if extent < 2 or result < 2:
@@ -35,7 +35,7 @@ def no_blocks(extent: Any, result: Any) -> str | None:
 
 
 def suits_map(window: Window, result: Any) -> bool:
-    """Whether blocks of separate windows are best cut evenly: nothing is ever exchanged.
+    """Return whether blocks of separate windows are best split evenly, without any exchange.
 
     Where few devices divide the rows, uneven blocks (which exchange rows) are offered instead.
     """
@@ -45,13 +45,13 @@ def suits_map(window: Window, result: Any) -> bool:
 
 
 def unsupported(draft: Draft) -> Draft:
-    """Nothing may be cut."""
+    """Forbid sharding all dims, for a reason."""
     draft.default_why = "the layout has split dims"
     return draft
 
 
 def _obstacle(call: CallShape, window: Window, extent: Any, result: Any) -> str | None:
-    """Why blocks of a spatial dim cannot be had with rows of the neighbours."""
+    """Return why blocks of a spatial dim cannot be combined with rows of the neighbours."""
     if (why := no_blocks(extent, result)) is not None:
         return why
     if _counts_apart(call, window, extent, result):
@@ -63,7 +63,7 @@ def _obstacle(call: CallShape, window: Window, extent: Any, result: Any) -> str 
 
 
 def _counts_apart(call: CallShape, window: Window, extent: int, result: int) -> bool:
-    """Whether an average divides by fewer elements at the border than elsewhere."""
+    """Return whether an average divides by fewer elements at the border than elsewhere."""
     if "avg_pool" not in call.op:
         return False
     over = window.overhang(extent, result)
@@ -95,7 +95,7 @@ def tie_spatial(draft: Draft, data: str, out: str, sliding: list[Window], what: 
 def tie_spread_rows(
     draft: Draft, dim: int, result_dim: int, window: Window, what: str, cut: tuple[int, ...] = ()
 ) -> None:
-    """Tie a dim of short rows with one of long rows; ``cut``: operands cut as the result is."""
+    """Tie dims of short and of long rows; ``cut``: operands sharded like the result."""
     short, long = draft.call.ins[0][dim], draft.call.outs[0][result_dim]
     others = dict.fromkeys(cut, dim)
     if window.separate(long, short) and suits_map(window, short):

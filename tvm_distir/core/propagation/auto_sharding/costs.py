@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Prices on one mesh of a system, in picoseconds: of kernels, collectives, and changes of form."""
+"""Computes costs on a mesh of a system in picoseconds: kernels, collectives and resharding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Groups = Sequence[Sequence[int]]
 
 
 def shard_bytes(size_bytes: int, sizes: Sequence[int], form: Labels) -> int:
-    """Bytes that a device of a mesh has of a value in a form; the largest shard's."""
+    """Return the bytes of the largest shard of a value in a placement."""
     for size, label in zip(sizes, form):
         if label >= 0:
             size_bytes = -(-size_bytes // size)
@@ -30,10 +30,10 @@ def shard_bytes(size_bytes: int, sizes: Sequence[int], form: Labels) -> int:
 
 
 class MeshPrices:
-    """What work and communication cost on a mesh; equal questions are answered once.
+    """Costs of work and communication on a mesh, memoised.
 
     Unlike :class:`~.cost.Costs`, which weighs bytes and operations alike on all
-    axes, these are the times that simulation charges: on each axis those of its own links.
+    axes, these are the times that simulation charges: on each axis those of its links.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class MeshPrices:
         self._forms: dict[tuple[tuple[int, ...], str], PriceMatrix] = {}
 
     def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
-        """See :class:`~.costs.StepCosts`; local steps cost their copies."""
+        """Return the :class:`~.costs.StepCosts` of a resharding step; local steps cost copies."""
         if len(groups[0]) == 1:
             return 0
         if kind in LOCAL_STEPS:
@@ -60,21 +60,21 @@ class MeshPrices:
         return self.clock.collective_ps(kind, payload_bytes, self._layouts[key])
 
     def floor(self, received_bytes: int) -> int:
-        """See :class:`~.costs.StepCosts`; all pairs are wanted, none cut."""
+        """Return lower bounds as :class:`~.costs.StepCosts`, for all pairs without pruning."""
         return 0
 
     def kernel_ps(self, flops: int, moved_bytes: int, kernel_class: str, dtype: str) -> int:
-        """Time of one kernel."""
+        """Return the time of a kernel."""
         return self.clock.kernel(flops, moved_bytes, kernel_class, dtype).duration_ps
 
     def collective_ps(self, kind: str, payload_bytes: int, axis: int) -> int:
-        """Time of a collective along one axis of the mesh."""
+        """Return the time of a collective along an axis of the mesh."""
         if axis not in self._groups:
             self._groups[axis] = axis_groups(self.mesh, (axis,))
         return self.step(kind, payload_bytes, self._groups[axis])
 
     def forms(self, shape: tuple[int, ...], dtype: str) -> PriceMatrix:
-        """Forms of a tensor on the mesh, and what changing them costs."""
+        """Return the placements of a tensor on the mesh, and the resharding costs between them."""
         key = (shape, dtype)
         if key not in self._forms:
             every = (*range(len(shape)), R, P)
@@ -86,7 +86,7 @@ class MeshPrices:
         return self._forms[key]
 
     def divides(self, shape: Sequence[int], form: Labels) -> bool:
-        """Whether each dim has parts for all that cut it."""
+        """Return whether each dim can be split over all axes that shard it."""
         for dim, extent in enumerate(shape):
             taken = 1
             for size, label in zip(self.sizes, form):

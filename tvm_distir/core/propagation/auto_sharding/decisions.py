@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What was found, as propagation's decision and as a plan."""
+"""Converts solver results to decisions of propagation and to plans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def decision_of(
     price_ps: int,
     bound_ps: int,
 ) -> Decision:
-    """Propagation's form of a labelling.
+    """Convert the solutions of public functions to a decision of propagation.
 
     Parameters
     ----------
@@ -53,37 +53,37 @@ def decision_of(
 
 
 def axes_of(module: PlacedModule, g: Graph) -> list[int]:
-    """Numbers of the axes of the mesh that a function is on, among those of the module."""
+    """Return the module-wide numbers of the axes of the mesh on which a function is."""
     return [a for a, axis in enumerate(module.axes) if axis.mesh == mesh_of(g)]
 
 
 def mesh_of(g: Graph) -> int:
-    """Number of the mesh that a function is on.
+    """Return the number of the mesh on which a function is.
 
     Raises
     ------
     PlanError
         DIST0237 where it is on several.
     """
-    found = sorted({max(value.mesh, 0) for value in g.values})
-    if len(found) > 1:
+    meshes = sorted({max(value.mesh, 0) for value in g.values})
+    if len(meshes) > 1:
         raise PlanError(
             "DIST0237",
-            f"{len(found)} meshes in one function; its labels are decided on one",
+            f"{len(meshes)} meshes in one function; its labels are decided on one",
             place=g.name,
             remedy="Cut the model into stages, each on one mesh.",
         )
-    return found[0] if found else 0
+    return meshes[0] if meshes else 0
 
 
 class _Reader:
-    """Reads instances off the values of variables; ``axes`` are those of the mesh they are on."""
+    """Reader of instances from values of variables; ``axes`` are those of the functions' mesh."""
 
     def __init__(self, module: PlacedModule, instances: Instances, axes: Sequence[int]) -> None:
         self.module, self.instances, self.axes = module, instances, axes
 
     def instance(self, g: Graph, net: ShardingProblem, values: Sequence[int]) -> Instance:
-        """The instance of a function, and those that it calls."""
+        """Return the instance of a function, and create those of its callees."""
         kids: dict[int, Instance] = {}
         states: list[tuple[OpStrategy, ...]] = []
         whole: list[OpStrategy] = []  # along axes of other meshes
@@ -91,8 +91,8 @@ class _Reader:
             whole.append(OpStrategy((R,) * len(node.operands), (R,) * len(node.results), None))
             if k in net.spliced:
                 inner, first = net.spliced[k]
-                own = values[first : first + len(inner.domains)]
-                kids[k] = kid = self.instance(self.module.graphs[node.callee], inner, own)
+                inner_values = values[first : first + len(inner.domains)]
+                kids[k] = kid = self.instance(self.module.graphs[node.callee], inner, inner_values)
                 states.append(tuple([called(kid, a) for a in self.axes]))
                 continue
             choices, variable = net.ends[k]
@@ -107,7 +107,7 @@ class _Reader:
 
 
 def plan_of(decision: Decision, meshes: Sequence[MeshSpec]) -> Plan:
-    """Rules that say what a decision says, as far as rules can.
+    """Return a plan whose rules express a decision, as far as rules can.
 
     Of a private function that is called on several meshes there are none.
     """
@@ -137,7 +137,7 @@ def plan_of(decision: Decision, meshes: Sequence[MeshSpec]) -> Plan:
 def _params(
     decision: Decision, instances: Sequence[Instance], mesh: MeshSpec, function: str | None
 ) -> list[PlanRule]:
-    """Placements of the parameters of a public function."""
+    """Return the placements of the parameters of a public function."""
     g = instances[0].graph
     if not g.public:
         return []
@@ -152,7 +152,7 @@ def _params(
 def _arguments(
     decision: Decision, instances: Sequence[Instance], mesh: MeshSpec, function: str | None
 ) -> list[PlanRule]:
-    """Placements of arguments that all calls of a function have the same way, in one caller.
+    """Return placements of arguments on which all calls of a function agree, in a caller.
 
     Tuples are left to propagation.
     """
@@ -173,7 +173,7 @@ def _arguments(
 
 
 def _tensors(inst: Instance) -> Iterator[tuple[int, int]]:
-    """Parameters that are tensors with dims: their number, and that of their value."""
+    """Yield the number of each parameter that is a tensor with dims, and that of its value."""
     flat = 0
     for number, param in enumerate(inst.graph.fn.params):
         count = len(value_types(param.ty))
@@ -186,7 +186,7 @@ def _tensors(inst: Instance) -> Iterator[tuple[int, int]]:
 def _values(
     decision: Decision, instances: Sequence[Instance], mesh: MeshSpec, function: str | None
 ) -> list[PlanRule]:
-    """Placements of the results of calls that all instances have the same way.
+    """Return the placements of call results on which all instances agree.
 
     What a public function returns is left out: new weights lie as the old ones.
     """

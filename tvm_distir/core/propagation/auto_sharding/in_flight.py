@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What labels know of a pipeline: what its ranks keep at once, and the meshes they are on."""
+"""Describes pipelines to auto-sharding: activations in flight per rank, and stage meshes."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ AWAY = 2
 
 @dataclass(frozen=True)
 class InFlightActivations:
-    """What a rank keeps of stages that share a function: on the rank where that is most.
+    """Stashed activations of stages that share a function, on the rank with most of them.
 
     Attributes
     ----------
     alike : int
         How many such stages the rank has.
     stashes : int
-        Micro-batches, of all of these stages, whose forward part is done and whose backward part
-        is not, beside the one that runs: at most once there are sums over micro-batches.
+        Micro-batches, of all of these stages, whose forward pass is done and whose backward pass
+        is not, beside the running micro-batch: at most once there are sums over micro-batches.
     first : int
         How many more there are before there are sums.
     more : mapping of int to int
@@ -62,38 +62,38 @@ NO_FLIGHT = InFlightActivations()
 
 
 def flights_of(mod: ir.IRModule) -> dict[str, InFlightActivations]:
-    """Per public function of a step in stages what is in flight; empty for other modules.
+    """Return the activations in flight of each function of a pipelined step, else an empty dict.
 
     What a rank keeps of stages that have another function is left out.
     """
     pipeline = Pipeline.of(mod)
     if pipeline is None:
         return {}
-    schedule, found = pipeline.schedule, dict[str, InFlightActivations]()
+    schedule, result = pipeline.schedule, dict[str, InFlightActivations]()
     for rank, units in enumerate(schedule.orders):
-        own = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
-        names = [pipeline.stages[stage].function for stage in own]
+        rank_stages = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
+        names = [pipeline.stages[stage].function for stage in rank_stages]
         for name in dict.fromkeys(names):
-            own_units = [unit for unit in units if names[unit.chunk] == name]
-            stage = own[names.index(name)]
-            before, summed = _stashes(own_units, schedule.splits_backward)
+            stage_units = [unit for unit in units if names[unit.chunk] == name]
+            stage = rank_stages[names.index(name)]
+            before, summed = _stashes(stage_units, schedule.splits_backward)
             if stage in schedule.offload:
                 before, summed = min(before, AWAY), min(summed, AWAY)
-            old = found.get(name, NO_FLIGHT)
+            old = result.get(name, NO_FLIGHT)
             if before + summed < old.first + 2 * old.stashes:
                 continue
             params = pipeline.stages[stage].params
             arriving = {i for i, what in enumerate(params) if what.startswith(f"{ACTIVATION}:")}
             alike = names.count(name)
-            found[name] = InFlightActivations(
+            result[name] = InFlightActivations(
                 alike, summed, max(0, before - summed), _more(pipeline, params, alike), arriving,
                 schedule.micro_batches > 1,
             )  # fmt: skip
-    return found
+    return result
 
 
 def on_stages(mod: ir.IRModule, plan: Plan) -> Plan:
-    """A plan whose rules say on which of its meshes each stage is, where there are several.
+    """Return a plan whose rules name the mesh of each stage, where there are several meshes.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def on_stages(mod: ir.IRModule, plan: Plan) -> Plan:
 
 
 def _stashes(units: Sequence[PipelineAction], split: bool) -> tuple[int, int]:
-    """Most stashes beside that of a unit, before there are sums, and from then on."""
+    """Return the most stashes beside that of a unit, before there are sums, and from then on."""
     now, most, summed = 0, [0, 0], False
     for unit in units:
         now -= unit.phase == BACKWARD
@@ -133,7 +133,7 @@ def _stashes(units: Sequence[PipelineAction], split: bool) -> tuple[int, int]:
 
 
 def _more(pipeline: Pipeline, params: Sequence[str], alike: int) -> dict[int, int]:
-    """How often parameters of a stage's function are there; data are from the beginning."""
+    """Return how often a stage's parameters are stored; data is present from the beginning."""
     often = {
         **dict.fromkeys(pipeline.inputs, alike - 1),
         **dict.fromkeys(pipeline.sliced, pipeline.schedule.micro_batches - 1),
@@ -142,7 +142,7 @@ def _more(pipeline: Pipeline, params: Sequence[str], alike: int) -> dict[int, in
 
 
 class LiveRanges:
-    """When the values of a function are kept, and how often.
+    """Live ranges of the values of a function, with their multiplicity.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ class LiveRanges:
         self._done = max(phases.values(), default=0)
 
     def reading(self, v: int, reader: int, first: int, last: int) -> tuple[int, int]:
-        """From when to when a reader needs a value; every micro-batch reads weights.
+        """Return the range in which a reader needs a value; every micro-batch reads weights.
 
         Parameters
         ----------
@@ -185,7 +185,7 @@ class LiveRanges:
         return 0, self._done
 
     def of(self, v: int, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """How often a value is kept from when to when, that of other micro-batches too.
+        """Yield how often a value is live in each range, for all micro-batches in flight.
 
         Parameters
         ----------

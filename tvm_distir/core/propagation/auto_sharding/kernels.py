@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of a step, and the time that they take at least, however they are cut."""
+"""Computes the least time of the kernels of a step under any sharding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tvm_distir.core.propagation.module import PlacedModule
 
 
 class Kernel(NamedTuple):
-    """What a kernel does on one device that has all."""
+    """A kernel as a device with full operands runs it."""
 
     flops: int
     moved_bytes: int
@@ -29,13 +29,13 @@ class Kernel(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The kernels of a step, and how many there are of each.
+    """Kernels of a step, with how often each runs.
 
     Attributes
     ----------
     each : Counter of Kernel
         What every micro-batch needs: it follows from data, and no gradient of a weight comes
-        before it. Here of all micro-batches in one.
+        before it. Here of all micro-batches together.
     once : Counter of Kernel
         What may be done once for all of them.
     """
@@ -46,10 +46,10 @@ class Work(NamedTuple):
     def least_s(
         self, clock: Clock, devices: int, stages: int = 1, micro_batches: int = 1, chunks: int = 1
     ) -> float:
-        """Seconds that no plan of so many devices, stages and micro-batches falls short of.
+        """Return a lower bound in seconds for all plans of so many devices, stages, micro-batches.
 
-        A device does its part of the arithmetic and of the bytes of every kernel at least, one
-        kernel after the other; whatever is sent may be hidden. Where rank r has the work
+        A device does its part of the arithmetic and of the bytes of every kernel at least, and
+        runs kernels in sequence; all communication may overlap. Where rank r has the work
         ``w_r`` of a micro-batch and ``o_r`` once, it waits for those before it, so the step takes
         ``sum(w_s, s < r) + M w_r + o_r`` or more; with ``q = 1 - 1 / M`` these, weighed by
         ``q^(P - 1 - r)``, are ``(M sum(w) + q^(P - 1) sum(o)) / (M (1 - q^P))``, whatever the
@@ -62,9 +62,9 @@ class Work(NamedTuple):
             Of all stages together.
         stages, micro_batches, chunks : int
         """
-        own = devices // stages
-        each = micro_batches * _time_ps(self.each, clock, own * micro_batches)
-        once = _time_ps(self.once, clock, own)
+        stage_devices = devices // stages
+        each = micro_batches * _time_ps(self.each, clock, stage_devices * micro_batches)
+        once = _time_ps(self.once, clock, stage_devices)
         if chunks > 1 or stages == 1:
             return (each + once) / stages / PICOSECONDS
         rest = 1 - 1 / micro_batches
@@ -73,7 +73,7 @@ class Work(NamedTuple):
 
 
 def _time_ps(kernels: Mapping[Kernel, int], clock: Clock, parts: int) -> int:
-    """Time of kernels of which each device does its part."""
+    """Return the time of kernels of which each device does its part."""
     return sum(
         count * clock.kernel(-(-k.flops // parts), k.moved_bytes // parts, *k[2:]).duration_ps
         for k, count in kernels.items()
@@ -81,7 +81,7 @@ def _time_ps(kernels: Mapping[Kernel, int], clock: Clock, parts: int) -> int:
 
 
 def work_of_step(mod: ir.IRModule) -> Work:
-    """The kernels of one run of a module's public functions."""
+    """Return the kernels of a run of a module's public functions."""
     module = PlacedModule.of(mod, ())
     work = Work(Counter(), Counter())
     reader = _Reader(module)
@@ -98,7 +98,7 @@ def work_of_step(mod: ir.IRModule) -> Work:
 
 
 class _Reader:
-    """Reads functions, each once for the parameters that follow from data."""
+    """Reader of functions, once for each set of parameters that follow from data."""
 
     def __init__(self, module: PlacedModule) -> None:
         self.module = module
@@ -107,9 +107,9 @@ class _Reader:
     def of(
         self, key: str, follows: tuple[bool, ...], gradients: frozenset[int] = frozenset()
     ) -> tuple[Work, tuple[bool, ...]]:
-        """Kernels of a function, and which of its results follow from data.
+        """Return the kernels of a function, and which of its results follow from data.
 
-        Nothing behind one of the values ``gradients`` counts as following from data.
+        Nothing behind any of the values ``gradients`` counts as following from data.
         """
         if (key, follows) in self._known:
             return self._known[key, follows]
@@ -129,13 +129,13 @@ class _Reader:
                 (work.each if any(given) else work.once)[kernel_of(g, node)] += 1
             for v, yes in zip(node.results, results):
                 marked[v] = yes and v not in gradients
-        found = work, tuple([v >= 0 and marked[v] for v in g.result_values])
-        self._known[key, follows] = found
-        return found
+        result = work, tuple([v >= 0 and marked[v] for v in g.result_values])
+        self._known[key, follows] = result
+        return result
 
 
 def kernel_of(g: Graph, node: Node) -> Kernel:
-    """The kernel of a node of an op, on a device that has all."""
+    """Return the kernel of an op's node, on a device with full operands."""
     rule = node.rule
     assert rule is not None
     work, dtype = rule.work, arithmetic_type(g, node)
@@ -145,7 +145,7 @@ def kernel_of(g: Graph, node: Node) -> Kernel:
 
 
 def in_place(g: Graph, node: Node) -> bool:
-    """Whether a node is a transpose that only products read: it takes no work of its own."""
+    """Return whether a node is a transpose that only products read: it costs no work."""
     if node.rule is None or node.rule.op != "relax.permute_dims":
         return False
     readers = [g.nodes[k].rule for k, _ in g.uses[node.results[0]]]
@@ -153,7 +153,7 @@ def in_place(g: Graph, node: Node) -> bool:
 
 
 def arithmetic_type(g: Graph, node: Node) -> str:
-    """Type of a node's arithmetic: of its first floating operand or result."""
+    """Return the dtype of a node's arithmetic: of its first floating operand or result."""
     for v in (*node.operands, *node.results):
         if v >= 0 and g.values[v].ty is not None:
             dtype = str(g.values[v].ty.dtype)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What devices keep of the values of a function, in which forms and until when."""
+"""Records which values devices store, in which placements and until when."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .problem import Assembly, Bytes, LiveRange, Side
 
 
 class Liveness:
-    """Notes the holdings of a net's values.
+    """Records the live ranges of a problem's values.
 
-    The lowered program has a buffer for each form of a value that anyone needs, from the first
+    The lowered program has a buffer for each placement of a value that anyone needs, from the first
     that needs it to the last. Which these are hangs on all readers at once; holdings stand over two
-    variables at most, so they tell apart the readers but the last, together, and the last one.
+    variables at most, so they tell apart all readers but the last, together, and the last reader.
 
     Parameters
     ----------
@@ -41,23 +41,23 @@ class Liveness:
     def keep(
         self, v: int, matrix: PriceMatrix, producer: Side, shared: Side, readers: Sequence[Side]
     ) -> None:
-        """Note what is kept of a value, until when.
+        """Record how long a value is stored.
 
         It is kept as it is given, and from its first reader on as it is shared, until all readers
-        but the last one have read it. For that there is then what it needs: a form that only
-        others needed is gone, and so is the one that was given. Inside a function that reads it
-        last it is there in the form of the argument alone. What is cut for the last reader from a
+        but the last have read it. For that there is then what it needs: a placement that only
+        others needed is freed, and so is the produced value. Inside a function that reads it
+        last it is there in the form of the argument alone. A slice for the last reader from a
         form that neither was given nor is needed any more counts as cut before.
 
         Parameters
         ----------
         v : int
         matrix : PriceMatrix
-            Its forms.
+            Its placements.
         producer, shared : Side
-            Of the forms in which it is given, and held for its readers.
+            Of the placements in which it is given, and held for its readers.
         readers : sequence of Side
-            In the order of the graph, a side per operand; a single one is ``shared``.
+            In the order of the graph, a side per operand; a single side is ``shared``.
         """
         begins = self.net.begins
         times = [
@@ -82,11 +82,11 @@ class Liveness:
             self._hold((reader[1],), size, max(begin, until) + 1, end)
 
     def last(self, v: int) -> int:
-        """When a value, or another view of it, is read last."""
+        """Return when a value, or another view of it, is read last."""
         return max((self._end(k, where) for k, where in self.g.uses[v]), default=0)
 
     def _end(self, k: int, operands: Sequence[int]) -> int:
-        """When operands of a node, or other views of them, are read last, in what it calls too."""
+        """Return when operands of a node, or views of them, are read last, also in its callees."""
         begins = self.net.begins
         if k in self.net.spliced:
             lasts = self.net.spliced[k][0].lasts
@@ -95,7 +95,7 @@ class Liveness:
         return max(end, self.last(self.g.nodes[k].results[0])) if self._aliases(k) else end
 
     def _keep(self, v: int, matrix: PriceMatrix, producer: Side, last: int) -> int:
-        """Note that a value is kept in the form in which it is given, and how often.
+        """Record that a value is stored in the placement in which it is produced, and how often.
 
         Of a stage also what is kept for other micro-batches, and of others like it on the rank.
 
@@ -105,7 +105,7 @@ class Liveness:
         matrix : PriceMatrix
         producer : Side
         last : int
-            Until when it is kept in this form, if not for ever.
+            Until when it is kept in this placement, if not for ever.
 
         Returns
         -------
@@ -130,64 +130,65 @@ class Liveness:
         return 0 if node.kind == "param" else spans[0][0]
 
     def _aliases(self, k: int) -> bool:
-        """Whether a node's result is its operand's memory."""
+        """Return whether a node's result shares its operand's memory."""
         node = self.g.nodes[k]
         if node.rule is None:
             return False
         return node.rule.op in VIEWS or in_place(self.g, node)
 
     def _copies(self, matrix: PriceMatrix, producer: Side, reader: Side) -> Bytes:
-        """Bytes of a value in the form that a reader needs, where it is not given in that."""
+        """Return the bytes of a value after resharding for a reader; 0 where none is needed."""
         given, needs = producer[0], reader[0]
         key = ("copies", id(matrix), given, needs)
-        found = self.shared.sizes.get(key)
-        if found is None:
+        size = self.shared.sizes.get(key)
+        if size is None:
             same = np.array([[x == y for y in needs] for x in given])
-            found = self.shared.sizes[key] = np.where(same, 0, self._bytes(matrix, needs)[None])
-        return found
+            size = self.shared.sizes[key] = np.where(same, 0, self._bytes(matrix, needs)[None])
+        return size
 
-    def _left(self, matrix: PriceMatrix, producer: Side, reader: Side, own: bool) -> Bytes:
-        """Bytes that wait for the last of several readers.
+    def _left(self, matrix: PriceMatrix, producer: Side, reader: Side, exclusive: bool) -> Bytes:
+        """Return the bytes that wait for the last of several readers.
 
-        What is cut for it from what was given is cut when it reads. What is sent for it has been
-        sent for others already, and what was given is gone, if that is nobody else's (``own``).
+        A reader that slices what was produced does so when it reads. What is sent for it has been
+        sent for others already, and the produced value is freed if no other reader needs it
+        (``exclusive``).
         """
         given, needs = producer[0], reader[0]
-        key = ("left", id(matrix), given, needs, own)
-        found = self.shared.sizes.get(key)
-        if found is None:
+        key = ("left", id(matrix), given, needs, exclusive)
+        size = self.shared.sizes.get(key)
+        if size is None:
             at = {form: i for i, form in enumerate(matrix.placements)}
             rows, columns = [at[f] for f in given], [at[f] for f in needs]
             sent = matrix.local[np.ix_(rows, columns)] >= INFINITE
             before, after = self._bytes(matrix, given)[:, None], self._bytes(matrix, needs)[None]
-            least = before if own else np.zeros_like(before)
-            found = np.where(sent, np.maximum(least, after), least)
-            self.shared.sizes[key] = found
-        return found
+            least = before if exclusive else np.zeros_like(before)
+            size = np.where(sent, np.maximum(least, after), least)
+            self.shared.sizes[key] = size
+        return size
 
     def _bytes(self, matrix: PriceMatrix, forms: tuple[Labels, ...]) -> Bytes:
         key = ("bytes", id(matrix), forms)
-        found = self.shared.sizes.get(key)
-        if found is None:
+        size = self.shared.sizes.get(key)
+        if size is None:
             at = {form: i for i, form in enumerate(matrix.placements)}
-            found = self.shared.sizes[key] = matrix.local_bytes[[at[form] for form in forms]]
-        return found
+            size = self.shared.sizes[key] = matrix.local_bytes[[at[form] for form in forms]]
+        return size
 
     def _times(self, size: Bytes, often: int) -> Bytes:
         if often == 1:
             return size
         key = ("times", id(size), often)
-        found = self.shared.sizes.get(key)
-        if found is None:
-            found = self.shared.sizes[key] = often * size
-        return found
+        total = self.shared.sizes.get(key)
+        if total is None:
+            total = self.shared.sizes[key] = often * size
+        return total
 
-    def _pair(self, one: Side, other: Side, size: Bytes, first: int, last: int) -> None:
-        """Note a holding of so many bytes by the states of two nodes."""
-        self._hold((one[1], other[1]), size, first, last)
+    def _pair(self, left: Side, right: Side, size: Bytes, first: int, last: int) -> None:
+        """Record a live range whose bytes depend on the states of two nodes."""
+        self._hold((left[1], right[1]), size, first, last)
 
     def _hold(self, scope: tuple[int, ...], size: Bytes, first: int, last: int) -> None:
-        """Note a holding, if it lasts; variables of a single state are left out of its scope."""
+        """Record a non-empty live range; variables of a single state are left out of its scope."""
         open_axes = tuple([slice(None) if u >= 0 else 0 for u in scope])
         size = size[open_axes]
         scope = tuple([u for u in scope if u >= 0])

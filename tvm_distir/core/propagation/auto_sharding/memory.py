@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A bound on what devices keep, by prices of memory at the moments where most is kept."""
+"""Bounds the memory of devices by Lagrange multipliers at the moments of the peak."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tvm_distir.support import InfeasibleError
 from .problem import LiveRange, ShardingProblem
 
 ROUNDS = 24
-"""Prices of memory tried."""
+"""Number of memory costs to try."""
 CLOSE = 1.03
-"""Prices are no longer told apart when one is so much dearer."""
+"""Ratio of costs up to which they are not distinguished."""
 DEAREST = 256
-"""A price at which what the fastest labelling keeps costs so many times its time is the last."""
+"""Highest price of memory: the fastest assignment's memory costs this multiple of its time."""
 
 UNLIMITED = 1 << 62
 
@@ -31,14 +31,14 @@ Solve = Callable[[Problem, int], Solution]
 
 
 class TooLargeError(InfeasibleError):
-    """Nothing fits; ``least_bytes`` are needed at least, 0 where no more is proved."""
+    """Error that nothing fits; ``least_bytes`` is a lower bound, 0 where none is proved."""
 
     least_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class BoundedSolution:
-    """A labelling within a limit.
+    """A sharding assignment within a memory limit.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class BoundedSolution:
 
 
 class MemoryBound:
-    """What a labelled function keeps over time, callees included.
+    """Live bytes of an assignment over time, callees included.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class MemoryBound:
         self.end = net.begins[-1]
 
     def profile(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Bytes that a device keeps while each node runs, the largest part of each."""
+        """Return the bytes that a device stores while each node runs, at the largest shard."""
         change = np.zeros(self.end + 1, np.int64)
         for scope, size, first, last in self.holdings:
             kept = int(size[tuple([values[u] for u in scope])])
@@ -81,7 +81,7 @@ class MemoryBound:
     def priced(
         self, tables: Tables, weights: Mapping[int, float], work: bool = True
     ) -> tuple[Factors, int]:
-        """Tables and constant of the net with memory priced.
+        """Return tables and constant of the problem with memory costs added.
 
         Parameters
         ----------
@@ -123,7 +123,7 @@ class MemoryBound:
 
 
 def _all(net: ShardingProblem, variables: int, moments: int) -> Iterator[LiveRange]:
-    """Holdings of a net and all that it calls, in the caller's variables and moments."""
+    """Yield live ranges of a problem and its callees, in the caller's variables and moments."""
     for scope, size, first, last in net.holdings:
         yield LiveRange(
             tuple([variables + u for u in scope]), size, moments + first, moments + last
@@ -133,7 +133,7 @@ def _all(net: ShardingProblem, variables: int, moments: int) -> Iterator[LiveRan
 
 
 def _allowed(tables: Tables, number: int) -> int:
-    """A table that says what may be, and costs nothing."""
+    """Return a table of zero costs that forbids what does not fit."""
     return tables.intern(np.where(tables.array(number) < INFINITE, 0, INFINITE))[0]
 
 
@@ -145,9 +145,9 @@ def within(
     place: str,
     gap: float = 0.0,
 ) -> BoundedSolution:
-    """The cheapest labelling found that keeps at most ``limit`` bytes, and a bound.
+    """Return the cheapest assignment that stores at most ``limit`` bytes, and a bound.
 
-    Memory at the moments where most is kept gets a price, which is raised until the limit holds
+    Memory at the moments where most is kept gets a cost, which is raised until the limit holds
     and lowered as far as it does (Lagrange's relaxation: H. Everett, Operations Research 11(3),
     1963).
 
@@ -162,7 +162,7 @@ def within(
     place : str
         For messages.
     gap : float
-        Prices are no longer changed once the best is proved to be at most this share above the
+        Costs are no longer changed once the best is proved to be at most this share above the
         least.
 
     Raises
@@ -174,7 +174,7 @@ def within(
 
 
 class _Evaluated(NamedTuple):
-    """A labelling: its price without memory, what it keeps over time, and when it keeps most."""
+    """An assignment with its cost without memory, its live bytes over time, and the peak."""
 
     values: Sequence[int]
     price: int
@@ -189,16 +189,16 @@ class _Evaluated(NamedTuple):
 def _between(
     low: tuple[float, _Evaluated], high: tuple[float, _Evaluated], moments: Sequence[int]
 ) -> float:
-    """The price of memory at which two labellings cost the same: the bound is largest there.
+    """Return the memory price at which two assignments cost the same: the bound peaks there.
 
-    Unless a third is cheaper there, which then takes the place of one of them.
+    Unless a third is cheaper there, which then replaces either of them.
     """
     less = sum(int(low[1].profile[t] - high[1].profile[t]) for t in moments)
     return (high[1].price - low[1].price) / less if less > 0 else 0.0
 
 
 class _Search:
-    """The prices of memory tried one after the other."""
+    """Search over costs of memory."""
 
     def __init__(
         self, tables: Tables, net: ShardingProblem, solve: Solve, limit: int, place: str, gap: float
@@ -218,51 +218,51 @@ class _Search:
         moments, low, high = [first.moment], (0.0, first), None
         weight = 0.05 * first.price / first.peak
         for _ in range(ROUNDS):
-            one = self._judged(self._at(dict.fromkeys(moments, weight)))
+            candidate = self._judged(self._at(dict.fromkeys(moments, weight)))
             if self.best and self.best.price - self.bound <= self.gap * self.best.price:
                 break
-            if one.peak <= self.limit:
-                high = weight, one
-            elif one.moment not in moments:
-                moments.append(one.moment)
+            if candidate.peak <= self.limit:
+                high = weight, candidate
+            elif candidate.moment not in moments:
+                moments.append(candidate.moment)
                 continue
             elif weight * first.peak > DEAREST * first.price:
-                self._refuse(one.moment)
+                self._refuse(candidate.moment)
             else:
-                low = weight, one
+                low = weight, candidate
             weight = _between(low, high, moments) if high else 4 * weight
             if high and not CLOSE * low[0] < weight < high[0] / CLOSE:
                 break  # no price between tells more than these two
         if self.best is None:
-            self._refuse(one.moment)
+            self._refuse(candidate.moment)
         assert self.best is not None
-        found = self.best
+        best = self.best
         return BoundedSolution(
-            found.values, found.price, min(self.bound, found.price), found.peak_bytes
+            best.values, best.price, min(self.bound, best.price), best.peak_bytes
         )
 
     def _at(self, weights: Mapping[int, float]) -> Sequence[int]:
-        """The labelling at prices of memory; what it proves raises the bound."""
+        """Return the best assignment at costs of memory, and raise the bound by it."""
         factors, constant = self.keeper.priced(self.tables, weights)
         problem = Problem(self.net.domains, factors)
-        found = self.solve(problem, constant)
-        total, _ = self.tables.evaluate(problem, found.values)
+        solution = self.solve(problem, constant)
+        total, _ = self.tables.evaluate(problem, solution.values)
         spent = sum(weights.values()) * self.limit
-        self.bound = max(self.bound, int(constant + total - found.gap - spent))
-        return found.values
+        self.bound = max(self.bound, int(constant + total - solution.gap - spent))
+        return solution.values
 
     def _judged(self, values: Sequence[int]) -> _Evaluated:
-        """What a labelling costs without memory, and keeps; the best that fits is noted."""
+        """Return cost and live bytes of an assignment; the best that fits is recorded."""
         total, _ = self.tables.evaluate(Problem(self.net.domains, self.net.factors), values)
         price, profile = self.net.constant + total, self.keeper.profile(values)
         moment = int(profile.argmax())
-        found = _Evaluated(values, price, profile, moment)
-        if found.peak <= self.limit and (self.best is None or price < self.best.price):
-            self.best = BoundedSolution(values, price, 0, found.peak)
-        return found
+        candidate = _Evaluated(values, price, profile, moment)
+        if candidate.peak <= self.limit and (self.best is None or price < self.best.price):
+            self.best = BoundedSolution(values, price, 0, candidate.peak)
+        return candidate
 
     def _refuse(self, moment: int) -> None:
-        """Say the least that is needed at a moment.
+        """Raise an error with the least memory that a moment needs.
 
         Raises
         ------
@@ -271,9 +271,9 @@ class _Search:
         """
         factors, constant = self.keeper.priced(self.tables, {moment: 1.0}, work=False)
         problem = Problem(self.net.domains, factors)
-        found = self.solve(problem, constant)
-        total, _ = self.tables.evaluate(problem, found.values)
-        least = constant + total - found.gap
+        solution = self.solve(problem, constant)
+        total, _ = self.tables.evaluate(problem, solution.values)
+        least = constant + total - solution.gap
         known = f"at least {_gib(least)} are needed at one moment"
         if least <= self.limit:
             known, least = "no labelling that was found fits", 0

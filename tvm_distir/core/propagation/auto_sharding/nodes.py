@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes of a net: parameters, calls, annotations, results."""
+"""Adds the nodes of a problem: parameters, calls, annotations and results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .states import consumers, passing, producers
 
 
 class NodeBuilder:
-    """Adds the nodes of a function.
+    """Builder of the nodes of a function.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class NodeBuilder:
         self.to, self.g, self.shared, self.net_of = net, net.g, net.shared, net_of
 
     def run(self) -> None:
-        """Add all nodes, in order, and note when they begin."""
+        """Add all nodes in order, and record when they begin."""
         build = {
             "param": self._param,
             "op": self._op,

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Values that can be sent beside the work: weights ahead of it, sums of gradients behind it."""
+"""Finds values whose communication overlaps with work: weights and gradient sums."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ Flags = Sequence[bool]
 
 
 class OverlapDiscount:
-    """How much of what is sent of a function's values counts.
+    """Share of the communication of a function's values that is not overlapped.
 
-    A value that no data went into can be sent at any time before it is read, one of which only new
-    weights and states are made, without products, at any time until the step ends: other work may
-    run meanwhile. How much of it does, only a schedule tells; labels take a share for it.
+    A value that depends on no data can be sent at any time before it is read; a value from which
+    only new weights and states are computed, without products, at any time until the step ends.
+    Other work may run meanwhile. How much overlaps is known to a schedule only; auto-sharding
+    assumes a share.
 
     Parameters
     ----------
@@ -28,7 +29,7 @@ class OverlapDiscount:
     key : str
         Graph of the public function.
     updated : collection of int
-        Numbers of its results that are new forms of parameters.
+        Numbers of its results that update parameters.
     hidden : float
         The share of what such values take to be sent that is not counted; 0: all counts.
     """
@@ -42,11 +43,11 @@ class OverlapDiscount:
             self._find(module, key, updated)
 
     def counted(self, key: str) -> Sequence[float]:
-        """Shares of the times to send a graph's values that count; empty: all of all."""
-        return [self.left if one else 1.0 for one in self._apart.get(key, ())]
+        """Return the shares of a graph's communication times that count; empty: all count fully."""
+        return [self.left if apart else 1.0 for apart in self._apart.get(key, ())]
 
     def _find(self, module: PlacedModule, entry: str, updated: Mapping[int, int]) -> None:
-        """Go through the functions, callers first: what all calls of one say holds inside."""
+        """Visit the functions, callers first; what all calls of a function share holds inside."""
         g = self.graphs[entry]
         data = set(data_positions(g.fn, g.name))
         ahead = [i not in data for i in range(len(g.params))]
@@ -69,7 +70,7 @@ class OverlapDiscount:
 
 
 def _light(module: PlacedModule) -> dict[str, Flags]:
-    """By graph, which nodes leave the matrix units alone, what they call included."""
+    """Return by graph which nodes, callees included, leave the matrix units idle."""
     result: dict[str, Flags] = {}
     for key in module.order:
         result[key] = [
@@ -82,25 +83,25 @@ def _light(module: PlacedModule) -> dict[str, Flags]:
 
 
 def _early(g: Graph, given: Flags) -> list[bool]:
-    """Which values of a graph no data went into, by which of its parameters none did."""
-    found = [True] * len(g.values)
+    """Return which values depend on no data, given which parameters depend on none."""
+    early = [True] * len(g.values)
     for v, free in zip(g.param_values, given, strict=True):
-        found[v] = free
+        early[v] = free
     for node in g.nodes:
         if node.kind not in ("param", "ret"):
-            free = all(found[v] for v in node.operands if v != CONST)
+            free = all(early[v] for v in node.operands if v != CONST)
             for v in node.results:
-                found[v] = free
-    return found
+                early[v] = free
+    return early
 
 
 def _late(g: Graph, wanted: Flags, light: Flags) -> list[bool]:
-    """Which values of a graph are read for late results only, by light work."""
-    found = [False] * len(g.values)
+    """Return which values are read for late results only, by light work."""
+    is_late = [False] * len(g.values)
     late = dict(zip(g.rets, wanted, strict=True))
     for k in reversed(range(len(g.nodes))):
         results = g.nodes[k].results
         for v in results:
-            found[v] = bool(g.uses[v]) and all(late[reader] for reader, _ in g.uses[v])
-        late.setdefault(k, light[k] and all(found[v] for v in results))
-    return found
+            is_late[v] = bool(g.uses[v]) and all(late[reader] for reader, _ in g.uses[v])
+        late.setdefault(k, light[k] and all(is_late[v] for v in results))
+    return is_late

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The joint labelling problem of a function: variables of all axes at once, tables over pairs."""
+"""Represents the sharding problem of a function: variables over all axes, tables over pairs."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Interned = tuple[int, int]
 """Number of a table, and the minimum taken out of it."""
 
 End = tuple[CallStrategies, int]
-"""States of a node and its variable (-1: only one state)."""
+"""States of a node and its variable (-1: a single state)."""
 
 Side = tuple[tuple[Labels, ...], int]
-"""Forms in which a node gives or needs a value, by state, and its variable."""
+"""Placements in which a node gives or needs a value, by state, and its variable."""
 
 
 @dataclass
 class ShardingProblem:
-    """Variables and tables of a function, calls spliced in.
+    """Variables and tables of a function, with its calls spliced in.
 
     Attributes
     ----------
@@ -70,11 +70,11 @@ class ShardingProblem:
 
 
 class LiveRange(NamedTuple):
-    """What is kept of a value in one form, and when.
+    """Bytes that a value takes in a placement, and when.
 
     ``first`` and ``last`` count the nodes of the function and of all that it calls, in order;
-    ``bytes`` has those of a device, by the state of the one variable of ``scope`` or the states of
-    its two (none: a scalar array).
+    ``bytes`` has those of a device, by the state of the single variable of ``scope`` or the
+    states of its two variables (none: a scalar array).
     """
 
     scope: tuple[int, ...]
@@ -87,7 +87,7 @@ NO_STATES = CallStrategies(())
 
 
 class Shared:
-    """What the nets of a module's functions share.
+    """State shared by the problems of a module's functions.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class Shared:
     updates : mapping of int to int
         Of the entry, results that must lie as a parameter does: result number to parameter's.
     flight : InFlightActivations
-        What a rank keeps of the entry beside one micro-batch.
+        What a rank stores of the entry beside a micro-batch.
     hiding : OverlapDiscount
         How much counts of what is sent.
     """
@@ -126,34 +126,34 @@ class Shared:
         self._ends: dict[Any, CallStrategies] = {}
 
     def table(self, key: Any, make: Callable[[], Bytes]) -> Interned:
-        """The table of a key; equal ones are made once."""
-        found = self._tables.get(key)
-        if found is None:
-            found = self._tables[key] = self.tables.intern(make())
-        return found
+        """Return the table of a key; equal tables are made once."""
+        table_ref = self._tables.get(key)
+        if table_ref is None:
+            table_ref = self._tables[key] = self.tables.intern(make())
+        return table_ref
 
     def forms_of(self, g: Graph, v: int) -> PriceMatrix:
-        """Forms of a value."""
+        """Return the placements of a value."""
         value = g.values[v]
         dtype = "uint8" if value.ty is None else str(value.ty.dtype)
         return self.prices.forms(tuple(nominal(n) for n in value.shape), dtype)
 
     def ends_of(self, kind: Any, matrix: PriceMatrix, *key: Any) -> CallStrategies:
-        """States of a boundary node over some forms; equal ones are one object."""
+        """Return the states of a boundary node over some placements; equal ones share an object."""
         known = (kind, id(matrix), *key)
-        found = self._ends.get(known)
-        if found is None:
+        strategies = self._ends.get(known)
+        if strategies is None:
             partial, pin = key
             forms = all_forms(matrix.placements, partial=partial)
-            if pin is not None:  # along an axis of one device all forms are the same
+            if pin is not None:  # along an axis of a single device all placements are the same
                 sizes = self.prices.sizes
                 forms = pinned(forms, [x if n > 1 else None for x, n in zip(pin, sizes)])
-            found = self._ends[known] = kind(forms)
-        return found
+            strategies = self._ends[known] = kind(forms)
+        return strategies
 
 
 class Assembly:
-    """The net of one function while it is put together.
+    """Sharding problem of a function under construction.
 
     Parameters
     ----------
@@ -168,11 +168,11 @@ class Assembly:
         self.whole = (False,) * len(self.axes)
 
     def partial(self, v: int) -> tuple[bool, ...]:
-        """Along which axes a value may be a partial sum."""
+        """Return along which axes a value may be a partial sum."""
         return tuple([bool(self.reach.partial[a][v]) for a in self.axes])
 
     def variable(self, states: CallStrategies) -> End:
-        """Add a node of some states."""
+        """Add a node with some states."""
         net = self.net
         if not states.items:
             net.feasible = False
@@ -188,21 +188,21 @@ class Assembly:
         return end
 
     def inner(self, k: int, number: int, *, result: bool) -> End:
-        """The end of a call node's operand or result: that of the callee's boundary node."""
+        """Return the end of a call's operand or result, taken from the callee's boundary node."""
         inside, first = self.net.spliced[k]
         callee = self.shared.module.graphs[self.g.nodes[k].callee]
         states, variable = inside.ends[(callee.rets if result else callee.params)[number]]
         return states, variable + first if variable >= 0 else -1
 
     def put_pair(self, first: int, second: int, table: tuple[int, int]) -> None:
-        """Put a table laid out (first, second); a variable of -1 has a single state."""
+        """Add a table with layout (first, second); a variable of -1 has a single state."""
         number, low = table
         tables = self.shared.tables
         if first < 0 or second < 0:
-            one = tuple([u for u in (first, second) if u >= 0])
+            scope = tuple([u for u in (first, second) if u >= 0])
             number, low2 = tables.intern(tables.array(number).reshape(-1))
-            if one:
-                self.put(one, (number, low + low2))
+            if scope:
+                self.put(scope, (number, low + low2))
             else:
                 self._constant(number, low + low2)
         elif first == second:
@@ -220,7 +220,7 @@ class Assembly:
             self.net.feasible = False
 
     def put(self, scope: tuple[int, ...], table: tuple[int, int]) -> None:
-        """Put a table over sorted variables."""
+        """Add a table over sorted variables."""
         number, low = table
         self.net.constant += low
         old = self.net.factors.get(scope)

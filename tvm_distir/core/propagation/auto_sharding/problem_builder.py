@@ -1,12 +1,12 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Nets of a module's functions.
+"""Builds the sharding problems of a module's functions.
 
 A call of an op is a variable whose states choose an alternative along every axis. A value with
-one reader is a table over its producer and that reader: what it costs to change its form. One
-with several readers gets a variable of its own, the form in which it is held; readers take what
+a single reader is a table over its producer and that reader: what it costs to reshard it. A value
+with several readers gets a variable, the placement in which it is stored; readers take what
 they need from it by steps that send nothing. A call of a private function holds that function's
-variables, so that every call may be done its own way; equal ones meet in elimination.
+variables, so that every call may have its strategy; equal ones meet in elimination.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .values import EdgeBuilder
 
 
 class ShardingProblemBuilder:
-    """Builds the nets of a module's functions, each once.
+    """Builder of the problems of a module's functions, each built once.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class ShardingProblemBuilder:
         self._known: dict[str, ShardingProblem] = {}
 
     def of(self, key: str) -> ShardingProblem:
-        """The net of a graph."""
+        """Return the problem of a graph."""
         if key not in self._known:
             assembly = Assembly(self.shared, self.shared.module.graphs[key])
             NodeBuilder(assembly, self.of).run()

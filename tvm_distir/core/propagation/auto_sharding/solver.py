@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Labels a module: every value's form and every call's cut along all axes at once, with a bound."""
+"""Assigns placements to all values and calls on all axes at once, with a bound on the cost."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ WIDTH = 1 << 22
 
 
 class ShardingSolution(NamedTuple):
-    """What labels were found, and what they cost.
+    """A sharding assignment of a module with its cost.
 
-    ``price_ps`` is that of one run: work, and all communication that counts, one after the other;
+    ``price_ps`` is the cost of a run: work, then all communication that counts, in sequence;
     no labelling of the module on its meshes is cheaper than ``bound_ps``. ``entries_ps`` has the
     price function by public function, ``peak_bytes`` what a device keeps at most, as
     :mod:`.keeping` counts it.
@@ -51,14 +51,14 @@ class ShardingSolution(NamedTuple):
 
 
 class Labeller:
-    """Labels one annotated module.
+    """Auto-sharding solver of an annotated module.
 
     Parameters
     ----------
     mod : IRModule
         At level 2, no branch left.
     system : System
-        Whose times are the prices.
+        Whose times are the costs.
     """
 
     def __init__(self, mod: ir.IRModule, system: System) -> None:
@@ -72,16 +72,16 @@ class Labeller:
         """Per public function its net and the values of its variables, once labelled."""
 
     def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> ShardingSolution:
-        """Label every public function.
+        """Solve every public function.
 
         Parameters
         ----------
         gap : float
-            Stop once the price is proved to be at most this share above the least.
+            Stop once the cost is proved to be at most this share above the least.
         memory_bytes : int, optional
             What a device may keep at most.
         hidden : float
-            A share below 1, which is taken off the price of sending what can be sent beside the
+            A share below 1, which is taken off the cost of sending what can be sent beside the
             work: weights, and what only their new values come of. Price and bound are then of what
             is left.
 
@@ -115,7 +115,7 @@ class Labeller:
         return ShardingSolution(price, bound, peak, decision, prices)
 
     def net(self, name: str, hidden: float = 0.0) -> ShardingProblem:
-        """The problem of a public function; ``hidden`` as for :meth:`run`."""
+        """Return the problem of a public function; ``hidden`` as for :meth:`run`."""
         key = self.module.entries[name]
         g = self.module.graphs[key]
         updates, prices = self._updates(g), self.prices[mesh_of(g)]
@@ -135,21 +135,21 @@ class Labeller:
         )  # prices of memory change tables, not their scopes
 
         def solve(problem: Problem, constant: int) -> Solution:
-            found = minimise(tables, problem, WIDTH, name, starts, gap=gap, constant=constant)
-            _, forbidden = tables.evaluate(problem, found.values)
-            if not net.feasible or not found.feasible or forbidden:
+            solution = minimise(tables, problem, WIDTH, name, starts, gap=gap, constant=constant)
+            _, forbidden = tables.evaluate(problem, solution.values)
+            if not net.feasible or not solution.feasible or forbidden:
                 raise InfeasibleError(
                     "DIST0802",
                     "the rules that are to hold allow no placement of all values",
                     place=name,
                     remedy='Leave some of them out, or say "stationary": false.',
                 )
-            return found
+            return solution
 
         return within(tables, net, solve, memory_bytes, name, gap)
 
     def _updates(self, g: Graph) -> dict[int, int]:
-        """Results of a training step that are new forms of parameters: result to parameter."""
+        """Map results of a training step that update parameters to these parameters."""
         notes = training_notes(g.fn, "updated")
         if not notes:
             return {}

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a node may do along all axes of a mesh at once, and what that costs."""
+"""Enumerates the joint strategies of a node over all axes of a mesh, with their costs."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ Costs = npt.NDArray[np.int64]
 
 
 class CallStrategy(NamedTuple):
-    """An alternative per axis."""
+    """A strategy of a call: an alternative per axis."""
 
     axes: tuple[OpStrategy, ...]
 
     def needs(self, operand: int) -> Labels:
-        """Form in which an operand is needed."""
+        """Return the placement in which an operand is needed."""
         return tuple([x.needs[operand] for x in self.axes])
 
     def gives(self, result: int) -> Labels:
-        """Form in which a result is given."""
+        """Return the placement in which a result is produced."""
         return tuple([x.gives[result] for x in self.axes])
 
 
 class CallStrategies:
-    """States of a node, numbered: what all nodes that are alike share."""
+    """Numbered states of a node, shared by all equal nodes."""
 
     def __init__(self, items: Sequence[CallStrategy], costs: Costs | None = None) -> None:
         self.items = tuple(items)
@@ -46,41 +46,41 @@ class CallStrategies:
         self._gives: dict[int, tuple[Labels, ...]] = {}
 
     def needs(self, operand: int) -> tuple[Labels, ...]:
-        """Per state the form in which an operand is needed."""
+        """Return per state the placement in which an operand is needed."""
         if operand not in self._needs:
             self._needs[operand] = tuple([x.needs(operand) for x in self.items])
         return self._needs[operand]
 
     def gives(self, result: int) -> tuple[Labels, ...]:
-        """Per state the form in which a result is given."""
+        """Return per state the placement in which a result is produced."""
         if result not in self._gives:
             self._gives[result] = tuple([x.gives(result) for x in self.items])
         return self._gives[result]
 
 
 def producers(forms: Sequence[Labels]) -> CallStrategies:
-    """States of what gives one value: a parameter."""
+    """Return the states of a node that produces a value: a parameter."""
     return CallStrategies(
         [CallStrategy(tuple([OpStrategy((), (x,), None) for x in form])) for form in forms]
     )
 
 
 def consumers(forms: Sequence[Labels]) -> CallStrategies:
-    """States of what takes one value: a result."""
+    """Return the states of a node that consumes a value: a result."""
     return CallStrategies(
         [CallStrategy(tuple([OpStrategy((x,), (), None) for x in form])) for form in forms]
     )
 
 
 def passing(forms: Sequence[Labels]) -> CallStrategies:
-    """States of what hands a value on as it is: an annotation."""
+    """Return the states of a node that passes a value on unchanged: an annotation."""
     return CallStrategies(
         [CallStrategy(tuple([OpStrategy((x,), (x,), None) for x in form])) for form in forms]
     )
 
 
 class OpStates:
-    """States of calls of ops, with the time that each takes; of equal calls once.
+    """States of op calls with the time of each, computed once for equal calls.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class OpStates:
     def __init__(self, prices: MeshPrices) -> None:
         self.prices = prices
         self._known: dict[Any, CallStrategies] = {}
-        self._rules: list[Rule] = []  # kept alive, so that their ids stay their own
+        self._rules: list[Rule] = []  # kept alive, so that their ids stay unique
 
     def of(
         self,
@@ -100,7 +100,7 @@ class OpStates:
         partial: tuple[int, ...],
         free: bool,
     ) -> CallStrategies:
-        """States of a call.
+        """Return the states of a call.
 
         Parameters
         ----------
@@ -112,19 +112,19 @@ class OpStates:
         partial : tuple of int
             Per axis, bit i: operand i may be a partial sum.
         free : bool
-            The result takes no work of its own (a transpose that products read in place).
+            The call costs no work (a transpose that products read in place).
         """
         key = (id(rule), dtype, shapes, partial, free)
-        found = self._known.get(key)
-        if found is None:
+        strategies = self._known.get(key)
+        if strategies is None:
             self._rules.append(rule)
             items = [CallStrategy(axes) for axes in self._joint(rule, shapes, partial)]
             costs = [0 if free else self._time_ps(rule, state, dtype) for state in items]
-            found = self._known[key] = CallStrategies(items, np.array(costs, np.int64))
-        return found
+            strategies = self._known[key] = CallStrategies(items, np.array(costs, np.int64))
+        return strategies
 
     def _options(self, rule: Rule, partial: int) -> list[OpStrategy]:
-        """Alternatives along one axis, whatever their sizes."""
+        """Return the alternatives along an axis, whatever the sizes."""
         whole, complete = (R,) * len(rule.in_bytes), (R,) * len(rule.out_bytes)
         options = []
         for i, f in enumerate(rule.factors):
@@ -142,14 +142,14 @@ class OpStates:
     def _joint(
         self, rule: Rule, shapes: tuple[tuple[int, ...], ...], partial: tuple[int, ...]
     ) -> list[tuple[OpStrategy, ...]]:
-        """All combinations in which every cut divides."""
+        """Return all combinations in which every split divides."""
         sizes = self.prices.sizes
-        found: list[tuple[OpStrategy, ...]] = [()]
+        combinations: list[tuple[OpStrategy, ...]] = [()]
         for axis, size in enumerate(sizes):
             options, longer = self._options(rule, partial[axis]), []
             if size == 1:
                 options = options[-1:]
-            for chosen in found:
+            for chosen in combinations:
                 taken: dict[int, int] = {}
                 for n, x in zip(sizes, chosen):
                     if x.factor is not None:
@@ -159,11 +159,11 @@ class OpStates:
                         rule.factors[x.factor], size, taken.get(x.factor, 1)
                     ):
                         longer.append((*chosen, x))
-            found = longer
+            combinations = longer
         count = len(rule.in_bytes)
         return [
             axes
-            for axes in found
+            for axes in combinations
             if all(
                 self.prices.divides(shape, CallStrategy(axes).needs(i))
                 for i, shape in enumerate(shapes[:count])
@@ -175,7 +175,7 @@ class OpStates:
         ]
 
     def _time_ps(self, rule: Rule, state: CallStrategy, dtype: str) -> int:
-        """Local work, and what is sent inside the call."""
+        """Return the time of local work and of communication inside the call."""
         if rule.op in VIEWS:
             return 0
         sizes, work = self.prices.sizes, rule.work
@@ -191,34 +191,34 @@ class OpStates:
         count, passes = self._apart(rule, state)
         if count:
             each = passes * self._local(rule.in_bytes[0], state.needs(0)) // count
-            found = count * self.prices.kernel_ps(-(-flops // count), each, kind, dtype)
+            time_ps = count * self.prices.kernel_ps(-(-flops // count), each, kind, dtype)
         else:
-            found = self.prices.kernel_ps(flops, moved, kind, dtype)
+            time_ps = self.prices.kernel_ps(flops, moved, kind, dtype)
         for axis, x in enumerate(state.axes):
             if x.factor is not None:
                 share = math.prod(splits) // sizes[axis]
-                found += self._inside_ps(rule, rule.factors[x.factor], state, axis, share)
-        return found
+                time_ps += self._inside_ps(rule, rule.factors[x.factor], state, axis, share)
+        return time_ps
 
     def _apart(self, rule: Rule, state: CallStrategy) -> tuple[int, int]:
-        """Kernels in the place of one, and their passes, where statistics are reduced inside.
+        """Return how many kernels and passes replace a call with statistics reduced inside.
 
-        Padding is masked before they are made: one kernel that reads and writes.
+        Padding is masked before, in a single kernel that reads and writes.
         """
-        found, parts, padded = (0, 0), dict[int, int](), 0
+        most, parts, padded = (0, 0), dict[int, int](), 0
         for size, x in zip(self.prices.sizes, state.axes):
             if x.factor is not None and rule.factors[x.factor].kernels:
                 parts[x.factor] = parts.get(x.factor, 1) * size
         for number, count in parts.items():
             factor = rule.factors[number]
-            found = max(found, (factor.kernels, factor.passes))
+            most = max(most, (factor.kernels, factor.passes))
             padded |= isinstance(factor.size, int) and factor.size % count > 0
-        return found[0] + padded, found[1] + 2 * padded
+        return most[0] + padded, most[1] + 2 * padded
 
     def _inside_ps(
         self, rule: Rule, factor: Factor, state: CallStrategy, axis: int, share: int
     ) -> int:
-        """Time of what a call that walks a factor sends along an axis."""
+        """Return the communication time along an axis inside a call that follows a factor."""
         collective = self.prices.collective_ps
         results = sum(self._local(b, state.gives(j)) for j, b in enumerate(rule.out_bytes))
         _, count = sent_inside(factor, results, self.prices.sizes[axis], share)
@@ -235,7 +235,7 @@ class OpStates:
 
 
 def all_forms(placements: Sequence[Labels], *, partial: Sequence[bool]) -> list[Labels]:
-    """Those that are partial only along axes where that may be."""
+    """Return the placements that are partial only along allowed axes."""
     return [
         form
         for form in placements
@@ -244,7 +244,7 @@ def all_forms(placements: Sequence[Labels], *, partial: Sequence[bool]) -> list[
 
 
 def pinned(placements: Sequence[Labels], pin: Sequence[int | None]) -> list[Labels]:
-    """Those that an annotation allows: its label per axis, None where it says nothing."""
+    """Return the placements that an annotation allows: its label per axis, None for any."""
     return [
         form
         for form in placements

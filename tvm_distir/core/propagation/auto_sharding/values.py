@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The tables between the nodes of a net: what it costs to hand values over."""
+"""Adds the tables between the nodes of a problem: costs of resharding values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .problem import Assembly, Bytes, Interned, Side
 
 
 class EdgeBuilder:
-    """Adds what it costs to hand each value to its readers, and notes what is kept of it.
+    """Adds the cost of passing each value to its readers, and records its live ranges.
 
     Parameters
     ----------
@@ -32,14 +32,14 @@ class EdgeBuilder:
         self.counted = self.shared.hiding.counted(self.g.key)
 
     def run(self) -> None:
-        """Add all values that something reads."""
+        """Add all values that have a reader."""
         for v, uses in enumerate(self.g.uses):
             if uses:
                 self._value(v, uses)
         self.net.lasts = [self.keeping.last(v) for v in self.g.param_values]
 
     def _value(self, v: int, uses: Uses) -> None:
-        """Add what it costs to hand a value to its readers."""
+        """Add the cost of passing a value to its readers."""
         g = self.g
         k, j = g.producer[v]
         if k in self.net.spliced:
@@ -78,14 +78,14 @@ class EdgeBuilder:
         producer: Side,
         readers: Sequence[Side],
     ) -> Side:
-        """A value with several readers: the form that it is held in is a variable."""
+        """Add a variable for the placement in which a value with several readers is stored."""
         given, variable = producer
         needs = tuple([n for n, _ in readers])
         key = (id(matrix), held, given, needs, self.g.times(v), self._counted(v))
-        found = self.shared.held.get(key)
-        if found is None:
-            found = self.shared.held[key] = self._held(v, given, needs)
-        forms, first, rest = found
+        held_forms = self.shared.held.get(key)
+        if held_forms is None:
+            held_forms = self.shared.held[key] = self._held(v, given, needs)
+        forms, first, rest = held_forms
         shared = -1
         if len(forms) > 1:
             shared = len(self.net.domains)
@@ -98,7 +98,7 @@ class EdgeBuilder:
     def _held(
         self, v: int, given: tuple[Labels, ...], needs: Sequence[tuple[Labels, ...]]
     ) -> tuple[tuple[Labels, ...], Interned, list[Interned]]:
-        """Forms to hold it in, table (given x held), and per reader (needed x held)."""
+        """Return stored placements, table (given x held), and per reader (needed x held)."""
         g, matrix = self.g, self.shared.forms_of(self.g, v)
         at = {form: i for i, form in enumerate(matrix.placements)}
         wanted = sorted({at[form] for each in needs for form in each})
@@ -117,7 +117,7 @@ class EdgeBuilder:
         return tuple([matrix.placements[i] for i in forms]), first, rest
 
     def _cost(self, v: int) -> Bytes:
-        """Prices of all changes of a value's form; of one that may not move INFINITE."""
+        """Return the costs of all reshardings of a value; INFINITE where it may not move."""
         matrix, held = self.shared.forms_of(self.g, v), self._stationary(self.g.producer[v][0])
         if self.g.values[v].ty is None:
             count = len(matrix.placements)
@@ -136,11 +136,11 @@ class EdgeBuilder:
         return cost
 
     def _counted(self, v: int) -> float:
-        """Share of the time to send a value that counts."""
+        """Return the share of a value's communication time that counts."""
         return self.counted[v] if self.counted else 1.0
 
     def _stationary(self, k: int) -> tuple[bool, ...]:
-        """Along which axes the value of a node may not be communicated."""
+        """Return along which axes the value of a node may not be communicated."""
         k = self.g.origin[k]
         node = self.g.nodes[k]
         if node.kind == "param":
@@ -161,19 +161,19 @@ class EdgeBuilder:
     def _moves(self, v: int, given: tuple[Labels, ...], needs: tuple[Labels, ...]) -> Bytes:
         matrix, cost = self.shared.forms_of(self.g, v), self._cost(v)
         at = {form: i for i, form in enumerate(matrix.placements)}
-        found = cost[np.ix_([at[f] for f in given], [at[f] for f in needs])]
-        return _often(found, self.g.times(v))
+        move_costs = cost[np.ix_([at[f] for f in given], [at[f] for f in needs])]
+        return _often(move_costs, self.g.times(v))
 
 
 def _often(prices: Bytes, times: int) -> Bytes:
-    """Prices of what is done several times."""
+    """Multiply costs by how often they arise."""
     if times == 1:
         return prices
     return np.where(prices < INFINITE, prices * times, INFINITE)
 
 
 def _undominated(rows: Bytes) -> list[int]:
-    """Rows that no other row beats everywhere; of equal ones the first stays."""
+    """Return the rows that no other row dominates; of equal rows the first stays."""
     order = np.argsort(np.minimum(rows, 1 << 50).sum(1), kind="stable")
     kept: list[int] = []
     for i in order.tolist():

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the annotations of a function ask for."""
+"""Reads the sharding annotations of a function."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NO_ANNOTATION = Annotation(None, -1, False)
 
 
 def is_annotation(expr: Any) -> bool:
-    """Whether an expression is an ``annotate_sharding`` call."""
+    """Return whether an expression is an ``annotate_sharding`` call."""
     return type(expr) is ir.Call and bool(ANNOTATE.same_as(expr.op))
 
 
 class Annotations:
-    """Reads the annotations of one function.
+    """Reader of the annotations of a function.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Annotations:
         self.opens = bool(self._open)
 
     def of(self, var: Any, call: ir.Call, shape: Sequence[Any], stationary: int) -> Annotation:
-        """What an annotation asks of a value.
+        """Return the annotation of a value.
 
         Parameters
         ----------
@@ -89,7 +89,7 @@ class Annotations:
     def _labels(
         self, name: str, mesh: Any, placement: Any, shape: Sequence[Any]
     ) -> tuple[tuple[int, ...], int]:
-        """Labels that an annotation asks for, and the number of its mesh."""
+        """Return the labels of an annotation, and the number of its mesh."""
         number = self._facts.mesh_number(mesh)
         if number is None:
             raise PropagationError(

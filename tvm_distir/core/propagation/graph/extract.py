@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A Relax function to a graph: flat values, one node per call, annotations as pins."""
+"""Converts a Relax function to a graph: flat values, a node per call, annotations as pins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPAQUE_BYTES = 1 << 14
 
 
 def extract(facts: ModuleTypes, name: str) -> Graph:
-    """Graph of the module's function called ``name``.
+    """Extract the graph of the module's function called ``name``.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def extract(facts: ModuleTypes, name: str) -> Graph:
 
 
 class _Known(NamedTuple):
-    """What calls that are alike share.
+    """Data shared by equal calls.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class _Known(NamedTuple):
     title : str
         Name of the op or of the function.
     results : list of FlatValue
-        Of the first one.
+        Of the first call.
     """
 
     rule: Rule | None
@@ -60,7 +60,7 @@ class _Known(NamedTuple):
 
 
 class _Function:
-    """Extraction of one function."""
+    """Extraction of a function."""
 
     def __init__(self, facts: ModuleTypes, name: str) -> None:
         self.facts, self.fn = facts, facts.mod[name]
@@ -79,11 +79,11 @@ class _Function:
         self.learnt: dict[int, tuple[Rule, str]] = learned("rules")  # of ops, and their titles
         self.of_pins: dict[int, Annotation] = {}
         # a private function's caller decides how an argument comes in: there the annotation is
-        # a node of its own
+        # a separate node
         self.param_pins = self._annotated_params() if self.g.public else {}
 
     def _bindings(self) -> list[Any]:
-        """All bindings in order."""
+        """Return all bindings in order."""
         if not isinstance(self.fn.body, relax.SeqExpr):
             raise self.g.error(
                 "DIST0412",
@@ -96,21 +96,21 @@ class _Function:
         return [b for block in blocks for b in block]
 
     def _annotated_params(self) -> dict[int, int]:
-        """Parameters with exactly one annotation, by number, and the number of its binding.
+        """Map parameters with a single annotation to the number of its binding.
 
-        The annotation then is the parameter's own placement: it needs no node.
+        The annotation then is the parameter's placement: it needs no node.
         """
-        found: list[list[int]] = [[] for _ in self.params]
+        bindings: list[list[int]] = [[] for _ in self.params]
         for number, source in enumerate(self.survey.sources):
-            if 0 <= source < len(found):
-                found[source].append(number)
-        pins = {i: numbers[0] for i, numbers in enumerate(found) if len(numbers) == 1}
+            if 0 <= source < len(bindings):
+                bindings[source].append(number)
+        pins = {i: numbers[0] for i, numbers in enumerate(bindings) if len(numbers) == 1}
         bound, handles = self.g.bound, self.survey.handles
         self.g.pinned = {bound[number]: handles[i] for i, number in pins.items()}
         return pins
 
     def run(self) -> Graph:
-        """Walk parameters, bindings and results."""
+        """Visit parameters, bindings and results."""
         g = self.g
         env, nodes, bound, pinned = g.env, g.nodes, g.bound, g.pinned
         pins, asked, names = self.of_pins, self.survey.asked, self.survey.names
@@ -142,7 +142,7 @@ class _Function:
         return g.finish()
 
     def _bind(self, number: int, leaves: tuple[int, ...], node: Node | None = None) -> None:
-        """Note what the variable of a binding is: values, perhaps those that a node gives."""
+        """Record the values of a binding's variable, and add a node where needed."""
         key = self.g.bound[number]
         self.g.env[key] = leaves
         if node is not None:
@@ -176,7 +176,7 @@ class _Function:
             self._call(number, binding.var, expr)
 
     def _learnt_call(self, number: int, name: str, learnt: tuple[Rule, str], binding: Any) -> None:
-        """A call of an op that is like none before it in the function, but like one elsewhere."""
+        """Add a call whose op is new in the function but known from another function."""
         place = len(self.params) + number
         results = self.leaves.like_others(place) or self.leaves.of(place, binding.var)
         known = _Known(*learnt, [self.g.values[v] for v in results])
@@ -184,7 +184,7 @@ class _Function:
         self._emit(number, name, known, self.leaves.operands(number), results)
 
     def _call(self, number: int, var: Any, expr: ir.Call) -> None:
-        """A call that is like none before it."""
+        """Add a call that is unlike all calls before it."""
         g, label, op = self.g, self._bound_names[number], expr.op
         operands = tuple([v for a in expr.args[:] for v in self.leaves.flat(a, label)])
         if isinstance(op, relax.ExternFunc) or handle(op) in PACKED_HANDLES:
@@ -259,7 +259,7 @@ class _Function:
         self._bind(number, tuple(held), node)
 
     def _pin(self, number: int, values: Sequence[int]) -> Annotation:
-        """What an annotation, a binding, asks of a value, or of all values of a tuple."""
+        """Record what an annotation, a binding, asks of a value or of all values of a tuple."""
         asked = self.survey.asked[number]
         known = self.of_pins.get(asked)
         if known is not None:

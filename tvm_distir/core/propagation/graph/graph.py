@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A Relax function as flat arrays of values and nodes: all that propagation looks at."""
+"""Represents a Relax function as flat arrays of values and nodes, the input of propagation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tvm_distir.core.ops.factor import Rule
 from tvm_distir.support import PropagationError
 
 CONST = -1
-"""Operand number of a constant: it has no node and is at hand in every form."""
+"""Operand number of a constant: it has no node and is at hand in every placement."""
 
 KINDS = ("param", "op", "pin", "move", "call", "ret")
 """Kinds of nodes, see :class:`Node`."""
@@ -47,7 +47,7 @@ LAYOUT_OPS = (
 
 
 def divisible(size: Any, count: int) -> bool:
-    """Whether a dim is cut evenly; a symbolic one is taken to be."""
+    """Return whether a dim can be split evenly; a symbolic dim is assumed to be divisible."""
     if isinstance(size, int | tirx.IntImm):
         return int(size) % count == 0
     return True
@@ -55,7 +55,7 @@ def divisible(size: Any, count: int) -> bool:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of one of the module's meshes."""
+    """An axis of a mesh of the module."""
 
     mesh: int
     index: int
@@ -67,7 +67,7 @@ class FlatValue(NamedTuple):
     """A flat tensor (or opaque) value.
 
     ``shape`` holds ints or symbolic sizes; an opaque value may carry the dims of the tensor it
-    holds (a cache), so that its users agree. ``size_bytes`` are those of the whole value, symbols
+    holds (a cache), so that its users agree. ``size_bytes`` are those of the full value, symbols
     taken as nominal; ``ty`` is its type in the module, None for an opaque value.
     """
 
@@ -98,13 +98,13 @@ class Node(NamedTuple):
     label: str = ""
 
     def pin_on(self, axis: Axis) -> bool:
-        """Whether the node's annotation names a label along the axis."""
+        """Return whether the node's annotation names a label along the axis."""
         on_mesh = self.pin is not None and self.mesh == axis.mesh
         return on_mesh and self.pin is not None and self.pin[axis.index] is not None
 
 
 class Link(NamedTuple):
-    """A value and who reads it.
+    """A value with its readers.
 
     ``maker`` is the node that gives it, as its ``result``-th; ``handed`` tells whether its origin
     is one of :data:`HANDED`. Where it is one operand, or one op reads it, ``reader`` is the node
@@ -122,7 +122,7 @@ class Link(NamedTuple):
 
 @dataclass
 class Graph:
-    """A function: values, nodes in program order, parameters first, and where variables went.
+    """A function: values, nodes in program order (parameters first), and its variables.
 
     Relax variables of ``fn`` go by their :func:`~.handles.handle`: ``bound`` has those of its
     ``bindings`` in order, ``tensors`` those that are tensors of known dims, ``env`` maps each to
@@ -163,7 +163,7 @@ class Graph:
 
     @functools.cached_property
     def variables(self) -> dict[int, Any]:
-        """The variables themselves, by handle."""
+        """Return the variables themselves, by handle."""
         bound = [b.var for b in self.bindings]
         return {handle(var): var for var in (*self.fn.params[:], *bound)}
 
@@ -210,19 +210,19 @@ class Graph:
         return self
 
     def links(self, mesh: int) -> list[Link]:
-        """Values on a mesh that something reads, in order."""
-        found = self._links.get(mesh)
-        if found is None:
-            found, nodes = list[Link](), self.nodes
+        """Return the values on a mesh that have a reader, in order."""
+        result = self._links.get(mesh)
+        if result is None:
+            result, nodes = list[Link](), self.nodes
             of_calls, handed = set(self.calls), [node.kind in HANDED for node in nodes]
             for v, (uses, (k, j), value) in enumerate(zip(self.uses, self.producer, self.values)):
                 if uses and value.mesh == mesh:
                     reader, reads = uses[0]
                     if len(uses) > 1 or (len(reads) > 1 and reader in of_calls):
                         reader, reads = -1, ()
-                    found.append(Link(v, k, j, handed[self.origin[k]], uses, reader, reads))
-            self._links[mesh] = found
-        return found
+                    result.append(Link(v, k, j, handed[self.origin[k]], uses, reader, reads))
+            self._links[mesh] = result
+        return result
 
     def _note_uses(self, k: int, operands: tuple[int, ...]) -> None:
         if len(set(operands)) == len(operands):
@@ -238,24 +238,24 @@ class Graph:
                 self.uses[v].append((k, tuple(where)))
 
     def param_value(self, number: int) -> int:
-        """Value of the ``number``-th flat parameter."""
+        """Return the value of the ``number``-th flat parameter."""
         return self.param_values[number]
 
     def result_value(self, number: int) -> int:
-        """Value of the ``number``-th flat result (:data:`CONST` for a constant)."""
+        """Return the value of the ``number``-th flat result (:data:`CONST` for a constant)."""
         return self.result_values[number]
 
     def times(self, v: int) -> int:
-        """How often a step converts a value, where some consumer wants it in another form."""
+        """Return how often a step reshards a value where some consumer needs another placement."""
         if self.repeat > 1 or not self.repeats:
             return self.repeat
         read = max((self.repeats.get(k, 1) for k, _ in self.uses[v]), default=1)
         return min(self.repeats.get(self.producer[v][0], 1), read)
 
     def error(self, code: str, label: str, what: str, remedy: str) -> PropagationError:
-        """Error about a variable, or about what has another label."""
+        """Build an error about a variable, or about an object with another label."""
         return PropagationError(code, what, place=f"{self.name}/{label}", remedy=remedy)
 
     def place(self, node: int) -> str:
-        """Where a node stands, for messages."""
+        """Return the position of a node, for messages."""
         return f"{self.name}/{self.nodes[node].label}"

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The flat values of a function's variables and expressions."""
+"""Maps a function's variables and expressions to flat values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .types import ModuleTypes, leaf_types
 
 
 class Leaves:
-    """Adds the values of variables to a graph, and finds those of expressions.
+    """Adds the values of variables to a graph, and looks up those of expressions.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Leaves:
         self._of_class: dict[int, FlatValue] = {}
 
     def of(self, number: int, var: Any) -> tuple[int, ...]:
-        """Values of a variable, which is the ``number``-th of the survey."""
+        """Return the values of a variable, which is the ``number``-th of the survey."""
         name, first = self._names[number], self._first[number]
         if first < 0:
             return tuple([self.make(name, ty) for ty in leaf_types(var.ty)])
@@ -56,7 +56,7 @@ class Leaves:
         return (len(values) - 1,)
 
     def like_others(self, number: int) -> tuple[int, ...]:
-        """As :meth:`of`, of a tensor of a type met before; nothing for any other variable."""
+        """Return the value of a tensor whose type was met before; nothing for other variables."""
         known, values = self._of_class.get(self._first[number]), self.g.values
         if known is None:
             return ()
@@ -65,7 +65,7 @@ class Leaves:
         return (len(values) - 1,)
 
     def copied(self, name: str, like: Sequence[FlatValue]) -> tuple[int, ...]:
-        """New values like others."""
+        """Add new values with the types of others."""
         values = self.g.values
         first = len(values)
         for _, shape, item, size, mesh, ty in like:
@@ -73,7 +73,7 @@ class Leaves:
         return tuple(range(first, len(values)))
 
     def make(self, name: str, ty: Any) -> int:
-        """A new value of a type that is no tuple.
+        """Add a new value of a type that is no tuple.
 
         Raises
         ------
@@ -99,7 +99,7 @@ class Leaves:
         return len(g.values) - 1
 
     def flat(self, expr: Any, label: str) -> tuple[int, ...]:
-        """Flat value numbers of an expression; nothing for shapes and scalars."""
+        """Return the flat value numbers of an expression; none for shapes and scalars."""
         key = handle(expr)
         known = self.g.env.get(key)
         if known is not None:
@@ -123,13 +123,13 @@ class Leaves:
         )
 
     def operands(self, number: int) -> tuple[int, ...]:
-        """Flat operands of a call that the survey could tell."""
-        env, handles, read, found = self.g.env, self._handles, self.read, list[int]()
+        """Return the flat operands of a call that the survey resolved."""
+        env, handles, read, leaves = self.g.env, self._handles, self.read, list[int]()
         for variable in self._operands[self._begin[number] : self._begin[number + 1]]:
             if variable < 0:
-                found.append(CONST)
+                leaves.append(CONST)
                 continue
             key = handles[variable]
             read.add(key)
-            found += env[key]
-        return tuple(found)
+            leaves += env[key]
+        return tuple(leaves)

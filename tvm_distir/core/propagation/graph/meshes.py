@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which mesh each value lives on; moves between meshes made explicit.
+"""Assigns a mesh to each value, and makes moves between meshes explicit.
 
 An annotation puts its value on a mesh. An op runs on the mesh of its latest operand (meshes
 are ordered as in the module: the stages of a pipeline), or, when no operand is bound to a mesh,
@@ -39,7 +39,7 @@ class MeshAssignment:
         want: int = UNKNOWN,
         path: tuple[str, ...] = (),
     ) -> str:
-        """Place a function whose arguments live on ``params``; return the graph's key.
+        """Place a function whose arguments are on ``params``; return the graph's key.
 
         Parameters
         ----------
@@ -80,7 +80,7 @@ class MeshAssignment:
         return self._keys[key]
 
     def _on_one_mesh(self, raw: Graph, path: tuple[str, ...]) -> Graph:
-        """The graph where there is one mesh: only the keys of its callees are missing."""
+        """Return the graph of a module with a single mesh, with its callees' keys filled in."""
         keys: dict[str, str] = {}
         for k in raw.calls:
             node = raw.nodes[k]
@@ -90,7 +90,7 @@ class MeshAssignment:
         return raw
 
     def _intern(self, graph: Graph) -> str:
-        """Key of the placed graph; calls that end up on the same meshes share one."""
+        """Return the key of the placed graph; calls that end up on the same meshes share it."""
         content: object = graph.name
         if self.facts.only_mesh < 0:
             where = tuple([v.mesh for v in graph.values])
@@ -106,7 +106,7 @@ class MeshAssignment:
 
 
 class _Placing:
-    """Placing of one function for one tuple of argument meshes."""
+    """Placement of a function for a tuple of argument meshes."""
 
     def __init__(
         self, owner: MeshAssignment, raw: Graph, params: Where, want: int, path: tuple[str, ...]
@@ -120,7 +120,7 @@ class _Placing:
             self.mesh[node.results[0]] = m if m != UNKNOWN else node.mesh
 
     def run(self) -> Graph:
-        """Forward, backward, the rest; then write the placed graph."""
+        """Assign meshes forward, backward, then to the rest; return the placed graph."""
         self._forward()
         if UNKNOWN in self.mesh:
             self._backward()
@@ -133,10 +133,10 @@ class _Placing:
         return self._write()
 
     def _follow(self) -> None:
-        """Let ops run where all their readers do, when what they read is brought there anyway.
+        """Move ops to the mesh of all their readers when their operands are moved there anyway.
 
         The cast at the head of a layer's norm, of an activation that its residual addition reads
-        as well: one of the two values is sent instead of both.
+        as well: a single value is sent instead of two.
         """
         readers: dict[int, list[int]] = {}
         for k, node in enumerate(self.raw.nodes):
@@ -159,7 +159,7 @@ class _Placing:
                 self._settle(k, there)
 
     def _read_on(self, k: int, v: int) -> int:
-        """Mesh on which a node reads a value; unknown where it takes it as it lies."""
+        """Return the mesh on which a node reads a value; unknown where it takes any."""
         node = self.raw.nodes[k]
         if node.kind in ("op", "pin"):
             return self.node_mesh[k]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of packed functions: objects carry the dims of what they hold, so that users agree."""
+"""Builds rules for calls of packed functions, whose opaque objects carry the dims they hold."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PACKED_HANDLES = frozenset(handle(ir.Op.get(name)) for name in PACKED_OPS)
 def cache_rule(
     call: ir.Call, operands: Sequence[FlatValue | None]
 ) -> tuple[Rule, list[tuple[Any, ...]]]:
-    """Rule of a call of a packed function, and the dims of its results.
+    """Return the rule of a call of a packed function, and the dims of its results.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def cache_rule(
 
 
 def distributed_name(op: Any) -> Any:
-    """The function a packed call becomes on shards."""
+    """Return the function that a packed call becomes on shards."""
     if not isinstance(op, relax.ExternFunc):
         return op
     return relax.ExternFunc(DISTRIBUTED.get(str(op.global_symbol), str(op.global_symbol)))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the graphs of a module's functions share: meshes, and types and annotations read once."""
+"""Caches what the graphs of a module share: meshes, types and annotations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .graph import PinLabels, divisible
 
 
 class Annotation(NamedTuple):
-    """What an annotation asks for: a label per axis (None where open) of a mesh."""
+    """An annotation: a label per axis (None where free) of a mesh."""
 
     labels: PinLabels | None
     mesh: int
@@ -32,7 +32,7 @@ class Annotation(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """Of a tensor type: dims (None: unknown), bytes per element, bytes of the whole."""
+    """Tensor type: dims (None: unknown), bytes per element, bytes of the full tensor."""
 
     shape: tuple[Any, ...] | None
     item_bytes: int
@@ -40,19 +40,19 @@ class Tensor(NamedTuple):
 
 
 def item_bytes(ty: Any) -> int:
-    """Bytes of one element of a tensor type."""
+    """Return the bytes of an element of a tensor type."""
     return max(1, (int(DataType(str(ty.dtype)).bits) + 7) // 8)
 
 
 def leaf_types(ty: Any) -> Sequence[Any]:
-    """Leaves of a type that carry values."""
+    """Return the leaves of a type that carry values."""
     return (ty,) if type(ty) is relax.TensorType else value_types(ty)
 
 
 class ModuleTypes:
-    """Meshes of a module, and its types and annotations, each read once.
+    """Meshes, types and annotations of a module, each read once.
 
-    ``only_mesh`` is the mesh of all values where there is one; with several, -1: the graphs are
+    ``only_mesh`` is the mesh of all values where there is a single mesh, else -1: the graphs are
     yet to be placed.
     """
 
@@ -68,42 +68,42 @@ class ModuleTypes:
         self.pins: dict[tuple[int, int, Sequence[Any], int], Annotation] = {}
 
     def mesh_number(self, mesh: Any) -> int | None:
-        """Number of a mesh among the module's, None for a foreign one."""
+        """Return the number of a mesh in the module, None for a foreign mesh."""
         return self.mesh_numbers.get(mesh_key(mesh))
 
     def like(self, number: int, ty: Any) -> Tensor:
-        """As :meth:`tensor`, of a type of known dims with that number (:attr:`.Survey.types`)."""
-        found = self._learnt.get(number)
-        if found is None:
-            found = self._learnt[number] = self.tensor(ty)
-        return found
+        """Return :meth:`tensor` of a type with known dims by its number (:attr:`.Survey.types`)."""
+        tensor = self._learnt.get(number)
+        if tensor is None:
+            tensor = self._learnt[number] = self.tensor(ty)
+        return tensor
 
     def tensor(self, ty: Any) -> Tensor:
-        """Dims and bytes of a tensor type, read once per distinct type."""
-        found = self._by_handle.get(handle(ty))
-        if found is None:
+        """Return dims and bytes of a tensor type, read once per distinct type."""
+        result = self._by_handle.get(handle(ty))
+        if result is None:
             alike = self._tensors.setdefault(tvm_ffi.structural_hash(ty), [])
             equal = (x for other, x in alike if tvm_ffi.structural_equal(other, ty))
-            found = next(equal, None)
-            if found is None:
+            result = next(equal, None)
+            if result is None:
                 shape, item = static_shape(ty), item_bytes(ty)
-                found = Tensor(shape, item, math.prod(map(nominal, shape or ())) * item)
-                alike.append((ty, found))
-            self._by_handle[handle(ty)] = found
-        return found
+                result = Tensor(shape, item, math.prod(map(nominal, shape or ())) * item)
+                alike.append((ty, result))
+            self._by_handle[handle(ty)] = result
+        return result
 
     def starts(self, ty: Any) -> list[int]:
-        """First flat number of each field of a tuple type, and the number of all."""
-        found = self._starts.get(handle(ty))
-        if found is None:
+        """Return the first flat number of each field of a tuple type, and the number of all."""
+        offsets = self._starts.get(handle(ty))
+        if offsets is None:
             sizes = [len(leaf_types(field)) for field in ty.fields[:]]
-            found = self._starts[handle(ty)] = [0, *itertools.accumulate(sizes)]
-        return found
+            offsets = self._starts[handle(ty)] = [0, *itertools.accumulate(sizes)]
+        return offsets
 
     def labels(
         self, placement: Any, shape: Sequence[Any], mesh: int, place: str
     ) -> tuple[int, ...]:
-        """Labels an annotation asks for, checked against the mesh and the tensor.
+        """Return the labels of an annotation, checked against the mesh and the tensor.
 
         Raises
         ------

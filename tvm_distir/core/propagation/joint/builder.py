@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the labelling problem of one function along all axes of a mesh."""
+"""Builds the sharding problem of a function along all axes of a mesh."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .states import JointProblem, JointStrategies, JointSummary
 from .tables import JointTables
 
 End = tuple[JointStrategies, int]
-"""States of a node and the variable that picks one (-1: only one)."""
+"""States of a node and the variable that picks a state (-1: a single state)."""
 
 NO_END: End = (JointStrategies(-1, ((),)), -1)
 """Of a call of a function, whose ends are those of the function's summary."""
 
 
 class JointBuilder:
-    """Builds the problem of one graph: nodes first, then the edges between them.
+    """Builder of the problem of a graph: nodes first, then the edges between them.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class JointBuilder:
         self._waiting = [reach.partial[a] for a in tables.mesh_axes]
 
     def run(self) -> JointProblem:
-        """The problem.
+        """Build the problem.
 
         Raises
         ------
@@ -106,7 +106,7 @@ class JointBuilder:
         m.constant += low
 
     def _params(self) -> None:
-        """Add all parameters; most have one label only along each axis."""
+        """Add all parameters; most have a single label along each axis."""
         g, columns = self.g, list[list[int | None]]()
         for i, a in enumerate(self.tables.mesh_axes):
             labels = self.reach.param_labels(g, self.tables.axes[i], a)
@@ -125,7 +125,7 @@ class JointBuilder:
             self.model.ends.append(known[form])
 
     def _free_param(self, v: int, form: Sequence[int | None]) -> None:
-        """Add a parameter that has a choice along some axes, with what its bytes weigh."""
+        """Add a parameter that has a choice along some axes, with the cost of its bytes."""
         g = self.g
         labels = self._labels(v, form, may_wait=not g.public)
         end = self._boundary(v, [[OpStrategy((), (x,), None) for x in label] for label in labels])
@@ -133,7 +133,7 @@ class JointBuilder:
             self._price(end, self.tables.held, v)
 
     def _pin(self, _: int, node: Node) -> None:
-        """Add an annotation: along each axis as it says, or open."""
+        """Add an annotation, fixed or free along each axis."""
         if node.mesh != self.mesh:
             self._trivial(node)
             return
@@ -143,7 +143,7 @@ class JointBuilder:
         self._boundary(v, [[OpStrategy((x,), (x,), None) for x in label] for label in labels])
 
     def _move(self, _: int, node: Node) -> None:
-        """Add a move to another mesh: free of form; into this one, its bytes cross."""
+        """Add a move to another mesh; it accepts any placement, and bytes into this mesh cost."""
         source, target = node.operands[0], node.results[0]
         leaves, comes = self._here(source), self._here(target)
         if not leaves and not comes:
@@ -173,22 +173,22 @@ class JointBuilder:
         self.model.ends.append(NO_END)
 
     def _trivial(self, node: Node) -> None:
-        """Add a node that is whole along all axes."""
+        """Add a node that is replicated along all axes."""
         self.model.ends.append((self.forms.whole(len(node.operands), len(node.results)), -1))
 
     def _labels(self, v: int, form: Sequence[int | None], *, may_wait: bool) -> list[list[int]]:
-        """Per axis the labels of a boundary value: the one that is said, or all it may have."""
-        found = []
+        """Return per axis the label of a boundary value where it is given, else all it may have."""
+        columns = []
         for label, a, waiting in zip(form, self.tables.mesh_axes, self._waiting):
             if label is not None:
-                found.append([label])
+                columns.append([label])
                 continue
             labels = labels_on(self.g, self.reach, v, a, self.prices.axes[a].size, {})
-            found.append([*labels, P] if may_wait and waiting[v] else labels)
-        return found
+            columns.append([*labels, P] if may_wait and waiting[v] else labels)
+        return columns
 
     def _boundary(self, v: int, columns: Sequence[Sequence[OpStrategy]]) -> End:
-        """Add a node at which a value comes or goes, from its alternatives along each axis."""
+        """Add a node at a value's boundary, from its alternatives along each axis."""
         states = self.forms.ends(columns, self.g.values[v].shape if v >= 0 else ())
         domains, variable = self.model.domains, -1
         if len(states) > 1:
@@ -200,7 +200,7 @@ class JointBuilder:
     def _price(
         self, end: End, table_of: Callable[[JointStrategies, int], tuple[int, int]], v: int
     ) -> None:
-        """Put what the bytes of a value weigh over the states of its node."""
+        """Add the cost of a value's bytes to the states of its node."""
         states, variable = end
         if variable >= 0:
             table = table_of(states, self.g.values[v].size_bytes)

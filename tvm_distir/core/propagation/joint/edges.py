@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to hand values to their consumers, along all axes of a mesh."""
+"""Adds the costs of passing values to their consumers, along all axes of a mesh."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JointEdges:
         self._stays: dict[int, Held] = {}
 
     def run(self) -> None:
-        """Add what it costs to hand each value to its consumers."""
+        """Add the cost of passing each value to its consumers."""
         g, m, prices = self.g, self.model, self.prices
         ends, spliced, factors, edge = m.ends, m.spliced, m.factors, self.tables.edge
         once, size_of = g.repeat == 1 and not g.repeats, [value.size_bytes for value in g.values]
@@ -74,7 +74,7 @@ class JointEdges:
         size_bytes: int,
         held: Held,
     ) -> None:
-        """Add what it costs to hand a value, result j of its producer, to several consumers."""
+        """Add the cost of passing a value, result j of its producer, to several consumers."""
         if variable < 0 and all(
             [other < 0 and _settled(producer, j, states, o) for states, other, o in readers]
         ):
@@ -91,38 +91,38 @@ class JointEdges:
                 m.put_edge(prices, table, other, shared)
 
     def _readers(self, uses: Uses) -> list[tuple[JointStrategies, int, tuple[int, ...]]]:
-        """Consumers of a value: states, the variable that picks one, and which operands it is."""
+        """Return the consumers of a value: states, their variable, operand numbers."""
         ends, spliced = self.model.ends, self.model.spliced
-        found: list[tuple[JointStrategies, int, tuple[int, ...]]] = []
+        readers: list[tuple[JointStrategies, int, tuple[int, ...]]] = []
         for k, positions in uses:
             if k in spliced:
                 params = spliced[k].params
-                found += [(*params[i], ALONE) for i in positions]
+                readers += [(*params[i], ALONE) for i in positions]
             else:
-                found.append((*ends[k], positions))
-        return found
+                readers.append((*ends[k], positions))
+        return readers
 
     def _held(self, maker: int) -> Held:
-        """Per axis what a moved byte counts as, and whether a node's values stay as they are."""
+        """Return per axis the weight of a moved byte, and whether a node's values stay in place."""
         origin = self.g.origin[maker]
-        found = self._stays.get(origin)
-        if found is None:
+        held = self._stays.get(origin)
+        if held is None:
             pairs = [
                 hold_on(self.g, self.reach, axis, a, maker)
                 for axis, a in zip(self.tables.axes, self.tables.mesh_axes)
             ]
             move = self.prices.costs.move
-            found = tuple([(move if pinned else 1, stays) for pinned, stays in pairs])
-            self._stays[origin] = found
-        return found
+            held = tuple([(move if pinned else 1, stays) for pinned, stays in pairs])
+            self._stays[origin] = held
+        return held
 
 
 def _settled(
     producer: JointStrategies, j: int, consumer: JointStrategies, operands: Sequence[int]
 ) -> bool:
-    """Whether a consumer with one state takes a value as its maker, with one state, gives it."""
-    for mine, one in zip(producer.items[0], consumer.items[0]):
-        label, needs = mine.gives[j], one.needs
+    """Return whether a consumer with a single state takes a value as its producer gives it."""
+    for mine, reader in zip(producer.items[0], consumer.items[0]):
+        label, needs = mine.gives[j], reader.needs
         for i in operands:
             if needs[i] != label:
                 return False

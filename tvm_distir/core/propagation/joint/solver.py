@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""All axes of a mesh at once: summaries bottom-up, one minimisation per function, decoding."""
+"""Solves all axes of a mesh at once: summaries bottom-up, a minimisation per function."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from .states import JointProblem, JointSummary, TooManyStates
 from .tables import JointTables
 
 TABLE_LIMIT = 1 << 22
-"""Entries of one table; see :func:`~tvm_distir.core.propagation.solve.exact.minimise`."""
+"""Limit on table entries; see :func:`~tvm_distir.core.propagation.solve.exact.minimise`."""
 
 NARROW = 1 << 20
 """Entries of a table that elimination joins at once: most such are those of layers that are equal,
 which are joined once."""
 
 ROUNDS = 150
-"""Rounds of bounds for what stays wider; then the best labelling known is the answer."""
+"""Rounds of bounds for what stays wider; then the best sharding assignment known is the answer."""
 
 SUMMARY_LIMIT = 1 << 10
-"""Entries of one table of a function summary; above it a variable is kept."""
+"""Limit on the entries of a table of a summary; above it a variable is kept."""
 
 
 class JointSolver:
-    """Labels instances along all axes of a mesh.
+    """Assigns labels to instances along all axes of a mesh.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class JointSolver:
         self._specialised: dict[tuple[int, tuple[int, ...]], Instance] = {}
 
     def solve(self, inst: Instance) -> tuple[Instance, int, int] | None:
-        """The instance labelled along all axes, its cost, and how far that may be above a bound.
+        """Return the instance labelled along all axes, its cost, and the gap to a lower bound.
 
         None where that is too wide, or nothing is allowed.
 
@@ -76,7 +76,7 @@ class JointSolver:
         except TooManyStates:
             return None
         tables, problem = self.prices.tables, Problem(model.domains, model.factors)
-        found = minimise(
+        solution = minimise(
             tables,
             problem,
             TABLE_LIMIT,
@@ -85,10 +85,10 @@ class JointSolver:
             rounds=ROUNDS,
             program=False,
         )
-        total, forbidden = tables.evaluate(problem, found.values)
-        if not (model.feasible and found.feasible) or forbidden:
+        total, forbidden = tables.evaluate(problem, solution.values)
+        if not (model.feasible and solution.feasible) or forbidden:
             return None
-        return self._decode(inst, model, found.values), model.constant + total, found.gap
+        return self._decode(inst, model, solution.values), model.constant + total, solution.gap
 
     def _problem(self, inst: Instance) -> JointProblem:
         g = inst.graph
@@ -101,17 +101,17 @@ class JointSolver:
         ).run()
 
     def _summary(self, inst: Instance) -> JointSummary:
-        found = self._summaries.get(inst.number)
-        if found is not None:
-            return found
-        found = self._summaries[inst.number] = JointSummary.of(
+        summary = self._summaries.get(inst.number)
+        if summary is not None:
+            return summary
+        summary = self._summaries[inst.number] = JointSummary.of(
             self._problem(inst),
             inst.graph,
             self.prices.tables,
             SUMMARY_LIMIT,
             self.tables.forms.turned,
         )
-        return found
+        return summary
 
     def _decode(self, inst: Instance, model: JointProblem, values: Sequence[int]) -> Instance:
         g, kids = inst.graph, {}
@@ -121,8 +121,10 @@ class JointSolver:
                 chosen.append(states.items[values[v] if v >= 0 else 0])
                 continue
             spliced = model.spliced[k]
-            own = spliced.variables
-            kids[k] = self._specialise(inst.kids[k], tuple(values[own.start : own.stop]))
+            variables = spliced.variables
+            kids[k] = self._specialise(
+                inst.kids[k], tuple(values[variables.start : variables.stop])
+            )
             sides = [
                 [states.items[values[v] if v >= 0 else 0] for states, v in ends]
                 for ends in (spliced.params, spliced.rets)
@@ -144,7 +146,7 @@ class JointSolver:
         return self.instances.of(g, choice, kids, inst.columns)
 
     def _specialise(self, inst: Instance, picked: tuple[int, ...]) -> Instance:
-        """One instance per distinct assignment of a summary's kept variables."""
+        """Return an instance per distinct assignment of a summary's kept variables."""
         key = (inst.number, picked)
         if key not in self._specialised:
             summary = self._summaries[inst.number]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""States of a node: one alternative per axis of its mesh, as far as they go together."""
+"""Combines alternatives per axis of a mesh to compatible joint states of a node."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ JointStrategy = tuple[OpStrategy, ...]
 """An alternative per axis of the mesh."""
 
 MOST_STATES = 256
-"""States of one node; where there were more the axes are labelled one after the other."""
+"""Limit on the states of a node; beyond it the axes are solved in sequence."""
 
 
 class TooManyStates(Exception):
-    """A node has more than :data:`MOST_STATES`."""
+    """Error for a node with more than :data:`MOST_STATES` states."""
 
 
 class JointStrategies:
@@ -42,11 +42,11 @@ class JointStrategies:
         return len(self.items)
 
     def given(self, result: int) -> list[tuple[int, ...]]:
-        """Per state the labels that a result is given with."""
+        """Return per state the labels with which a result is produced."""
         return [tuple([x.gives[result] for x in state]) for state in self.items]
 
     def needed(self, axis: int, operands: Sequence[int]) -> list[tuple[int, ...]]:
-        """Per state the labels that operands are needed with along an axis."""
+        """Return per state the labels with which operands are needed along an axis."""
         return [tuple([state[axis].needs[i] for i in operands]) for state in self.items]
 
 
@@ -58,12 +58,12 @@ JointSummary = Summary[JointStrategies]
 
 
 class JointForms:
-    """Makes and interns states.
+    """Factory that interns states.
 
     Parameters
     ----------
     forms : StrategyTable
-        Of the alternatives along one axis.
+        Of the alternatives along a single axis.
     axes : sequence of Axis
         Those of the mesh.
     """
@@ -75,15 +75,15 @@ class JointForms:
         self._known: dict[Any, JointStrategies] = {}
 
     def intern(self, items: Sequence[JointStrategy]) -> JointStrategies:
-        """The one object for these states."""
+        """Return the unique object for these states."""
         key = tuple(items)
-        found = self._interned.get(key)
-        if found is None:
-            found = self._interned[key] = JointStrategies(len(self._interned), key)
-        return found
+        strategies = self._interned.get(key)
+        if strategies is None:
+            strategies = self._interned[key] = JointStrategies(len(self._interned), key)
+        return strategies
 
     def of_rule(self, rule: Rule, masks: Sequence[int], partials: Sequence[int]) -> JointStrategies:
-        """States of an op.
+        """Return the states of an op.
 
         Parameters
         ----------
@@ -98,22 +98,22 @@ class JointForms:
         TooManyStates
         """
         key = ("op", self.forms.rule_number(rule), tuple(masks), tuple(partials))
-        found = self._known.get(key)
-        if found is None:
+        strategies = self._known.get(key)
+        if strategies is None:
             columns = [
                 self.forms.of_rule(rule, n, mask, partial, {}).items
                 for n, mask, partial in zip(self.ranks, masks, partials)
             ]
             together = [x for x in _product(columns) if self._walks(rule, x)]
-            found = self._known[key] = self.intern(together)
-        return found
+            strategies = self._known[key] = self.intern(together)
+        return strategies
 
     def _walks(self, rule: Rule, state: JointStrategy) -> bool:
-        """Whether every factor has parts for all axes that walk it."""
+        """Return whether every factor has parts for all axes that follow it."""
         walked: dict[int, list[int]] = {}
-        for n, one in zip(self.ranks, state):
-            if one.factor is not None:
-                walked.setdefault(one.factor, []).append(n)
+        for n, strategy in zip(self.ranks, state):
+            if strategy.factor is not None:
+                walked.setdefault(strategy.factor, []).append(n)
         return all(
             factor_fits(rule.factors[f], n, math.prod(parts) // n)
             for f, parts in walked.items()
@@ -124,7 +124,7 @@ class JointForms:
     def ends(
         self, columns: Sequence[Sequence[OpStrategy]], shape: Sequence[Any] | None
     ) -> JointStrategies:
-        """States of a node that is no op, from its alternatives along each axis.
+        """Return the states of a node that is no op, from its alternatives along each axis.
 
         Parameters
         ----------
@@ -139,19 +139,19 @@ class JointForms:
         """
         sizes = None if shape is None else tuple([_known(n) for n in shape])
         key = ("end", tuple(map(tuple, columns)), sizes)
-        found = self._known.get(key)
-        if found is None:
+        strategies = self._known.get(key)
+        if strategies is None:
             free = [len(column) > 1 for column in columns]
             together = [x for x in _product(columns) if sizes is None or self._cuts(x, sizes, free)]
-            found = self._known[key] = self.intern(together)
-        return found
+            strategies = self._known[key] = self.intern(together)
+        return strategies
 
     def _cuts(
         self, state: JointStrategy, shape: Sequence[int | None], free: Sequence[bool]
     ) -> bool:
         cut: dict[int, list[int]] = {}
-        for a, one in enumerate(state):
-            for label in {*one.needs, *one.gives}:
+        for a, strategy in enumerate(state):
+            for label in {*strategy.needs, *strategy.gives}:
                 if label >= 0:
                     cut.setdefault(label, []).append(a)
         for d, axes in cut.items():
@@ -163,30 +163,30 @@ class JointForms:
         return True
 
     def whole(self, operands: int, results: int) -> JointStrategies:
-        """The only state of a node that nothing shards."""
+        """Return the only state of a replicated node."""
         return self.ends([self.forms.whole(operands, results).items] * len(self.ranks), None)
 
     def turned(self, states: JointStrategies) -> JointStrategies:
-        """What is a producer inside a function is a consumer outside, and the reverse."""
+        """Exchange producer and consumer: a producer inside a function is a consumer outside."""
         key = ("turned", states.number)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self.intern(
+        strategies = self._known.get(key)
+        if strategies is None:
+            strategies = self._known[key] = self.intern(
                 [
                     tuple([OpStrategy(x.gives, x.needs, x.factor) for x in state])
                     for state in states.items
                 ]
             )
-        return found
+        return strategies
 
 
 def _known(size: Any) -> int | None:
-    """A size as a number; None for a symbolic one, which is taken to divide."""
+    """Return a size as a number; None for a symbolic size, which is assumed to divide."""
     return int(size) if isinstance(size, int | tirx.IntImm) else None
 
 
 def _product(columns: Sequence[Sequence[OpStrategy]]) -> list[JointStrategy]:
-    """All combinations, the first axis' last alternatives last."""
+    """Return all combinations, the first axis' last alternatives last."""
     if math.prod(map(len, columns)) > MOST_STATES:
         raise TooManyStates
     return list(itertools.product(*columns))

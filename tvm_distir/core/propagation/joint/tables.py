@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of what states cost: work, parameters that are held, and changes of form between them."""
+"""Computes cost tables of states: work, stored parameters, and resharding between states."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ Reader = tuple[JointStrategies, tuple[int, ...]]
 """A consumer of a value: its states, and which of its operands the value is."""
 
 Kept = tuple[int, Interned, list[Interned]]
-"""How many sets of forms a value may be held in, the table of the producer's states and these, and
-of each consumer's."""
+"""Number of label sets in which a value may be stored, with the tables of the producer's and of
+each consumer's states over these sets."""
 
 OpTable = tuple[JointStrategies, Interned | None]
 """States of an op and, where there are several, what each costs."""
 
 MOST_SETS = 256
-"""Sets of forms over several axes that are one variable; where there are more, one per axis."""
+"""Limit on the joint label sets of a variable; beyond it each axis has a variable."""
 
 
 class JointTables:
-    """Tables over the states of nodes on one mesh; equal ones are made once.
+    """Tables over the states of nodes on a mesh; equal tables are made once.
 
     Parameters
     ----------
     prices : PriceTables
-        At each axis' prices; the tables are interned there.
+        At each axis' costs; the tables are interned there.
     mesh_axes : sequence of int
         Numbers of the mesh's axes.
     """
@@ -61,44 +61,44 @@ class JointTables:
 
     @classmethod
     def of(cls, prices: PriceTables, mesh_axes: Sequence[int]) -> JointTables:
-        """Those of some axes, which are kept with the prices."""
+        """Return the tables of some axes, which are cached in ``prices``."""
         axes = tuple(mesh_axes)
-        found = prices.together.get(axes)
-        if not isinstance(found, cls):
-            found = prices.together[axes] = cls(prices, axes)
-        return found
+        tables = prices.together.get(axes)
+        if not isinstance(tables, cls):
+            tables = prices.together[axes] = cls(prices, axes)
+        return tables
 
     def __len__(self) -> int:
-        """How many pieces are remembered."""
+        """Return how many pieces are memoised."""
         return len(self._known) + len(self._ops) + len(self._edges)
 
     def op(self, rule: Rule, masks: tuple[int, ...], partials: tuple[int, ...]) -> OpTable:
-        """States of an op and, where there are several, what each costs.
+        """Return the states of an op and, where there are several, the cost of each.
 
         That is its local work, and what it sends inside along all axes. Arguments as for
         :meth:`.states.JointForms.of_rule`.
         """
         key = (id(rule), masks, partials)
-        found = self._ops.get(key)
-        if found is None:
+        op_table = self._ops.get(key)
+        if op_table is None:
             states, table = self.forms.of_rule(rule, masks, partials), None
             if len(states) > 1:
                 costs = [self._work(rule, state) for state in states.items]
                 table = self.prices.tables.intern(_capped(np.array(costs)))
-            found = self._ops[key] = states, table
-        return found
+            op_table = self._ops[key] = states, table
+        return op_table
 
     def _work(self, rule: Rule, state: Sequence[OpStrategy]) -> int:
         sides = [(n, x.needs + x.gives, x.factor is not None) for n, x in zip(self.ranks, state)]
         local = sent = 0
-        for i, (prices, one) in enumerate(zip(self._along, state)):
+        for i, (prices, strategy) in enumerate(zip(self._along, state)):
             others = tuple(sides[:i] + sides[i + 1 :])
-            local, own = prices.parts(rule, one, self.ranks[i], others)
-            sent += own
+            local, sent_here = prices.parts(rule, strategy, self.ranks[i], others)
+            sent += sent_here
         return self.prices.costs.scaled(local + sent)
 
     def held(self, states: JointStrategies, size_bytes: int) -> Interned:
-        """Per state of a free parameter what its bytes weigh, along each axis that has a choice."""
+        """Return per state of a free parameter the cost of its bytes, per axis with a choice."""
         key = ("held", states.number, size_bytes)
         if key not in self._known:
             open_axes = [i for i, column in enumerate(zip(*states.items)) if len(set(column)) > 1]
@@ -109,11 +109,11 @@ class JointTables:
                 weighed = [costs.hold * self._bytes(size_bytes, form, i) for i in open_axes]
                 rows.append(sum(costs.scaled(x // cut[i]) for i, x in zip(open_axes, weighed)))
             self._known[key] = self.prices.tables.intern(np.array(rows, np.int64))
-        found: Interned = self._known[key]
-        return found
+        table: Interned = self._known[key]
+        return table
 
     def moved(self, states: JointStrategies, size_bytes: int) -> Interned:
-        """Per state of a move to this mesh what the bytes that a device keeps weigh: they cross."""
+        """Return per state of a move to this mesh the cost of the bytes a device receives."""
         key = ("moved", states.number, size_bytes)
         if key not in self._known:
             costs = self.prices.costs
@@ -121,11 +121,11 @@ class JointTables:
                 costs.scaled(costs.wire * self._bytes(size_bytes, form)) for form in states.given(0)
             ]
             self._known[key] = self.prices.tables.intern(np.array(rows, np.int64))
-        found: Interned = self._known[key]
-        return found
+        table: Interned = self._known[key]
+        return table
 
     def _bytes(self, size_bytes: int, form: Sequence[int], without: int = -1) -> int:
-        """A device's bytes of a value in a form; whole along the axis ``without``."""
+        """Return a device's bytes of a placed value; unsharded along the axis ``without``."""
         for i, (n, label) in enumerate(zip(self.ranks, form)):
             if label >= 0 and i != without:
                 size_bytes = -(-size_bytes // n)
@@ -140,21 +140,21 @@ class JointTables:
         size_bytes: int,
         held: Held,
     ) -> Interned:
-        """Table (producer's states x consumer's) of a value with one consumer."""
+        """Return the table (producer's states x consumer's) of a value with a single consumer."""
         key = (producer.number, result, consumer.number, operands, size_bytes, held)
-        found = self._edges.get(key)
-        if found is None:
+        table = self._edges.get(key)
+        if table is None:
             total = np.zeros((len(producer), len(consumer)), np.int64)
             for i in range(len(self.axes)):
                 wanted = [frozenset(needs) for needs in consumer.needed(i, operands)]
                 total = _capped(
                     total + self._supplied(producer, result, i, wanted, size_bytes, held)
                 )
-            found = self._edges[key] = self._interned(total)
-        return found
+            table = self._edges[key] = self._interned(total)
+        return table
 
     def _interned(self, array: Array) -> Interned:
-        """A table; of a node that has one state the dim goes."""
+        """Intern a table; the dim of a node with a single state is dropped."""
         shape = [n for n in array.shape if n > 1]
         return self.prices.tables.intern(_capped(array).reshape(shape))
 
@@ -167,11 +167,11 @@ class JointTables:
         size_bytes: int,
         held: Held,
     ) -> Array:
-        """What it costs to hold sets of forms along an axis: (producer's states x sets)."""
+        """Return the cost of storing sets of labels along an axis: (producer's states x sets)."""
         times, stays = held[axis]
         supply, ranks = self._along[axis].conversions.supply, self.ranks[axis]
         sets = list(dict.fromkeys(wanted))
-        column = [sets.index(one) for one in wanted]
+        column = [sets.index(forms) for forms in wanted]
         rows: dict[tuple[int, int], int] = {}
         prices: list[list[int]] = []
         row = []
@@ -179,10 +179,10 @@ class JointTables:
             key = form[axis], self._bytes(size_bytes, form, axis) * times
             if key not in rows:
                 rows[key] = len(prices)
-                prices.append([supply(key[0], one, key[1], ranks, stays)[0] for one in sets])
+                prices.append([supply(key[0], forms, key[1], ranks, stays)[0] for forms in sets])
             row.append(rows[key])
-        found: Array = np.array(prices, np.int64)[np.ix_(row, column)]
-        return found
+        table: Array = np.array(prices, np.int64)[np.ix_(row, column)]
+        return table
 
     def share(
         self,
@@ -192,7 +192,7 @@ class JointTables:
         size_bytes: int,
         held: Held,
     ) -> list[Kept]:
-        """A value with several consumers: variables of the sets of forms it is held in."""
+        """Return variables of the label sets in which a value with several readers is stored."""
         numbers = tuple([(states.number, operands) for states, operands in readers])
         key = ("share", producer.number, result, numbers, size_bytes, held)
         if key not in self._known:
@@ -205,11 +205,11 @@ class JointTables:
                 self._kept(producer, result, readers, group, sets, size_bytes, held)
                 for group in together
             ]
-        found: list[Kept] = self._known[key]
-        return found
+        shares: list[Kept] = self._known[key]
+        return shares
 
     def _sets(self, axis: int, readers: Sequence[Reader]) -> list[frozenset[int]]:
-        """Sets of one or two forms that a value may be held in along an axis."""
+        """Return the sets of up to two labels in which a value may be stored along an axis."""
         wanted = sorted({x for states, o in readers for row in states.needed(axis, o) for x in row})
         return [frozenset(c) for n in (1, 2) for c in itertools.combinations(wanted, n)]
 
@@ -241,23 +241,23 @@ class JointTables:
         axis: int,
         sets: Sequence[frozenset[int]],
     ) -> Array:
-        """Table (consumer's states x sets of forms along an axis): what each takes from them."""
+        """Return the cost of each consumer state with each stored set: (states x sets)."""
         key = ("served", states.number, operands, axis, tuple(sets))
         if key not in self._known:
             serve = self._along[axis].serve
             rows = [
-                [min(INFINITE, sum(serve(one, want) for want in needs)) for one in sets]
+                [min(INFINITE, sum(serve(forms, want) for want in needs)) for forms in sets]
                 for needs in states.needed(axis, operands)
             ]
             self._known[key] = np.array(rows, np.int64)
-        found: Array = self._known[key]
-        return found
+        table: Array = self._known[key]
+        return table
 
 
 def _capped(array: Array) -> Array:
-    """Costs of which none is above :data:`INFINITE`."""
-    found: Array = np.minimum(array, INFINITE)
-    return found
+    """Clip costs to :data:`INFINITE`."""
+    result: Array = np.minimum(array, INFINITE)
+    return result
 
 
 __all__ = ["Held", "Interned", "JointTables", "Kept", "Reader"]

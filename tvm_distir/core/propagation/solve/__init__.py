@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Minimum-cost labelling along one mesh axis: alternatives, tables, problem, exact minimum."""
+"""Solves sharding assignments of minimum cost along a mesh axis."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Alternatives of a node along one axis: the forms it needs, gives, and the factor it walks."""
+"""Enumerates a node's strategies along an axis: operand labels, result labels and factor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvm_distir.core.propagation.graph.graph import divisible
 
 
 class OpStrategy(NamedTuple):
-    """Labels needed per operand, given per result, and the factor number (None: whole)."""
+    """Labels needed per operand, given per result, and the factor number (None: replicated)."""
 
     needs: tuple[int, ...]
     gives: tuple[int, ...]
@@ -24,7 +24,7 @@ class OpStrategy(NamedTuple):
 
 
 class Alternatives:
-    """Interned list of alternatives, in order of preference."""
+    """Interned list of strategies, in order of preference."""
 
     def __init__(self, number: int, items: tuple[OpStrategy, ...]) -> None:
         self.number, self.items = number, items
@@ -36,7 +36,7 @@ class Alternatives:
 
 
 class StrategyTable:
-    """Makes and interns alternatives."""
+    """Factory that interns strategies."""
 
     def __init__(self) -> None:
         self._interned: dict[tuple[OpStrategy, ...], Alternatives] = {}
@@ -48,7 +48,7 @@ class StrategyTable:
         self._numbers: dict[int, int] = {}
 
     def intern(self, items: Sequence[OpStrategy]) -> Alternatives:
-        """The one object for these alternatives."""
+        """Return the unique object for these strategies."""
         key = tuple(items)
         hit = self._interned.get(key)
         if hit is None:
@@ -56,17 +56,17 @@ class StrategyTable:
         return hit
 
     def rule_number(self, rule: Rule) -> int:
-        """A stable number for a rule object."""
+        """Return a stable number for a rule object."""
         number = self._numbers.get(id(rule))
         if number is None:
             number = self._numbers[id(rule)] = len(self._rules)
-            self._rules.append(rule)  # kept alive, so that its id stays its own
+            self._rules.append(rule)  # kept alive, so that its id stays unique
         return number
 
     def of_rule(
         self, rule: Rule, ranks: int, mask: int, partial: int, taken: Mapping[int, int]
     ) -> Alternatives:
-        """Alternatives of an op along an axis of ``ranks`` devices.
+        """Return the strategies of an op along an axis of ``ranks`` devices.
 
         Parameters
         ----------
@@ -104,7 +104,7 @@ class StrategyTable:
         return self.intern(items)
 
     def ends(self, labels: Sequence[int], *, needs: bool) -> Alternatives:
-        """Alternatives of a boundary value: a consumer (``needs``) or a producer of labels."""
+        """Return strategies of a boundary value: a consumer (``needs``) or a producer of labels."""
         key = (needs, *labels)
         hit = self._ends.get(key)
         if hit is None:
@@ -117,7 +117,7 @@ class StrategyTable:
         return hit
 
     def whole(self, operands: int, results: int) -> Alternatives:
-        """The only alternative of a node that nothing shards."""
+        """Return the only strategy of a replicated node."""
         key = (operands, results)
         hit = self._whole.get(key)
         if hit is None:
@@ -126,7 +126,7 @@ class StrategyTable:
         return hit
 
     def turned(self, alternatives: Alternatives) -> Alternatives:
-        """What is a producer inside a function is a consumer outside, and the reverse."""
+        """Exchange producer and consumer: a producer inside a function is a consumer outside."""
         hit = self._turned.get(alternatives.number)
         if hit is None:
             hit = self._turned[alternatives.number] = self.intern(
@@ -136,9 +136,9 @@ class StrategyTable:
 
 
 def fits(size: Any, ranks: int, taken: int, uneven: bool) -> bool:
-    """Whether ``size``, already cut by ``taken``, may be cut by ``ranks`` more devices.
+    """Return whether ``size``, already split by ``taken``, may be split by ``ranks`` more.
 
-    An uneven dim is cut only when there is more than an element for every shard.
+    An uneven dim is sharded only when there is more than an element for every shard.
     """
     if divisible(size, ranks * taken):
         return True
@@ -147,6 +147,6 @@ def fits(size: Any, ranks: int, taken: int, uneven: bool) -> bool:
 
 
 def factor_fits(factor: Factor, ranks: int, taken: int) -> bool:
-    """Whether a factor, already split by ``taken`` devices, may be split by ``ranks`` more."""
+    """Return whether a factor, already split by ``taken``, may be split by ``ranks`` more."""
     uneven = factor.uneven and (taken == 1 or not factor.adjacent)
     return fits(factor.size, ranks, taken, uneven)

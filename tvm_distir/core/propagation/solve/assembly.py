@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A problem along one axis while it is put together, and what holds a value where it is."""
+"""Represents a problem along an axis under construction, and what holds values in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .problem import AxisProblem
 from .source import TableSource
 
 AxisEnd = tuple[Alternatives, int]
-"""Alternatives of an operand or result and the variable that picks one (-1: only one)."""
+"""Strategies of an operand or result and their variable (-1: a single strategy)."""
 
 
 NO_END: AxisEnd = (Alternatives(-1, (OpStrategy((), (), None),)), -1)
@@ -20,7 +20,7 @@ NO_END: AxisEnd = (Alternatives(-1, (OpStrategy((), (), None),)), -1)
 
 
 def hold_on(g: Graph, reach: ReachableAxes, axis: Axis, a: int, k: int) -> tuple[bool, bool]:
-    """(pinned by the user, stationary) along axis ``a``, for the value that node k produces.
+    """Return (pinned, stationary) along axis ``a`` for the value that node k produces.
 
     A layout op hands on what its operand is: a transposed weight is the weight.
     """
@@ -37,7 +37,7 @@ def hold_on(g: Graph, reach: ReachableAxes, axis: Axis, a: int, k: int) -> tuple
 
 
 class Assembly:
-    """A problem that is being put together: what its parts know, and add to.
+    """A problem under construction, with the state that its builders share.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class Assembly:
     reach : ReachableAxes
         Of the graph.
     sizes : (list of int, dict)
-        Bytes of each value local to the other axes, and how its dims are cut by them.
+        Bytes of each value local to the other axes, and how its dims are sharded by them.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Assembly:
         self.given: list[int | None] = [None] * (len(g.values) + 1)
 
     def add(self, alternatives: Alternatives, node: Node) -> int:
-        """Add a node; returns its variable, -1 where it has one alternative only."""
+        """Add a node; return its variable, -1 where it has a single strategy."""
         m, variable, count = self.model, -1, len(alternatives.items)
         if count > 1:
             variable = len(m.domains)
@@ -86,9 +86,9 @@ class Assembly:
         return variable
 
     def off_mesh(self, node: Node) -> bool:
-        """Whether a node runs on another mesh than the axis'."""
+        """Return whether a node runs on a mesh other than that of the axis."""
         return node.mesh != self.mesh
 
     def trivial(self, node: Node) -> None:
-        """Add a node that is whole along the axis."""
+        """Add a node that is replicated along the axis."""
         self.add(self.prices.forms.whole(len(node.operands), len(node.results)), node)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes of a problem at which values come and go: parameters, results, annotations, moves."""
+"""Adds the boundary nodes of a problem: parameters, results, annotations and moves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .assembly import Assembly, AxisEnd
 def labels_on(
     g: Graph, reach: ReachableAxes, v: int, a: int, ranks: int, cut: Mapping[int, int]
 ) -> list[int]:
-    """Labels of a value along axis ``a`` of so many devices: dims that it reaches, then whole.
+    """Return the labels of a value along axis ``a``: reachable dims, then replicated.
 
     ``cut`` has in how many parts other axes cut its dims.
     """
@@ -30,7 +30,7 @@ def labels_on(
 
 
 class Boundary:
-    """Adds the nodes at which values come and go.
+    """Builder of the boundary nodes of a problem.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Boundary:
         self._forced = None if forced is None else forced[problem.a]
 
     def annotation(self, _: int, node: Node) -> None:
-        """Add an annotation: as it says, or open."""
+        """Add an annotation, fixed or free."""
         problem = self.problem
         if problem.off_mesh(node):
             problem.trivial(node)
@@ -57,7 +57,7 @@ class Boundary:
         )
 
     def move(self, _: int, node: Node) -> None:
-        """Add a move to another mesh: free of form, each byte a device keeps crosses once."""
+        """Add a move to another mesh: it accepts any label, and each stored byte crosses once."""
         problem = self.problem
         source, target = node.operands[0], node.results[0]
         if problem.g.values[source].mesh == problem.mesh:
@@ -80,7 +80,7 @@ class Boundary:
         return bool(self.problem.reach.partial[self.problem.a][v])
 
     def _labels(self, v: int, partial: bool) -> list[int]:
-        """Forms a boundary value may have: dims the axis reaches, whole, partial."""
+        """Return the labels of a boundary value: reachable dims, replicated, partial."""
         problem = self.problem
         g, cut = problem.g, problem.cut.get(v, {})
         return labels_on(g, problem.reach, v, problem.a, problem.axis.size, cut) + [P] * partial
@@ -88,7 +88,7 @@ class Boundary:
     def params(self) -> None:
         """Add all parameters.
 
-        Most have one label only: they are many, and cost a few lookups each.
+        Most have a single label: they are many, and cost a few lookups each.
         """
         problem = self.problem
         g, m, ends = problem.g, problem.model, dict[int, AxisEnd]()

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the labelling problem of one function along one axis: calls, then what joins them."""
+"""Builds the sharding problem of a function along an axis: nodes, then edges between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .source import TableSource
 
 
 class Builder:
-    """Builds the model of one instance along one axis.
+    """Builder of the problem of an instance along an axis.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class Builder:
     reach : ReachableAxes
         Of the instance's graph.
     sizes : (list of int, dict)
-        Bytes of each value local to the other axes, and how its dims are cut by them.
+        Bytes of each value local to the other axes, and how its dims are sharded by them.
     summary_of : callable
         Gives the summary of the function that a call node calls.
     forced : Signature, optional
@@ -67,7 +67,7 @@ class Builder:
         self._mask, self._pending = reach.mask[a], reach.partial[a]
 
     def run(self) -> AxisProblem:
-        """Nodes first, parameters before all others, then the edges between them."""
+        """Add nodes, parameters before all others, then the edges between them."""
         problem, boundary = self.problem, self.boundary
         g, first = problem.g, len(problem.g.params)
         build = {
@@ -104,12 +104,12 @@ class Builder:
             problem.trivial(node)
             return
         key = (problem.a, self.known, id(rule), mask, partial, decided, undecided)
-        found = problem.prices.ops.get(key)
-        if found is None:
-            found = problem.prices.ops[key] = self._op_tables(
+        op_tables = problem.prices.ops.get(key)
+        if op_tables is None:
+            op_tables = problem.prices.ops[key] = self._op_tables(
                 rule, mask, partial, decided, undecided
             )
-        alternatives, table = found
+        alternatives, table = op_tables
         if table is None:
             problem.add(alternatives, node)
             return
@@ -128,7 +128,7 @@ class Builder:
         decided: Sequence[OpStrategy],
         undecided: Sequence[int],
     ) -> tuple[Alternatives, tuple[int, int] | None]:
-        """Alternatives of an op and, where there are several, the table of its work."""
+        """Return the strategies of an op and, where there are several, the table of its work."""
         problem = self.problem
         sizes = [n for n, _ in self.decided]
         taken: dict[int, int] = {}

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How a value gets from the form it is produced in to all forms its consumers want."""
+"""Finds how a value gets from its produced placement to all placements that are needed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Form = tuple[int, ...]
 
 
 class ReshardPath:
-    """Sources of every form one value is wanted in.
+    """Sources of every placement in which a value is needed.
 
-    Along each axis the cheapest supply is a tree rooted at the produced label; a form over all
-    axes comes from the nearest available form whose labels lie on its paths to the root.
+    Along each axis the cheapest supply is a tree rooted at the produced label; a placement over all
+    axes comes from the nearest available form whose labels are on its paths to the root.
 
     Parameters
     ----------
@@ -27,9 +27,9 @@ class ReshardPath:
     produced : tuple of int
         Labels the producer gives, per axis of the value's mesh.
     wanted : sequence of tuple of int
-        Forms the consumers want, in program order.
+        Placements the consumers want, in program order.
     pending : collection of int
-        Positions whose partial sum comes from the producer's own reduction.
+        Positions whose partial sum comes from the producer's reduction.
     sizes : sequence of int
         Bytes of the value whole along each axis, local to the others.
     ranks : sequence of int
@@ -48,8 +48,8 @@ class ReshardPath:
         self.settled = False
         self.parents: list[dict[int, int]] = []
         complete = list(produced)
-        # Axes along which a value is cut that was whole or unfinished: a sum along another axis is
-        # left to one redistribution then, which reduces fewer bytes.
+        # Axes that shard a value which was replicated or partial: a sum along another axis is
+        # left to a single redistribution then, which reduces fewer bytes.
         cut = {
             i
             for form in wanted
@@ -71,7 +71,7 @@ class ReshardPath:
     @classmethod
     @functools.lru_cache(maxsize=1024)
     def at_home(cls, produced: Form) -> ReshardPath:
-        """Route of a value that every consumer wants as it is produced; one per form."""
+        """Return the route of a value that all consumers take as it is produced."""
         route = cls.__new__(cls)
         route.parents = [{}] * len(produced)
         route.root, route.forms = produced, [produced]
@@ -86,7 +86,7 @@ class ReshardPath:
         return chain
 
     def _with_waypoints(self, forms: dict[Form, None]) -> list[Form]:
-        """Add forms that several wanted forms pass through."""
+        """Add placements through which several needed placements are reached."""
         passed: dict[Form, int] = {}
         for form in forms:
             for i, label in enumerate(form):
@@ -96,7 +96,7 @@ class ReshardPath:
         return [*forms, *[f for f, n in passed.items() if n > 1 and f not in forms]]
 
     def source(self, form: Form) -> Form:
-        """The form that ``form`` is made from; itself for the root."""
+        """Return the placement from which ``form`` is made; itself for the root."""
         if form == self.root:
             return form
         chains = [self._chain(i, label) for i, label in enumerate(form)]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What forms cost: integers, so that sums are exact in any order."""
+"""Computes costs of placements as integers, so that sums are exact in any order."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tvm_distir.core.ops.factor import Factor
 from tvm_distir.core.solver.problem import INFINITE
 
 HEADROOM_BITS = 46
-"""Costs of one op are scaled to at most this many bits, so that sums over a model stay finite."""
+"""Bits to which the cost of an op is scaled, so that sums over a model stay finite."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Weights in 1/1024 of a wire byte.
+    """Cost weights in 1/1024 of a wire byte.
 
     Attributes
     ----------
@@ -39,13 +39,13 @@ class Costs:
     hold : int
         Per byte of a free parameter of a public function: shards it where nothing else decides.
     keep : int
-        Per byte of every result, and of every copy in another form, that a device keeps; the
+        Per byte of every result, and of every copy in another placement, that a device keeps; the
         price of memory, which a bound on it raises.
     move : int
         Factor on converting an annotated value away from where the plan put it.
     clone : int
         Per specialisation of a private function beyond the first; with 0 specialising is free
-        and calls are never made to share one.
+        and calls are never made to share a specialisation.
     shift : int
         Right shift of all costs but the tie-breaks: coarser units for huge models.
     links : tuple of (int, int)
@@ -68,7 +68,7 @@ class Costs:
 
     @classmethod
     def from_system(cls, system: System, dtype: str = "float16", ranks: int = 2) -> Costs:
-        """Weights in the proportions of a system's times.
+        """Return weights in the proportions of a system's times.
 
         Parameters
         ----------
@@ -76,16 +76,16 @@ class Costs:
         dtype : str
             Of the matmuls.
         ranks : int
-            The wire is measured among so many devices, the first ones; of one device alone, which
+            The wire is measured among so many devices, the first devices; of a single device, which
             sends nothing, as of two.
         """
         return cls.for_axes(system, dtype, [[list(range(max(ranks, 2)))]])
 
     @classmethod
     def for_axes(cls, system: System, dtype: str, axes: Sequence[Sequence[Sequence[int]]]) -> Costs:
-        """Weights in the proportions of a system's times, the wire of each mesh axis its own.
+        """Return weights in the proportions of a system's times, with wire costs per mesh axis.
 
-        Slopes of the system's own formulae at large sizes: seconds per wire byte of an all-gather
+        Slopes of the system's formulae at large sizes: seconds per wire byte of an all-gather
         along an axis, per byte of a memory-bound op, per FLOP of a matmul, and the time of an
         empty collective. ``wire`` and ``launch`` are those of the slowest axis.
 
@@ -140,26 +140,26 @@ class Costs:
         )
 
     def along(self, axis: int) -> Costs:
-        """Weights along the axis of a number."""
+        """Return the weights along the axis of a number."""
         if not self.links:
             return self
         wire, launch = self.links[axis]
         return replace(self, wire=wire, launch=launch, links=())
 
     def work(self, flops: int, moved_bytes: int, kept_bytes: int = 0) -> int:
-        """Weight of what a device computes, reads and writes, and keeps."""
+        """Return the cost of what a device computes, reads and writes, and stores."""
         return self.flop * flops + self.memory * moved_bytes + self.keep * kept_bytes
 
     def sending(self, sent_bytes: int, collectives: int) -> int:
-        """Weight of what a device sends, and in how many collectives."""
+        """Return the cost of the bytes a device sends, in a number of collectives."""
         return self.wire * sent_bytes + self.launch * collectives
 
     def scaled(self, cost: int) -> int:
-        """A cost in the units of ``shift``; one that is not zero stays so."""
+        """Scale a cost to the units of ``shift``; a cost that is not zero stays so."""
         return max(cost >> self.shift, 1) if cost > 0 else 0
 
     def for_ops(self, flops: int, moved_bytes: int) -> Costs:
-        """The same weights, scaled for a model whose largest op does that much."""
+        """Return the same weights, scaled for a model with this largest op."""
         each_byte = self.memory + self.hold + 2 * self.keep + 4 * self.wire
         largest = self.flop * flops + each_byte * moved_bytes
         return replace(self, shift=max(0, largest.bit_length() - HEADROOM_BITS))
@@ -170,10 +170,11 @@ Supply = tuple[int, tuple[Step, ...]]
 
 
 def sent_inside(factor: Factor, result_bytes: int, ranks: int, share: int = 1) -> tuple[int, int]:
-    """Bytes a device sends inside an op that walks a factor, and in how many collectives.
+    """Return bytes and collectives that a device sends inside an op that follows a factor.
 
     A halo's rows go once, also those that a sum over a spatial dim reads; a statistic is reduced
-    in two all-reduces, the results of another reduction in one. Sums are reduced later, outside.
+    in two all-reduces, the results of another reduction in a single
+    all-reduce. Sums are reduced later, outside.
 
     Parameters
     ----------
@@ -195,9 +196,9 @@ def sent_inside(factor: Factor, result_bytes: int, ranks: int, share: int = 1) -
 
 
 def conversion_kind(have: int, want: int) -> str:
-    """The op that turns one label along an axis into another; ``none`` between equals.
+    """Return the op that turns a label along an axis into another; ``none`` between equals.
 
-    A shard becomes a term of a sum by ``all_gather`` too: what is whole is then kept by one
+    A shard becomes a partial sum by ``all_gather`` too: the full value is then kept by a single
     device only, which costs nothing.
     """
     if have == want:
@@ -210,7 +211,7 @@ def conversion_kind(have: int, want: int) -> str:
 
 
 class Conversions:
-    """Cheapest changes of form along one axis, memoised."""
+    """Cheapest label conversions along an axis, memoised."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs
@@ -218,7 +219,7 @@ class Conversions:
         self._supply: dict[tuple[int, frozenset[int], int, int, bool], Supply] = {}
 
     def along(self, axis: int) -> Conversions:
-        """Changes of form at the prices of the axis of a number."""
+        """Return the conversions at the costs of the axis of a number."""
         if not self.costs.links:
             return self
         if axis not in self._along:
@@ -226,7 +227,7 @@ class Conversions:
         return self._along[axis]
 
     def cost(self, have: int, want: int, size_bytes: int, ranks: int, held: bool = False) -> int:
-        """Cost of turning form ``have`` of a value into form ``want``.
+        """Return the cost of turning label ``have`` of a value into label ``want``.
 
         Parameters
         ----------
@@ -258,7 +259,7 @@ class Conversions:
     def supply(
         self, have: int, needs: frozenset[int], size_bytes: int, ranks: int, held: bool = False
     ) -> Supply:
-        """Cheapest way to hold all forms of ``needs``, from ``have``: (cost, steps)."""
+        """Return the cheapest way to store all labels ``needs``, from ``have``: (cost, steps)."""
         key = (have, needs, size_bytes, ranks, held)
         hit = self._supply.get(key)
         if hit is None:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to hand values to their consumers: the tables between the nodes of a problem."""
+"""Adds the costs of passing values to consumers: tables between the nodes of a problem."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .alternatives import Alternatives
 from .assembly import Assembly, hold_on
 
 Consumer = tuple[Alternatives, int, tuple[int, ...]]
-"""Alternatives, the variable that picks one (-1: only one), and which operands the value is."""
+"""Strategies, the variable that picks a strategy (-1: a single one), and operand numbers."""
 
 
 class Edges:
@@ -27,7 +27,7 @@ class Edges:
         self.problem = problem
 
     def run(self) -> None:
-        """Add what it costs to hand each value to its consumers.
+        """Add the cost of passing each value to its consumers.
 
         A value that all of them take in the only form that it is given in costs nothing.
         """
@@ -72,28 +72,28 @@ class Edges:
         m.constant += constant
 
     def _weight(self, v: int, k: int) -> tuple[int, bool]:
-        """What moving a value counts as, result of node k, and whether it is held where it is."""
+        """Return the weight of moving a value, result of node k, and whether it stays in place."""
         problem = self.problem
         pinned, held = hold_on(problem.g, problem.reach, problem.axis, problem.a, k)
         return problem.bytes[v] * (problem.prices.costs.move if pinned else 1), held
 
     def _consumers(self, uses: Uses, label: int | None) -> list[Consumer]:
-        """Those of a value, none where all take it with the label that it is given with."""
+        """Return the consumers of a value, none where all take it with the label it is given."""
         ends, spliced = self.problem.model.ends, self.problem.model.spliced
-        found, is_open = list[Consumer](), False
+        consumers, is_open = list[Consumer](), False
         for kc, positions in uses:
             if kc in spliced:
                 for i in positions:
                     alternatives, variable = spliced[kc].params[i]
-                    found.append((alternatives, variable, ALONE))
+                    consumers.append((alternatives, variable, ALONE))
                     is_open = is_open or variable >= 0 or alternatives.needs[0][0] != label
                 continue
             alternatives, variable = ends[kc]
-            found.append((alternatives, variable, positions))
+            consumers.append((alternatives, variable, positions))
             if not is_open:
                 needs = alternatives.needs[0]
                 is_open = variable >= 0 or any([needs[i] != label for i in positions])
-        return found if is_open else []
+        return consumers if is_open else []
 
     def _shared(
         self,
@@ -104,7 +104,7 @@ class Edges:
         size: int,
         held: bool,
     ) -> None:
-        """Add what it costs to hand a value, result j of its producer, to several consumers."""
+        """Add the cost of passing a value, result j of its producer, to several consumers."""
         problem, m = self.problem, self.problem.model
         ends = tuple([(alternatives, reads) for alternatives, _, reads in consumers])
         prices, n = problem.prices, problem.axis.size

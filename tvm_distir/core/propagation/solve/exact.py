@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Exact minimisation of a labelling problem, however wide: elimination, bounds, integer program.
+"""Minimises sharding problems exactly: variable elimination, bounds and integer programs.
 
-A problem that stays narrow is eliminated variable by variable. Of another one the variables with
-at most two neighbours go first; what is left, the core, gets lower bounds by message passing and
-labellings to compare them with. States that no labelling as cheap as the best one can have are
+A problem that stays narrow is eliminated variable by variable. In other problems the variables
+with at most two neighbours go first; what is left, the core, gets lower bounds by message passing
+and assignments as upper bounds. States that no assignment as cheap as the best can have are
 dropped, until what remains is narrow enough to be eliminated: the result then is the optimum. A
 core that stays wide goes to the integer solver.
 """
@@ -33,10 +33,10 @@ FIRST_PROPOSAL = 10
 """Rounds: in all; between prunings; before the first proposal, which is repeated at the double."""
 
 LIKED = (0.3, 0.1, 0.03, 0.01)
-"""Shares of the states that look dearer than the least: those of a proposal, as narrow allows."""
+"""Shares of the more expensive states that a proposal includes, as its width allows."""
 
 MOST_STARTS = 16
-"""Labellings kept of problems of one structure, those found last."""
+"""Limit on the latest assignments kept for problems of a structure."""
 
 SMALLER = 0.9
 """Elimination is tried again once so few of the states are left."""
@@ -44,7 +44,7 @@ SMALLER = 0.9
 
 @dataclass(frozen=True)
 class Solution:
-    """Values of all variables, how far their cost may be above the optimum, and whether any are."""
+    """Values of all variables, the gap of their cost to a bound, and whether any are allowed."""
 
     values: list[int]
     gap: int
@@ -52,9 +52,9 @@ class Solution:
 
 
 class WarmStarts:
-    """What was found of problems, for others of the same scopes and domains to begin with.
+    """Warm starts for problems of the same scopes and domains.
 
-    Others, with other tables: a labelling is an upper bound of theirs, messages give a lower one.
+    Others, with other tables: a labelling is an upper bound of theirs, messages give a lower bound.
     That hastens the search for an optimum; what the optimum is does not depend on it.
     """
 
@@ -63,9 +63,9 @@ class WarmStarts:
         self._messages: dict[Hashable, Array] = {}
 
     def begin(self, tables: Tables, problem: Problem, most: int) -> Dual | None:
-        """Bounds with the labelling that is cheapest now, and the messages found last.
+        """Return bounds from the assignment that is cheapest now and the latest messages.
 
-        None where no labelling is known of at most ``most``.
+        None where no sharding assignment is known of at most ``most``.
         """
         key = _structure(problem)
         prices = [(tables.evaluate(problem, mine), mine) for mine in self._labels.get(key, ())]
@@ -78,7 +78,7 @@ class WarmStarts:
         return dual
 
     def keep(self, problem: Problem, labels: list[int], dual: Dual) -> None:
-        """Keep a labelling, and the messages that led to it."""
+        """Keep an assignment, and the messages that led to it."""
         key = _structure(problem)
         known = self._labels.setdefault(key, [])
         if labels not in known:
@@ -114,9 +114,9 @@ def minimise(
     place : str
         For messages.
     starts : WarmStarts, optional
-        Of problems like this one.
+        Of problems with the same structure.
     gap : float
-        A labelling will do whose cost is proved to be at most this share above the least.
+        A sharding assignment will do whose cost is proved to be at most this share above the least.
     constant : int
         What is added to all costs, of which ``gap`` is a share too.
     narrow : int
@@ -130,7 +130,7 @@ def minimise(
     Raises
     ------
     PropagationError
-        DIST0410 when no labelling is found.
+        DIST0410 when there is no assignment.
     """
     values = [0] * len(problem.domains)
     whole = tables.eliminate_all(problem, min(limit, narrow))
@@ -142,14 +142,14 @@ def minimise(
     factors = {tuple([at[v] for v in scope]): t for scope, t in done.factors.items()}
     core = paired(tables, Problem([problem.domains[v] for v in kept], factors))
     effort = _Effort(limit, rounds or ROUNDS, program, gap, constant + done.constant)
-    found = _Core(tables, core, place, starts or WarmStarts(), effort).solve()
-    for v, value in zip(kept, found.values):
+    solution = _Core(tables, core, place, starts or WarmStarts(), effort).solve()
+    for v, value in zip(kept, solution.values):
         values[v] = value
-    return Solution(tables.decode(done, values), found.gap, found.feasible and done.feasible)
+    return Solution(tables.decode(done, values), solution.gap, solution.feasible and done.feasible)
 
 
 def paired(tables: Tables, problem: Problem) -> Problem:
-    """The problem with tables over pairs: one over more variables gets a variable of its cells."""
+    """Reduce to tables over pairs: a wider table gets a variable of its cells."""
     domains, factors = list(problem.domains), dict(problem.factors)
     for scope, number in problem.factors.items():
         if len(scope) <= PAIR:
@@ -172,7 +172,7 @@ def paired(tables: Tables, problem: Problem) -> Problem:
 
 @dataclass(frozen=True)
 class _Effort:
-    """What :func:`minimise` is to do about a core; ``constant`` is added to all its costs."""
+    """Options of :func:`minimise` for a core; ``constant`` is added to all its costs."""
 
     limit: int
     rounds: int
@@ -223,63 +223,66 @@ class _Core:
                 self._propose(dual, states)
             if count <= SMALLER * tried:
                 tried = count
-                found = self._eliminated(states, min(self.limit, NARROW))
-                if found is not None:
-                    return self._kept(dual, found)
+                solution = self._eliminated(states, min(self.limit, NARROW))
+                if solution is not None:
+                    return self._kept(dual, solution)
         states = dual.prune()
-        found = self._eliminated(states, self.limit)
-        if found is None and not self.effort.program:
+        solution = self._eliminated(states, self.limit)
+        if solution is None and not self.effort.program:
             labels = dual.labels()
             if not labels:
                 return self._nothing()
             cost, _ = self.tables.evaluate(self.problem, labels)
-            found = Solution(labels, max(0, cost - bound), True)
-        return self._kept(dual, found or self._integer(dual, states, bound))
+            solution = Solution(labels, max(0, cost - bound), True)
+        return self._kept(dual, solution or self._integer(dual, states, bound))
 
     def _near(self, bound: int, best: int) -> bool:
-        """Whether a labelling is near enough to the least cost."""
+        """Return whether an assignment is near enough to the least cost."""
         effort = self.effort
         return best < INFINITE and best - bound <= effort.gap * (best + effort.constant)
 
-    def _kept(self, dual: Dual, found: Solution) -> Solution:
-        self.starts.keep(self.problem, found.values, dual)
-        return found
+    def _kept(self, dual: Dual, solution: Solution) -> Solution:
+        self.starts.keep(self.problem, solution.values, dual)
+        return solution
 
     def _nothing(self) -> Solution:
         return Solution([0] * len(self.problem.domains), 0, False)
 
     def _eliminated(self, states: Sequence[Sequence[int]], limit: int) -> Solution | None:
-        """The optimum over some states; None when they are too wide."""
-        found = self.tables.optimum(self.problem, states, limit)
-        return None if found is None else Solution(found[0], 0, found[1])
+        """Return the optimum over some states; None when they are too wide."""
+        optimum = self.tables.optimum(self.problem, states, limit)
+        return None if optimum is None else Solution(optimum[0], 0, optimum[1])
 
     def _propose(self, dual: Dual, states: Sequence[Sequence[int]]) -> None:
         """Offer the optimum over the states that look cheapest, as many as stay narrow."""
         excess = dual.excess()
-        dearer = sorted(x for one in excess for x in one if x > 0)
+        dearer = sorted(x for excesses in excess for x in excesses if x > 0)
         for share in LIKED if dearer else ():
             most = dearer[int(share * (len(dearer) - 1))]
             liked = [
-                [s for s, x in zip(mine, one) if x <= most]
-                for mine, one in zip(states, excess, strict=True)
+                [s for s, x in zip(mine, excesses) if x <= most]
+                for mine, excesses in zip(states, excess, strict=True)
             ]
-            found = self._eliminated(liked, min(self.limit, NARROW))
-            if found is None:
+            solution = self._eliminated(liked, min(self.limit, NARROW))
+            if solution is None:
                 continue
-            cost, forbidden = self.tables.evaluate(self.problem, found.values)
-            if found.feasible and not forbidden:
-                dual.offer(cost, found.values)
+            cost, forbidden = self.tables.evaluate(self.problem, solution.values)
+            if solution.feasible and not forbidden:
+                dual.offer(cost, solution.values)
             return
 
     def _integer(self, dual: Dual, states: Sequence[Sequence[int]], bound: int) -> Solution:
-        """The integer solver's answer, or the best labelling of before."""
+        """Return the integer solver's answer, or the best earlier assignment."""
         left = self.tables.restrict(self.problem, states)
         known = [dual.labels()] if dual.labels() else []
-        starts = [[mine.index(x) for mine, x in zip(states, one, strict=True)] for one in known]
-        found = integer_optimum(self.tables, left.problem, *starts)
-        if found is not None:
-            known.append([mine[i] for mine, i in zip(states, found.values, strict=True)])
-            bound = max(bound, left.constant + found.bound)
+        starts = [
+            [mine.index(x) for mine, x in zip(states, assignment, strict=True)]
+            for assignment in known
+        ]
+        optimum = integer_optimum(self.tables, left.problem, *starts)
+        if optimum is not None:
+            known.append([mine[i] for mine, i in zip(states, optimum.values, strict=True)])
+            bound = max(bound, left.constant + optimum.bound)
         if not known:
             raise PropagationError(
                 "DIST0410",

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Labelling problems as integer programs, for HiGHS.
+"""Solves sharding problems as integer programs with HiGHS.
 
-A variable gets a column per state, a table one per cell; the cells of a state add up to it. The
-linear relaxation of this is usually tight already.
+A variable gets a column per state, a table a column per cell; the cells of a state add up to it.
+The linear relaxation of this is usually tight already.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ LARGEST = 1e7
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best values found, and a lower bound of what any cost."""
+    """Best known values, and a lower bound of all costs."""
 
     values: list[int]
     bound: int
 
 
 class _QuietSolver(highspy.Highs):
-    """HiGHS that never prints: its constructor would, before any option can be set.
+    """HiGHS without output: its constructor would print before any option can be set.
 
     The banner is logged when callbacks are set, to file descriptor 1, where results go.
     """
@@ -59,7 +59,7 @@ class _QuietSolver(highspy.Highs):
 
 @dataclass
 class _Program:
-    """Columns, and rows as they are added."""
+    """Integer program: columns, and rows as they are added."""
 
     costs: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
@@ -69,7 +69,7 @@ class _Program:
     factors: list[float] = field(default_factory=list)
 
     def add_row(self, ones: Sequence[int], right: float, minus: int | None = None) -> None:
-        """The columns ``ones`` less the column ``minus`` are ``right``."""
+        """Require that the columns ``ones`` less the column ``minus`` equal ``right``."""
         self.starts.append(len(self.columns))
         self.columns += ones
         self.factors += [1.0] * len(ones)
@@ -79,7 +79,7 @@ class _Program:
         self.right.append(right)
 
     def solve(self, integral: int, known: Sequence[int] | None) -> tuple[list[float] | None, float]:
-        """Values of the columns, of which the first ``integral`` are integers, and a bound.
+        """Return values of the columns, of which the first ``integral`` are integers, and a bound.
 
         ``known``: columns that are 1 in a solution to begin with.
         """
@@ -109,15 +109,15 @@ class _Program:
             solver.setSolution(start)
         solver.run()
         info = solver.getInfo()
-        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-        values = list(solver.getSolution().col_value) if found else None
+        feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        values = list(solver.getSolution().col_value) if feasible else None
         return values, max(0.0, info.mip_dual_bound * scale)
 
 
 def integer_optimum(
     tables: Tables, problem: Problem, known: Sequence[int] | None = None
 ) -> Optimum | None:
-    """The optimum of a problem, as near as the solver's bounds on work let it come.
+    """Return the optimum of a problem, as near as the solver's limits on work let it come.
 
     Parameters
     ----------
@@ -149,17 +149,17 @@ def integer_optimum(
             ones.append(int(cells[tuple(known[v] for v in scope)]))
         for axis, v in enumerate(scope):
             for s in range(problem.domains[v]):
-                one = np.take(cells, s, axis=axis).ravel().tolist()
-                program.add_row(one, 0.0, minus=first[v] + s)
+                columns = np.take(cells, s, axis=axis).ravel().tolist()
+                program.add_row(columns, 0.0, minus=first[v] + s)
         flat = array.ravel().tolist()
         program.costs += [float(x) if x < INFINITE else 0.0 for x in flat]
         program.upper += [float(x < INFINITE) for x in flat]
-    found, bound = program.solve(integral, None if known is None else ones)
-    if found is None:
+    solution, bound = program.solve(integral, None if known is None else ones)
+    if solution is None:
         return None
     values = [0] * len(problem.domains)
     for v, column in first.items():
-        values[v] = int(np.argmax(found[column : column + problem.domains[v]]))
+        values[v] = int(np.argmax(solution[column : column + problem.domains[v]]))
     return Optimum(values, int(bound) if np.isfinite(bound) else 0)
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of prices kept from one propagation to the next: a search decides like modules.
+"""Caches cost tables between propagations, since a search decides similar modules.
 
 Whoever takes tables has them alone; those that are not given back are gone.
 """
@@ -28,13 +28,13 @@ _kept: dict[tuple[Costs, tuple[Axis, ...]], PriceTables] = {}
 
 
 def take(costs: Costs, axes: Sequence[Axis]) -> PriceTables:
-    """Tables at some prices, which nobody else has."""
+    """Take tables at some costs for exclusive use."""
     known = _kept.pop((costs, tuple(axes)), None)
     return PriceTables(costs, axes) if known is None else known
 
 
 def give_back(prices: PriceTables) -> None:
-    """Keep tables for the next one who asks; of eliminations, what is small."""
+    """Return tables to the cache; of eliminations, only small ones stay."""
     if prices.size > MOST_PIECES or prices.tables.entries > MOST_ENTRIES:
         return
     if prices.tables.held > MOST_HELD:

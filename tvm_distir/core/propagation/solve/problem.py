@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The labelling problem of one function, as variables and cost tables.
+"""Represents the sharding problem of a function as variables and cost tables.
 
-A call with several alternatives is a variable, its work a table over it. A value with one
+A call with several alternatives is a variable, its work a table over it. A value with a single
 consumer gives a table over producer and consumer: the cheapest conversion. A value with several
-consumers gets a variable of its own, the set of forms it is held in, so that one collective
+consumers gets a variable, the set of labels in which it is stored, so that a collective
 serves all of them. A call of a private function splices that function's summary.
 
-What a variable picks from is the labelling's own: alternatives of a node along one axis (here),
+What a variable picks from depends on the solver: strategies of a node along an axis (here),
 or its states along all axes of a mesh (:mod:`..joint`).
 """
 
@@ -26,12 +26,12 @@ from .alternatives import Alternatives
 from .source import TableSource
 
 Choices = TypeVar("Choices")
-"""What a variable picks from: alternatives along one axis, or states along all axes of a mesh."""
+"""Choices of a variable: strategies along an axis, or joint states along all axes of a mesh."""
 
 
 @dataclass
 class Spliced(Generic[Choices]):
-    """The summary of a function in the problem of its caller: variables, and ends."""
+    """Summary of a function in the problem of its caller: variables and ends."""
 
     variables: range
     params: tuple[tuple[Choices, int], ...]
@@ -53,7 +53,7 @@ class LabellingProblem(Generic[Choices]):
     spliced: dict[int, Spliced[Choices]] = field(default_factory=dict)
 
     def put(self, prices: TableSource, scope: Scope, table: tuple[int, int]) -> None:
-        """Put a table, and the minimum taken out of it, over ascending variables."""
+        """Add a table, and the minimum taken out of it, over ascending variables."""
         number, low = table
         self.constant += low
         if scope:
@@ -68,7 +68,7 @@ class LabellingProblem(Generic[Choices]):
     def put_edge(
         self, prices: TableSource, table: tuple[int, int], first: int, second: int
     ) -> None:
-        """A table laid out (first, second; -1: none), put over sorted variables."""
+        """Add a table with layout (first, second; -1: none) over sorted variables."""
         if 0 <= first < second:
             self.put(prices, (first, second), table)
         elif first < 0:
@@ -81,7 +81,7 @@ class LabellingProblem(Generic[Choices]):
     def _put_turned(
         self, prices: TableSource, table: tuple[int, int], first: int, second: int
     ) -> None:
-        """As above where the second variable is the lower one, or the first itself."""
+        """Add a table whose second variable is the lower, or the first itself."""
         number, low = table
         if first > second:
             number, more = prices.flipped(number)
@@ -91,7 +91,7 @@ class LabellingProblem(Generic[Choices]):
         self.put(prices, (first,), (number, low + more))
 
     def splice(self, prices: TableSource, k: int, summary: Summary[Choices]) -> None:
-        """Put the summary of the function that node k calls."""
+        """Add the summary of the function that node k calls."""
         first = len(self.domains)
         self.domains += summary.domains
         for scope, table in summary.factors:
@@ -102,12 +102,12 @@ class LabellingProblem(Generic[Choices]):
 
 
 AxisProblem = LabellingProblem[Alternatives]
-"""A problem along one axis."""
+"""A problem along a single axis."""
 
 
 @dataclass
 class Summary(Generic[Choices]):
-    """A function with its inner variables minimised out."""
+    """Problem of a function with its inner variables minimised out."""
 
     model: LabellingProblem[Choices]
     done: Elimination
@@ -127,7 +127,7 @@ class Summary(Generic[Choices]):
         limit: int,
         turned: Callable[[Choices], Choices],
     ) -> Summary[Choices]:
-        """The summary of a graph's problem.
+        """Return the summary of a graph's problem.
 
         Parameters
         ----------
@@ -135,10 +135,10 @@ class Summary(Generic[Choices]):
         g : Graph
         tables : Tables
         limit : int
-            Entries of one table; above it a variable is kept.
+            Limit on the entries of a table; above it a variable is kept.
         turned : callable
-            Makes the choices of a consumer of those of a producer, and the reverse: what is one
-            inside a function is the other outside.
+            Turns the choices of a producer into those of a consumer, and the reverse: a producer
+            inside a function is a consumer outside.
         """
         ends = [model.ends[k] for k in (*g.params, *g.rets)]
         keep = {v for _, v in ends if v >= 0}
@@ -158,13 +158,13 @@ class Summary(Generic[Choices]):
 
     @functools.cached_property
     def _settled(self) -> tuple[bool, bool]:
-        """Whether parameters, and results, have one choice each."""
+        """Return whether parameters and results have a single choice each."""
         return all([u < 0 for _, u in self.params]), all([u < 0 for _, u in self.rets])
 
     def ends_from(
         self, first: int
     ) -> tuple[tuple[tuple[Choices, int], ...], tuple[tuple[Choices, int], ...]]:
-        """Parameters and results in a caller, where the variables begin with ``first``."""
+        """Return parameters and results in a caller, where the variables begin with ``first``."""
         params, rets = (
             ends if settled else tuple([(x, first + u) if u >= 0 else (x, u) for x, u in ends])
             for ends, settled in zip((self.params, self.rets), self._settled)
@@ -172,7 +172,7 @@ class Summary(Generic[Choices]):
         return params, rets
 
     def values(self, tables: Tables, picked: Sequence[int]) -> list[int]:
-        """Values of all variables of the function's problem, from those of the kept ones."""
+        """Return the values of all variables of the problem, from those of the kept variables."""
         values = [0] * len(self.model.domains)
         for v, x in zip(self.done.kept, picked):
             values[v] = x
@@ -180,4 +180,4 @@ class Summary(Generic[Choices]):
 
 
 AxisSummary = Summary[Alternatives]
-"""A summary along one axis."""
+"""A summary along a single axis."""

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the builder of a problem asks for its tables."""
+"""Protocol through which the builder of a problem requests its tables."""
 
 from __future__ import annotations
 
@@ -22,55 +22,55 @@ Reader: TypeAlias = tuple[Alternatives, tuple[int, ...]]
 
 
 class TableSource(Protocol):
-    """Gives the builder of a problem its tables: :class:`.tables.PriceTables`, or a recorder."""
+    """Source of a builder's tables: :class:`.tables.PriceTables`, or a recorder."""
 
     @property
     def axes(self) -> Sequence[Axis]:
-        """All axes."""
+        """Return all axes."""
 
     @property
     def costs(self) -> Costs:
-        """What bytes and operations weigh."""
+        """Return the weights of bytes and operations."""
 
     @property
     def forms(self) -> StrategyTable:
-        """Alternatives, each kept once."""
+        """Return the interned strategies."""
 
     @property
     def ops(self) -> MutableMapping[Any, tuple[Alternatives, Interned | None]]:
-        """Alternatives and table of an op, by all that they depend on."""
+        """Return strategies and table of ops, by all that they depend on."""
 
     def edge(
         self, producer: Alternatives, result: int, consumer: Alternatives,
         operands: tuple[int, ...], size_bytes: int, ranks: int, held: bool, /,
     ) -> Interned:  # fmt: skip
-        """See :meth:`.tables.PriceTables.edge`."""
+        """Return the table of :meth:`.tables.PriceTables.edge`."""
 
     def share(
         self, producer: Alternatives, result: int, consumers: tuple[Reader, ...],
         size_bytes: int, ranks: int, held: bool, /,
     ) -> tuple[int, Interned, list[Interned]]:  # fmt: skip
-        """See :meth:`.tables.PriceTables.share`."""
+        """Return the tables of :meth:`.tables.PriceTables.share`."""
 
     def work(
         self, rule: Rule, alternatives: Alternatives, ranks: int, others: tuple[Any, ...], /
     ) -> Interned:
-        """See :meth:`.tables.PriceTables.work`."""
+        """Return the table of :meth:`.tables.PriceTables.work`."""
 
     def table(self, rows: Sequence[Sequence[int]], /) -> Interned:
-        """A table of these rows."""
+        """Return a table of these rows."""
 
     def add(self, first: int, second: int, /) -> Interned:
-        """The sum of two tables over the same variables."""
+        """Return the sum of two tables over the same variables."""
 
     def times(self, table: Interned, count: int, /) -> Interned:
-        """The sum of as many equal tables."""
+        """Return a multiple of a table."""
 
     def array(self, number: int, /) -> Array:
-        """Entries of a table."""
+        """Return the entries of a table."""
 
     def flipped(self, number: int, /) -> Interned:
-        """A table of two dims, transposed."""
+        """Return a table of two dims, transposed."""
 
     def diagonal(self, number: int, /) -> Interned:
-        """The diagonal of a table of two dims."""
+        """Return the diagonal of a table of two dims."""

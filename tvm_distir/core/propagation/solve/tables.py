@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What all models of one propagation share: tables, forms, prices of edges and of work."""
+"""Shares tables, placements and costs of edges and work between problems of a propagation."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .source import Interned
 
 
 class PriceTables:
-    """What is shared by all models of one propagation: tables, forms, memoised pieces.
+    """Tables, placements and memoised pieces shared by all problems of a propagation.
 
-    All of it follows from the costs, the axes and the keys: so what one propagation has learnt
-    serves the next (:mod:`.kept`), but only one at a time.
+    All of it follows from the costs, the axes and the keys: so what a propagation has computed
+    serves the next (:mod:`.kept`), but only a single propagation at a time.
     """
 
     def __init__(self, costs: Costs, axes: Sequence[Axis]) -> None:
@@ -46,7 +46,7 @@ class PriceTables:
         """What is made with these tables for several axes at once, by the axes."""
 
     def along(self, axis: int) -> PriceTables:
-        """The same at the prices of the axis of a number: tables and forms are shared."""
+        """Return the tables at the costs of an axis; tables and placements are shared."""
         if not self.costs.links:
             return self
         if axis not in self._along:
@@ -60,23 +60,23 @@ class PriceTables:
 
     @property
     def size(self) -> int:
-        """How many pieces are remembered."""
-        own: tuple[Sized, ...] = (
+        """Return how many pieces are memoised."""
+        memos: tuple[Sized, ...] = (
             self.ops, self._turned, self._edges, self._shares, self._works, self._readers,
             *self.together.values(),
         )  # fmt: skip
-        return sum(map(len, own)) + sum(other.size for other in self._along.values())
+        return sum(map(len, memos)) + sum(other.size for other in self._along.values())
 
     def table(self, rows: Sequence[Sequence[int]]) -> Interned:
-        """See :meth:`~tvm_distir.core.solver.cost_tables.Tables.table`."""
+        """Return :meth:`~tvm_distir.core.solver.cost_tables.Tables.table` of these rows."""
         return self.tables.table(rows)
 
     def add(self, first: int, second: int) -> Interned:
-        """See :meth:`~tvm_distir.core.solver.cost_tables.Tables.add`."""
+        """Return :meth:`~tvm_distir.core.solver.cost_tables.Tables.add` of two tables."""
         return self.tables.add(first, second)
 
     def times(self, table: Interned, count: int) -> Interned:
-        """The sum of as many equal tables."""
+        """Return a multiple of a table."""
         number, low = table
         hit = self._times.get((number, count))
         if hit is None:
@@ -86,15 +86,15 @@ class PriceTables:
         return hit, low * count
 
     def array(self, number: int) -> Array:
-        """See :meth:`~tvm_distir.core.solver.cost_tables.Tables.array`."""
+        """Return :meth:`~tvm_distir.core.solver.cost_tables.Tables.array` of a table."""
         return self.tables.array(number)
 
     def flipped(self, number: int) -> Interned:
-        """A table of two dims, transposed."""
+        """Return a table of two dims, transposed."""
         return self._turn(number, diagonal=False)
 
     def diagonal(self, number: int) -> Interned:
-        """The diagonal of a table of two dims."""
+        """Return the diagonal of a table of two dims."""
         return self._turn(number, diagonal=True)
 
     def _turn(self, number: int, *, diagonal: bool) -> Interned:
@@ -115,7 +115,7 @@ class PriceTables:
         ranks: int,
         held: bool,
     ) -> tuple[int, int]:
-        """Table (producer's alternatives x consumer's) of a value with one consumer."""
+        """Return the table (producer x consumer strategies) of a value with a single consumer."""
         key = (producer.number, result, consumer.number, operands, size_bytes, ranks, held)
         hit = self._edges.get(key)
         if hit is None:
@@ -133,7 +133,7 @@ class PriceTables:
         ranks: int,
         held: bool,
     ) -> Interned:
-        """Table (producer's alternatives x sets of forms): what it costs to hold them."""
+        """Return the storing costs (producer's strategies x sets of labels)."""
         supply, rows = self.conversions.supply, dict[int, list[int]]()
         labels = [gives[result] for gives in producer.gives]
         for label in labels:
@@ -150,10 +150,10 @@ class PriceTables:
         ranks: int,
         held: bool,
     ) -> tuple[int, tuple[int, int], list[tuple[int, int]]]:
-        """A value with several consumers: the variable of the set of forms it is held in.
+        """Return the variable of the set of labels in which a value with several readers is stored.
 
         Returns the number of sets, the table producer x set, and per consumer the table consumer
-        x set. A set is the replicated form, which serves all, or one or two other forms.
+        x set. A set is the replicated label, which serves all, or at most two other labels.
         """
         key = (producer, result, consumers, size_bytes, ranks, held)  # alternatives are interned
         hit = self._shares.get(key)
@@ -180,7 +180,7 @@ class PriceTables:
         wanted: tuple[int, ...],
         sets: Sequence[frozenset[int]],
     ) -> Interned:
-        """Table (consumer's alternatives x sets of ``wanted`` forms): what each takes from them."""
+        """Return the costs (consumer's strategies x sets of ``wanted`` labels) of reading."""
         key = (consumer.number, operands, wanted)
         hit = self._readers.get(key)
         if hit is None:
@@ -192,7 +192,7 @@ class PriceTables:
         return hit
 
     def serve(self, held: frozenset[int], want: int) -> int:
-        """What it costs to take a form from those that are held."""
+        """Return the cost of reading a label from those that are stored."""
         if want in held:
             return 0
         if R not in held:
@@ -206,7 +206,7 @@ class PriceTables:
         ranks: int,
         others: tuple[tuple[int, tuple[int, ...] | None, bool], ...],
     ) -> tuple[int, int]:
-        """Unary table: local FLOPs and memory traffic, and what goes over the wire inside.
+        """Return the unary table: local FLOPs, memory traffic, and communication inside.
 
         ``others``: per other axis of the mesh its size, its labels (None: undecided, taken to
         shard everything it can) and whether it splits the work.
@@ -236,7 +236,7 @@ class PriceTables:
         ranks: int,
         others: tuple[tuple[int, tuple[int, ...] | None, bool], ...],
     ) -> tuple[int, int]:
-        """Unscaled cost of a call's local work, and of what it sends along its own axis."""
+        """Return the unscaled costs of a call's local work and of its communication."""
         c, flops, sent, launches = self.costs, rule.flops, 0, 0
         sizes = list(rule.in_bytes + rule.out_bytes)
         mine = (ranks, alt.needs + alt.gives, alt.factor is not None)

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Labelling problems whose tables are filled in later: one structure, many prices.
+"""Builds problem templates whose tables are filled in later, for many sets of costs.
 
-What an axis reaches settles the variables of a problem and which tables stand over them; prices
+What an axis reaches settles the variables of a problem and which tables stand over them; costs
 settle what the tables hold. A :class:`ProblemTemplate` is made once, by the same
 :class:`~.solve.Builder` as any problem but with a recorder in place of the tables, which writes
-down which ones it is asked for, and filled in for each set of prices: every distinct table once.
+down which ones it is asked for, and filled in for each set of costs: every distinct table once.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def structure(summary: AxisSummary) -> Hashable:
 
 
 class _Unkept(dict[Any, Any]):
-    """Remembers nothing, so that every table is asked for as often as it is used."""
+    """Mapping that remembers nothing, so that every table is requested as often as it is used."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Forget."""
+        """Discard the item."""
 
 
 class _Recorder:
-    """A source of tables that makes none: numbers those that are asked for."""
+    """A source of tables that numbers the requests and makes no table."""
 
     def __init__(self, prices: PriceTables, ranks: int) -> None:
         self.axes, self.forms = prices.axes, prices.forms
@@ -58,7 +58,7 @@ class _Recorder:
         self._prices, self._numbers = prices, dict[Hashable, int]()
 
     def order(self, key: Hashable, order: Order) -> tuple[int, int]:
-        """Number of a table, and 0 for the minimum taken out of it."""
+        """Return the number of a request, and 0 for the minimum taken out of it."""
         number = self._numbers.setdefault(key, len(self.orders))
         if number == len(self.orders):
             self.orders.append(order)
@@ -66,7 +66,7 @@ class _Recorder:
         return number, 0
 
     def callee(self, summary: AxisSummary, number: int) -> AxisSummary:
-        """A summary with numbers in place of its tables, all else neutral."""
+        """Return a summary with numbers in place of its tables, and neutral values elsewhere."""
         keys = [("callee", number, j) for j in range(len(summary.factors))]
         factors = [
             (scope, self.order(key, key)[0])
@@ -79,14 +79,14 @@ class _Recorder:
     def edge(
         self, producer: Alternatives, result: int, consumer: Alternatives, *rest: Any
     ) -> tuple[int, int]:
-        """See :meth:`.solve.PriceTables.edge`."""
+        """Record a request of :meth:`.solve.PriceTables.edge`."""
         key = ("edge", producer.number, result, consumer.number, *rest)
         return self.order(key, ("edge", producer, result, consumer, *rest))
 
     def share(
         self, producer: Alternatives, result: int, consumers: Sequence[Any], *rest: Any
     ) -> tuple[int, tuple[int, int], list[tuple[int, int]]]:
-        """See :meth:`.solve.PriceTables.share`."""
+        """Record a request of :meth:`.solve.PriceTables.share`."""
         ends = tuple([(consumer.number, ops) for consumer, ops in consumers])
         key, order = (
             ("share", producer.number, result, ends, *rest),
@@ -97,40 +97,40 @@ class _Recorder:
         return count, tables[0], tables[1:]
 
     def work(self, rule: Any, alternatives: Alternatives, *rest: Any) -> tuple[int, int]:
-        """See :meth:`.solve.PriceTables.work`."""
+        """Record a request of :meth:`.solve.PriceTables.work`."""
         key = ("work", self.forms.rule_number(rule), alternatives.number, *rest)
         return self.order(key, ("work", rule, alternatives, *rest))
 
     def flipped(self, number: int) -> tuple[int, int]:
-        """See :meth:`.solve.PriceTables.flipped`."""
+        """Record a request of :meth:`.solve.PriceTables.flipped`."""
         return self.order(("flip", number), ("flip", number))
 
     def diagonal(self, number: int) -> tuple[int, int]:
-        """See :meth:`.solve.PriceTables.diagonal`."""
+        """Record a request of :meth:`.solve.PriceTables.diagonal`."""
         return self.order(("diagonal", number), ("diagonal", number))
 
     def table(self, rows: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Bytes held, times the ranks: what the builder makes of the price it is shown."""
+        """Record bytes stored, times the ranks: what the builder makes of the cost it is given."""
         key = ("hold", *rows[0])
         return self.order(key, key)
 
     def times(self, table: tuple[int, int], count: int) -> tuple[int, int]:
-        """See :meth:`.solve.PriceTables.times`."""
+        """Record a request of :meth:`.solve.PriceTables.times`."""
         return self.order(("times", table[0], count), ("times", table[0], count))
 
     def add(self, first: int, second: int) -> tuple[int, int]:
-        """See :meth:`~tvm_distir.core.solver.cost_tables.Tables.add`."""
+        """Record a request of :meth:`~tvm_distir.core.solver.cost_tables.Tables.add`."""
         return self.order(("add", first, second), ("add", first, second))
 
     def array(self, number: int) -> Any:
-        """Nothing infinite; whether it is comes out when the sketch is filled in."""
+        """Return finite entries; whether any is infinite is decided when the template is filled."""
         self.looked_at.append(number)
         return np.zeros(())
 
 
 @dataclass(frozen=True)
 class ProblemTemplate:
-    """The problem of an instance along an axis, without what the tables hold.
+    """The problem of an instance along an axis, without the contents of its tables.
 
     Attributes
     ----------
@@ -160,7 +160,7 @@ class ProblemTemplate:
         Parameters
         ----------
         prices : PriceTables
-            With the prices, and the forms the sketch was made with.
+            With the costs, and the placements the sketch was made with.
         callees : sequence of Summary
             The distinct ones, of the :func:`structure` the sketch was made with.
         """
@@ -169,7 +169,7 @@ class ProblemTemplate:
         constant = sum(n * callee.constant for n, callee in zip(self.calls, callees, strict=True))
         feasible = all(callee.feasible for callee in callees)
         for i, order in enumerate(self.orders):
-            if order[0] == "times":  # the minimum of the one table is counted with that
+            if order[0] == "times":  # the minimum of the base table is counted with that
                 base, count = order[1:]
                 number = prices.times((numbers[base], 0), count)[0]
                 low = (count - 1) * lows[base]
@@ -220,12 +220,12 @@ def sketched(
     calls: Mapping[int, int],
     callees: Sequence[AxisSummary],
 ) -> ProblemTemplate:
-    """Make the sketch of an instance along axis ``a`` of a module on one mesh.
+    """Make the template of an instance along axis ``a`` of a module on a single mesh.
 
     Parameters
     ----------
     prices : PriceTables
-        Any, with the forms to use.
+        Any, with the placements to use.
     inst, a, reach, sizes
         As for :class:`~.solve.Builder`.
     calls : mapping of int to int
@@ -248,12 +248,12 @@ def sketched(
 
 
 class SketchedProblems:
-    """States problems from sketches, which are made where there is none.
+    """Builds problems from templates, which are made on first use.
 
     Parameters
     ----------
     prices : PriceTables
-        Of one axis.
+        Of a single axis.
     reach : mapping of str to ReachableAxes
         Per graph.
     key : hashable
@@ -279,7 +279,7 @@ class SketchedProblems:
         summary_of: Callable[[Instance], AxisSummary],
         /,
     ) -> AxisProblem:
-        """See :class:`.axis_solver.ProblemMaker`."""
+        """Return the problem; see :class:`.axis_solver.ProblemMaker`."""
         distinct = {kid.number: kid for kid in inst.kids.values()}
         at = {number: j for j, number in enumerate(distinct)}
         callees = [summary_of(kid) for kid in distinct.values()]
