@@ -53,13 +53,13 @@ def _held(kind: str, data: Any) -> Iterator[int]:
 @functools.cache
 def _plain_fields(kind: str) -> frozenset[str]:
     """Fields of a type that hold numbers, not nodes."""
-    found: set[str] = set()
+    names: set[str] = set()
     info: Any = core._lookup_or_register_type_info_from_type_key(kind)
     while info is not None:
         plain = (f for f in info.fields or () if f.field_static_type_index in _INLINE)
-        found |= {field.name for field in plain}
+        names |= {field.name for field in plain}
         info = info.parent_type_info
-    return frozenset(found)
+    return frozenset(names)
 
 
 def read_relax(path: str | Path, dims: Mapping[str, int]) -> ir.IRModule:
@@ -79,7 +79,7 @@ def read_relax(path: str | Path, dims: Mapping[str, int]) -> ir.IRModule:
     text = read_text(path, refuse)
     try:
         _check_nodes(json.loads(text))
-        found = tvm.ir.load_json(text)
+        loaded = tvm.ir.load_json(text)
     except (
         *(json.JSONDecodeError, AttributeError, LookupError, RecursionError),
         *(RuntimeError, TypeError, ValueError),
@@ -87,6 +87,6 @@ def read_relax(path: str | Path, dims: Mapping[str, int]) -> ir.IRModule:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         what = f"it holds no module of TVM: {lines[-1] if lines else type(error).__name__}"
         raise refuse(str(path), what, remedy) from error
-    if not isinstance(found, ir.IRModule):
-        raise refuse(str(path), f"it holds a {type(found).__name__}, not a module", remedy)
-    return bind_dims(found, dims)
+    if not isinstance(loaded, ir.IRModule):
+        raise refuse(str(path), f"it holds a {type(loaded).__name__}, not a module", remedy)
+    return bind_dims(loaded, dims)

@@ -240,8 +240,8 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> 
         mod = tvm.script.from_source(program, names)
     except (tvm.error.DiagnosticError, ParserError, tvm.error.InternalError) as error:
         drop_half_built(error)
-        found = _LINE.search(str(error))
-        line = int(found.group(1)) if found else first
+        match = _LINE.search(str(error))
+        line = int(match.group(1)) if match else first
         what = _first_line(error).removeprefix("error: ")
         raise ModelError("DIST0323", what, place=f"{place}:{line}", remedy=remedy) from error
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
@@ -260,7 +260,9 @@ def _check_metadata(node: ast.ClassDef, names: dict[str, Any], place: str) -> No
     """Refuse a module whose constants were left out when it was printed."""
     if "metadata" in names:
         return
-    words = [one for one in ast.walk(node) if isinstance(one, ast.Name) and one.id == "metadata"]
+    words = [
+        name for name in ast.walk(node) if isinstance(name, ast.Name) and name.id == "metadata"
+    ]
     if words and not any(isinstance(word.ctx, ast.Store) for word in words):
         raise ModelError(
             "DIST0323",

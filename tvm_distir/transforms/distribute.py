@@ -49,16 +49,16 @@ def communication_passes(
         See :func:`distribute`.
     """
     usual = system is not None and is_training_step(mod)
-    found: list[Named] = []
+    passes: list[Named] = []
     if bucket_bytes is None:
-        found += [("bucket", {"bucket_bytes": BUCKET_BYTES})] if usual else []
+        passes += [("bucket", {"bucket_bytes": BUCKET_BYTES})] if usual else []
     elif bucket_bytes:
-        found += [(name, {"bucket_bytes": bucket_bytes}) for name in ("bucket", "bucket-gathers")]
+        passes += [(name, {"bucket_bytes": bucket_bytes}) for name in ("bucket", "bucket-gathers")]
     clock = system if overlap is None and usual else overlap
     if clock is not None and ahead_bytes != 0:
         given = {"system": clock, "ahead_bytes": ahead_bytes}
-        found += [("split", {}), ("schedule", given), ("prefetch", given)]
-    return tuple(found)
+        passes += [("split", {}), ("schedule", given), ("prefetch", given)]
+    return tuple(passes)
 
 
 def is_training_step(mod: ir.IRModule) -> bool:

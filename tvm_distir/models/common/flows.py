@@ -153,8 +153,8 @@ class Flows:
 
     def _leaves(self, expr: Any) -> tuple[Flow, ...]:
         return tuple(
-            self.of[one][number] if type(one) in VARIABLES and one in self.of else Flow()
-            for one, number, _ in leaves_of(expr)
+            self.of[var][number] if type(var) in VARIABLES and var in self.of else Flow()
+            for var, number, _ in leaves_of(expr)
         )
 
     def _called(self, gv: Any) -> tuple[Flow, ...] | None:
@@ -169,31 +169,31 @@ class Flows:
 
 
 def _union(masks: Any) -> int:
-    found = 0
+    union = 0
     for mask in masks:
-        found |= mask
-    return found
+        union |= mask
+    return union
 
 
 def bits(mask: int) -> list[int]:
     """Numbers of the bits of a mask."""
-    found = []
+    numbers = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        numbers.append(low.bit_length() - 1)
         mask ^= low
-    return found
+    return numbers
 
 
 def _through(flow: Flow, given: list[Flow]) -> Flow:
     """A result's flow by the parameters of the caller."""
-    own = [given[i] for i in bits(flow.same)]
+    flows_through = [given[i] for i in bits(flow.same)]
     beneath = [given[i].read for i in bits(flow.beneath)]
     return Flow(
         _union(given[i].read for i in bits(flow.read)),
-        _union(one.same for one in own),
+        _union(passing.same for passing in flows_through),
         _union(given[i].moved for i in bits(flow.moved)),
-        _union([*beneath, *(one.beneath for one in own)]),
+        _union([*beneath, *(passing.beneath for passing in flows_through)]),
     )
 
 

@@ -71,9 +71,9 @@ class Body:
         regions: str = "",
     ) -> Ssa:
         """Write an operation with one result; names without a dialect are StableHLO's."""
-        found = self.new(shape, dtype)
-        self._line(f"{found.name} = ", name, operands, found.type, attributes, regions)
-        return found
+        result = self.new(shape, dtype)
+        self._line(f"{result.name} = ", name, operands, result.type, attributes, regions)
+        return result
 
     def special(self, name: str, operands: Sequence[Ssa], kind: str, attributes: str) -> Handle:
         """Write an operation whose result is no tensor."""
@@ -92,11 +92,11 @@ class Body:
     ) -> list[Ssa]:
         """Write an operation with several results."""
         base = self.new((), "bool").name
-        found = [Ssa(f"{base}#{i}", tuple(s), d) for i, (s, d) in enumerate(results)]
-        types = ", ".join(value.type for value in found)
-        head = f"{base}:{len(found)} = "
+        values = [Ssa(f"{base}#{i}", tuple(s), d) for i, (s, d) in enumerate(results)]
+        types = ", ".join(value.type for value in values)
+        head = f"{base}:{len(values)} = "
         self._line(head, name, operands, f"({types})", attributes, regions)
-        return found
+        return values
 
     def _line(
         self,
@@ -259,9 +259,9 @@ class Body:
         region = self.region(_REDUCTIONS[kind], value.dtype)
         start = self.neutral(kind, value.dtype)
         notes = f"dimensions = {integers(dims)}"
-        found = self.op("reduce", [value, start], shape, value.dtype, notes, region)
+        reduced = self.op("reduce", [value, start], shape, value.dtype, notes, region)
         kept = [1 if i in dims else n for i, n in enumerate(value.shape)]
-        return self.reshape(found, kept) if keep else found
+        return self.reshape(reduced, kept) if keep else reduced
 
     def mean(self, value: Ssa, axes: Sequence[int], keep: bool = True) -> Ssa:
         """The mean over some dims."""

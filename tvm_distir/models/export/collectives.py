@@ -144,8 +144,8 @@ def exchange(step: Step, gathered: Callable[[Step, Ssa], Ssa]) -> Ssa:
     }
 
     def box(labels: Any, device: int) -> list[tuple[int, int]]:
-        found = shard_slices(shape, labels, mesh_shape(mesh), coordinates[device])
-        return [(int(low), int(high)) for low, high in found]
+        slices = shard_slices(shape, labels, mesh_shape(mesh), coordinates[device])
+        return [(int(low), int(high)) for low, high in slices]
 
     parts = gathered(step, body.reshape(x, (1, *x.shape)))
     room = [n + m for n, m in zip(shape, out)]
@@ -161,19 +161,19 @@ def exchange(step: Step, gathered: Callable[[Step, Ssa], Ssa]) -> Ssa:
         whole = body.op("dynamic_update_slice", [whole, piece, *starts], whole.shape, x.dtype)
     boxes = [box(target, device) for device in sorted(coordinates)]
     starts = [_own(step, [b[i][0] for b in boxes], "int64") for i in range(rank)]
-    found = body.dynamic_slice(whole, starts, out)
+    result = body.dynamic_slice(whole, starts, out)
     for i in range(rank):
         held = [b[i][1] - b[i][0] for b in boxes]
         if any(size != out[i] for size in held):
             line = body.iota(out, i, "int64")
             inside = body.compare("LT", line, _own(step, held, "int64"))
-            found = body.select(inside, found, 0)
-    return found
+            result = body.select(inside, result, 0)
+    return result
 
 
 def _same(step: Step) -> Ssa:
-    found: Ssa = step[0]
-    return found
+    value: Ssa = step[0]
+    return value
 
 
 def _placed(step: Step) -> Ssa:

@@ -56,8 +56,8 @@ class Composites:
         name = str(step.call.op.name).removeprefix("relax.")
         body, given = Body(), list(_leaves(step.args))
         inner = [Ssa(f"%arg{i}", value.shape, value.dtype) for i, value in enumerate(given)]
-        found = write(replace(step, args=_renamed(step.args, iter(inner)), body=body))
-        results = list(_leaves(found))
+        result = write(replace(step, args=_renamed(step.args, iter(inner)), body=body))
+        results = list(_leaves(result))
         title = self._function(f"{PREFIX}.{name}", inner, results, body.lines)
         notes = f"composite_attributes = {{{said}}}, decomposition = @{title}"
         notes += f', name = "{PREFIX}.{name}", version = 1 : i32'
@@ -66,7 +66,7 @@ class Composites:
             made = [step.body.op("composite", given, *kinds[0], notes)]
         else:
             made = step.body.several("composite", given, kinds, notes)
-        return _renamed(found, iter(made))
+        return _renamed(result, iter(made))
 
     def _function(
         self, name: str, inner: Sequence[Ssa], results: Sequence[Ssa], lines: Sequence[str]
@@ -170,7 +170,7 @@ def _argument(arg: Any) -> str:
 
 
 def _known(value: Any) -> Any:
-    found = getattr(value, "value", value)
-    if not isinstance(found, (bool, int, float)):
+    number = getattr(value, "value", value)
+    if not isinstance(number, (bool, int, float)):
         raise Unwritable(f"{value} is not known")
-    return found
+    return number

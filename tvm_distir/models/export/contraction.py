@@ -21,11 +21,11 @@ def matmul(body: Body, a: Ssa, b: Ssa, kind: str) -> Ssa:
     if len(a.shape) == len(b.shape) == 1:
         return dot(body, a, b, ([], []), ([0], [0]), kind)
     if len(a.shape) == 1:
-        found = matmul(body, body.reshape(a, (1, *a.shape)), b, kind)
-        return body.reshape(found, (*found.shape[:-2], found.shape[-1]))
+        product = matmul(body, body.reshape(a, (1, *a.shape)), b, kind)
+        return body.reshape(product, (*product.shape[:-2], product.shape[-1]))
     if len(b.shape) == 1:
-        found = matmul(body, a, body.reshape(b, (*b.shape, 1)), kind)
-        return body.reshape(found, found.shape[:-1])
+        product = matmul(body, a, body.reshape(b, (*b.shape, 1)), kind)
+        return body.reshape(product, product.shape[:-1])
     if len(b.shape) == 2:
         return dot(body, a, b, ([], []), ([len(a.shape) - 1], [0]), kind)
     front = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -39,9 +39,9 @@ def _matmul(step: Step) -> Ssa:
 
 
 def _linear(step: Step) -> Ssa:
-    found = matmul(step.body, step[0], step.body.transpose(step[1], [1, 0]), step.dtype)
+    product = matmul(step.body, step[0], step.body.transpose(step[1], [1, 0]), step.dtype)
     bias = step.optional(2)
-    return found if bias is None else step.body.binary("add", found, bias)
+    return product if bias is None else step.body.binary("add", product, bias)
 
 
 def _einsum(step: Step) -> Ssa:
@@ -64,9 +64,9 @@ def _einsum(step: Step) -> Ssa:
     inner = [c for c in words[0] if c in words[1] and c not in result]
     places = [[[w.index(c) for c in letters] for w in words] for letters in (batch, inner)]
     (left, right), (first, second) = places
-    found = dot(step.body, values[0], values[1], (left, right), (first, second), step.dtype)
+    product = dot(step.body, values[0], values[1], (left, right), (first, second), step.dtype)
     have = batch + [c for w in words for c in w if c not in batch + inner]
-    return step.body.transpose(found, [have.index(c) for c in result])
+    return step.body.transpose(product, [have.index(c) for c in result])
 
 
 def _rearranged(body: Body, value: Ssa, word: str, result: str) -> Ssa:
@@ -101,8 +101,8 @@ def _attention(step: Step) -> Ssa:
         held = body.compare("LE", column, body.binary("add", row, offset))
         scores = body.select(held, scores, -math.inf)
     weights = softmax(body, scores, 3)
-    found = dot(body, weights, v, ([0, 1], [0, 1]), ([3], [2]), step.dtype)
-    return body.transpose(found, [0, 2, 1, 3])
+    mixed = dot(body, weights, v, ([0, 1], [0, 1]), ([3], [2]), step.dtype)
+    return body.transpose(mixed, [0, 2, 1, 3])
 
 
 def _side(layout: str) -> str:

@@ -142,20 +142,20 @@ class FunctionWriter:
     def _bind(self, var: Any, value: Any) -> None:
         place = f"{self._name}/{var.name} ({op_name(value)})"
         try:
-            found = self._value(value)
-            for leaf, ty in zip(_leaves(found), flat_types(var.ty)):
+            bound = self._value(value)
+            for leaf, ty in zip(_leaves(bound), flat_types(var.ty)):
                 self._check(leaf, ty)
             if isinstance(value, ir.Call):
-                self._note(list(_leaves(found)), flat_types(var.ty))
+                self._note(list(_leaves(bound)), flat_types(var.ty))
         except Unwritable as error:
             raise fault(place, str(error)) from error
-        self._values[var] = found
+        self._values[var] = bound
 
     @staticmethod
-    def _check(found: Ssa, ty: Any) -> None:
+    def _check(result: Ssa, ty: Any) -> None:
         """A value that is not of its variable's type is a bug of ours."""
-        if (found.shape, found.dtype) != (dims(ty), dtype(ty)):
-            raise Unwritable(f"it would be {found.type}, not of the shape {list(dims(ty))}")
+        if (result.shape, result.dtype) != (dims(ty), dtype(ty)):
+            raise Unwritable(f"it would be {result.type}, not of the shape {list(dims(ty))}")
 
     def _value(self, expr: Any) -> Any:
         if expr in self._values:
@@ -185,10 +185,10 @@ class FunctionWriter:
         results = [(dims(ty), dtype(ty)) for ty in flat_types(call.ty)]
         notes = f"callee = @{call.op.name_hint}"
         if len(results) == 1:
-            found = [self.body.op("func.call", operands, *results[0], notes)]
+            results_out = [self.body.op("func.call", operands, *results[0], notes)]
         else:
-            found = self.body.several("func.call", operands, results, notes)
-        return self._packed(call.ty, iter(found))
+            results_out = self.body.several("func.call", operands, results, notes)
+        return self._packed(call.ty, iter(results_out))
 
     def _argument(self, arg: Any) -> Any:
         """A value, a tuple of them, a list of integers or a number."""
@@ -258,9 +258,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(value: Any) -> Any:
-    found = getattr(value, "value", value)
-    if hasattr(found, "value"):
-        found = found.value
-    if not isinstance(found, (int, float, bool)):
+    number = getattr(value, "value", value)
+    if hasattr(number, "value"):
+        number = number.value
+    if not isinstance(number, (int, float, bool)):
         raise Unwritable(f"{value} is not known")
-    return found
+    return number

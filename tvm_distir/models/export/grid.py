@@ -68,10 +68,10 @@ def annotated(body: Body, devices: Devices, value: Ssa, mesh: Any, labels: Seque
     sharding = body.special("shard.sharding", [], "!shard.sharding", notes)
     known = body.placed.get(value.name)
     users = "annotate_for_users" if known else ""
-    found = body.op("shard.shard", [known or value, sharding], value.shape, value.dtype, users)
-    body.placed[found.name] = known or found
-    body.placed.setdefault(value.name, found)
-    return found
+    sharded = body.op("shard.shard", [known or value, sharding], value.shape, value.dtype, users)
+    body.placed[sharded.name] = known or sharded
+    body.placed.setdefault(value.name, sharded)
+    return sharded
 
 
 def placed(step: Step) -> Ssa:
@@ -98,17 +98,17 @@ def linear_index(step: Step) -> Ssa:
 
 def coordinate(step: Step) -> Ssa:
     """Place along the axis of a call, or along several, major to minor."""
-    body, found = step.body, None
+    body, index = step.body, None
     sizes = mesh_shape(step.attrs["device_mesh"])
     for axis in sorted(call_axes(step.call)):
         notes = f"axes = {axes_text([axis])}, {grid_of(step)}"
         place = _tensor(body, "shard.process_multi_index", notes)
-        if found is not None:
-            place = body.binary("add", body.binary("multiply", found, sizes[axis]), place)
-        found = place
-    if found is None:
+        if index is not None:
+            place = body.binary("add", body.binary("multiply", index, sizes[axis]), place)
+        index = place
+    if index is None:
         raise Unwritable("a place along no axis")
-    return found
+    return index
 
 
 def _tensor(body: Body, name: str, notes: str) -> Ssa:

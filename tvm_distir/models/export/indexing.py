@@ -230,11 +230,11 @@ def _max_pool_backward(step: Step) -> Ssa:
         '"stablehlo.return"(%b) : (tensor<i1>) -> ()}'
     )
     regions = f"{chosen}, {body.region('add', x.dtype)}"
-    found = body.op(
+    scattered = body.op(
         "select_and_scatter", [padded, grad, t], padded.shape, x.dtype, bare.notes, regions
     )
     ends = [a + n for a, n in zip(windows.low, x.shape)]
-    return body.slice(found, windows.low, ends)
+    return body.slice(scattered, windows.low, ends)
 
 
 WRITERS: dict[str, Write] = {

@@ -63,14 +63,14 @@ def _shift(step: Step) -> Ssa:
         return body.filled(0, x)
     notes = _notes(step, shift_axis=axes[0]) + f", offset = {shift} : i64"
     notes += ", rotate" if ring else ""
-    found = body.op("shard.shift", [x], x.shape, x.dtype, notes)
+    shifted = body.op("shard.shift", [x], x.shape, x.dtype, notes)
     if ring:
-        return found
+        return shifted
     place = coordinate(step)
     sent = (
         body.compare("GE", place, shift) if shift > 0 else body.compare("LT", place, size + shift)
     )
-    return body.select(sent, found, 0)
+    return body.select(sent, shifted, 0)
 
 
 def _gathered(step: Step, value: Ssa) -> Ssa:

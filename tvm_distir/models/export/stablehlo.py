@@ -87,8 +87,8 @@ class _Writer:
         held = relax_functions(mod)
         self._entries = [str(gv.name_hint) for gv, fn in held if _io(fn) is not None]
         self.is_local = bool(self._entries)
-        own = self._on_own_devices()
-        ids = sorted({d for number in own for d in self._devices(number)})
+        numbers = self._on_own_devices()
+        ids = sorted({d for number in numbers for d in self._devices(number)})
         self._numbers = {device: number for number, device in enumerate(ids)}
         self.form = form if self.is_local or form == "shard" else "global"
         if form == "auto" and self.is_local:
@@ -119,8 +119,8 @@ class _Writer:
         every = list(range(len(self._meshes)))
         if not self._entries:
             return every
-        own = set(self._devices(int(_io(self._mod[self._entries[0]])["mesh"])))
-        return [number for number in every if set(self._devices(number)) == own]
+        devices = set(self._devices(int(_io(self._mod[self._entries[0]])["mesh"])))
+        return [number for number in every if set(self._devices(number)) == devices]
 
     def _mesh(self, index: int) -> str:
         mesh = self._meshes[index]
@@ -203,10 +203,10 @@ class _Writer:
 
     def _not_manual(self, io: Any) -> str | None:
         """Why an entry is no manual computation; None where it can be one."""
-        own = int(io["mesh"])
-        sizes = mesh_shape(self._meshes[own])
+        number = int(io["mesh"])
+        sizes = mesh_shape(self._meshes[number])
         for port in [*io["inputs"], *io["outputs"]]:
-            if self._mesh_of(port, io) != own:
+            if self._mesh_of(port, io) != number:
                 return f'"{_title(port)}" lies on a mesh of its own'
             shape = [int(n) for n in port["shape"]]
             for label, size in zip(self._labels(port), sizes):

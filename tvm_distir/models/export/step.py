@@ -97,10 +97,10 @@ class Step:
 
     def axes(self, rank: int, name: str = "axis") -> list[int]:
         """An attribute of axes; all where none is named."""
-        found = getattr(self.attrs, name)
-        if found is None:
+        value = getattr(self.attrs, name)
+        if value is None:
             return list(range(rank))
-        listed = found if hasattr(found, "__iter__") else [found]
+        listed = value if hasattr(value, "__iter__") else [value]
         return [int(axis) % rank for axis in listed]
 
     def integers(self, name: str) -> list[int]:

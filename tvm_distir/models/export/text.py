@@ -49,8 +49,8 @@ def is_float(dtype: str) -> bool:
 
 def integers(values: Iterable[Any]) -> str:
     """A list of integers as an attribute: ``array<i64: 1, 2>``."""
-    found = ", ".join(str(int(v)) for v in values)
-    return f"array<i64: {found}>" if found else "array<i64>"
+    items = ", ".join(str(int(v)) for v in values)
+    return f"array<i64: {items}>" if items else "array<i64>"
 
 
 def table(rows: Sequence[Sequence[int]]) -> str:

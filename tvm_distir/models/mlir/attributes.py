@@ -47,9 +47,9 @@ class Attributes:
         scan = self._scan
         if scan.take("tensor"):
             return self._tensor(scan.balanced())
-        found = scan.match(_SIMPLE)
-        if found:
-            return OtherType(found.group())
+        match = scan.match(_SIMPLE)
+        if match:
+            return OtherType(match.group())
         if scan.peek("!"):
             scan.take("!")
             name = scan.word(NAME, "a type")
@@ -64,9 +64,9 @@ class Attributes:
         return OtherType(f"{name}<{scan.balanced()}>")
 
     def _tensor(self, body: str) -> TensorType:
-        found = _DIMS.match(body)
-        words = re.findall(r"\d+|\?", found.group(1)) if found else []
-        element = found.group(2).split(",")[0].strip() if found else ""
+        match = _DIMS.match(body)
+        words = re.findall(r"\d+|\?", match.group(1)) if match else []
+        element = match.group(2).split(",")[0].strip() if match else ""
         if not element or element[0].isdigit() or "*" in element:
             raise self._scan.fault(f"tensor<{body}> is no type of a tensor of known rank")
         return TensorType(
@@ -78,12 +78,12 @@ class Attributes:
         scan = self._scan
         if not scan.take("("):
             return [self.type()]
-        found: list[Type] = []
+        types: list[Type] = []
         while not scan.take(")"):
-            found.append(self.type())
+            types.append(self.type())
             if not scan.peek(")"):
                 scan.expect(",")
-        return found
+        return types
 
     def function_type(self) -> tuple[list[Type], list[Type]]:
         """Take ``(a, b) -> (c)``."""
@@ -113,9 +113,9 @@ class Attributes:
         """
         scan = self._scan
         scan.deeper()
-        found = self._value(typed)
+        value = self._value(typed)
         scan.higher()
-        return found
+        return value
 
     def _value(self, typed: bool) -> Any:
         scan = self._scan

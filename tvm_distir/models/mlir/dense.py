@@ -36,8 +36,8 @@ def element_type(word: str) -> np.dtype[Any] | None:
     >>> element_type("ui8"), element_type("complex<f32>")
     (dtype('uint8'), None)
     """
-    found = _TYPES.get(word)
-    return None if found is None else np.dtype(found)
+    name = _TYPES.get(word)
+    return None if name is None else np.dtype(name)
 
 
 def dense_elements(body: str, shape: tuple[int, ...], word: str) -> npt.NDArray[Any]:
@@ -65,8 +65,8 @@ def dense_elements(body: str, shape: tuple[int, ...], word: str) -> npt.NDArray[
         raise ValueError(f"elements that are no numbers: {text[:40]}")
     if len(words) not in (1, count):
         raise ValueError(f"{len(words)} elements, the type has {count}")
-    found = np.array([_element(item, dtype) for item in words], dtype)
-    return found.reshape(shape) if len(words) == count else found.reshape(1)
+    elements = np.array([_element(item, dtype) for item in words], dtype)
+    return elements.reshape(shape) if len(words) == count else elements.reshape(1)
 
 
 def _element(word: str, dtype: np.dtype[Any]) -> Any:

@@ -31,8 +31,8 @@ def read_name(location: str, aliases: Mapping[str, str]) -> str:
         if location not in aliases:
             break
         location = aliases[location]
-    found = _NAME.match(location.strip())
-    return unescaped(found.group(1)) if found else ""
+    match = _NAME.match(location.strip())
+    return unescaped(match.group(1)) if match else ""
 
 
 def unescaped(text: str) -> str:

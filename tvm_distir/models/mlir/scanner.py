@@ -35,16 +35,16 @@ class Scanner:
 
     def skip(self) -> int:
         """Go over blanks and comments; where the next piece begins."""
-        found = _GAP.match(self.text, self._at)
-        self._at = found.end() if found else self._at
+        match = _GAP.match(self.text, self._at)
+        self._at = match.end() if match else self._at
         return self._at
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """Take what a pattern matches here."""
-        found = pattern.match(self.text, self.skip())
-        if found:
-            self._at = found.end()
-        return found
+        match = pattern.match(self.text, self.skip())
+        if match:
+            self._at = match.end()
+        return match
 
     def peek(self, literal: str) -> bool:
         """Whether a literal stands here."""
@@ -64,24 +64,24 @@ class Scanner:
 
     def word(self, pattern: re.Pattern[str], what: str) -> str:
         """Take what a pattern matches; refuse (DIST0370) any other text."""
-        found = self.match(pattern)
-        if found is None:
+        match = self.match(pattern)
+        if match is None:
             raise self.fault(f"{what} is expected, not {self.here()}")
-        return found.group()
+        return match.group()
 
     def balanced(self) -> str:
         """Take a bracket and all up to the one that closes it; what stands between them."""
         start = self.skip()
         depth: list[str] = []
-        for found in _NEXT.finditer(self.text, start):
-            piece = found.group()
+        for match in _NEXT.finditer(self.text, start):
+            piece = match.group()
             if piece in _CLOSING:
                 depth.append(_CLOSING[piece])
             elif depth and piece == depth[-1]:
                 depth.pop()
                 if not depth:
-                    self._at = found.end()
-                    return self.text[start + 1 : found.start()]
+                    self._at = match.end()
+                    return self.text[start + 1 : match.start()]
             elif piece in ">)]}":
                 break
         raise self.fault("a bracket is not closed")

@@ -59,8 +59,8 @@ def _by_reference(
     ]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output]
     graph = helper.make_graph([node], "one", inputs, outputs)
-    one = helper.make_model(graph, opset_imports=list(model.opset_import))
-    results: Any = ReferenceEvaluator(one).run(None, dict(operands))
+    single = helper.make_model(graph, opset_imports=list(model.opset_import))
+    results: Any = ReferenceEvaluator(single).run(None, dict(operands))
     return results[0]
 
 

@@ -52,8 +52,8 @@ def _dtype(seen: Seen, name: str) -> npt.DTypeLike:
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: object) -> object:
-    found = [helper.get_attribute_value(a) for a in node.attribute if a.name == name]
-    value = found[0] if found else default
+    values = [helper.get_attribute_value(a) for a in node.attribute if a.name == name]
+    value = values[0] if values else default
     return value.decode() if isinstance(value, bytes) else value
 
 

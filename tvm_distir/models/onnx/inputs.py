@@ -113,7 +113,7 @@ def _size_of(name: str, dims: Mapping[str, int]) -> int | None:
     if name in dims:
         return dims[name]
     names = _names_in(name)
-    if not names or any(one not in dims for one in names):
+    if not names or any(dim not in dims for dim in names):
         return None
     try:
         size = _value(ast.parse(name, mode="eval").body, dims)
@@ -130,7 +130,7 @@ def _value(node: ast.expr, dims: Mapping[str, int]) -> int:
 
 def _unknown_dims(names: Mapping[str, str], dims: Mapping[str, int], place: str) -> ModelError:
     """Return the error for dims without a size: the first is told, options name all of them."""
-    wanted = [one for name in names for one in _names_in(name) or [name] if one not in dims]
+    wanted = [dim for name in names for dim in _names_in(name) or [name] if dim not in dims]
     what = next(iter(names.values()))
     remedy = dims_remedy(wanted or list(names), "td.from_onnx(file, dims={})")
     if "dim 0" in what:

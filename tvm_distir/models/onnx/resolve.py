@@ -43,7 +43,7 @@ def resolve(
     """
     before = Walk(model, old)
     if dict(old) == dict(new):
-        visited = [one for node in model.graph.node for one in before.visit(node)]
+        visited = [part for node in model.graph.node for part in before.visit(node)]
         return _replaced(model, visited, before)
     after = Walk(model, new)
     batches = next((old[name][0], new[name][0]) for name in old if old[name] != new[name])
@@ -52,7 +52,7 @@ def resolve(
         before.visit(node)
         extra, fitted = rewrite_pinned(node, before, after, batches)
         try:
-            nodes.extend(one for part in [*extra, fitted] for one in after.visit(part))
+            nodes.extend(written for part in [*extra, fitted] for written in after.visit(part))
         except ModelError as error:
             raise refusal(node, error.what) from error
         check_kept(node, before, after)

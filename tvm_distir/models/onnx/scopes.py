@@ -38,11 +38,11 @@ def scopes_of(node: onnx.NodeProto) -> tuple[str, ...]:
     """Modules that a node stands in, outermost first, and last what it computes; or nothing."""
     text = _metadata(node, _SCOPES)
     try:
-        found = ast.literal_eval(text) if text else ()
+        scopes = ast.literal_eval(text) if text else ()
     except (SyntaxError, ValueError):
         return ()
-    good = isinstance(found, (list, tuple)) and all(isinstance(one, str) for one in found)
-    return tuple(found) if good else ()
+    good = isinstance(scopes, (list, tuple)) and all(isinstance(scope, str) for scope in scopes)
+    return tuple(scopes) if good else ()
 
 
 def variable_name(node: onnx.NodeProto) -> str | None:
@@ -116,12 +116,12 @@ class _Names:
 
     def origin(self, node: onnx.NodeProto, position: int) -> str | None:
         """Name of the parameter that an operand was made of; None where it is not clear."""
-        found = list(dict.fromkeys(_REFERENCE.findall(_metadata(node, _NODE))))
-        lost = [name for name in found if _plain(name) not in self.stored] or found
+        references = list(dict.fromkeys(_REFERENCE.findall(_metadata(node, _NODE))))
+        lost = [name for name in references if _plain(name) not in self.stored] or references
         weights = [name for name in lost if name.endswith("weight")] if len(lost) > 1 else lost
         if len(weights) == 1:
             return self._dotted(weights[0])
-        if found or node.op_type not in ("MatMul", "Gemm", "Conv") or position != 1:
+        if references or node.op_type not in ("MatMul", "Gemm", "Conv") or position != 1:
             return None
         module = scopes_of(node)[-2] if len(scopes_of(node)) > 1 else ""
         return f"{module}.weight" if module else None

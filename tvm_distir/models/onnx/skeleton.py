@@ -169,13 +169,13 @@ def restore_weights(skeleton: Skeleton, model: onnx.ModelProto) -> onnx.ModelPro
 
 def _captured(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     """Names that sub-graphs of nodes (If, Loop) read."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in nodes:
         for attribute in node.attribute:
             for graph in [attribute.g, *attribute.graphs]:
-                found |= {name for inner in graph.node for name in inner.input}
-                found |= {value.name for value in graph.output} | _captured(graph.node)
-    return found
+                names |= {name for inner in graph.node for name in inner.input}
+                names |= {value.name for value in graph.output} | _captured(graph.node)
+    return names
 
 
 def _trained_names(graph: onnx.GraphProto) -> tuple[set[str], set[str]]:

@@ -81,7 +81,7 @@ class Walk:
         if parts is None:
             return [self._inferred(node)]
         self.read |= {name for part in parts for name in part.input}
-        return [one for part in parts for one in self.visit(part)]
+        return [visited for part in parts for visited in self.visit(part)]
 
     def _inferred(self, node: onnx.NodeProto) -> onnx.NodeProto:
         """Infer the outputs of a node; return it, or the Constant that replaces it."""

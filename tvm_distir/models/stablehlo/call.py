@@ -55,29 +55,29 @@ class HloCall:
 
     def integers(self, name: str, default: Sequence[int] | None = None) -> list[int]:
         """An attribute that is a list of integers."""
-        found = self.attribute(name)
-        if isinstance(found, Dense):
-            count = math.prod(n or 0 for n in found.type.shape)
-            found = np.broadcast_to(found.values.reshape(-1), (count,)).tolist()
-        if found is None and default is None:
+        value = self.attribute(name)
+        if isinstance(value, Dense):
+            count = math.prod(n or 0 for n in value.type.shape)
+            value = np.broadcast_to(value.values.reshape(-1), (count,)).tolist()
+        if value is None and default is None:
             raise Unsupported(f"no {name}")
-        return integers(default if found is None else found)
+        return integers(default if value is None else value)
 
     def pairs(self, name: str, count: int) -> list[tuple[int, int]]:
         """An attribute of so many pairs of integers; zeros where it is left out."""
-        found = self.attribute(name)
-        if found is None:
+        value = self.attribute(name)
+        if value is None:
             return [(0, 0)] * count
-        if isinstance(found, Dense):
-            found = np.broadcast_to(found.values.reshape(-1), (2 * count,)).reshape(count, 2)
-        return [(int(a), int(b)) for a, b in found]
+        if isinstance(value, Dense):
+            value = np.broadcast_to(value.values.reshape(-1), (2 * count,)).reshape(count, 2)
+        return [(int(a), int(b)) for a, b in value]
 
     def numbers(self, name: str) -> dict[str, Any]:
         """An attribute that names dims, such as those of a gather."""
-        found = self.attribute(name)
-        if not isinstance(found, dict):
+        value = self.attribute(name)
+        if not isinstance(value, dict):
             raise Unsupported(f"no {name}")
-        return found
+        return value
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -44,10 +44,10 @@ def read_composite(
     if make is None:
         return None
     write.hint = str(operation.attributes["name"]).rpartition(".")[2]
-    found = write.emit(make([_whole(value, write) for value in operands], grids))
-    if not isinstance(found.ty, relax.TupleType):
-        return [write.value(found)]
-    return [write.value(write.emit(found[i])) for i in range(len(found.ty.fields))]
+    result = write.emit(make([_whole(value, write) for value in operands], grids))
+    if not isinstance(result.ty, relax.TupleType):
+        return [write.value(result)]
+    return [write.value(write.emit(result[i])) for i in range(len(result.ty.fields))]
 
 
 def _whole(value: Value, write: Emitter) -> Any:
@@ -144,13 +144,13 @@ def _integers(value: Any) -> Any:
     """One or several, as ``split`` has them."""
     if _is(value, int):
         return tirx.IntImm("int64", value)
-    found = _listed(value, int)
-    return None if found is None else [tirx.IntImm("int64", item) for item in found]
+    items = _listed(value, int)
+    return None if items is None else [tirx.IntImm("int64", item) for item in items]
 
 
 def _floats(value: Any) -> Any:
-    found = _listed(value, float)
-    return None if found is None else [tirx.FloatImm("float32", item) for item in found]
+    items = _listed(value, float)
+    return None if items is None else [tirx.FloatImm("float32", item) for item in items]
 
 
 def _fields(key: str, given: dict[str, Any]) -> dict[str, Any] | None:

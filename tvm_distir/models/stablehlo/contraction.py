@@ -56,8 +56,8 @@ def _dot_general(call: HloCall) -> Value:
         columns = [math.prod(columns)]
     x = write.reshape(x, lead + (rows or [1]) + depth)
     y = write.reshape(turned, lead + depth + columns)
-    found = write.emit(_op.matmul(x, y, out_dtype=out))
-    return Value(write.reshape(found, call.shape), call.shape)
+    product = write.emit(_op.matmul(x, y, out_dtype=out))
+    return Value(write.reshape(product, call.shape), call.shape)
 
 
 def _places(words: str) -> list[str]:
@@ -91,7 +91,7 @@ def _convolution(call: HloCall) -> Value:
         high = edge + [min(b, 0) for _, b in pads]
         x = write.pad(x, low, high, edge + gaps)
         pads = [(max(a, 0), max(b, 0)) for a, b in pads]
-    found = write.emit(
+    convolved = write.emit(
         _CONVOLUTIONS[rank](
             x,
             weight,
@@ -103,7 +103,7 @@ def _convolution(call: HloCall) -> Value:
         )
     )
     order = ["b", "f", *spatial]
-    return Value(write.permute(found, [order.index(word) for word in result]), call.shape)
+    return Value(write.permute(convolved, [order.index(word) for word in result]), call.shape)
 
 
 def _as_channels(call: HloCall, x: Any, groups: int) -> Any:

@@ -149,8 +149,8 @@ def _both(write: Emitter, inside: Any, column: Any, highest: int) -> Any:
         write.emit(_op.greater_equal(column, zero)),
         write.emit(_op.less_equal(column, most)),
     )
-    found = write.emit(_op.logical_and(low, high))
-    return found if inside is None else write.emit(_op.logical_and(inside, found))
+    in_range = write.emit(_op.logical_and(low, high))
+    return in_range if inside is None else write.emit(_op.logical_and(inside, in_range))
 
 
 def inside_of(write: Emitter, indices: Any, size: int) -> Any:

@@ -145,8 +145,8 @@ class Distributed:
         return ir.IRModule(functions, attrs=mod.attrs)
 
     def _placement(self, said: Any, expr: Any) -> tuple[Any, Sequence[int]]:
-        name, found, text = str(said).partition(": ")
-        if not isinstance(said, str) or not found:
+        name, separator, text = str(said).partition(": ")
+        if not isinstance(said, str) or not separator:
             raise Unsupported(f'the {PLACEMENT} "{said}"')
         _, mesh = self._shardings.grid(name)
         try:
@@ -186,8 +186,8 @@ class _Function:
                 read.update(variables(binding.value))
         blocks = []
         for block in fn.body.blocks:
-            found = [self._binding(b.var, b.value) for b in block.bindings if b.var in read]
-            blocks.append(type(block)(found))
+            kept_bindings = [self._binding(b.var, b.value) for b in block.bindings if b.var in read]
+            blocks.append(type(block)(kept_bindings))
         result = self._expr(fn.body.body)
         return with_body(fn, [self._env[p] for p in fn.params], blocks, result, bool(fn.is_pure))
 
@@ -229,12 +229,12 @@ class _Function:
                 step = relax.op.distributed.redistribute(args[0], mesh, placement_of(labels))
             else:
                 step = ops.CONSTRUCTORS[kind](args[0], device_mesh=mesh, **given)
-            found: Any = self._builder.normalize(step)
+            normalized: Any = self._builder.normalize(step)
         except (KeyError, TypeError, ValueError, RuntimeError, DistIRError) as error:
             raise Unsupported(f"R.dist.{kind} of {said}: {error}") from error
-        if not tvm_ffi.structural_equal(found.ty, ty):
-            raise Unsupported(f"R.dist.{kind} that gives {found.ty}, {ty} is written")
-        return found
+        if not tvm_ffi.structural_equal(normalized.ty, ty):
+            raise Unsupported(f"R.dist.{kind} that gives {normalized.ty}, {ty} is written")
+        return normalized
 
     def _expr(self, expr: Any) -> Any:
         if expr in self._env:

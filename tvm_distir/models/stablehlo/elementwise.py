@@ -51,11 +51,13 @@ def spread(call: HloCall, make: Callable[..., Any], values: Sequence[Value]) -> 
         return Value(call.write.emit(make(parts[0].expr)), shape)
     full = any(part.base is None and len(shape_of(part.expr)) == len(shape) for part in parts)
     exprs = [part.expr if part.base is None or not full else part.base for part in parts]
-    found = call.write.emit(make(*exprs))
-    own = shape_of(found)
-    if own and len(own) < len(shape):
-        found = call.write.reshape(found, [1] * (len(shape) - len(own)) + list(own))
-    return Value(found, shape)
+    result = call.write.emit(make(*exprs))
+    result_shape = shape_of(result)
+    if result_shape and len(result_shape) < len(shape):
+        result = call.write.reshape(
+            result, [1] * (len(shape) - len(result_shape)) + list(result_shape)
+        )
+    return Value(result, shape)
 
 
 def each(make: Callable[..., Any]) -> Converter:
@@ -70,8 +72,8 @@ def _wide(make: Callable[..., Any]) -> Converter:
         x = call[0]
         if x.dtype not in HALVES:
             return spread(call, make, [x])
-        found = spread(call, make, [converted(call, x, "float32")])
-        return found if "is" in make.__name__ else converted(call, found, x.dtype)
+        result = spread(call, make, [converted(call, x, "float32")])
+        return result if "is" in make.__name__ else converted(call, result, x.dtype)
 
     return convert
 

@@ -73,11 +73,11 @@ class Emitter:
             kept = value.rows[begin:end]
             base = self.rows_of(Value(value.expr, value.shape), begin, end)
             return Value(base.expr, shape, kept if any(kept) else None)
-        own = shape_of(value.expr)
-        if not own or own[0] == 1 != value.shape[0]:
+        sizes = shape_of(value.expr)
+        if not sizes or sizes[0] == 1 != value.shape[0]:
             return Value(value.expr, shape)
-        ends = [end, *own[1:]]
-        return Value(self.slice(value.expr, [begin] + [0] * (len(own) - 1), ends), shape)
+        ends = [end, *sizes[1:]]
+        return Value(self.slice(value.expr, [begin] + [0] * (len(sizes) - 1), ends), shape)
 
     def reshape(self, expr: Any, shape: Sequence[int]) -> Any:
         """A tensor in another shape of as many elements."""
@@ -165,11 +165,11 @@ class Emitter:
     def _bounded(self, index: Any, name: str) -> tuple[Any, int | None]:
         """Both sides of such an operation with a number; None where it is none."""
         held = isinstance(index, relax.Var)
-        found: Any = self.builder.lookup_binding(index) if held else None
-        if getattr(getattr(found, "op", None), "name", "") != name:
+        bound: Any = self.builder.lookup_binding(index) if held else None
+        if getattr(getattr(bound, "op", None), "name", "") != name:
             return None, None
-        sides = [Value(side, ()) if is_constant(side) else None for side in found.args]
-        for side, other in zip(sides, reversed(found.args)):
+        sides = [Value(side, ()) if is_constant(side) else None for side in bound.args]
+        for side, other in zip(sides, reversed(bound.args)):
             if side is not None and side.integer is not None:
                 return other, side.integer
         return None, None

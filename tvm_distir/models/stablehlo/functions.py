@@ -58,8 +58,8 @@ class Functions:
         self._said = shardings
         said = module.attributes.get("mhlo.num_replicas")
         self._replicas = said if type(said) is int else 1
-        found = (op for op in module.operations if op.name == "func.func")
-        self.held = {str(op.attributes.get("sym_name")): op for op in found}
+        operations = (op for op in module.operations if op.name == "func.func")
+        self.held = {str(op.attributes.get("sym_name")): op for op in operations}
         self.sizes = Sizes(self.held, self.callee, inline)
         self._open: list[str] = []
         self._written: dict[str, ir.GlobalVar] = {}
@@ -193,15 +193,15 @@ class _Body:
             values.append(self._write.value(expr))
         results = self.run(block, values)
         try:
-            found = [self._write.whole(value) for value in results]
+            full_results = [self._write.whole(value) for value in results]
         except IMPORT_ERRORS as error:
             what = f"its results do not fit: {reason(error)}"
             raise self._functions.fault(operation, what) from error
         if public and shardings is not None:
             notes = operation.attributes.get("res_attrs") or []
             for index, attributes in enumerate(notes):
-                found[index] = self._placed(operation, found[index], attributes)
-        return found
+                full_results[index] = self._placed(operation, full_results[index], attributes)
+        return full_results
 
     def _placed(self, operation: Operation, expr: Any, attributes: dict[str, Any]) -> Any:
         shardings = self._functions.shardings
@@ -221,8 +221,8 @@ class _Body:
         self, block: Block, values: Sequence[Value], scopes: list[dict[str, Value]]
     ) -> list[Value]:
         """Translate a block, where the names of some scopes are known."""
-        own = {a.name: value for a, value in zip(block.arguments, values)}
-        before, self._scopes = self._scopes, [*scopes, own]
+        local_values = {a.name: value for a, value in zip(block.arguments, values)}
+        before, self._scopes = self._scopes, [*scopes, local_values]
         try:
             for operation in block.operations:
                 operands = [self._value(operation, name) for name in operation.operands]
@@ -232,9 +232,9 @@ class _Body:
                     return operands
                 self._functions.count(operation)
                 for name in operation.results:
-                    if name in own:
+                    if name in local_values:
                         raise self._functions.fault(operation, f"{name} is defined twice")
-                own.update(zip(operation.results, self._operation(operation, operands)))
+                local_values.update(zip(operation.results, self._operation(operation, operands)))
         finally:
             self._scopes = before
         raise ModelError(
@@ -297,8 +297,8 @@ class _Body:
             placed = self._placed(operation, self._write.whole(operands[0]), attributes)
             return [self._write.value(placed)]
         call = HloCall(operation, operands, self._write, self.run)
-        found = CONVERTERS[operation.name](call)
-        return [found] if isinstance(found, Value) else list(found)
+        converted = CONVERTERS[operation.name](call)
+        return [converted] if isinstance(converted, Value) else list(converted)
 
     def _called(self, operation: Operation, operands: list[Value]) -> list[Value]:
         known = self._functions.distributed.step(operation, operands, self._write)
@@ -311,8 +311,8 @@ class _Body:
             return self._in_scope(self._functions.held[name].regions[0], operands, [])
         variable = self._functions.variable(operation, name)
         args = [self._write.whole(value) for value in operands]
-        found = self._write.emit(relax.Call(variable, args))
+        result = self._write.emit(relax.Call(variable, args))
         if len(operation.result_types) == 1:
-            return [self._write.value(found)]
+            return [self._write.value(result)]
         count = len(operation.result_types)
-        return [self._write.value(self._write.emit(found[i])) for i in range(count)]
+        return [self._write.value(self._write.emit(result[i])) for i in range(count)]

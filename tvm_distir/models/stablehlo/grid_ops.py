@@ -35,8 +35,8 @@ def shard_results(
     for name, value in operation.attributes.items():
         if isinstance(value, list) and any(isinstance(item, str) for item in value):
             raise Unsupported(f"{name} that are computed")
-    found = CONVERTERS[operation.name](GridStep(grids, operation, operands, write))
-    return found if isinstance(found, list) else [found]
+    results = CONVERTERS[operation.name](GridStep(grids, operation, operands, write))
+    return results if isinstance(results, list) else [results]
 
 
 def _sharding(step: GridStep) -> Placed:
@@ -88,9 +88,9 @@ def _all_to_all(step: GridStep) -> Value:
 
 def _reduce_scatter(step: GridStep) -> Value:
     dim, kind = step.number("scatter_axis"), KINDS[step.kind]
-    found = _along(step, lambda x, mesh, axes: ops.reduce_scatter(x, mesh, axes, dim, kind))
+    scattered = _along(step, lambda x, mesh, axes: ops.reduce_scatter(x, mesh, axes, dim, kind))
     mesh, axes = step.mesh()
-    return step.averaged(found, mesh, axes) if axes else found
+    return step.averaged(scattered, mesh, axes) if axes else scattered
 
 
 def _shift(step: GridStep) -> Value:
@@ -136,11 +136,11 @@ def _places(step: GridStep) -> list[Value]:
 
 def _number(step: GridStep) -> Value:
     mesh, sizes, axes = _axes_of(step)
-    found = step.place(mesh, 0)
+    index = step.place(mesh, 0)
     for axis in axes[1:]:
-        scaled = step.write.emit(relax.op.multiply(found, constant(sizes[axis], "int64")))
-        found = step.write.emit(relax.op.add(scaled, step.place(mesh, axis)))
-    return step.write.value(found)
+        scaled = step.write.emit(relax.op.multiply(index, constant(sizes[axis], "int64")))
+        index = step.write.emit(relax.op.add(scaled, step.place(mesh, axis)))
+    return step.write.value(index)
 
 
 def _sizes(step: GridStep) -> list[Value]:

@@ -123,9 +123,9 @@ class Grids:
         made = relax.op.distributed.annotate_sharding(
             write.whole(value), placed.device_mesh, placement_of(labels)
         )
-        found = write.value(write.emit(made))
-        self._lies[id(found)] = found, placed
-        return found
+        annotated = write.value(write.emit(made))
+        self._lies[id(annotated)] = annotated, placed
+        return annotated
 
     def sharding_of(self, value: Value) -> Placed:
         """How a value is annotated."""
@@ -153,17 +153,17 @@ class GridStep:
 
     def number(self, name: str) -> int:
         """An attribute that is a number."""
-        found = self.operation.attributes.get(name)
-        if not isinstance(found, int) or isinstance(found, bool):
+        number = self.operation.attributes.get(name)
+        if not isinstance(number, int) or isinstance(number, bool):
             raise Unsupported(f"no {name}")
-        return found
+        return number
 
     def numbers(self, name: str) -> list[int]:
         """An attribute that is a list of numbers; an empty one may be left out."""
-        found = self.operation.attributes.get(name, [])
-        if not isinstance(found, list) or not all(isinstance(n, int) for n in found):
+        numbers = self.operation.attributes.get(name, [])
+        if not isinstance(numbers, list) or not all(isinstance(n, int) for n in numbers):
             raise Unsupported(f"{name} that are no numbers")
-        return found
+        return numbers
 
     def mesh(self) -> tuple[Any, list[int]]:
         """The grid, and the axes along which processes meet."""
@@ -184,10 +184,10 @@ class GridStep:
     @property
     def kind(self) -> str:
         """How numbers are reduced."""
-        found = str(self.operation.attributes.get("reduction", "sum"))
-        if found not in KINDS:
-            raise Unsupported(f'the reduction "{found}"')
-        return found
+        kind = str(self.operation.attributes.get("reduction", "sum"))
+        if kind not in KINDS:
+            raise Unsupported(f'the reduction "{kind}"')
+        return kind
 
     @property
     def dtype(self) -> str:

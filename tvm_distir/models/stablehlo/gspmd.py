@@ -36,20 +36,20 @@ def _numbers(text: str | None) -> list[int]:
 
 
 def _read(text: str) -> _Tiles | None:
-    found = _FORM.search(text)
-    if found is None:
+    match = _FORM.search(text)
+    if match is None:
         return None
-    shape, sizes = _numbers(found.group(1)), _numbers(found.group(2))
+    shape, sizes = _numbers(match.group(1)), _numbers(match.group(2))
     count = math.prod(shape)
     if sizes:
-        order = _numbers(found.group(3)) or list(range(len(sizes)))
+        order = _numbers(match.group(3)) or list(range(len(sizes)))
         devices = np.arange(count).reshape(sizes).transpose(order).reshape(shape)
     else:
-        listed = _numbers(found.group(4))
+        listed = _numbers(match.group(4))
         if len(listed) != count:
             raise Unsupported(f'the sharding "{text}"')
         devices = np.array(listed).reshape(shape)
-    return _Tiles(devices, len(shape) - bool(found.group(5)), tuple(sizes or shape))
+    return _Tiles(devices, len(shape) - bool(match.group(5)), tuple(sizes or shape))
 
 
 def mesh_of_tiles(texts: Sequence[str]) -> list[int]:

@@ -109,16 +109,16 @@ def _port(mesh: str, labels: Sequence[int], kind: Any, index: int) -> dict[str, 
     return {"grid": Symbol(mesh), "index": index, "placement": placement, "shape": shape}
 
 
-def _shardings(found: Any) -> list[Opaque]:
+def _shardings(attribute: Any) -> list[Opaque]:
     """Shardings of values, in either form of the text."""
-    if isinstance(found, Opaque):
-        return [Opaque("sdy.sharding", body) for body in _SHARDING.findall(found.body)]
-    if not isinstance(found, list) or not all(isinstance(item, Opaque) for item in found):
+    if isinstance(attribute, Opaque):
+        return [Opaque("sdy.sharding", body) for body in _SHARDING.findall(attribute.body)]
+    if not isinstance(attribute, list) or not all(isinstance(item, Opaque) for item in attribute):
         raise Unsupported(f"a {MANUAL} without shardings")
-    return found
+    return attribute
 
 
-def _axes(found: Any) -> list[str]:
-    if isinstance(found, Opaque):
-        return [unescaped(name) for name in _NAMED.findall(found.body)]
-    return [str(axis) for axis in found] if isinstance(found, list) else []
+def _axes(attribute: Any) -> list[str]:
+    if isinstance(attribute, Opaque):
+        return [unescaped(name) for name in _NAMED.findall(attribute.body)]
+    return [str(axis) for axis in attribute] if isinstance(attribute, list) else []

@@ -24,10 +24,10 @@ _KINDS = {"add": "sum", "maximum": "max", "minimum": "min", "multiply": "prod"}
 
 def _rows(call: HloCall, name: str) -> list[list[int]]:
     """An attribute that is a table of numbers of devices; -1 fills rows that are shorter."""
-    found = call.attribute(name)
-    if not isinstance(found, Dense) or len(found.type.shape) != 2:
+    attribute = call.attribute(name)
+    if not isinstance(attribute, Dense) or len(attribute.type.shape) != 2:
         raise Unsupported(f"no {name}")
-    table = np.broadcast_to(found.values, tuple(n or 0 for n in found.type.shape))
+    table = np.broadcast_to(attribute.values, tuple(n or 0 for n in attribute.type.shape))
     return [[int(n) for n in row if n >= 0] for row in table]
 
 
@@ -120,11 +120,11 @@ def _number(call: HloCall, mesh: Any) -> list[Value]:
     if devices != list(range(len(devices))):
         raise Unsupported("numbers of devices that are not those of the mesh, row by row")
     write = call.write
-    found = write.emit(ops.axis_index(mesh, 0))
+    index = write.emit(ops.axis_index(mesh, 0))
     for axis, size in enumerate(mesh_shape(mesh)[1:], 1):
-        scaled = write.emit(relax.op.multiply(found, constant(size, "int64")))
-        found = write.emit(relax.op.add(scaled, write.emit(ops.axis_index(mesh, axis))))
-    return [write.value(write.cast(found, call.dtype))]
+        scaled = write.emit(relax.op.multiply(index, constant(size, "int64")))
+        index = write.emit(relax.op.add(scaled, write.emit(ops.axis_index(mesh, axis))))
+    return [write.value(write.cast(index, call.dtype))]
 
 
 MOVES: dict[str, Callable[[HloCall, Any], list[Value]]] = {

@@ -32,17 +32,17 @@ def grid_of(operation: Operation) -> str:
     Unsupported
         An argument or result that does not say it, or says another one than those before.
     """
-    found = ""
+    name = ""
     for title, notes in _edges(operation):
         port = notes.get(PORT)
         symbol = port.get("grid") if isinstance(port, dict) else None
         if not isinstance(symbol, Symbol):
             raise Unsupported(f"a local program whose {title} has no {PORT} with a grid")
-        if found not in ("", symbol.name):
-            what = f"{title} lies on the grid {symbol.name}, others on {found}"
+        if name not in ("", symbol.name):
+            what = f"{title} lies on the grid {symbol.name}, others on {name}"
             raise Unsupported(f"a local program whose {what}")
-        found = symbol.name
-    return found
+        name = symbol.name
+    return name
 
 
 def read_ports(
@@ -94,21 +94,21 @@ def _port(title: str, notes: Mapping[str, Any], held: Any, sizes: Sequence[int])
         check_placement(labels, sizes, len(shape), PORT)
     except MeshError as error:
         raise Unsupported(f"{title}: {error}") from error
-    own = shape_of(held)
-    if tuple(local_shape(shape, labels, sizes)) != own:
-        what = f"a shard {list(own)} of an array {shape}, placed {placement}"
+    sizes_held = shape_of(held)
+    if tuple(local_shape(shape, labels, sizes)) != sizes_held:
+        what = f"a shard {list(sizes_held)} of an array {shape}, placed {placement}"
         raise Unsupported(f"{title}: {what}")
-    found: dict[str, Any] = {
+    port_notes: dict[str, Any] = {
         "dtype": dtype_of(held),
         "index": index,
         "placement": placement,
         "shape": shape,
     }
     if "role" in port:
-        found["role"] = str(port["role"])
+        port_notes["role"] = str(port["role"])
     if "index_range" in port:
         allowed = port["index_range"]
         if not isinstance(allowed, list) or len(allowed) not in (2, 3):
             raise Unsupported(f"{title}: a {PORT} whose index_range is no range")
-        found["index_range"] = allowed
-    return found
+        port_notes["index_range"] = allowed
+    return port_notes

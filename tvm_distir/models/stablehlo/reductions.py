@@ -59,14 +59,14 @@ def _reduce(call: HloCall) -> Any:
     write = call.write
     if call.dtype == "bool" and kind in ("or", "and"):
         counted = write.cast(call.whole(0), "int8")
-        found = write.emit((_op.max if kind == "or" else _op.min)(counted, dims))
-        return Value(write.cast(found, "bool"), call.shape)
+        reduced = write.emit((_op.max if kind == "or" else _op.min)(counted, dims))
+        return Value(write.cast(reduced, "bool"), call.shape)
     if kind not in _REDUCTIONS:
         raise Unsupported(f"a reduction by {kind}")
-    found = write.emit(_REDUCTIONS[kind](call.whole(0), dims))
+    reduced = write.emit(_REDUCTIONS[kind](call.whole(0), dims))
     if not is_neutral(kind, call[1]):
-        found = write.emit(_COMBINE[kind](found, call[1].expr))
-    return Value(found, call.shape)
+        reduced = write.emit(_COMBINE[kind](reduced, call[1].expr))
+    return Value(reduced, call.shape)
 
 
 def _of_pairs(call: HloCall, dims: list[int]) -> list[Value]:
@@ -81,8 +81,8 @@ def _of_pairs(call: HloCall, dims: list[int]) -> list[Value]:
     largest, write, x = direction[0] == "G", call.write, call.whole(0)
     place = write.emit((_op.argmax if largest else _op.argmin)(x, dims[0]))
     place = write.emit(valid_place(place, call[0].shape[dims[0]]))
-    found = write.emit((_op.max if largest else _op.min)(x, dims))
-    return [write.value(found), write.value(write.cast(place, call.result_dtype(1)))]
+    extreme = write.emit((_op.max if largest else _op.min)(x, dims))
+    return [write.value(extreme), write.value(write.cast(place, call.result_dtype(1)))]
 
 
 def _sort(call: HloCall) -> list[Value]:
@@ -90,16 +90,16 @@ def _sort(call: HloCall) -> list[Value]:
     axis, write = int(call.attribute("dimension", -1)) % len(call[0].shape), call.write
     descending = _is_descending(call.region())
     x = call.whole(0)
-    found = [write.value(write.emit(_op.sort(x, axis, descending)))]
+    results = [write.value(write.emit(_op.sort(x, axis, descending)))]
     if len(call.operands) > 1:
         order = write.emit(_op.argsort(x, axis, descending, "int32"))
         for index in range(1, len(call.operands)):
             if call[index].counts == axis and call[index].dtype == "int32":
-                found.append(write.value(order))
+                results.append(write.value(order))
                 continue
             moved = write.emit(_op.gather_elements(call.whole(index), order, axis=axis))
-            found.append(write.value(moved))
-    return found
+            results.append(write.value(moved))
+    return results
 
 
 def _is_descending(block: Block) -> bool:
@@ -129,8 +129,8 @@ def _source(name: str, made: dict[str, Operation]) -> str:
 def _top_k(call: HloCall) -> list[Value]:
     count, write = int(call.attribute("k")), call.write
     dtype = call.result_dtype(1)
-    found = write.emit(_op.topk(call.whole(0), k=count, axis=-1, ret_type="both", dtype=dtype))
-    return [write.value(write.emit(found[i])) for i in range(2)]
+    pair = write.emit(_op.topk(call.whole(0), k=count, axis=-1, ret_type="both", dtype=dtype))
+    return [write.value(write.emit(pair[i])) for i in range(2)]
 
 
 CONVERTERS: dict[str, Converter] = {

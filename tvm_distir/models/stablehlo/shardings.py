@@ -86,10 +86,12 @@ class Shardings:
         Unsupported
             A sharding that no placement says.
         """
-        found = self._of_gspmd(sharding) if isinstance(sharding, str) else self._of_sdy(sharding)
-        if found is None:
+        placement = (
+            self._of_gspmd(sharding) if isinstance(sharding, str) else self._of_sdy(sharding)
+        )
+        if placement is None:
             return expr
-        mesh, labels = found
+        mesh, labels = placement
         placed = relax.op.distributed.annotate_sharding(
             expr, self._device_mesh(mesh), placement_of(labels)
         )
@@ -130,10 +132,10 @@ class Shardings:
         Unsupported
             A sharding that no placement says.
         """
-        found = self._of_sdy(sharding)
-        if found is None:
+        placement = self._of_sdy(sharding)
+        if placement is None:
             raise Unsupported(f"the sharding <{sharding.body}>, which is open")
-        return found
+        return placement
 
     def _of_sdy(self, sharding: Opaque) -> tuple[Mesh, list[int]] | None:
         named = _NAMED.match(sharding.body)
@@ -190,10 +192,10 @@ class Shardings:
 
 def _split_dims(text: str) -> tuple[list[str], str]:
     """What stands in the braces of ``[{...}, {...}]``, and what follows."""
-    found = _DIMS.match(text)
-    if found is None:
+    match = _DIMS.match(text)
+    if match is None:
         raise Unsupported(f"the sharding {text}")
-    return _DIM.findall(found.group(1)), found.group(2)
+    return _DIM.findall(match.group(1)), match.group(2)
 
 
 def _unquoted(quoted: str | None, bare: str | None) -> str:
@@ -245,7 +247,7 @@ def _grid(operation: Operation) -> Mesh:
     return Mesh(str(attributes.get("sym_name", "")), axes)
 
 
-def split_axes(found: Any) -> list[list[int]]:
+def split_axes(axes: Any) -> list[list[int]]:
     """Per dim the axes that cut it: ``[[0], []]``, as both forms of the text have it.
 
     Raises
@@ -253,27 +255,27 @@ def split_axes(found: Any) -> list[list[int]]:
     Unsupported
         For any other attribute.
     """
-    if isinstance(found, Opaque) and found.body.startswith("axisarray"):
+    if isinstance(axes, Opaque) and axes.body.startswith("axisarray"):
         return [
             [parse_int(n) or 0 for n in re.findall(r"\d+", dim)]
-            for dim in re.findall(r"\[([\d,\s]*)\]", found.body.removeprefix("axisarray")[1:-1])
+            for dim in re.findall(r"\[([\d,\s]*)\]", axes.body.removeprefix("axisarray")[1:-1])
         ]
-    good = isinstance(found, list) and all(
-        isinstance(dim, list) and all(type(n) is int for n in dim) for dim in found
+    good = isinstance(axes, list) and all(
+        isinstance(dim, list) and all(type(n) is int for n in dim) for dim in axes
     )
     if not good:
         raise Unsupported("split_axes that are no lists of axes")
-    return [list(dim) for dim in found]
+    return [list(dim) for dim in axes]
 
 
 def sharding_of(attributes: Mapping[str, Any], source: str) -> Any:
     """The sharding among the attributes of an argument, a result or an operation; else None."""
-    found = attributes.get("sdy.sharding", attributes.get("mhlo.sharding"))
-    if found is not None and not isinstance(found, (str, Opaque)):
+    sharding = attributes.get("sdy.sharding", attributes.get("mhlo.sharding"))
+    if sharding is not None and not isinstance(sharding, (str, Opaque)):
         raise ModelError(
             "DIST0370",
             "a sharding is no attribute of Shardy and no text",
             place=source,
             remedy="Write the text again with JAX.",
         )
-    return found
+    return sharding

@@ -110,8 +110,8 @@ class Value:
     @property
     def integer(self) -> int | None:
         """The number, of a constant of integers without dims; else None."""
-        found = None if self.shape else self.scalar
-        return int(found) if isinstance(found, (bool, int)) else None
+        number = None if self.shape else self.scalar
+        return int(number) if isinstance(number, (bool, int)) else None
 
 
 def is_constant(expr: Any) -> bool:
@@ -142,5 +142,5 @@ def identifier(name: str) -> str:
 
 def integers(values: Any) -> list[int]:
     """An attribute that is a list of integers; an empty one may be left out."""
-    found: Sequence[Any] = [] if values is None else values
-    return [int(v) for v in found]
+    items: Sequence[Any] = [] if values is None else values
+    return [int(v) for v in items]

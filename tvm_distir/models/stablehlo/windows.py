@@ -66,8 +66,8 @@ def _reduce_window(call: HloCall) -> Value:
     if any(spaces):
         flat = [0] * len(spaces)
         x = call.write.pad(x, flat, flat, spaces, float(call[1].scalar))
-    found = _cumulative(call, kind, windows, x)
-    return Value(_pooled(call, kind, windows, x) if found is None else found, call.shape)
+    cumulative = _cumulative(call, kind, windows, x)
+    return Value(_pooled(call, kind, windows, x) if cumulative is None else cumulative, call.shape)
 
 
 def _cumulative(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
@@ -102,8 +102,8 @@ def _pooled(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
     sizes = [shape[i] for i in order]
     flat = write.reshape(write.permute(x, order), [math.prod(sizes[:-2]), 1, *sizes[-2:]])
     pair = (last[0], last[1])
-    found = _pool(call, kind, flat, {**windows.pooling(pair), "layout": "NCHW"})
-    apart = write.reshape(found, [*sizes[:-2], *shape_of(found)[-2:]])
+    pooled = _pool(call, kind, flat, {**windows.pooling(pair), "layout": "NCHW"})
+    apart = write.reshape(pooled, [*sizes[:-2], *shape_of(pooled)[-2:]])
     return write.permute(apart, [order.index(i) for i in range(len(order))])
 
 
@@ -134,9 +134,9 @@ def _select_and_scatter(call: HloCall) -> Value:
     order = [0, 3, 1, 2] if dims == (1, 2) else [0, 1, 2, 3]
     x, grad = (write.permute(call.whole(index), order) for index in range(2))
     how = windows.pooling(dims)
-    found = write.emit(_op.grad.max_pool2d_backward(grad, x, **how))
+    gradient = write.emit(_op.grad.max_pool2d_backward(grad, x, **how))
     back = [order.index(i) for i in range(4)]
-    return Value(write.permute(found, back), call.shape)
+    return Value(write.permute(gradient, back), call.shape)
 
 
 CONVERTERS: dict[str, Converter] = {

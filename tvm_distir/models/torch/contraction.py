@@ -34,15 +34,15 @@ def _product_and_sum(first: str, second: str) -> Converter:
 
     def convert(call: AtenCall) -> Any:
         dtype = call.dtype
-        found = call.emit(_op.matmul(call[first], call[second]))
+        product = call.emit(_op.matmul(call[first], call[second]))
         if call["alpha"] != 1:
-            found = call.emit(_op.multiply(found, constant(call["alpha"], dtype)))
+            product = call.emit(_op.multiply(product, constant(call["alpha"], dtype)))
         if call["beta"] == 0:
-            return found
+            return product
         added = call["self"]
         if call["beta"] != 1:
             added = call.emit(_op.multiply(added, constant(call["beta"], dtype)))
-        return call.emit(_op.add(found, added))
+        return call.emit(_op.add(product, added))
 
     return convert
 
@@ -51,8 +51,8 @@ def _linear(call: AtenCall) -> Any:
     turned = call["weight"]
     if len(shape_of(turned)) == 2:
         turned = call.emit(_op.permute_dims(turned, [1, 0]))
-    found = call.emit(_op.matmul(call["input"], turned))
-    return found if call["bias"] is None else call.emit(_op.add(found, call["bias"]))
+    product = call.emit(_op.matmul(call["input"], turned))
+    return product if call["bias"] is None else call.emit(_op.add(product, call["bias"]))
 
 
 def _attention(call: AtenCall) -> Any:
@@ -73,20 +73,20 @@ def _attention(call: AtenCall) -> Any:
     q, k, v = (call.emit(_op.permute_dims(x, [0, 2, 1, 3])) for x in (q, k, v))
     q, scale = _scaled(call, q)
     causal = "TopLeft" if call["is_causal"] else None
-    found = call.emit(_op.nn.attention(q, k, v, mask, scale, causal))
-    found = call.emit(_op.permute_dims(found, [0, 2, 1, 3]))
-    return call.reshaped(found, [*shape[:-1], shape_of(found)[-1]])
+    mixed = call.emit(_op.nn.attention(q, k, v, mask, scale, causal))
+    mixed = call.emit(_op.permute_dims(mixed, [0, 2, 1, 3]))
+    return call.reshaped(mixed, [*shape[:-1], shape_of(mixed)[-1]])
 
 
 def _scaled(call: AtenCall, q: Any) -> tuple[Any, float | None]:
     """Queries and a scale; TVM's kernel of half precision takes no scale but its own."""
-    own = shape_of(q)[-1] ** -0.5
-    scale = own if call["scale"] is None else float(call["scale"])
-    if abs(scale - own) <= 1e-6 * own:
+    default = shape_of(q)[-1] ** -0.5
+    scale = default if call["scale"] is None else float(call["scale"])
+    if abs(scale - default) <= 1e-6 * default:
         return q, None
     if dtype_of(q) not in HALVES:
         return q, scale
-    return call.emit(_op.multiply(q, constant(scale / own, dtype_of(q)))), None
+    return call.emit(_op.multiply(q, constant(scale / default, dtype_of(q)))), None
 
 
 def _as_batch(call: AtenCall, x: Any) -> Any:
@@ -135,11 +135,11 @@ def _convolution(call: AtenCall) -> Any:
     if turned:
         options["output_padding"] = sizes(call["output_padding"], rank)
     make = getattr(_op.nn, f"conv{rank}d{'_transpose' if turned else ''}")
-    found = call.emit(make(x, w, **options))
+    result = call.emit(make(x, w, **options))
     if bias is not None:
         line = call.emit(_op.reshape(bias, [1, shape_of(bias)[0], *[1] * rank]))
-        found = call.emit(_op.add(found, line))
-    return found if batched else call.emit(_op.squeeze(found, [0]))
+        result = call.emit(_op.add(result, line))
+    return result if batched else call.emit(_op.squeeze(result, [0]))
 
 
 CONVERTERS: dict[str, Converter] = {

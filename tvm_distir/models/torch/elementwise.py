@@ -54,8 +54,8 @@ def _gelu(call: AtenCall) -> Any:
 
 def _scaled_log(base: float) -> Converter:
     def convert(call: AtenCall) -> Any:
-        found = call.emit(_op.log(call.cast(call["self"], call.dtype)))
-        return call.emit(_op.multiply(found, constant(1 / math.log(base), call.dtype)))
+        logarithm = call.emit(_op.log(call.cast(call["self"], call.dtype)))
+        return call.emit(_op.multiply(logarithm, constant(1 / math.log(base), call.dtype)))
 
     return convert
 

@@ -114,8 +114,8 @@ def _written(program: ExportedProgram, inputs: Inputs, outputs: str) -> ir.IRMod
     with builder.function("main", [var for _, var in named]):
         with builder.dataflow():
             module = program.graph_module
-            found = Translation(builder).run(module, module.graph, dict(inputs.env))
-            values = [_result(found, index, spec) for index, spec in wanted]
+            results = Translation(builder).run(module, module.graph, dict(inputs.env))
+            values = [_result(results, index, spec) for index, spec in wanted]
             result = builder.emit_output(values[0] if len(values) == 1 else relax.Tuple(values))
         builder.emit_func_output(result)
     passes = transform.Sequential(
@@ -138,8 +138,8 @@ def _written(program: ExportedProgram, inputs: Inputs, outputs: str) -> ir.IRMod
     return noted_step(mod, gradients)
 
 
-def _result(found: list[Any], index: int, spec: Any) -> Any:
-    value = found[index]
+def _result(results: list[Any], index: int, spec: Any) -> Any:
+    value = results[index]
     if isinstance(value, Absent) or not isinstance(value, relax.Expr):
         raise ModelError(
             "DIST0361",

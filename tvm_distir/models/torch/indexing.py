@@ -61,13 +61,13 @@ def _counted_from_front(call: AtenCall, node: Any, index: Any, size: int) -> Any
 
 def _indices(call: AtenCall, shape: tuple[int, ...]) -> tuple[list[int], list[Any]]:
     """Axes that are indexed, and their indices."""
-    axes, found = [], []
+    axes, indices = [], []
     for axis, node in enumerate(call.argument("indices")):
         if node is not None:
             axes.append(axis)
             value = call.value(node)
-            found.append(_counted_from_front(call, node, value, shape[axis]))
-    return axes, found
+            indices.append(_counted_from_front(call, node, value, shape[axis]))
+    return axes, indices
 
 
 def _joined(call: AtenCall, shape: tuple[int, ...], axes: list[int], indices: list[Any]) -> Any:

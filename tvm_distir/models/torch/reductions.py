@@ -64,8 +64,8 @@ def _quantifier(make: Callable[..., Any]) -> Converter:
         if dtype_of(x) != "bool":
             x = call.emit(_op.not_equal(x, constant(0, dtype_of(x))))
         axes = _axes(call, x)
-        found = call.emit(make(call.cast(x, "int8"), axes, _keeps(call))) if axes else x
-        return call.cast(found, "bool")
+        reduced = call.emit(make(call.cast(x, "int8"), axes, _keeps(call))) if axes else x
+        return call.cast(reduced, "bool")
 
     return convert
 
@@ -133,11 +133,11 @@ def _extreme_and_place(value: Callable[..., Any], place: Callable[..., Any]) -> 
     def convert(call: AtenCall) -> Any:
         x, keeps = call["self"], _keeps(call)
         axis = axis_of(call["dim"], len(shape_of(x)))
-        found = call.emit(value(x, [axis], keeps))
+        extreme = call.emit(value(x, [axis], keeps))
         if not call.is_read(1):
-            return [found, call.absent(1)]
+            return [extreme, call.absent(1)]
         where = place(_ordered(call, x), axis, keeps)
-        return [found, _valid(call, where, shape_of(x), axis)]
+        return [extreme, _valid(call, where, shape_of(x), axis)]
 
     return convert
 

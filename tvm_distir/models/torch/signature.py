@@ -118,15 +118,15 @@ def _is_unread(node: fx.Node, spec: Any) -> bool:
 def _tables(program: ExportedProgram) -> dict[str, Any]:
     """Tensors that stand in the module as constants, by name."""
     mutated = set(program.graph_signature.buffers_to_mutate.values())
-    values, found = stored_values(program), {}
+    values, tables = stored_values(program), {}
     for spec in program.graph_signature.input_specs:
         value = values.get(spec.target or "")
         if value is None or spec.kind is InputKind.PARAMETER or spec.target in mutated:
             continue
         is_small = value.numel() * value.element_size() <= _CONSTANT_BYTES
         if is_small and not (spec.persistent and value.is_floating_point()):
-            found[str(spec.target)] = value
-    return found
+            tables[str(spec.target)] = value
+    return tables
 
 
 def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, Any]]:
@@ -137,12 +137,12 @@ def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, An
     ModelError
         DIST0362 where there is none, or one is no tensor.
     """
-    found = []
+    wanted = []
     for index, spec in enumerate(program.graph_signature.output_specs):
         if outputs == "user" and spec.kind not in _RESULTS:
             continue
         if isinstance(spec.arg, TensorArgument):
-            found.append((index, spec))
+            wanted.append((index, spec))
         elif not (isinstance(spec.arg, ConstantArgument) and spec.arg.value is None):
             raise ModelError(
                 "DIST0362",
@@ -150,8 +150,8 @@ def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, An
                 place=f"{spec.arg}",
                 remedy="Export a module that returns tensors.",
             )
-    if not found:
+    if not wanted:
         raise ModelError(
             "DIST0362", "the program has no result", place="output", remedy="Return a tensor."
         )
-    return found
+    return wanted

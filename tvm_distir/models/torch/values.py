@@ -31,5 +31,5 @@ def as_array(value: Any) -> npt.NDArray[np.generic]:
     if value.dtype is torch.bfloat16:
         bits: npt.NDArray[np.generic] = value.view(torch.uint16).numpy()
         return bits.view(ml_dtypes.bfloat16)
-    found: npt.NDArray[np.generic] = value.numpy()
-    return found
+    array: npt.NDArray[np.generic] = value.numpy()
+    return array

@@ -39,10 +39,10 @@ def _max_pool(rank: int) -> Converter:
     def convert(call: AtenCall) -> Any:
         kernel, options = window(call, rank)
         dilation = tuple(sizes(call["dilation"], rank))
-        found = _in_batch(
+        pooled = _in_batch(
             call, call["self"], rank, lambda x: make(x, kernel, dilation=dilation, **options)
         )
-        return found if len(call.results) == 1 else [found, call.absent(1)]
+        return pooled if len(call.results) == 1 else [pooled, call.absent(1)]
 
     return convert
 

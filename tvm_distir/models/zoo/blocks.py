@@ -71,10 +71,10 @@ def dropped(x: Any, rate: float) -> Any:
 def attend_at_once(q: Any, k: Any, v: Any) -> Any:
     """Causal attention as one op: (batch, seq, heads, width) to the same shape."""
     width = q.shape[3]
-    found = relax.op.nn.attention(
+    mixed = relax.op.nn.attention(
         q._expr, k._expr, v._expr, scale=1.0 / math.sqrt(width), causal_mask="TopLeft"
     )
-    return emit(found, "mixed")
+    return emit(mixed, "mixed")
 
 
 def attend(q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0) -> Any:
@@ -190,7 +190,10 @@ class BatchNorm(nn.Module):  # type: ignore[misc]
         """Normalise (batch, width, rows, columns)."""
         given = (x, self.weight, self.bias, self.mean, self.variance)
         out = relax.op.nn.batch_norm(
-            *(in_float32(one)._expr for one in given), axis=1, epsilon=self.eps, training=False
+            *(in_float32(tensor)._expr for tensor in given),
+            axis=1,
+            epsilon=self.eps,
+            training=False,
         )
         return back_to(emit(out, "batch_norm")[0], x.dtype)
 

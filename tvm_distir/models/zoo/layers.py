@@ -81,10 +81,10 @@ class FusedAttention(nn.Module):  # type: ignore[misc]
     def forward(self, x: Any, mask: Any) -> Any:
         """(batch, seq, width) to the same shape."""
         batch, seq, width = x.shape
-        found = nn.op.reshape(
+        projected = nn.op.reshape(
             self.qkv_by_head(x), (batch, seq, self.heads, 3 * width // self.heads)
         )
-        parts = nn.op.split(found, 3, axis=3)
+        parts = nn.op.split(projected, 3, axis=3)
         if self.flash:
             mixed = nn.op.reshape(attend_at_once(*parts), (batch, seq, width))
         else:

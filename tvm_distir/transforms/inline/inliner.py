@@ -131,9 +131,9 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         last = inner[-1] if inner and _gives_result(inner[-1], body) else None
         if last is not None and str(last.var.name) in {*stationary, *opened}:
             last = None
-        for one in inner if last is None else inner[:-1]:
-            new = self._emit(one)
-            self._note(str(one.var.name), new, stationary, opened)
+        for inner_binding in inner if last is None else inner[:-1]:
+            new = self._emit(inner_binding)
+            self._note(str(inner_binding.var.name), new, stationary, opened)
         result = self.visit_expr(body.body if last is None else last.value)
         result = self.builder_.normalize(result)
         self.renaming = False
@@ -209,14 +209,14 @@ def _is_at_least(given: Any, wanted: Any) -> bool:
 def _match_sizes(param: Any, arg: Any, sizes: dict[Any, Any]) -> None:
     """Note what an argument's type says of the symbolic sizes in a parameter's."""
     if isinstance(param, relax.TupleType) and isinstance(arg, relax.TupleType):
-        for one, other in zip(param.fields, arg.fields):
-            _match_sizes(one, other, sizes)
+        for field, other in zip(param.fields, arg.fields):
+            _match_sizes(field, other, sizes)
         return
     wanted, given = _dims(param), _dims(arg)
     if len(wanted) == len(given):
-        for one, other in zip(wanted, given):
-            if isinstance(one, tirx.Var) and one not in sizes:
-                sizes[one] = other
+        for field, other in zip(wanted, given):
+            if isinstance(field, tirx.Var) and field not in sizes:
+                sizes[field] = other
 
 
 def _dims(ty: Any) -> list[Any]:

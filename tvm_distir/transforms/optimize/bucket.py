@@ -153,8 +153,8 @@ def _fill(rows: list[Any], joined: tuple[str, ...], most_bytes: int) -> dict[Any
             del open_[key]
 
     for _, var, value, kind in rows:
-        found = [waits[used] for used in variables(value) if used in waits]
-        deps: frozenset[int] = frozenset().union(*found) - closed
+        wait_numbers = [waits[used] for used in variables(value) if used in waits]
+        deps: frozenset[int] = frozenset().union(*wait_numbers) - closed
         if deps and (kind is not None or _is_barrier(value)):
             close(deps)
             deps = frozenset()

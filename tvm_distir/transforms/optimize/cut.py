@@ -78,9 +78,9 @@ def cut_at(
 def fits(cut: Cut, ty: Any) -> bool:
     """Whether the devices along the axes can share the factor, which gives a result of a type."""
     sizes = mesh_shape(ty.device_mesh)
-    own = math.prod(sizes[axis] for axis in cut.axes)
+    size = math.prod(sizes[axis] for axis in cut.axes)
     tied = [(e.ty, d) for e, d in zip(cut.operands, cut.factor.ins) if d is not None]
-    most = own
+    most = size
     for own_ty, dim in [*tied, *([(ty, cut.label)] if cut.label != R else [])]:
         if not isinstance(own_ty, DTensorType):
             continue
@@ -89,7 +89,7 @@ def fits(cut: Cut, ty: Any) -> bool:
             return False
         labels = [dim if a in cut.axes else x for a, x in enumerate(labels)]
         most = max(most, shard_counts(labels, sizes, int(own_ty.tensor_ty.ndim))[dim])
-    alone = len(cut.axes) == 1 and most == own
+    alone = len(cut.axes) == 1 and most == size
     uneven = cut.factor.uneven and (alone or not cut.factor.adjacent)
     return uneven or int(cut.factor.size) % most == 0
 

@@ -81,7 +81,7 @@ def block_nodes(
     """
     reading, params = scan.reading, scan.reading.params
     sizes = _Sizes(reading)
-    found: list[list[BlockNode]] = []
+    blocks: list[list[BlockNode]] = []
     end = params
     last_read = _last_read(scan)
     for rows in scan.blocks:
@@ -111,8 +111,8 @@ def block_nodes(
             nodes.append(node)
             for dep in node.deps:
                 nodes[dep].readers.append(i)
-        found.append(nodes)
-    return found
+        blocks.append(nodes)
+    return blocks
 
 
 def _last_read(scan: Scan) -> list[int]:

@@ -154,11 +154,11 @@ class KeptGathers:
                 self._read_late.update(self._slot[used])
             elif used not in self.own:
                 self._barred.update(self._slot[used])
-        found = None if late else self._gathered(value)
-        if found is None:
+        gathered = None if late else self._gathered(value)
+        if gathered is None:
             self._barred.update(self._slot[var])
         else:
-            self.own[var] = found
+            self.own[var] = gathered
 
     def _gathered(self, value: Any) -> Gathered | None:
         """Of a gather along the axes of a variable what that was, before earlier ones too."""
@@ -197,10 +197,12 @@ class KeptGathers:
         result: dict[int, Gathered] = {}
         for var, gathered in self.own.items():
             (slot,) = self._slot[var]
-            one = result.setdefault(root[slot], gathered)
-            if one.way != gathered.way:
+            previous = result.setdefault(root[slot], gathered)
+            if previous.way != gathered.way:
                 wanted.discard(root[slot])
-        return {number: one for number, one in result.items() if number in wanted}
+        return {
+            number: first_gathered for number, first_gathered in result.items() if number in wanted
+        }
 
 
 def forward_part(member: Member) -> Sequence[Any]:
@@ -213,18 +215,18 @@ def forward_part(member: Member) -> Sequence[Any]:
 
 def forward_functions(members: Sequence[Member]) -> set[str]:
     """Names of the functions that run in the forward part, though not there alone."""
-    found = set[str]()
+    names = set[str]()
     by_name = {member.name: member for member in members}
     waiting = [member for member in members if not is_private(member.fn)]
     while waiting:
         member = waiting.pop()
         attrs = member.fn.attrs
         phase = attrs[PHASE_ATTR] if attrs and PHASE_ATTR in attrs else FORWARD_PHASE
-        if member.name in found or phase != FORWARD_PHASE:
+        if member.name in names or phase != FORWARD_PHASE:
             continue
-        found.add(member.name)
+        names.add(member.name)
         for binding in forward_part(member):
             value = binding.value
             if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
                 waiting += [by_name[n] for n in (str(value.op.name_hint),) if n in by_name]
-    return found
+    return names

@@ -103,24 +103,24 @@ class GatherPrologue:
         self.costs = costs.of(self.scan.reading)
         self._ps = [self.costs.picoseconds(number) for number in range(len(self.bindings))]
         known = {fn.params[n] for n in early}
-        found: dict[Any, int] = {}
+        numbers: dict[Any, int] = {}
         needed: dict[Any, int] = {}
         dones: dict[Any, Any] = {}
         for number, binding in enumerate(self.bindings):
             value = binding.value
             if started_op(value) in _MOVES and _all_known(value, known):
-                found[binding.var] = number
+                numbers[binding.var] = number
             elif laid_out(value, known):
                 known.add(binding.var)
-            elif is_done(value) and value.args[0] in found:
+            elif is_done(value) and value.args[0] in numbers:
                 dones[binding.var] = value.args[0]
             else:
                 for var in variables(value):
                     if var in dones:
                         needed.setdefault(dones[var], number)
         last = len(self.bindings)
-        self.starts = sorted(found, key=lambda var: (needed.get(var, last), found[var]))
-        self._number = found
+        self.starts = sorted(numbers, key=lambda var: (needed.get(var, last), numbers[var]))
+        self._number = numbers
 
     def fitting(self, most_bytes: int) -> int:
         """How many of the starts, the first needed first, to take out.

@@ -93,33 +93,33 @@ class _Merge(Editor):
         if not is_plain_op(value, var):
             return value
         operands = operands_of(value)
-        found = {
+        pending = {
             arg: self.pending[arg]
             for arg in operands
             if isinstance(arg, ir.Var) and arg in self.pending
         }
-        roots = [one.root for one in found.values()]
+        roots = [part.root for part in pending.values()]
         if not roots or any(_kind(root) != _kind(roots[0]) for root in roots[1:]):
             return value
-        if not self._is_linear(value, [arg in found for arg in operands]):
+        if not self._is_linear(value, [arg in pending for arg in operands]):
             return value
         before, after = sum(local_bytes(root.ty) for root in roots), local_bytes(var.ty)
-        if len(found) == 1 and after == before:
+        if len(pending) == 1 and after == before:
             # Nothing saved here; perhaps where a later op adds it to another.
-            (arg,) = found
-            self._hold(var, Pending(roots[0], (var, value, arg, found[arg].chain)))
+            (arg,) = pending
+            self._hold(var, Pending(roots[0], (var, value, arg, pending[arg].chain)))
             return value
-        return value if after > before else self._merged(var, value, found)
+        return value if after > before else self._merged(var, value, pending)
 
-    def _merged(self, var: Any, value: ir.Call, found: dict[Any, Pending]) -> Any:
+    def _merged(self, var: Any, value: ir.Call, pending: dict[Any, Pending]) -> Any:
         """Reduce the result of a call instead of its operands, if that is legal."""
-        root = next(iter(found.values())).root
+        root = next(iter(pending.values())).root
         mesh, axes = root.attrs["device_mesh"], call_axes(root)
-        links = [link for one in found.values() for link in _links(one)]
-        legal = _completes(var.ty, root) and self._carries(var, value, set(found), axes)
+        links = [link for part in pending.values() for link in _links(part)]
+        legal = _completes(var.ty, root) and self._carries(var, value, set(pending), axes)
         if not legal or not all(self._carries(v, c, {arg}, axes) for v, c, arg, _ in links):
             return value
-        raw = {arg: self._raw(one, axes) for arg, one in found.items()}
+        raw = {arg: self._raw(part, axes) for arg, part in pending.items()}
         terms = self.emit(_on_terms(value, raw, var, axes), f"{var.name}_terms")
         if dist_op_name(root) == "all_reduce":
             done = ops.all_reduce(terms, mesh, axes, "sum")
@@ -129,15 +129,15 @@ class _Merge(Editor):
         self._hold(var, Pending(done))
         return done
 
-    def _hold(self, var: Any, one: Pending) -> None:
+    def _hold(self, var: Any, pending: Pending) -> None:
         if self.readers[var] == 1:
-            self.pending[var] = one
+            self.pending[var] = pending
             self.watch_reader(var)
 
-    def _raw(self, one: Pending, axes: Sequence[int]) -> Any:
+    def _raw(self, pending: Pending, axes: Sequence[int]) -> Any:
         """The operand of a reduction, after the linear ops that followed it."""
-        value = one.root.args[0]
-        for var, call, arg, _ in _links(one):
+        value = pending.root.args[0]
+        for var, call, arg, _ in _links(pending):
             value = self.emit(_on_terms(call, {arg: value}, var, axes), f"{var.name}_terms")
         return value
 
@@ -167,13 +167,13 @@ class _Merge(Editor):
         return handed == sums(axes) and not needed
 
 
-def _links(one: Pending) -> list[Any]:
+def _links(pending: Pending) -> list[Any]:
     """Ops after a reduction, first to last."""
-    found, chain = [], one.chain
+    links, chain = [], pending.chain
     while chain is not None:
-        found.append(chain)
+        links.append(chain)
         chain = chain[-1]
-    return found[::-1]
+    return links[::-1]
 
 
 def _kind(root: ir.Call) -> tuple[Any, ...]:

@@ -96,10 +96,10 @@ def _bind_part(writer: BlockWriter, kind: str, var: Any, call: ir.Call, part: An
     dim = int(call.attrs["dim"]) if kind == "all_gather" else 0
     if dim:
         # One row per rank: its block of the gathered dim, which goes back between the others.
-        own = [int(n) for n in call.args[0].ty.shape]
+        local_shape = [int(n) for n in call.args[0].ty.shape]
         rows = writer.emit(part, name)
-        rows = writer.emit(relax.op.reshape(rows, [_group(call), *own]), name)
-        order = [*range(1, dim + 1), 0, *range(dim + 1, len(own) + 1)]
+        rows = writer.emit(relax.op.reshape(rows, [_group(call), *local_shape]), name)
+        order = [*range(1, dim + 1), 0, *range(dim + 1, len(local_shape) + 1)]
         part = writer.builder.normalize(relax.op.permute_dims(rows, order))
     if [int(n) for n in part.ty.shape] != shape:
         part = relax.op.reshape(writer.emit(part, name), shape)

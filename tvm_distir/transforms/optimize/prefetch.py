@@ -108,13 +108,13 @@ class _Prefetch:
         callers = {caller for gv in parts for caller, _ in self.sites[gv]}
         functions: dict[Any, Any] = {}
         for gv, fn in made.items():
-            own = named.get(gv)
-            body = fn if own is None else own.lifted.rest
+            split = named.get(gv)
+            body = fn if split is None else split.lifted.rest
             if gv in callers:
                 body = _Caller(body, named, self.costs).run()
-            if own is not None:
-                functions[own.gathers] = own.lifted.gathers
-            functions[gv if own is None else own.rest] = body
+            if split is not None:
+                functions[split.gathers] = split.lifted.gathers
+            functions[gv if split is None else split.rest] = body
         return ir.IRModule(functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
 
     def _lifted(self, gv: Any, fn: relax.Function) -> HoistedGathers | None:
@@ -139,8 +139,8 @@ class _Prefetch:
         if caller not in self._bounds:
             fn = self.functions[caller]
             scan = Scan.of(fn)
-            found = block_nodes(scan, self.costs.of(scan.reading))
-            most = max((peak_bytes(nodes, range(len(nodes))) for nodes in found), default=0)
+            blocks = block_nodes(scan, self.costs.of(scan.reading))
+            most = max((peak_bytes(nodes, range(len(nodes))) for nodes in blocks), default=0)
             given = sum(local_bytes(t) for param in fn.params for t in flat_types(param.ty))
             self._bounds[caller] = (given + most) // 16
         return self._bounds[caller]

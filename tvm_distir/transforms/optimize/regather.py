@@ -77,7 +77,7 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
         for gv, fn, _ in members:
             ends = [(p.ty, kept_gathers.of(p)) for p in fn.params]
             ends.append((fn.ret_ty, kept_gathers.of_result(str(gv.name_hint))))
-            if any(one for _, kept in ends for one in kept):
+            if any(is_kept for _, kept in ends for is_kept in kept):
                 *params, result = (_type(ty, iter(kept)) for ty, kept in ends)
                 renamed[gv] = retyped(gv, relax.FuncType(params, result, bool(fn.is_pure)))
         functions = dict(mod.functions.items())
@@ -103,8 +103,10 @@ class _Regathering:
     ``kept`` is what stands for a variable where it is handed on.
     """
 
-    def __init__(self, fn: relax.Function, found: KeptGathers, renamed: Mapping[Any, Any]) -> None:
-        self.fn, self.found, self.renamed = fn, found, renamed
+    def __init__(
+        self, fn: relax.Function, gathers: KeptGathers, renamed: Mapping[Any, Any]
+    ) -> None:
+        self.fn, self.found, self.renamed = fn, gathers, renamed
         self.kept: dict[Any, Any] = {}
         self._again: dict[Any, Any] = {}
         self._builder = relax.BlockBuilder()

@@ -66,7 +66,10 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
     def ring_attention(mod: ir.IRModule) -> ir.IRModule:
         numbers = numbers_of_axes(mod, axes, "RingAttention")
         kinds = ("all_gather",)
-        steps = [FunctionStep(one, kinds, axes=numbers) for one in (AttentionAsProducts, _Ring)]
+        steps = [
+            FunctionStep(transform, kinds, axes=numbers)
+            for transform in (AttentionAsProducts, _Ring)
+        ]
         new = stepped(mod, steps, 5)
         if new is mod and axes:
             raise LoweringError(

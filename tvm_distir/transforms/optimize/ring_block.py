@@ -50,10 +50,10 @@ class Block:
         env = dict(self._env)
         if node.online is not None:
             env[node.online] = self._narrowed(self.unfinished[node.online], node.online)
-            for one in path:
-                plain = one.kind == "same"
-                arg = next(variables(one.value))
-                env[one.var] = env[arg] if plain else self._again(one, env)
+            for step in path:
+                plain = step.kind == "same"
+                arg = next(variables(step.value))
+                env[step.var] = env[arg] if plain else self._again(step, env)
         elif self._region.padded:
             for arg, dim in zip(node.value.args[:], node.walks, strict=True):
                 if dim is not None and isinstance(arg, ir.Var) and arg in env:
@@ -127,8 +127,8 @@ class Block:
                 owner = self._emit(owner, "owner")
                 owner = self._emit(relax.op.floor_mod(owner, int64(region.count)), "owner")
             first = self._emit(relax.op.multiply(owner, int64(region.rows)), "first")
-            own = self._emit(relax.op.arange(0, region.rows, 1, "int64"), "places")
-            self._positions = self._emit(relax.op.add(own, first), "places")
+            offsets = self._emit(relax.op.arange(0, region.rows, 1, "int64"), "places")
+            self._positions = self._emit(relax.op.add(offsets, first), "places")
         return self._positions
 
     def _again(self, node: Node, env: Mapping[Any, Any]) -> Any:

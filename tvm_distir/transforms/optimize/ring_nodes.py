@@ -88,8 +88,8 @@ def weights_of(nodes: Mapping[Any, Node], var: Any) -> Any:
         return None if node is None else node.var
     if not _linear(node):
         return None
-    found = [weights_of(nodes, arg) for arg in variables(node.value)]
-    known = [weights for weights in found if weights is not None]
+    candidates = [weights_of(nodes, arg) for arg in variables(node.value)]
+    known = [weights for weights in candidates if weights is not None]
     return known[0] if len(known) == 1 else None
 
 

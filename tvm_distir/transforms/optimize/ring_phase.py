@@ -59,25 +59,25 @@ class Phase:
     @property
     def outputs(self) -> list[Any]:
         """Variables that the phase gives."""
-        found = [node.var for node in (*self._sums, *self._scatters)]
+        variables_out = [node.var for node in (*self._sums, *self._scatters)]
         for node in self._softmaxes:
             softmax = self._region.softmaxes[node.var]
-            found += [v for v in (softmax.top, softmax.total) if v is not None]
-            found += [node.var] if node.var in self._region.whole_softmaxes else []
-        return found
+            variables_out += [v for v in (softmax.top, softmax.total) if v is not None]
+            variables_out += [node.var] if node.var in self._region.whole_softmaxes else []
+        return variables_out
 
     @property
     def reads(self) -> list[Any]:
         """Variables that it reads."""
-        own = set(self._region.nodes) | set(self._region.sources)
-        found: dict[Any, None] = dict.fromkeys(root for root, _ in self._roots.values())
+        inner = set(self._region.nodes) | set(self._region.sources)
+        reads: dict[Any, None] = dict.fromkeys(root for root, _ in self._roots.values())
         ends = [*self._sums, *self._scatters]
         between = [
             n for end in self._sums if end.online is not None for n in path_to(self._region, end)
         ]
         for node in (*self._needed.values(), *ends, *between):
-            found.update(dict.fromkeys(v for v in variables(node.value) if v not in own))
-        return list(found)
+            reads.update(dict.fromkeys(v for v in variables(node.value) if v not in inner))
+        return list(reads)
 
     def _path(self, node: Node) -> list[Node]:
         """The nodes between unfinished weights and a sum of them."""
@@ -90,8 +90,8 @@ class Phase:
         for node in (*self._sums, *self._scatters):
             path = self._path(node)
             inner = {n.var for n in path} | {node.online}
-            for one in (*path, node):
-                waiting.extend(v for v in variables(one.value) if v not in inner)
+            for member in (*path, node):
+                waiting.extend(v for v in variables(member.value) if v not in inner)
         wanted: set[Any] = set()
         while waiting:
             var = waiting.pop()

@@ -70,8 +70,8 @@ class RegionFinder:
         groups: dict[Any, list[Any]] = {}
         for var in (*self._sources, *self._nodes):
             groups.setdefault(self._root(var), []).append(var)
-        found = [self._region(members) for members in groups.values()]
-        return [region for region in found if region is not None]
+        regions = [self._region(members) for members in groups.values()]
+        return [region for region in regions if region is not None]
 
     # walking
 

@@ -47,7 +47,7 @@ def written_softmaxes(
     parts : set of Var
         Maximum, difference, exponential and sum of each.
     """
-    found: dict[Any, Softmax] = {}
+    softmaxes: dict[Any, Softmax] = {}
     parts: set[Any] = set()
     for _, var, value, _ in rows:
         if op_name(value) != "divide":
@@ -66,9 +66,9 @@ def written_softmaxes(
         if not all(_over_last(values[v], last) for v in (top, total)):
             continue
         if len(readers[raised]) == 2 and len(readers[moved[0]]) == 1:
-            found[var] = Softmax(scores, var, top, total)
+            softmaxes[var] = Softmax(scores, var, top, total)
             parts.update((top, moved[0], raised, total))
-    return found, parts
+    return softmaxes, parts
 
 
 def _operands(values: Mapping[Any, Any], var: Any, name: str) -> list[Any]:

@@ -104,16 +104,16 @@ def gathered_values(
     axes: Mapping[str, Collection[int]],
 ) -> dict[Any, Gathered]:
     """What is gathered in a block, by variable; what is cut off of others counts alone."""
-    found = {}
+    result = {}
     for _, var, _, _ in rows:
         known = gathered(var, values, axes)
         if known is not None:
-            found[var] = known
-    for var in list(found):
-        inner = [r for r in readers.get(var, ()) if r in found]
+            result[var] = known
+    for var in list(result):
+        inner = [r for r in readers.get(var, ()) if r in result]
         if inner and len(inner) == len(readers[var]):
-            del found[var]
-    return found
+            del result[var]
+    return result
 
 
 def travelling(
@@ -123,9 +123,9 @@ def travelling(
 
     Two that are gathered of one block, one of them transposed, travel once.
     """
-    bare = {var: _untransposed(one.block, values) for var, one in sources.items()}
+    bare = {var: _untransposed(source.block, values) for var, source in sources.items()}
     count = Counter(root for root, _ in bare.values())
-    known = {var: found if count[found[0]] > 1 else None for var, found in bare.items()}
+    known = {var: key if count[key[0]] > 1 else None for var, key in bare.items()}
     return {var: known[var] or (sources[var].block, []) for var in sources}
 
 

@@ -72,7 +72,7 @@ class Scan:
         """
         reading = self.reading
         begin, reads = reading.begin, reading.reads
-        found = [
+        uses = [
             [used for used in reads[begin[n] : begin[n + 1]] if used >= 0]
             for n in range(len(reading.bindings))
         ]
@@ -81,8 +81,8 @@ class Scan:
             for number, kind in enumerate(reading.kinds):
                 if kind in (IF, FUNCTION):
                     inside = variables(reading.values[number])
-                    found[number] = [at[var] for var in inside if var in at]
-        return found
+                    uses[number] = [at[var] for var in inside if var in at]
+        return uses
 
     @functools.cached_property
     def readers(self) -> dict[Any, list[Any]]:
@@ -91,19 +91,19 @@ class Scan:
         One entry per mention.
         """
         reading = self.reading
-        found: list[list[Any]] = [[] for _ in reading.variables]
+        readers: list[list[Any]] = [[] for _ in reading.variables]
         for var, some in zip(reading.variables[reading.params :], self.used):
             for used in some:
-                found[used].append(var)
+                readers[used].append(var)
         for used in reading.result:
             if used >= 0:
-                found[used].append(None)
-        return {var: some for var, some in zip(reading.variables, found) if some}
+                readers[used].append(None)
+        return {var: some for var, some in zip(reading.variables, readers) if some}
 
     @functools.cached_property
     def counts(self) -> dict[Any, int]:
         """How often each variable is read."""
-        return {var: len(found) for var, found in self.readers.items()}
+        return {var: len(users) for var, users in self.readers.items()}
 
     @functools.cached_property
     def values(self) -> dict[Any, Any]:

@@ -90,8 +90,10 @@ class _Schedule(Editor):
     def run(self) -> relax.Function:
         """Return the function with its blocks in another order."""
         blocks, first = [], 0
-        found = block_nodes(self.scan, self.costs, bool(self.devices))
-        for block, rows, nodes in zip(self.fn.body.blocks, self.scan.blocks, found, strict=True):
+        nodes_of_blocks = block_nodes(self.scan, self.costs, bool(self.devices))
+        for block, rows, nodes in zip(
+            self.fn.body.blocks, self.scan.blocks, nodes_of_blocks, strict=True
+        ):
             order = self._best(nodes, rows, first)
             first += len(rows)
             kind = (

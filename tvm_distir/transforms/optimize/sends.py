@@ -40,15 +40,15 @@ def received_elements(
     has = {device: (low[i], high[i]) for i, device in enumerate(devices)}
     (sizes, devices), labels = dst
     wanted = bounds_of(shape, labels, sizes)
-    found = []
+    counts = []
     for device, start, stop in zip(devices, *wanted):
-        own = 0
+        local = 0
         if device in has:
             first, last = has[device]
             overlap = zip(start.tolist(), stop.tolist(), first.tolist(), last.tolist())
-            own = math.prod(max(0, min(b, d) - max(a, c)) for a, b, c, d in overlap)
-        found.append(math.prod((stop - start).tolist()) - own)
-    return found
+            local = math.prod(max(0, min(b, d) - max(a, c)) for a, b, c, d in overlap)
+        counts.append(math.prod((stop - start).tolist()) - local)
+    return counts
 
 
 def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
@@ -87,9 +87,9 @@ def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
         given = _scattered(shape, labels, here[0], axes, dim)
         if given is None:
             continue
-        found = price("reduce_scatter", given)
-        if found[0] < best[0] and found[1] <= best[1]:
-            best, chosen = found, dim
+        cost = price("reduce_scatter", given)
+        if cost[0] < best[0] and cost[1] <= best[1]:
+            best, chosen = cost, dim
     return chosen
 
 

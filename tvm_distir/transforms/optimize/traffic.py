@@ -146,38 +146,38 @@ class _Count:
 
     def body(self, seq: relax.SeqExpr, sides: Sequence[tuple[Any, Any]] = ()) -> Traffic:
         """What a body moves; of an ``If``, and of calls that become one, the dearer branch."""
-        found = Traffic()
+        total = Traffic()
         chosen = {call.var for calls in sides for call in calls}
         for var, value in bindings_in(seq):
             if isinstance(value, relax.If):
-                found.include(_dearer(*map(self.body, branches_of(value))))
+                total.include(_dearer(*map(self.body, branches_of(value))))
             elif var not in chosen:
-                found.include(self.value(var, value))
+                total.include(self.value(var, value))
         for calls in sides:
-            found.include(_dearer(*(self.value(call.var, call.value) for call in calls)))
-        return found
+            total.include(_dearer(*(self.value(call.var, call.value) for call in calls)))
+        return total
 
     def value(self, var: Any, value: Any) -> Traffic:
         """What a binding moves."""
-        found = Traffic()
+        total = Traffic()
         if not isinstance(value, ir.Call):
-            return found
+            return total
         if isinstance(value.op, ir.GlobalVar):
             fn = self.mod[value.op]
             if isinstance(fn, relax.Function):
-                found.include(self.function(str(value.op.name_hint), fn))
-            return found
+                total.include(self.function(str(value.op.name_hint), fn))
+            return total
         for kind in _kinds(self.mod, value):
             first = int(mesh_devices(value.attrs["device_mesh"]).flat[0])
             if not self.devices or first in self.devices:
-                found.add(kind, payload_bytes(kind.op, value, var.ty))
-        return found
+                total.add(kind, payload_bytes(kind.op, value, var.ty))
+        return total
 
 
-def _dearer(one: Traffic, other: Traffic) -> Traffic:
+def _dearer(first: Traffic, other: Traffic) -> Traffic:
     """The one that sends more bytes, or else has more collectives."""
-    sizes = [(t.total_wire_bytes, t.total_count) for t in (one, other)]
-    return one if sizes[0] >= sizes[1] else other
+    sizes = [(t.total_wire_bytes, t.total_count) for t in (first, other)]
+    return first if sizes[0] >= sizes[1] else other
 
 
 def _kinds(mod: ir.IRModule, value: ir.Call) -> Iterator[TrafficKind]:

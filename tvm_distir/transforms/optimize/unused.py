@@ -100,7 +100,7 @@ def _size(fn: relax.Function) -> tuple[int, int]:
 
 def _fields_read(members: Sequence[Member]) -> dict[str, set[int] | None]:
     """Fields of the results of private functions that callers read; None: all of them."""
-    found: dict[str, set[int] | None] = {
+    fields_read: dict[str, set[int] | None] = {
         m.name: None if WHOLE_ATTR in (m.fn.attrs or {}) else set()
         for m in members
         if is_private(m.fn)
@@ -111,21 +111,21 @@ def _fields_read(members: Sequence[Member]) -> dict[str, set[int] | None]:
         for number, kind in enumerate(reading.kinds):
             used = reading.used(number)
             if kind == ITEM and reading.like[number] >= 0 and used[0] in calls:
-                fields = found[calls[used[0]]]
+                fields = fields_read[calls[used[0]]]
                 if fields is not None:
                     fields.add(int(reading.values[number].index))
                 continue
             for n in used:
                 if n in calls:
-                    found[calls[n]] = None
+                    fields_read[calls[n]] = None
             if kind == FUNCTION_CALL:
                 callee = str(reading.values[number].op.name_hint)
-                if callee in found:
+                if callee in fields_read:
                     calls[reading.params + number] = callee
         for n in reading.result:
             if n in calls:
-                found[calls[n]] = None
-    return found
+                fields_read[calls[n]] = None
+    return fields_read
 
 
 def _alike(

@@ -85,8 +85,8 @@ def build(
     if len(relax.analysis.defined_symbolic_vars(function)):
         function = relax.utils.copy_with_new_vars(function)
     weights = [[names[v] for v in column] for column in classes if all(v in names for v in column)]
-    own = [given for given in weights if len(set(given)) > 1]
-    name = taken.fresh(function_name(own, bound, _convolves(sequence, repeat)))
+    differing = [given for given in weights if len(set(given)) > 1]
+    name = taken.fresh(function_name(differing, bound, _convolves(sequence, repeat)))
     arguments = [[classes[c][i] for c in order] for i in range(len(repeat.starts))]
     return Outlined(repeat, name, function, arguments)
 

@@ -87,7 +87,7 @@ class _Chooser:
             (-(run.count - 1) * run.period, False, number) for number, run in enumerate(runs)
         ]
         heapq.heapify(waiting)
-        found: dict[int, list[Repeat]] = {}
+        repeats_of: dict[int, list[Repeat]] = {}
         taken = np.zeros(len(self.symbols), bool)
         disturbed = False
         while waiting:
@@ -97,11 +97,11 @@ class _Chooser:
                 disturbed = True
                 continue
             if not known:
-                found[number] = self._work_out(run)
-                if found[number]:
-                    heapq.heappush(waiting, (-saved(found[number]), True, number))
+                repeats_of[number] = self._work_out(run)
+                if repeats_of[number]:
+                    heapq.heappush(waiting, (-saved(repeats_of[number]), True, number))
                 continue
-            for repeat in found[number]:
+            for repeat in repeats_of[number]:
                 if any(taken[s : s + repeat.length].any() for s in repeat.starts):
                     disturbed = True
                     continue
@@ -120,8 +120,8 @@ class _Chooser:
         """The best repeats to make of a run, several where its parts are wired differently."""
         best: list[Repeat] = []
         for first, count in self._cuts(run):
-            own = [first + i * run.period for i in range(count)]
-            repeats = self._repeats(self._with_others(own, run.period), run.period)
+            starts = [first + i * run.period for i in range(count)]
+            repeats = self._repeats(self._with_others(starts, run.period), run.period)
             if saved(repeats) > saved(best):
                 best = repeats
         return best
@@ -140,13 +140,13 @@ class _Chooser:
             ways += [(int(starts[i]), count, int(cost[i])) for i in order]
         return [(start, count) for start, count, _ in ways]
 
-    def _with_others(self, own: list[int], length: int) -> list[int]:
+    def _with_others(self, starts: list[int], length: int) -> list[int]:
         """Starts of a run's parts and of the stretches elsewhere that equal them."""
-        pattern = self.symbols[own[0] : own[0] + length]
-        others = list(own)
+        pattern = self.symbols[starts[0] : starts[0] + length]
+        others = list(starts)
         free_from = 0
         for start in occurrences(self.symbols, pattern):
-            inside = start + length > own[0] and start < own[-1] + length
+            inside = start + length > starts[0] and start < starts[-1] + length
             if start >= free_from and not inside:
                 others.append(start)
                 free_from = start + length

@@ -68,9 +68,9 @@ def _after(split: list[list[str]], i: int) -> range:
 
 def weight_name(names: Sequence[str]) -> str:
     """Name of a parameter whose arguments are parameters: what the model calls it in a layer."""
-    found = common_name(names)
-    if found is not None:
-        return found[1].strip(_SEPARATORS) or found[0].strip(_SEPARATORS) or "w"
+    common = common_name(names)
+    if common is not None:
+        return common[1].strip(_SEPARATORS) or common[0].strip(_SEPARATORS) or "w"
     words = [re.split(r"[._/:]+", name) for name in names]
     shared: list[str] = []
     for column in zip(*(reversed(parts) for parts in words)):
@@ -101,14 +101,14 @@ def function_name(weights: Iterable[Sequence[str]], bound: Sequence[str], convol
     """
     votes: Counter[str] = Counter()
     for names in weights:
-        found = common_name(names)
-        words = re.findall(r"[A-Za-z]\w*", found[0].replace("_", " ")) if found else []
-        if words and found is not None and found[1]:
+        common = common_name(names)
+        words = re.findall(r"[A-Za-z]\w*", common[0].replace("_", " ")) if common else []
+        if words and common is not None and common[1]:
             votes[words[-1]] += 1
     name = "block" if convolves else "layer"
     if votes:
         word = max(votes, key=lambda w: votes[w])
         if len(word) >= SHORTEST_NAME:
             name = word[:-1] if word.endswith("s") and not word.endswith("ss") else word
-    backward = sum("adjoint" in one for one in bound)
+    backward = sum("adjoint" in title for title in bound)
     return f"{name}_backward" if 4 * backward > len(bound) else name

@@ -188,14 +188,14 @@ def _repeats(
 ) -> tuple[relax.Function, Bindings, list[Repeat]]:
     """A function, what the layers share in front of them where that saves more, and its repeats."""
     sequence = sequence_of(fn)
-    found = choose_repeats(sequence, min_repeats, min_bindings)
-    ordered = shared_in_front(fn, sequence, found)
+    repeats = choose_repeats(sequence, min_repeats, min_bindings)
+    ordered = shared_in_front(fn, sequence, repeats)
     if ordered is not None:
         other = sequence_of(ordered)
         more = choose_repeats(other, min_repeats, min_bindings)
-        if saved(more) > saved(found):
+        if saved(more) > saved(repeats):
             return ordered, other, more
-    return fn, sequence, found
+    return fn, sequence, repeats
 
 
 class _Caller:
@@ -227,12 +227,12 @@ class _Caller:
         made: list[Any] = []
         i = 0
         while i < len(old):
-            found = self.starts.get(first + i)
-            if found is None:
+            entry = self.starts.get(first + i)
+            if entry is None:
                 made.append(old[i])
                 i += 1
                 continue
-            outlined, gv, number = found
+            outlined, gv, number = entry
             stretch = [binding.var for binding in old[i : i + outlined.repeat.length]]
             self.moved |= {str(var.name) for var in stretch}
             made += self._call(outlined, gv, number, stretch, dataflow)

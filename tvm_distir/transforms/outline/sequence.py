@@ -241,11 +241,11 @@ def variables(expr: Any) -> list[Any]:
     """All variables an expression mentions, those of branches and local functions too."""
     if isinstance(expr, ir.Var):
         return [expr]
-    found: list[Any] = []
+    result: list[Any] = []
 
     def visit(node: Any) -> None:
         if isinstance(node, ir.Var):
-            found.append(node)
+            result.append(node)
 
     relax.analysis.post_order_visit(expr, visit)
-    return found
+    return result

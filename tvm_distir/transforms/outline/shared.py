@@ -80,11 +80,11 @@ def _shared(sequence: Sequence, repeat: Repeat) -> set[int]:
 
 def _made_of(sequence: Sequence, places: set[int]) -> set[int]:
     """These positions and those of all that they are made of."""
-    found, waiting = set(places), list(places)
+    result, waiting = set(places), list(places)
     while waiting:
         for var in variables(sequence.bindings[waiting.pop()].value):
             place = sequence.position.get(var)
-            if place is not None and place not in found:
-                found.add(place)
+            if place is not None and place not in result:
+                result.add(place)
                 waiting.append(place)
-    return found
+    return result

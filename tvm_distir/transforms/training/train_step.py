@@ -143,21 +143,21 @@ def train_step(
     )
     mod, given = with_streams(without_statistics(mod), given=stages is not None), mod
     functions = Functions(mod)
-    found = functions.of.get("main")
-    if not isinstance(found, relax.Function):
+    main = functions.of.get("main")
+    if not isinstance(main, relax.Function):
         raise unfit("there is no function main")
-    if training_notes(found, "updated"):
+    if training_notes(main, "updated"):
         raise unfit("the model is a training step already")
-    if plain_name(TARGETS) in map(plain_name, param_names(found)):
+    if plain_name(TARGETS) in map(plain_name, param_names(main)):
         raise unfit(f'a parameter is called "{TARGETS}": the model is a training step already')
     check_functions(
         recipe, [str(gv.name_hint) for gv, fn in relax_functions(given) if is_private(fn)]
     )
     warn_of_constants(given)
-    data, streams = data_positions(given["main"]), len(found.params) - len(given["main"].params)
+    data, streams = data_positions(given["main"]), len(main.params) - len(given["main"].params)
 
     def params() -> Parameters:
-        forward = relax.utils.copy_with_new_vars(found)
+        forward = relax.utils.copy_with_new_vars(main)
         return Parameters(forward, data, streams, recipe, functions)
 
     auto = recipe.recompute

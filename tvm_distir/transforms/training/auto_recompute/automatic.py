@@ -79,7 +79,7 @@ def decided(trial: StepWriter, auto: Auto) -> Recomputation:
     policies: dict[str, list[str]] = {}
     for place, option in zip(chain.places, chosen, strict=True):
         policies.setdefault(place.call.pair.name, []).append(option.policy)
-    return Recomputation(tuple((name, Runs.of(found)) for name, found in policies.items()))
+    return Recomputation(tuple((name, Runs.of(choices)) for name, choices in policies.items()))
 
 
 def bound_of(recipe: Recipe, auto: Auto) -> int:

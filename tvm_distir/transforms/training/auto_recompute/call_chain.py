@@ -135,8 +135,8 @@ class Chain:
         ]
         readers = Counter(buffer for buffers in given for buffer in buffers)
         return {
-            place.backward: {*self._saved(place.call), *(b for b in own if readers[b] == 1)}
-            for place, own in zip(self.places, given, strict=True)
+            place.backward: {*self._saved(place.call), *(b for b in buffers if readers[b] == 1)}
+            for place, buffers in zip(self.places, given, strict=True)
         }
 
     def _saved(self, call: CallGradient) -> list[Buffer]:
@@ -186,13 +186,13 @@ class Chain:
                 math.ceil(100 * point.size_bytes / max(plain, 1)) for point in draft.frontier.points
             ]
             cuts = [f"{CUT}{share / 100:g}" for share in shares if 0 < share < 100]
-            found = []
+            candidates = []
             for policy in dict.fromkeys((NONE, FULL, SELECTIVE, *cuts)):
                 _, again = kept_by(policy, *parts)
                 time = sum(self.pairs.times.of(binding.value) for binding in again)
-                found.append((policy, time, self.pairs.pair_with(*key, policy)))
-                self.measured.flag(found[-1][2], call.args, self.weights)
-            self._options[key] = found
+                candidates.append((policy, time, self.pairs.pair_with(*key, policy)))
+                self.measured.flag(candidates[-1][2], call.args, self.weights)
+            self._options[key] = candidates
         return self._options[key]
 
     def _options_of(self, place: _Place) -> list[Option]:

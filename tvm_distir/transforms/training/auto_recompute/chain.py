@@ -117,7 +117,7 @@ def least_time(links: Sequence[ChainCall], gaps: Sequence[int], bound: int) -> l
     ways = all_ways(links, gaps, lambda _, need: need <= bound, bound, is_final=True)
     if not ways:
         return None
-    return min(ways, key=lambda one: (one.time, one.kept_bytes)).options(links)
+    return min(ways, key=lambda way: (way.time, way.kept_bytes)).options(links)
 
 
 def all_ways(
@@ -147,9 +147,11 @@ def all_ways(
 
     ways = [PartialChoice(0, known(gaps[0]), 0, 0, -1, None)] if fits(0, gaps[0]) else []
     for link, gap in zip(links, gaps[1:], strict=True):
-        found = [way for way in _followed(ways, link, gap) if fits(way.kept_bytes, way.need_bytes)]
-        found = [way._replace(need_bytes=0) for way in found] if is_final else found
-        ways = _coarser(_best(found), most)
+        candidates = [
+            way for way in _followed(ways, link, gap) if fits(way.kept_bytes, way.need_bytes)
+        ]
+        candidates = [way._replace(need_bytes=0) for way in candidates] if is_final else candidates
+        ways = _coarser(_best(candidates), most)
     return ways
 
 
@@ -176,7 +178,7 @@ def least_bytes(links: Sequence[ChainCall], gaps: Sequence[int]) -> int:
 def _followed(ways: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[PartialChoice]:
     """Ways with one call more."""
     order = sorted(range(len(link.options)), key=lambda k: -link.options[k].kept_bytes)
-    found = []
+    candidates = []
     for rank, number in enumerate(order):
         option = link.options[number]
         inside = max(
@@ -184,7 +186,7 @@ def _followed(ways: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[
             link.before_backward + option.backward_bytes,
             option.kept_bytes + gap,
         )
-        found += [
+        candidates += [
             PartialChoice(
                 way.kept_bytes + option.kept_bytes,
                 max(way.need_bytes, way.kept_bytes + inside),
@@ -195,7 +197,7 @@ def _followed(ways: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[
             )
             for way in ways
         ]
-    return found
+    return candidates
 
 
 def _best(ways: list[PartialChoice]) -> list[PartialChoice]:

@@ -79,8 +79,8 @@ class Live:
         key = (name, tuple(arg.weight for arg in args), tuple(flags))
         if key not in self._peaks:
             body = self.read(*key[:2])
-            own = [b for b, dies in zip(body.params, flags, strict=True) if dies]
-            self._peaks[key] = max((n for _, n in self.profile(body, own)), default=0)
+            dying_params = [b for b, dies in zip(body.params, flags, strict=True) if dies]
+            self._peaks[key] = max((n for _, n in self.profile(body, dying_params)), default=0)
         return self._peaks[key]
 
     def profile(
@@ -142,9 +142,9 @@ class Live:
 
         ``without``: buffers that some tasks are taken not to read.
         """
-        found: dict[Buffer, int] = {}
+        result: dict[Buffer, int] = {}
         for number, task in enumerate(body.tasks):
             left_out = (without or {}).get(number, ())
-            found.update((b, number) for b in task.reads if b not in left_out)
-        found.update(dict.fromkeys(leaves(body.result), len(body.tasks)))
-        return found
+            result.update((b, number) for b in task.reads if b not in left_out)
+        result.update(dict.fromkeys(leaves(body.result), len(body.tasks)))
+        return result

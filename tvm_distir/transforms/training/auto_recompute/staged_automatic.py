@@ -60,11 +60,11 @@ class StageKinds:
         self.memories, self.kind_of, self.rank_of = memories, kind_of, schedule.rank_of
         self.end = 0
         crowds: list[dict[int, int]] = [{} for _ in memories]
-        for own in holdings(schedule):
-            kinds = [memories[kind_of[held.stage]] for held in own]
+        for stage_ranges in holdings(schedule):
+            kinds = [memories[kind_of[held.stage]] for held in stage_ranges]
             resident = sum(kind.resident + kind.constants for kind in kinds)
-            total, beside = np.zeros_like(own[0].kept), np.zeros_like(own[0].kept)
-            for held, kind in zip(own, kinds, strict=True):
+            total, beside = np.zeros_like(stage_ranges[0].kept), np.zeros_like(stage_ranges[0].kept)
+            for held, kind in zip(stage_ranges, kinds, strict=True):
                 total = total + held.kept
                 beside = beside + (
                     np.where(held.summing, kind.sums, kind.begun)
@@ -73,7 +73,7 @@ class StageKinds:
                     + (held.gradients + held.results) * kind.results
                 )
             self.end = max(self.end, resident + sum(kind.end for kind in kinds))
-            for held in own:
+            for held in stage_ranges:
                 known = crowds[kind_of[held.stage]]
                 pairs = zip(total[held.running], beside[held.running], strict=True)
                 for stashes, more in pairs:
@@ -83,18 +83,18 @@ class StageKinds:
     @property
     def groups(self) -> list[list[int]]:
         """Kinds that share ranks, directly or by others."""
-        found: list[set[int]] = []
+        groups: list[set[int]] = []
         for rank in sorted(set(self.rank_of)):
-            own = {k for k, r in zip(self.kind_of, self.rank_of, strict=True) if r == rank}
-            meeting = [group for group in found if group & own]
-            found = [group for group in found if not group & own]
-            found.append(own.union(*meeting))
-        return [sorted(group) for group in found]
+            kinds = {k for k, r in zip(self.kind_of, self.rank_of, strict=True) if r == rank}
+            meeting = [group for group in groups if group & kinds]
+            groups = [group for group in groups if not group & kinds]
+            groups.append(kinds.union(*meeting))
+        return [sorted(group) for group in groups]
 
     def needed(self, kind: int, stash: int, need: int) -> int:
         """Most bytes while a kind runs; ``stash``: of a micro-batch, of whichever kind."""
         inside = max(need, self.memories[kind].adding)
-        return max(one.beside + one.stashes * stash for one in self.crowds[kind]) + inside
+        return max(crowd.beside + crowd.stashes * stash for crowd in self.crowds[kind]) + inside
 
     def stash(self, kind: int, way: PartialChoice) -> int:
         """Bytes of a micro-batch between its forward and its backward part."""
@@ -114,7 +114,7 @@ class StageKinds:
         ways = {kind: self.ways(kind, bound) for kind in group}
         result = []
         for stash in self._stashes(ways):
-            own = {
+            choices = {
                 kind: [
                     way
                     for way in ways[kind]
@@ -123,13 +123,13 @@ class StageKinds:
                 ]
                 for kind in group
             }
-            if all(own.values()):
+            if all(choices.values()):
                 best = {
-                    kind: min(some, key=lambda one: (one.time, one.kept_bytes))
-                    for kind, some in own.items()
+                    kind: min(some, key=lambda choice: (choice.time, choice.kept_bytes))
+                    for kind, some in choices.items()
                 }
                 result.append((self._times(best), best))
-        return min(result, key=lambda one: one[0])[1] if result else None
+        return min(result, key=lambda choice: choice[0])[1] if result else None
 
     def least(self, group: Sequence[int]) -> int:
         """The smallest bound under which some ways fit."""
@@ -143,16 +143,16 @@ class StageKinds:
             ways[kind] = all_ways(links, memory.gaps, lambda *_: True, 1 << 62)
         needs = []
         for stash in self._stashes(ways):
-            own = [
+            needed = [
                 [
                     self.needed(kind, stash, way.need_bytes)
-                    for way in found
+                    for way in options
                     if self.stash(kind, way) <= stash
                 ]
-                for kind, found in ways.items()
+                for kind, options in ways.items()
             ]
-            if all(own):
-                needs.append(max(map(min, own)))
+            if all(needed):
+                needs.append(max(map(min, needed)))
         return min(needs)
 
     @property
@@ -164,10 +164,10 @@ class StageKinds:
         """Times of the slowest rank and of all, and options of each kind; None where none fit."""
         chosen: dict[int, PartialChoice] = {}
         for group in self.groups if self.end <= bound else ():
-            found = self.chosen(group, bound)
-            if found is None:
+            choices = self.chosen(group, bound)
+            if choices is None:
                 return None
-            chosen.update(found)
+            chosen.update(choices)
         if not chosen:
             return None
         options = {kind: way.options(self.memories[kind].links) for kind, way in chosen.items()}
@@ -179,7 +179,7 @@ class StageKinds:
 
     def _stashes(self, ways: Mapping[int, Sequence[PartialChoice]]) -> list[int]:
         """Sizes that the largest stash of a group may have."""
-        return sorted({self.stash(kind, way) for kind, found in ways.items() for way in found})
+        return sorted({self.stash(kind, way) for kind, options in ways.items() for way in options})
 
     def _times(self, ways: Mapping[int, PartialChoice]) -> tuple[int, int]:
         """Of the slowest rank, and of all."""
@@ -229,16 +229,20 @@ def decided_in_stages(written: Written, recipe: Recipe, auto: Auto) -> Recomputa
         for most in sorted(handed or {0})
     ]
     tried = [kinds for kinds in tried if kinds.is_open]
-    found = [one for one in (kinds.all_chosen(bound) for kinds in tried) if one is not None]
-    if not found:
+    solutions = [
+        solution
+        for solution in (kinds.all_chosen(bound) for kinds in tried)
+        if solution is not None
+    ]
+    if not solutions:
         raise too_little("the step", min(kinds.all_least() for kinds in tried), bound)
-    _, options = min(found, key=lambda one: one[0])
+    _, options = min(solutions, key=lambda solution: solution[0])
     policies: dict[str, list[str]] = {}
     for part, kind in zip(written.parts, kind_of, strict=True):
-        own = dict(zip(memories[kind].calls, [o.policy for o in options[kind]], strict=True))
+        policy_of = dict(zip(memories[kind].calls, [o.policy for o in options[kind]], strict=True))
         for number, layer in enumerate(part.stage.layers):
-            policies.setdefault(layer.name, []).append(own.get(number, NONE))
-    return Recomputation(tuple((name, Runs.of(found)) for name, found in policies.items()))
+            policies.setdefault(layer.name, []).append(policy_of.get(number, NONE))
+    return Recomputation(tuple((name, Runs.of(choices)) for name, choices in policies.items()))
 
 
 __all__ = ["decided_in_stages"]

@@ -50,15 +50,17 @@ class Functions:
 
     def module(self, entries: Mapping[str, relax.Function], attrs: Any) -> ir.IRModule:
         """Make a module of public functions and of all that they call, PrimFuncs among them."""
-        found: dict[str, Any] = {}
+        functions_by_name: dict[str, Any] = {}
         waiting = list(entries.values())
         while waiting:
             fn = waiting.pop()
             for name in _named_in(fn) if isinstance(fn, relax.Function) else ():
-                if name not in found:
-                    found[name] = self._taken(name)
-                    waiting.append(found[name])
-        functions = {self.variables[name]: found[name] for name in sorted(found)}
+                if name not in functions_by_name:
+                    functions_by_name[name] = self._taken(name)
+                    waiting.append(functions_by_name[name])
+        functions = {
+            self.variables[name]: functions_by_name[name] for name in sorted(functions_by_name)
+        }
         return ir.IRModule({**entries, **functions}, attrs=attrs)
 
     def _taken(self, name: str) -> Any:

@@ -113,18 +113,18 @@ class Splitter:
 
     def _needed(self, bindings: Sequence[Any], roots: Sequence[Any]) -> dict[Any, set[int] | None]:
         """What the roots need: per variable which of its fields, None where all of it."""
-        found: dict[Any, set[int] | None] = {v: None for root in roots for v in variables(root)}
+        needed: dict[Any, set[int] | None] = {v: None for root in roots for v in variables(root)}
         for binding in reversed(bindings):
-            if binding.var not in found:
+            if binding.var not in needed:
                 continue
             value = binding.value
             if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, ir.Var):
-                known = found.setdefault(value.tuple_value, set())
+                known = needed.setdefault(value.tuple_value, set())
                 if known is not None:
                     known.add(int(value.index))
                 continue
-            found.update(dict.fromkeys(variables(value)))
-        return found
+            needed.update(dict.fromkeys(variables(value)))
+        return needed
 
 
 class _Writer:
@@ -167,23 +167,23 @@ class _Writer:
         halves = self.splitter.split(value.op, wanted)
         functions = self.splitter.functions.of
         both = functions[str(halves.inputs.name_hint)].ret_ty
-        one = relax.Var(str(var.name), both)
+        first_var = relax.Var(str(var.name), both)
         call = typed(ir.Call(halves.inputs, list(value.args)), both)
-        self.first.append(relax.VarBinding(one, call))
+        self.first.append(relax.VarBinding(first_var, call))
         crossing = relax.Var(f"{var.name}_crossing", both.fields[-1])
         at = len(halves.first)
-        field = typed(relax.TupleGetItem(one, at), crossing.ty)
+        field = typed(relax.TupleGetItem(first_var, at), crossing.ty)
         self.first.append(relax.VarBinding(crossing, field))
         rest = functions[str(halves.weights.name_hint)].ret_ty
         two = relax.Var(f"{var.name}_weights", rest)
         self.later.append(relax.VarBinding(two, typed(ir.Call(halves.weights, [crossing]), rest)))
-        self._halves[var] = halves, one, two
+        self._halves[var] = halves, first_var, two
 
     def _field(self, var: Any, whole: Any, index: int) -> None:
-        halves, one, two = self._halves[whole]
+        halves, first_var, two = self._halves[whole]
         early = index in halves.first
         at = (halves.first if early else halves.later).index(index)
-        source = typed(relax.TupleGetItem(one if early else two, at), var.ty)
+        source = typed(relax.TupleGetItem(first_var if early else two, at), var.ty)
         self._bind(self.first if early else self.later, var, source)
 
     def crossing(self, results: Sequence[Any]) -> list[Any]:

@@ -111,10 +111,10 @@ class Reverse:
 
     def rounded(self, var: Any) -> Any:
         """Gradient of a variable in its type; zeros where nothing that counts depends on it."""
-        found, tensor = self.total(var), tensor_type(var.ty)
-        if tensor is None or str(found.ty.dtype) == str(tensor.dtype):
-            return found
-        return self.builder.emit(astype(found, str(tensor.dtype)))
+        total, tensor = self.total(var), tensor_type(var.ty)
+        if tensor is None or str(total.ty.dtype) == str(tensor.dtype):
+            return total
+        return self.builder.emit(astype(total, str(tensor.dtype)))
 
     def _zeros(self, ty: Any) -> Any:
         if isinstance(ty, relax.TupleType):
@@ -128,9 +128,9 @@ class Reverse:
             total = self.builder.emit(total, name + GRAD_SUFFIX)
         self.sums[key] = total
 
-    def _sum(self, one: Any, other: Any) -> Any:
+    def _sum(self, first: Any, other: Any) -> Any:
         """The sum of two gradients, in the wider of their types."""
-        terms = [self.builder.normalize(term) for term in (one, other)]
+        terms = [self.builder.normalize(term) for term in (first, other)]
         kinds = {str(term.ty.dtype) for term in terms}
         if len(kinds) > 1:
             terms = [self.builder.normalize(self._in(term, "float32")) for term in terms]
@@ -208,15 +208,15 @@ class Reverse:
                 remedy="Kernels need a gradient of their own.",
             )
         name = str(call.op.name)
-        found = GRADIENTS.get(name) or call.op.get_attr("FPrimalGradient")
-        if found is None:
+        rule = GRADIENTS.get(name) or call.op.get_attr("FPrimalGradient")
+        if rule is None:
             raise ModelError(
                 "DIST0350",
                 "the op has no gradient",
                 place=f"{self.place} ({name})",
                 remedy=f'Register one: tvm.relax.op.base.register_gradient("{name}", fn).',
             )
-        return found
+        return rule
 
 
 def _item(gradient: Any, index: int) -> Any:

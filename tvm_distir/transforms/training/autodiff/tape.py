@@ -92,7 +92,7 @@ class CallGradient:
         """Emit the call of the backward part; return pairs of an argument and its gradient."""
         needed = [self.args[i] for i in self.pair.needed]
         if reread is not None:
-            needed = [reread.argument(one) for one in needed]
+            needed = [reread.argument(arg) for arg in needed]
         first = [gradient] if self.saved is None else [gradient, self.saved]
         self.back = builder.emit(
             ir.Call(self.pair.backward, [*first, *needed]), f"{self.label}_back"

@@ -45,10 +45,10 @@ class Adam:
 
     def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
         """What the moments fall short by so far: ``1 - beta^step`` of either."""
-        one = scalar(1.0, "float32")
+        unit = scalar(1.0, "float32")
         left = [builder.emit(power(scalar(b, "float32"), step)) for b in (self.beta1, self.beta2)]
         return {
-            name: builder.emit(subtract(one, part)) for name, part in zip(LEFT, left, strict=True)
+            name: builder.emit(subtract(unit, part)) for name, part in zip(LEFT, left, strict=True)
         }
 
     def update(

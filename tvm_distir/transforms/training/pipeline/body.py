@@ -100,27 +100,27 @@ class StageBody:
         fn = copy_with_new_vars(mod[note.function])
         self.params = dict(zip(note.params, fn.params, strict=True))
         result = fn.body.body
-        found = list(all_bindings(fn.body))
-        values = {b.var: b.value for b in found}
+        bindings = list(all_bindings(fn.body))
+        values = {b.var: b.value for b in bindings}
         while isinstance(result, ir.Var) and result in values and len(note.results) > 1:
             result = values[result]
         fields = list(result.fields) if isinstance(result, relax.Tuple) else [result]
         self.results = dict(zip(note.results, fields, strict=True))
         self.when: dict[Any, When] = {}
         self.each: set[Any] = set()
-        own = set(varying)
+        varying_results = set(varying)
         for what, var in self.params.items():
-            kind = When.FORWARD if what in own else When.BEGIN
+            kind = When.FORWARD if what in varying_results else When.BEGIN
             self.when[var] = _OF_PARAMETER.get(what.partition(":")[0], kind)
-        self.carried = [what for what in self.results if what in own]
+        self.carried = [what for what in self.results if what in varying_results]
         self.bindings: dict[When, list[Any]] = {when: [] for when in When}
-        for binding in found:
+        for binding in bindings:
             when = self._when(mod, binding.value)
             if when == When.ACCUMULATE and self._phase(mod, binding.value) == EACH_PHASE:
                 self.each.add(binding.var)
             self.when[binding.var] = when
-        self._put_off(found)
-        for binding in found:
+        self._put_off(bindings)
+        for binding in bindings:
             self.bindings[self.when[binding.var]].append(binding)
         later = (When.BACKWARD, When.WEIGHT, When.ACCUMULATE)
         read = (v for when in later for b in self.bindings[when] for v in variables(b.value))
@@ -129,11 +129,11 @@ class StageBody:
             v for v in dict.fromkeys(read) if self.when.get(v) == When.FORWARD and v not in handed
         ]
 
-    def _put_off(self, found: Sequence[Any]) -> None:
+    def _put_off(self, bindings: Sequence[Any]) -> None:
         """Run behind all micro-batches what is there before them and is read there only."""
         sent = [r for what, r in self.results.items() if what.partition(":")[0] in PASSED]
         early = {v for result in sent for v in variables(result)}
-        for binding in reversed(found):
+        for binding in reversed(bindings):
             if self.when[binding.var] == When.BEGIN and binding.var not in early:
                 self.when[binding.var] = When.END
             if self.when[binding.var] != When.END:

@@ -79,8 +79,8 @@ class _InTurn:
         for number, body in enumerate(self.bodies):
             writer.begin(number, body, self.params, pipeline.sliced)
         schedule = pipeline.schedule
-        for one in timeline(schedule.orders, schedule.rank_of, Times()):
-            writer.unit(one.stage, one.unit)
+        for event in timeline(schedule.orders, schedule.rank_of, Times()):
+            writer.unit(event.stage, event.unit)
         for term in pipeline.sums:
             total: Any = None
             for number in term.stages:

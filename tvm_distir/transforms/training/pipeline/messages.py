@@ -80,7 +80,7 @@ class Messages:
             rank = self.rank_of[number]
             if rank == self.rank:
                 writer.end(number, [term])
-                own = writer.result(number, term)
+                term_value = writer.result(number, term)
                 if at:
                     before = stages[at - 1]
                     made = self.wires.made(before, term)
@@ -90,9 +90,9 @@ class Messages:
                         running = self._recv(key, self.rank_of[before], made, read, title)
                     else:
                         self.wires.agree(number, term, made, read, NEXT_STAGE)
-                    running = writer.sum_of(running, own, title)
+                    running = writer.sum_of(running, term_value, title)
                 else:
-                    running = own
+                    running = term_value
                 after = stages[at + 1] if at + 1 < len(stages) else None
                 if after is not None and self.rank_of[after] != rank:
                     made = self.wires.made(number, term)

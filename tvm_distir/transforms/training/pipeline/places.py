@@ -37,19 +37,19 @@ class Place:
 
     def item(self, index: int, name: str) -> dict[str, Any]:
         """As an item of another ``dist.io``."""
-        found = {
+        item = {
             "index": index,
             "name": name,
             "shape": list(self.shape),
             "dtype": self.dtype,
             "placement": self.placement,
         }
-        return {**found, "index_range": list(self.index_range)} if self.index_range else found
+        return {**item, "index_range": list(self.index_range)} if self.index_range else item
 
     def labels(self, mesh: DeviceMesh) -> tuple[int, ...]:
         """Labels along the axes of more than one device."""
-        found = zip(mesh_shape(mesh), parse_placement(self.placement), strict=True)
-        return tuple(label for size, label in found if size > 1)
+        labels = zip(mesh_shape(mesh), parse_placement(self.placement), strict=True)
+        return tuple(label for size, label in labels if size > 1)
 
     def parts(self, dim: int, mesh: DeviceMesh) -> int:
         """In how many parts a dim is cut."""
@@ -114,12 +114,12 @@ def rank_meshes(
         DIST0202 where the ids do not fit, or two ranks have a device.
     """
     starts = {k: int(mesh_devices(known[k]).ravel()[0]) for k in of_rank}
-    found, owner = [], dict[int, int]()
+    meshes, owner = [], dict[int, int]()
     for rank, number in enumerate(of_rank):
-        shape, own = mesh_shape(known[number]), mesh_devices(known[number]).ravel().tolist()
+        shape, local_ids = mesh_shape(known[number]), mesh_devices(known[number]).ravel().tolist()
         count = math.prod(shape)
         ids = (
-            own
+            local_ids
             if of_rank.count(number) == 1
             else list(range(starts[number], starts[number] + count))
         )
@@ -141,8 +141,8 @@ def rank_meshes(
             )
         owner.update(dict.fromkeys(ids, rank))
         starts[number] += count
-        found.append(known[number] if own == ids else DeviceMesh(list(shape), ids))
-    return found
+        meshes.append(known[number] if local_ids == ids else DeviceMesh(list(shape), ids))
+    return meshes
 
 
 __all__ = ["Place", "Ports", "rank_meshes", "read_ports"]

@@ -110,8 +110,8 @@ class Program:
                 move_stash(writer, step.kind, step.stage, step.unit.micro)
             else:
                 self.messages.message(step)
-        for one in pipeline.sums:
-            self.messages.sum(one.name, one.stages)
+        for total in pipeline.sums:
+            self.messages.sum(total.name, total.stages)
         outputs, items = [], []
         for number, body in self.bodies.items():
             writer.end(number)

@@ -52,8 +52,8 @@ class RelocatedFunctions:
     ) -> None:
         self.mod, self.wanted = mod, wanted
         self.source = [mesh_key(known[number]) for number in of_rank]
-        own = {str(gv.name_hint) for gv, fn in relax_functions(mod) if _communicates(fn)}
-        self.moving = callers_closure(mod, own)
+        communicating = {str(gv.name_hint) for gv, fn in relax_functions(mod) if _communicates(fn)}
+        self.moving = callers_closure(mod, communicating)
         self.known = {str(gv.name_hint): (gv, fn) for gv, fn in mod.functions.items()}
         self._modules: dict[int, ir.IRModule] = {}
         self._sums = ContinuedAccumulation()
@@ -90,12 +90,12 @@ class RelocatedFunctions:
 
     def functions(self) -> Mapping[Any, Any]:
         """All private functions of all ranks, and kernels."""
-        found: dict[str, tuple[Any, Any]] = dict(self._sums.functions)
+        functions: dict[str, tuple[Any, Any]] = dict(self._sums.functions)
         for rank in sorted(self._modules):
             for gv, fn in self._modules[rank].functions.items():
                 if not isinstance(fn, relax.Function) or is_private(fn):
-                    found.setdefault(str(gv.name_hint), (gv, fn))
-        return {gv: fn for _, (gv, fn) in sorted(found.items())}
+                    functions.setdefault(str(gv.name_hint), (gv, fn))
+        return {gv: fn for _, (gv, fn) in sorted(functions.items())}
 
 
 def _communicates(fn: relax.Function) -> bool:

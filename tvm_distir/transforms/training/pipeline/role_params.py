@@ -131,10 +131,10 @@ class RoleParams:
             taken.add(wish)
             return wish
 
-        def arrivals(kind: str, wish: str, found: Sequence[Any]) -> list[Any]:
+        def arrivals(kind: str, wish: str, arrivals_in: Sequence[Any]) -> list[Any]:
             made = []
-            for j, var in enumerate(found):
-                name = fresh(wish if len(found) == 1 else f"{wish}_{j}")
+            for j, var in enumerate(arrivals_in):
+                name = fresh(wish if len(arrivals_in) == 1 else f"{wish}_{j}")
                 made.append(self.ports.add(relax.Var(name, var.ty), name, f"{kind}:{j}"))
             return made
 
@@ -156,12 +156,12 @@ class RoleParams:
             self.ports.add(self.squares, str(self.squares.name), f"{TOTAL}:{SQUARES}")
         self.data_count = len(self.ports.vars)
         weights = [self._like(var) for var in (*stage.weights, *part.unread)]
-        own = dict(zip((*stage.weights, *part.unread), weights, strict=True))
-        self.dropout = own.get(part.dropout)
+        param_of = dict(zip((*stage.weights, *part.unread), weights, strict=True))
+        self.dropout = param_of.get(part.dropout)
         self.args = [*self.activations, *data, *weights[: len(stage.weights)]]
         self.weights: dict[Any, Weight] = {}
         self.totals: dict[Any, Any] = {}
-        for var, mine in own.items():
+        for var, mine in param_of.items():
             if var in part.trained:
                 self._with_states(var, Weight(part.names[var], mine))
         for name, var in scaling.params:
@@ -188,10 +188,10 @@ class RoleParams:
     @property
     def states(self) -> dict[str, list[str]]:
         """Names of what is placed as each weight is."""
-        found = {w.name: list(w.names) for w in self.weights.values()}
+        names_of = {w.name: list(w.names) for w in self.weights.values()}
         for var in self.totals:
-            found[self.weights[var].name].append(f"{self.weights[var].name}.{TOTAL}")
-        return {name: names for name, names in found.items() if names}
+            names_of[self.weights[var].name].append(f"{self.weights[var].name}.{TOTAL}")
+        return {name: names for name, names in names_of.items() if names}
 
 
 def summed(ty: Any) -> Any:

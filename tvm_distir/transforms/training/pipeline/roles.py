@@ -141,22 +141,22 @@ class StageWriter:
             (total,) = self.tools.accumulated(self.builder, self.title, [loss])
             count = scalar(1.0 / self.tools.schedule.micro_batches, str(total.ty.dtype))
             self._out(multiply(total, count), LOSS, LOSS)
-        for one in given:
-            self._out(*one)
+        for output in given:
+            self._out(*output)
         self._end(gradients)
 
     def _forward_results(self, result: Any) -> Any:
         """Let out statistics and what later stages read; return the loss where it is its own."""
         outputs, statistics = self.part.stage.outputs, self.part.stage.statistics
-        one = len(outputs) + len(statistics) == 1
+        is_single = len(outputs) + len(statistics) == 1
         for j, var in enumerate(statistics, len(outputs)):
             name = self.part.names[var]
             new = self._out(relax.TupleGetItem(result, j), plain_name(name) + UPDATED_SUFFIX, name)
             self.updated[name] = str(new.name)
         if self.part.last:
-            return result if one else self.builder.emit(relax.TupleGetItem(result, 0))
+            return result if is_single else self.builder.emit(relax.TupleGetItem(result, 0))
         for j, _ in enumerate(outputs):
-            value = result if one else relax.TupleGetItem(result, j)
+            value = result if is_single else relax.TupleGetItem(result, j)
             self._out(value, "y" if len(outputs) == 1 else f"y_{j}", f"{ACTIVATION}:{j}")
         return None
 
@@ -210,10 +210,10 @@ class StageWriter:
         totals = dict(zip(gradients, sums, strict=True))
         for var, weight in self.weights.items():
             if var in self.params.totals:
-                own = self._out(
+                local_result = self._out(
                     totals[var], f"{plain_name(weight.name)}_part", f"{PART}:{weight.name}"
                 )
-                self.updated[f"{weight.name}.{TOTAL}"] = str(own.name)
+                self.updated[f"{weight.name}.{TOTAL}"] = str(local_result.name)
                 totals[var] = self.params.totals[var]
             elif var not in totals:
                 totals[var] = builder.emit(
@@ -228,9 +228,11 @@ class StageWriter:
         squares = None
         if self.scaling.looks_at_gradients:
             counted = {v: totals[v] for v in self.weights if v in part.counted}
-            own = updates.squares(self._groups(counted)) if counted else None
-            own = builder.emit(zeros((), "float32")) if own is None else own
-            self._out(own, "squares_part", f"{PART}:{SQUARES}")
+            local_result = updates.squares(self._groups(counted)) if counted else None
+            local_result = (
+                builder.emit(zeros((), "float32")) if local_result is None else local_result
+            )
+            self._out(local_result, "squares_part", f"{PART}:{SQUARES}")
             squares = self.params.squares
         self._update(updates, totals, squares)
 
@@ -251,7 +253,9 @@ class StageWriter:
         groups: Groups = {}
         owners: dict[Any, tuple[Owner, str]] = {}
         layers = self.part.stage.layers
-        reads = Counter(v for one in layers for v in dict.fromkeys(one.args) if v in gradients)
+        reads = Counter(
+            v for member in layers for v in dict.fromkeys(member.args) if v in gradients
+        )
         for layer in self.part.stage.layers:
             if layer.name not in self.part.layered:
                 continue

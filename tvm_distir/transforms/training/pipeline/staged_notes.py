@@ -45,9 +45,9 @@ class Notes:
     def stage(self, part: StageInputs, function: str, writer: StageWriter) -> StageNote:
         """Name the parameters and results of a stage as the whole step does."""
         like = writer.part
-        own = (*part.stage.weights, *part.unread, *part.stage.data)
+        stage_params = (*part.stage.weights, *part.unread, *part.stage.data)
         theirs = (*like.stage.weights, *like.unread, *like.stage.data)
-        pairs = [pair for pair in zip(own, theirs, strict=True) if pair[0] in part.names]
+        pairs = [pair for pair in zip(stage_params, theirs, strict=True) if pair[0] in part.names]
         called = {like.names[b]: part.names[a] for a, b in pairs}
         called[like.stream] = part.stream
         known = self._states

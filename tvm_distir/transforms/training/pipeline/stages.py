@@ -113,28 +113,30 @@ def cut_model(
         DIST0354 see :func:`.cutting.cut`.
     """
     made: dict[Any, list[ir.GlobalVar]] = {}
-    policies, found = Policies(recompute), list[Stage]()
+    policies, result = Policies(recompute), list[Stage]()
     first, given = 0, tuple[Any, ...]()
     for end in cut(flat, functions, stages, names):
-        own = [b for b in flat.bindings[first : end + 1] if b.var not in flat.anywhere]
+        bindings = [b for b in flat.bindings[first : end + 1] if b.var not in flat.anywhere]
         outputs = tuple(flat.live[end]) or (flat.loss,)
-        found.append(_stage(len(found), flat, own, given, outputs, functions, policies, made))
+        result.append(
+            _stage(len(result), flat, bindings, given, outputs, functions, policies, made)
+        )
         # the order in which one stage gives is that in which the next one takes
         first, given = end + 1, outputs
-    return found
+    return result
 
 
 def _stage(
     number: int,
     flat: Flat,
-    own: list[Any],
+    stage_bindings: list[Any],
     given: tuple[Any, ...],
     outputs: tuple[Any, ...],
     functions: Functions,
     policies: Policies,
     shared: dict[Any, list[ir.GlobalVar]],
 ) -> Stage:
-    bindings = [*_needed(flat, own), *own]
+    bindings = [*_needed(flat, stage_bindings), *stage_bindings]
     first_stream, bindings = from_first_stream(bindings, flat.stream)
     inside = {b.var for b in bindings}
     read = dict.fromkeys(
@@ -144,20 +146,20 @@ def _stage(
     weights = tuple(v for v in read if v in flat.weights)
     env = {v: relax.Var(str(v.name), v.ty) for v in given}  # they were of a dataflow block
     inner = [relax.VarBinding(b.var, substitute(b.value, env)) for b in bindings]
-    statistics = {flat.statistics[b.var]: b.var for b in own if b.var in flat.statistics}
+    statistics = {flat.statistics[b.var]: b.var for b in stage_bindings if b.var in flat.statistics}
     made = [env.get(v, v) for v in (*outputs, *statistics.values())]
     result = made[0] if len(made) == 1 else tuple_of(made)
     fn = private_function(f"{STAGE}{number}", [*env.values(), *data, *weights], inner, result)
-    layers = _layers(own, policies)
+    layers = _layers(stage_bindings, policies)
     gv = _shared(fn, number, functions, tuple(layer.policy for layer in layers), shared)
     return Stage(gv, given, data, weights, outputs, tuple(statistics), layers, first_stream)
 
 
-def _needed(flat: Flat, own: Sequence[Any]) -> list[Any]:
+def _needed(flat: Flat, bindings: Sequence[Any]) -> list[Any]:
     """Bindings of what follows from data and constants that some bindings read, in order."""
     values = {b.var: b for b in flat.bindings if b.var in flat.anywhere}
     wanted: set[Any] = set()
-    waiting = [v for b in own for v in variables(b.value)]
+    waiting = [v for b in bindings for v in variables(b.value)]
     while waiting:
         var = waiting.pop()
         if var in values and var not in wanted:
@@ -166,10 +168,10 @@ def _needed(flat: Flat, own: Sequence[Any]) -> list[Any]:
     return [b for b in values.values() if b.var in wanted]
 
 
-def _layers(own: Sequence[Any], policies: Policies) -> tuple[Layer, ...]:
+def _layers(bindings: Sequence[Any], policies: Policies) -> tuple[Layer, ...]:
     calls = [
         (str(b.value.op.name_hint), b)
-        for b in own
+        for b in bindings
         if isinstance(b.value, ir.Call) and isinstance(b.value.op, ir.GlobalVar)
     ]
     return tuple(

@@ -153,8 +153,8 @@ class UnitWriter:
         whens = [when]
         if when == When.BACKWARD and not self.splits:
             whens.append(When.WEIGHT)
-        for one in whens:
-            for binding in stage.body.bindings[one]:
+        for part in whens:
+            for binding in stage.body.bindings[part]:
                 self._copy(binding, env, f"_{unit.micro}")
         if when == When.FORWARD:
             for what in stage.body.carried:
@@ -222,14 +222,14 @@ class UnitWriter:
     def end(self, number: int, wanted: Sequence[str] | None = None) -> None:
         """Write what is done once behind all micro-batches: for some results, or all of it."""
         stage = self.stages[number]
-        found = stage.body.bindings[When.END]
+        bindings = stage.body.bindings[When.END]
         needed: set[Any] | None = None
         if wanted is not None:
             needed = {v for what in wanted for v in variables(stage.body.results[what])}
-            for binding in reversed(found):
+            for binding in reversed(bindings):
                 if binding.var in needed:
                     needed.update(variables(binding.value))
-        for binding in found:
+        for binding in bindings:
             if binding.var not in stage.ended and (needed is None or binding.var in needed):
                 stage.ended.add(binding.var)
                 self._copy(binding, stage.env, "")

@@ -56,12 +56,12 @@ class Wires:
         if not all(mod[f].attrs and IO_ATTR in mod[f].attrs for f in pipeline.functions):
             raise unfit(pipeline.functions[0], "the module is not at level 5", "Lower it first.")
         self.ports = {name: read_ports(mod[name]) for name in pipeline.functions}
-        found: dict[int, int] = {}
+        mesh_of: dict[int, int] = {}
         for note, rank in zip(pipeline.stages, self.rank_of, strict=True):
             mesh = self.ports[note.function].mesh
-            if found.setdefault(rank, mesh) != mesh:
+            if mesh_of.setdefault(rank, mesh) != mesh:
                 raise unfit(note.function, "the stages of a rank lie on two meshes", "Use one.")
-        self.of_rank = [found[rank] for rank in range(pipeline.schedule.stages)]
+        self.of_rank = [mesh_of[rank] for rank in range(pipeline.schedule.stages)]
         self.meshes = rank_meshes(meshes(mod), self.of_rank, pipeline.schedule.devices)
         names = mesh_names(mod)
         many = len(self.meshes) > 1

@@ -143,21 +143,21 @@ def _sites(before: Sequence[Any]) -> list[_Site]:
 
 def _core(scores: Any, values: Mapping[Any, Any]) -> set[Any]:
     """What stands between the product of queries and keys and the softmax, the product too."""
-    shape, found = known_shape(scores.ty), set()
+    shape, core = known_shape(scores.ty), set()
     waiting, reached = [scores], False
     while waiting:
         var = waiting.pop()
         value = values.get(var)
-        if var in found or value is None or known_shape(var.ty) != shape:
+        if var in core or value is None or known_shape(var.ty) != shape:
             continue
         if not isinstance(value, ir.Call) or not isinstance(value.op, ir.Op):
             continue
-        found.add(var)
+        core.add(var)
         if op_name(value) == "matmul":
             reached = True
         else:
             waiting.extend(variables(value))
-    return found if reached else set()
+    return core if reached else set()
 
 
 def _forward(writer: BlockWriter, site: _Site) -> list[Any]:
@@ -241,9 +241,9 @@ def _along(
     return None
 
 
-def _transposed(one: Any, other: Any, values: Mapping[Any, Any]) -> bool:
+def _transposed(first: Any, other: Any, values: Mapping[Any, Any]) -> bool:
     """Whether one value is the other with its last two dims swapped."""
-    for a, b in ((one, other), (other, one)):
+    for a, b in ((first, other), (other, first)):
         value: Any = values.get(a)
         if op_name(value) == "permute_dims" and value.args[0].same_as(b):
             ndim = len(b.ty.shape)

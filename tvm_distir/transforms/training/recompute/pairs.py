@@ -240,8 +240,8 @@ class Differentiator:
             [*opened, *body],
             tuple_of(draft.gradients),
         )
-        one = policy == NONE or len(self.recompute.of(name).parts) == 1
-        suffix = "" if one else f"_{plain_name(policy)}"
+        is_single = policy == NONE or len(self.recompute.of(name).parts) == 1
+        suffix = "" if is_single else f"_{plain_name(policy)}"
         forward = self.functions.variables[name]
         if kept:
             both = private_function(name, params, before, tuple_of([draft.result, tuple_of(kept)]))
@@ -266,7 +266,7 @@ def pure_bindings(fn: relax.Function, name: str) -> list[Any]:
     ModelError
         DIST0351 names the first binding that is one of these.
     """
-    found = []
+    bindings = []
     for block in fn.body.blocks:
         for binding in block.bindings:
             what = None
@@ -278,8 +278,8 @@ def pure_bindings(fn: relax.Function, name: str) -> list[Any]:
                 what = f"has effects ({op_name(binding.value)})"
             if what is not None:
                 raise _unfit(name, f"{binding.var.name} {what}")
-            found.append(binding)
-    return found
+            bindings.append(binding)
+    return bindings
 
 
 def _position(bindings: Sequence[Any], var: Any) -> int:

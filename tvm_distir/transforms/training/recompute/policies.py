@@ -80,9 +80,9 @@ def selective(
     """Make again what is cheap; all as ``none`` has it where that keeps no less."""
     density = {binding.var: _density(binding.value, kernels) for binding in forward}
     most = max((d for d in density.values() if math.isfinite(d)), default=0.0)
-    found = _again(forward, read, lambda b: density[b.var] <= CHEAP * most)
+    choice = _again(forward, read, lambda b: density[b.var] <= CHEAP * most)
     plain = kept_and_again(forward, read, params)
-    return found if kept_bytes(found[0]) < kept_bytes(plain[0]) else plain
+    return choice if kept_bytes(choice[0]) < kept_bytes(plain[0]) else plain
 
 
 def core(

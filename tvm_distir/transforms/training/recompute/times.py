@@ -33,9 +33,13 @@ class Times:
     @cached_property
     def kernels(self) -> ir.IRModule:
         """The PrimFuncs among the functions."""
-        found = self.functions
+        functions = self.functions
         return ir.IRModule(
-            {found.variables[n]: f for n, f in found.of.items() if isinstance(f, tirx.PrimFunc)}
+            {
+                functions.variables[n]: f
+                for n, f in functions.of.items()
+                if isinstance(f, tirx.PrimFunc)
+            }
         )
 
     def of(self, value: Any) -> int:

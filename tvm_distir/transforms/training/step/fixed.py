@@ -48,11 +48,11 @@ def _is_weight(arg: object) -> bool:
 
 def warn_of_constants(mod: ir.IRModule) -> None:
     """Say which layers have constants as weights."""
-    found = list(dict.fromkeys(constant_weights(mod)))
-    if found:
-        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    names = list(dict.fromkeys(constant_weights(mod)))
+    if names:
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         warnings.warn(
-            f"constants are not trained: the weights of {', '.join(found[:SHOWN])}{more}; "
+            f"constants are not trained: the weights of {', '.join(names[:SHOWN])}{more}; "
             "export the model with its weights as parameters to train them",
             stacklevel=3,
         )

@@ -68,8 +68,8 @@ def _squares(builder: relax.BlockBuilder, output: Any, targets: Any) -> Any:
 
 
 LOSSES = {
-    one.name: one
-    for one in (
+    loss.name: loss
+    for loss in (
         Loss("cross_entropy", _classes, _cross_entropy),
         Loss("mse", lambda output: output, _squares),
     )

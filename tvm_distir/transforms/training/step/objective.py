@@ -176,9 +176,13 @@ class Objective:
         types: Sequence[Any],
     ) -> tuple[Any, list[Any]]:
         """A function of the module that is a loss, and the parameters that are targets."""
-        own = [n for n, f in functions.items() if isinstance(f, relax.Function) and is_private(f)]
-        if term.loss not in own:
-            raise _wrong(f'no loss "{shortened(term.loss)}"', nearest(term.loss, [*LOSSES, *own]))
+        private_names = [
+            n for n, f in functions.items() if isinstance(f, relax.Function) and is_private(f)
+        ]
+        if term.loss not in private_names:
+            raise _wrong(
+                f'no loss "{shortened(term.loss)}"', nearest(term.loss, [*LOSSES, *private_names])
+            )
         fn = functions[term.loss]
         shapes = [known_shape(ty) for ty in types]
         first = [known_shape(p.ty) for p in fn.params[: len(types)]]

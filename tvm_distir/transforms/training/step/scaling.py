@@ -123,8 +123,8 @@ class Scaling:
         if not self.recipe.dynamic:
             return []
         scale, steps = (var for _, var in self.params)
-        one = relax.const(1, "int64")
-        done = builder.emit(add(steps, one))
+        increment = relax.const(1, "int64")
+        done = builder.emit(add(steps, increment))
         due = builder.emit(less(relax.const(GROW_EVERY - 1, "int64"), done))
         grown = builder.emit(where(due, builder.emit(multiply(scale, _f32(GROWTH))), scale))
         halved = builder.emit(multiply(scale, _f32(1 / GROWTH)))

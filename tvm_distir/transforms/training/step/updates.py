@@ -207,15 +207,19 @@ class Updates:
             for label, weight in zip(labels, weights, strict=True)
         ]
         wishes = [*labels, *(f"{label}_grad" for label in labels)]
-        wishes += [*(title for own in titles for title in own[1:]), *of_all]
+        wishes += [*(title for names in titles for title in names[1:]), *of_all]
         params = [relax.Var(wish, arg.ty) for wish, arg in zip(wishes, args, strict=True)]
         count = len(weights)
-        own, gradients, rest = params[:count], params[count : 2 * count], params[2 * count :]
+        weight_params, gradients, rest = (
+            params[:count],
+            params[count : 2 * count],
+            params[2 * count :],
+        )
         shared = dict(zip(of_all, rest[len(rest) - len(of_all) :], strict=True))
 
         def write(builder: relax.BlockBuilder) -> list[Any]:
             made, left = [], iter(rest)
-            for title, var, gradient in zip(titles, own, gradients, strict=True):
+            for title, var, gradient in zip(titles, weight_params, gradients, strict=True):
                 weight = Weight(title[0], var, [next(left) for _ in title[1:]])
                 new = self._updated(builder, weight, gradient, shared)
                 made += [

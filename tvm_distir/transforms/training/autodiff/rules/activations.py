@@ -97,14 +97,14 @@ def _gelu_tanh(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
     """
     x = call.args[0]
     k, c = math.sqrt(2 / math.pi), 0.044715
-    half, one = constant_like(0.5, x), constant_like(1.0, x)
+    half, unit = constant_like(0.5, x), constant_like(1.0, x)
     squared = builder.emit(multiply(x, x))
-    inner = builder.emit(add(one, builder.emit(multiply(constant_like(c, x), squared))))
+    inner = builder.emit(add(unit, builder.emit(multiply(constant_like(c, x), squared))))
     inner = builder.emit(multiply(x, inner))
     t = builder.emit(tanh(builder.emit(multiply(constant_like(k, x), inner))))
-    outer = builder.emit(multiply(half, builder.emit(add(one, t))))
-    slope = builder.emit(add(one, builder.emit(multiply(constant_like(3 * c, x), squared))))
+    outer = builder.emit(multiply(half, builder.emit(add(unit, t))))
+    slope = builder.emit(add(unit, builder.emit(multiply(constant_like(3 * c, x), squared))))
     slope = builder.emit(multiply(constant_like(0.5 * k, x), slope))
-    bell = builder.emit(subtract(one, builder.emit(multiply(t, t))))
+    bell = builder.emit(subtract(unit, builder.emit(multiply(t, t))))
     bent = builder.emit(multiply(x, builder.emit(multiply(bell, slope))))
     return [multiply(grad, builder.emit(add(outer, bent)))]

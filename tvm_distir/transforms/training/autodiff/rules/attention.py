@@ -67,5 +67,5 @@ def _attention(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
     scaled = builder.emit(multiply(by_scores, constant_like(scale, q)))
     by_query = builder.emit(matmul(scaled, k))
     by_key = builder.emit(matmul(flipped(scaled), q))
-    found = [permute_dims(t, [0, 2, 1, 3]) for t in (by_query, by_key, by_value)]
-    return found if bias is None else [*found, fitted(builder, by_scores, bias)]
+    gradients = [permute_dims(t, [0, 2, 1, 3]) for t in (by_query, by_key, by_value)]
+    return gradients if bias is None else [*gradients, fitted(builder, by_scores, bias)]

@@ -87,46 +87,48 @@ def _einsum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     shapes = [shape_of(x) for x in operands]
     parts, result = _written_out(str(call.attrs.subscripts), [len(s) for s in shapes], call)
     extents: dict[str, Any] = {}
-    for own, shape in zip(parts, shapes, strict=True):
-        for c, n in zip(own, shape, strict=True):
+    for subscripts, shape in zip(parts, shapes, strict=True):
+        for c, n in zip(subscripts, shape, strict=True):
             if extents.setdefault(c, n) != n:
                 raise refuse(call, f'the gradient with "{c}" broadcast is not known')
-    found = []
-    for k, own in enumerate(parts):
+    gradients = []
+    for k, subscripts in enumerate(parts):
         others = [(p, x) for i, (p, x) in enumerate(zip(parts, operands, strict=True)) if i != k]
-        found.append(_by_operand(call, own, shapes[k], [*others, (result, grad)]))
-    return [relax.Tuple(found)]
+        gradients.append(_by_operand(call, subscripts, shapes[k], [*others, (result, grad)]))
+    return [relax.Tuple(gradients)]
 
 
-def _by_operand(call: ir.Call, own: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:
+def _by_operand(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:
     """The gradient of an operand with the subscripts ``own``."""
-    if len(set(own)) != len(own):
-        return _diagonal(call, own, shape, terms)
-    known = "".join(c for c in own if any(c in p for p, _ in terms))
+    if len(set(subscripts)) != len(subscripts):
+        return _diagonal(call, subscripts, shape, terms)
+    known = "".join(c for c in subscripts if any(c in p for p, _ in terms))
     text = ",".join(p for p, _ in terms)
     value: Any = terms[-1][1]
     if len(terms) > 1 or terms[0][0] != known:
         value = einsum(tuple(x for _, x in terms), f"{text}->{known}")
-    if known == own:
+    if known == subscripts:
         return value
-    kept = [n if c in known else 1 for c, n in zip(own, shape, strict=True)]
+    kept = [n if c in known else 1 for c, n in zip(subscripts, shape, strict=True)]
     return broadcast_to(reshape(value, kept), shape)
 
 
-def _diagonal(call: ir.Call, own: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:
+def _diagonal(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:
     """Of an operand read along a diagonal: zeros beside it."""
-    single = "".join(dict.fromkeys(own))
-    extents = [shape[own.index(c)] for c in single]
+    single = "".join(dict.fromkeys(subscripts))
+    extents = [shape[subscripts.index(c)] for c in single]
     value = _by_operand(call, single, extents, terms)
     for c in single:
-        places = [d for d, letter in enumerate(own) if letter == c]
+        places = [d for d, letter in enumerate(subscripts) if letter == c]
         if len(places) > 2:
             raise refuse(call, f'the gradient with "{c}" three times in an operand is not known')
-    wide = reshape(value, [shape[d] if own.index(c) == d else 1 for d, c in enumerate(own)])
+    wide = reshape(
+        value, [shape[d] if subscripts.index(c) == d else 1 for d, c in enumerate(subscripts)]
+    )
     for c in single:
-        first, last = own.index(c), own.rindex(c)
+        first, last = subscripts.index(c), subscripts.rindex(c)
         if first != last:
             eye = relax.op.eye(int(shape[first]), dtype=str(terms[-1][1].ty.dtype))
-            spread = [shape[first] if d in (first, last) else 1 for d in range(len(own))]
+            spread = [shape[first] if d in (first, last) else 1 for d in range(len(subscripts))]
             wide = multiply(wide, reshape(eye, spread))
     return wide

@@ -89,7 +89,7 @@ def _weight_gradient(w: _Weight, long: Any, short: Any, builder: relax.BlockBuil
         short = builder.emit(expand_dims(short, 2))
         data, taps = f"{lead}CN{names}", f"{lead}OI{names}"
         strides, dilation, before, after = [1, *strides], [1, *dilation], [0, *before], [0, *after]
-    found = _op("", len(strides))(
+    result = _op("", len(strides))(
         long,
         short,
         strides=dilation,
@@ -101,10 +101,10 @@ def _weight_gradient(w: _Weight, long: Any, short: Any, builder: relax.BlockBuil
         out_layout=data,
         out_dtype=w.dtype,
     )
-    found = builder.normalize(found)
+    result = builder.normalize(result)
     if groups > 1:
-        found = builder.normalize(reshape(builder.emit(found), shape_of(found)[1:]))
-    return _first(found, [*shape_of(found)[:2], *w.taps], builder)
+        result = builder.normalize(reshape(builder.emit(result), shape_of(result)[1:]))
+    return _first(result, [*shape_of(result)[:2], *w.taps], builder)
 
 
 def _by_planes(w: _Weight, long: Any, short: Any, builder: relax.BlockBuilder) -> Any:
@@ -125,13 +125,13 @@ def _by_planes(w: _Weight, long: Any, short: Any, builder: relax.BlockBuilder) -
     plane = replace(
         w, taps=w.taps[1:], strides=w.strides[1:], dilation=w.dilation[1:], before=w.before[1:]
     )
-    windows, found = as_samples(short), []
+    windows, planes = as_samples(short), []
     for k in range(w.taps[0]):
         low = k * apart
         read = builder.emit(strided_slice(padded, [2], [low], [low + reach + 1], [step]))
         part = builder.emit(_weight_gradient(plane, as_samples(read), windows, builder))
-        found.append(builder.emit(expand_dims(part, 2)))
-    return builder.normalize(concat(found, 2)) if len(found) > 1 else found[0]
+        planes.append(builder.emit(expand_dims(part, 2)))
+    return builder.normalize(concat(planes, 2)) if len(planes) > 1 else planes[0]
 
 
 def _first(value: Any, shape: Sequence[Any], builder: relax.BlockBuilder) -> Any:
@@ -167,16 +167,16 @@ def _plain(
 
 
 def _back(
-    found: Sequence[Any], kernel: str, layouts: tuple[str, str], builder: relax.BlockBuilder
+    gradients: Sequence[Any], kernel: str, layouts: tuple[str, str], builder: relax.BlockBuilder
 ) -> list[Any]:
     """Gradients of data and weight in the layouts of these."""
     names = SPATIAL[len(layouts[0]) - 2]
     plain = (f"NC{names}", f"{kernel}{names}")
     if layouts == plain:
-        return list(found)
+        return list(gradients)
     return [
         _turned(builder.emit(v), w, g, builder)
-        for v, w, g in zip(found, plain, layouts, strict=True)
+        for v, w, g in zip(gradients, plain, layouts, strict=True)
     ]
 
 

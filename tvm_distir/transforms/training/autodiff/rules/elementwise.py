@@ -111,8 +111,8 @@ def _clip(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 def _power(y: Any, call: ir.Call, grad: Any, _: relax.BlockBuilder) -> list[Any]:
     """``n x^(n-1)`` and ``x^n log(x)``: 0 where n, or x, is 0, and TVM's is NaN."""
     x, n = call.args
-    zero, one = constant_like(0.0, x), constant_like(1.0, x)
-    slope = multiply(n, power(x, subtract(n, one)))
+    zero, unit = constant_like(0.0, x), constant_like(1.0, x)
+    slope = multiply(n, power(x, subtract(n, unit)))
     if not isinstance(n, ir.GenericConst) or not n.value.numpy().astype("float64").all():
         slope = where(equal(n, zero), zero, slope)
     inner = where(equal(x, zero), zero, multiply(y, log(x)))

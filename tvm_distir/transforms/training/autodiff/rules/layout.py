@@ -101,15 +101,15 @@ def _concat(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 def _meshgrid(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Result k repeats operand k along all dims but its own."""
     operands = list(call.args[0].ty.fields)
-    own = list(range(len(operands)))
-    if str(call.attrs.indexing) == "xy" and len(own) > 1:
-        own[:2] = 1, 0
+    dims = list(range(len(operands)))
+    if str(call.attrs.indexing) == "xy" and len(dims) > 1:
+        dims[:2] = 1, 0
         if len({int(n) for t in operands[:2] for n in t.shape}) > 1:
             raise refuse(call, "TVM types the result of a meshgrid of rows and columns wrongly")
     result = []
     for k, ty in enumerate(operands):
         part = builder.emit(item(grad, k))
-        others = [d for d in range(len(operands)) if d != own[k]]
+        others = [d for d in range(len(operands)) if d != dims[k]]
         result.append(reshape(sum_op(part, others) if others else part, ty.shape))
     return [relax.Tuple(result)]
 

@@ -73,13 +73,13 @@ def _gather_nd(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
     x, index = call.args
     empty = builder.emit(zeros(x.ty.shape, str(x.ty.dtype)))
     shape = shape_of(index)
-    own: list[Any] = []
+    batch_index: list[Any] = []
     for d in range(int(call.attrs.batch_dims)):
         places = arange(0, int(shape[d]), 1, str(index.ty.dtype))
         wide = reshape(places, [shape[d] if k == d else 1 for k in range(len(shape))])
-        own.append(builder.emit(broadcast_to(wide, [*shape[:-1], 1])))
-    if own:
-        index = builder.emit(concat([*own, index], len(shape) - 1))
+        batch_index.append(builder.emit(broadcast_to(wide, [*shape[:-1], 1])))
+    if batch_index:
+        index = builder.emit(concat([*batch_index, index], len(shape) - 1))
     return [scatter_nd(empty, index, grad, "add"), None]
 
 

@@ -134,8 +134,8 @@ def _backward(call: ir.Call, _: Any, grads: Any, builder: relax.BlockBuilder) ->
     """The kernel on the gradient of the result, for the gradient of the operand."""
     operands = call.args[1].fields
     again = relax.Tuple([grads[0], *operands[1:]])
-    found = relax.call_tir(call.args[0], again, operands[0].ty)
-    return [found, *[None] * (len(operands) - 1)]
+    gradient = relax.call_tir(call.args[0], again, operands[0].ty)
+    return [gradient, *[None] * (len(operands) - 1)]
 
 
 register_primfunc_gradient(GRADIENT, _backward)

@@ -38,10 +38,10 @@ def _wide(value: Any, builder: relax.BlockBuilder) -> Any:
     return builder.emit(astype(value, "float32"))
 
 
-def _typed(found: list[Any], call: ir.Call) -> list[Any]:
+def _typed(gradients: list[Any], call: ir.Call) -> list[Any]:
     """Gradients, that of the data in its type."""
     dtype = str(call.args[0].ty.dtype)
-    return [astype(found[0], dtype) if dtype in HALF else found[0], *found[1:]]
+    return [astype(gradients[0], dtype) if dtype in HALF else gradients[0], *gradients[1:]]
 
 
 def _normed(x: Any, axes: list[int], epsilon: float, builder: relax.BlockBuilder) -> Any:
@@ -150,18 +150,18 @@ def _batch_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -
     through = multiply(inner, scale)
     if training:
         through = _through_norm(normed, scale, inner, others, True, builder)
-    found = [
+    gradients = [
         through,
         sum_op(builder.emit(multiply(data, normed)), others) if a.scale else None,
         sum_op(data, others) if a.center else None,
     ]
     if training:
-        return _typed([*found, None, None], call)
+        return _typed([*gradients, None, None], call)
     along = builder.emit(multiply(inner, scale))
     by_spread = multiply(multiply(along, normed), multiply(constant_like(-0.5, x), scale))
     return _typed(
         [
-            *found,
+            *gradients,
             sum_op(multiply(along, constant_like(-1.0, x)), others),
             sum_op(by_spread, others),
         ],

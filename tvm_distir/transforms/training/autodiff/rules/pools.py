@@ -77,8 +77,8 @@ def _maximum(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any
     kernel does not compile in bfloat16, and works in float32 then.
     """
     if str(x.ty.dtype) == "bfloat16":
-        one, data = (builder.emit(astype(value, "float32")) for value in (grad, x))
-        return astype(builder.emit(_maximum(one, data, w, builder)), "bfloat16")
+        wide_grad, data = (builder.emit(astype(value, "float32")) for value in (grad, x))
+        return astype(builder.emit(_maximum(wide_grad, data, w, builder)), "bfloat16")
     counts = [int(shape_of(grad)[d]) for d in w.dims]
     spare = [max(0, -(-k // s) - n) for k, s, n in zip(w.kernel, w.strides, counts, strict=True)]
     if not any(spare):
@@ -99,9 +99,9 @@ def _maximum(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any
     ]
     more = [(0, p - n) for p, n in zip(places, counts, strict=True)]
     grad = builder.emit(_rows_before_after(grad, w.dims, more, 0.0))
-    found = builder.emit(max_pool2d_backward(grad, data, **wide.options))
+    gradient = builder.emit(max_pool2d_backward(grad, data, **wide.options))
     ends = [b + n for b, n in zip(w.before, rows, strict=True)]
-    return strided_slice(found, list(w.dims), list(w.before), ends)
+    return strided_slice(gradient, list(w.dims), list(w.before), ends)
 
 
 def _average(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any:
@@ -148,8 +148,8 @@ def _pool(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
     def windows(first: int | None, second: int | None) -> _Windows:
         def pair(values: list[int], other: int) -> tuple[int, int]:
-            one, two = (other if k is None else values[k] for k in (first, second))
-            return one, two
+            left, two = (other if k is None else values[k] for k in (first, second))
+            return left, two
 
         kernel, steps = pair(sizes, 1), pair(strides, 1)
         before, after = pair(pads[:count], 0), pair(pads[count:], 0)
@@ -158,10 +158,10 @@ def _pool(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
     if count == 2:
         return [backward(grad, x, windows(0, 1), builder)]
     if count == 1:
-        one = builder.emit(reshape(grad, _with_row(shape_of(grad), flat)))
+        batched_grad = builder.emit(reshape(grad, _with_row(shape_of(grad), flat)))
         data = builder.emit(reshape(x, _with_row(shape_of(x), flat)))
-        found = backward(one, data, windows(None, 0), builder)
-        return [reshape(builder.emit(found), x.ty.shape)]
+        gradient = backward(batched_grad, data, windows(None, 0), builder)
+        return [reshape(builder.emit(gradient), x.ty.shape)]
     return [_three(grad, x, windows(1, 2), windows(0, None), backward, builder)]
 
 

@@ -158,8 +158,8 @@ def _kernel(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     grads = [builder.emit(item(grad, i)) for i in range(count)] if many else [grad]
     operands = [x for x, _, _ in leaves_of(call.args[1])]
     parts = _PAIRS[name](call, results, grads, builder)
-    found = [
+    gradients = [
         zeros(x.ty.shape, str(x.ty.dtype)) if part is None else part
         for x, part in zip(operands, parts, strict=True)
     ]
-    return [None, relax.Tuple(found), *[None] * (len(call.args) - 2)]
+    return [None, relax.Tuple(gradients), *[None] * (len(call.args) - 2)]

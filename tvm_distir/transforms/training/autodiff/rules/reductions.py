@@ -59,13 +59,13 @@ def _extreme(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> l
 def _product(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """The product of the others: where one element is 0 it alone has a gradient."""
     x, axes = call.args[0], _axes(call)
-    zero, one = constant_like(0.0, x), constant_like(1.0, x)
+    zero, unit = constant_like(0.0, x), constant_like(1.0, x)
     empty = builder.emit(equal(x, zero))
-    filled = builder.emit(where(empty, one, x))
+    filled = builder.emit(where(empty, unit, x))
     count = builder.emit(sum_op(astype(empty, str(x.ty.dtype)), axes, keepdims=True))
     others = builder.emit(prod_op(filled, axes, keepdims=True))
     others = builder.emit(multiply(others, _kept(grad, call, builder)))
-    alone = where(logical_and(empty, equal(count, one)), others, zero)
+    alone = where(logical_and(empty, equal(count, unit)), others, zero)
     return [where(equal(count, zero), divide(others, filled), alone)]
 
 
@@ -92,34 +92,34 @@ def _cumsum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     """Sums from the end; TVM's are differences of sums, and know no exclusive ones."""
     x, a = call.args[0], call.attrs
     axis = 0 if a.axis is None else int(a.axis) % len(shape_of(x))
-    found = _backwards(grad, axis, bool(a.exclusive), builder)
+    gradient = _backwards(grad, axis, bool(a.exclusive), builder)
     if a.axis is None:
-        found = builder.emit(reshape(found, x.ty.shape))
-    return [astype(found, str(x.ty.dtype)) if found.ty.dtype != x.ty.dtype else found]
+        gradient = builder.emit(reshape(gradient, x.ty.shape))
+    return [astype(gradient, str(x.ty.dtype)) if gradient.ty.dtype != x.ty.dtype else gradient]
 
 
 @register_gradient("cumprod")
 def _cumprod(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Up to the first 0 ``sum of grad y / x``; of that 0 the same with 1 in its place; then 0."""
     x, a = call.args[0], call.attrs
-    own = x
+    data = x
     if a.axis is None:
-        own = builder.emit(reshape(x, [math.prod(int(n) for n in shape_of(x))]))
+        data = builder.emit(reshape(x, [math.prod(int(n) for n in shape_of(x))]))
     if y.ty.dtype != x.ty.dtype:
-        own = builder.emit(astype(own, str(y.ty.dtype)))
+        data = builder.emit(astype(data, str(y.ty.dtype)))
     axis = 0 if a.axis is None else int(a.axis) % len(shape_of(x))
     exclusive = bool(a.exclusive)
-    zero, one = constant_like(0.0, own), constant_like(1.0, own)
-    empty = builder.emit(equal(own, zero))
-    count = builder.emit(cumsum(where(empty, ones_like(own), zeros_like(own)), axis))
-    first = builder.emit(logical_and(empty, equal(count, one)))
-    filled = cumprod(where(first, one, own), axis, exclusive=exclusive)
+    zero, unit = constant_like(0.0, data), constant_like(1.0, data)
+    empty = builder.emit(equal(data, zero))
+    count = builder.emit(cumsum(where(empty, ones_like(data), zeros_like(data)), axis))
+    first = builder.emit(logical_and(empty, equal(count, unit)))
+    filled = cumprod(where(first, unit, data), axis, exclusive=exclusive)
     before = divide(
         _backwards(builder.emit(multiply(grad, y)), axis, exclusive, builder),
-        where(empty, one, own),
+        where(empty, unit, data),
     )
     there = _backwards(builder.emit(multiply(grad, filled)), axis, exclusive, builder)
-    found = where(equal(count, zero), before, where(first, there, zero))
+    gradient = where(equal(count, zero), before, where(first, there, zero))
     if y.ty.dtype != x.ty.dtype:
-        found = astype(found, str(x.ty.dtype))
-    return [reshape(found, x.ty.shape) if a.axis is None else found]
+        gradient = astype(gradient, str(x.ty.dtype))
+    return [reshape(gradient, x.ty.shape) if a.axis is None else gradient]

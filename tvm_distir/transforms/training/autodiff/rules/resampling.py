@@ -26,8 +26,8 @@ SUBSCRIPTS = "abcde"
 
 def along(grad: Any, d: int, matrix: np.ndarray, builder: relax.BlockBuilder) -> Any:
     """Apply the transposed matrix (result rows, rows) along a dim of a gradient."""
-    own = SUBSCRIPTS[: len(shape_of(grad))]
-    text = f"{own},{own[d]}z->{own.replace(own[d], 'z')}"
+    subscripts = SUBSCRIPTS[: len(shape_of(grad))]
+    text = f"{subscripts},{subscripts[d]}z->{subscripts.replace(subscripts[d], 'z')}"
     return builder.emit(einsum((grad, array_like(matrix, grad, builder)), text))
 
 
@@ -117,14 +117,14 @@ def _resize(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     }
     copied = nearest and all(_copies(matrix) for matrix in matrices.values())
     if copied:
-        found = _sum_of_copies(grad, shape, list(matrices), builder)
+        gradient = _sum_of_copies(grad, shape, list(matrices), builder)
     else:
-        found = grad
+        gradient = grad
         for d, matrix in matrices.items():
-            found = along(found, d, matrix, builder)
-    if found.ty.dtype != x.ty.dtype:
-        found = astype(found, str(x.ty.dtype))
-    return [found, *[None] * (len(call.args) - 1)]
+            gradient = along(gradient, d, matrix, builder)
+    if gradient.ty.dtype != x.ty.dtype:
+        gradient = astype(gradient, str(x.ty.dtype))
+    return [gradient, *[None] * (len(call.args) - 1)]
 
 
 def _copies(matrix: np.ndarray) -> bool:

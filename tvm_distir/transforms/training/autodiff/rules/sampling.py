@@ -79,8 +79,8 @@ def _pixel(
     known = []
     for place, n in zip((rows, columns), size, strict=True):
         zero, last = constant_like(0.0, place), constant_like(float(n - 1), place)
-        own = logical_and(greater_equal(place, zero), less_equal(place, last))
-        inside = own if inside is None else logical_and(inside, own)
+        in_range = logical_and(greater_equal(place, zero), less_equal(place, last))
+        inside = in_range if inside is None else logical_and(inside, in_range)
         known.append(astype(clip(place, 0.0, float(n - 1)), "int64"))
     flat = add(multiply(known[0], relax.const(size[1], "int64")), known[1])
     valid = builder.emit(astype(inside, str(rows.ty.dtype)))
@@ -106,7 +106,7 @@ def _grid_sample(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
     (y, by_y), (x, by_x) = sources
     g = builder.emit(reshape(grad, wide))
     image = builder.emit(zeros([n, channels, height * width], str(data.ty.dtype)))
-    one = constant_like(1.0, x)
+    unit = constant_like(1.0, x)
     if method == "nearest":
         index, valid = _pixel(
             builder.emit(round_op(y)), builder.emit(round_op(x)), (height, width), wide, builder
@@ -118,10 +118,10 @@ def _grid_sample(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
     down, right = builder.emit(subtract(y, low)), builder.emit(subtract(x, left))
     slopes: list[Any] = [None, None]
     for bottom in (False, True):
-        rows, high = (builder.emit(add(low, one)), down) if bottom else (low, subtract(one, down))
+        rows, high = (builder.emit(add(low, unit)), down) if bottom else (low, subtract(unit, down))
         for east in (False, True):
-            columns = builder.emit(add(left, one)) if east else left
-            far = right if east else subtract(one, right)
+            columns = builder.emit(add(left, unit)) if east else left
+            far = right if east else subtract(unit, right)
             index, valid = _pixel(rows, columns, (height, width), wide, builder)
             share = builder.emit(multiply(multiply(g, high), multiply(far, valid)))
             image = builder.emit(scatter_elements(image, index, share, 2, "add"))
@@ -149,8 +149,8 @@ def _dequantize(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -
         astype(x, dtype), reshape(astype(zero, dtype), wide if len(shape_of(zero)) else [1] * rank)
     )
     by_scale = builder.emit(multiply(grad, apart))
-    found = [None, reshape(collapse_sum_to(by_scale, wide), scale.ty.shape), None]
+    gradients = [None, reshape(collapse_sum_to(by_scale, wide), scale.ty.shape), None]
     if "float" in str(zero.ty.dtype):
         by_zero = builder.emit(negative(multiply(grad, reshape(scale, wide))))
-        found[2] = reshape(collapse_sum_to(by_zero, wide), zero.ty.shape)
-    return found
+        gradients[2] = reshape(collapse_sum_to(by_zero, wide), zero.ty.shape)
+    return gradients

@@ -39,9 +39,9 @@ def _strided_slice(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder
     for d, rows in spread:
         if rows.step < 0:
             grad, rows = builder.emit(flip(grad, d)), rows[::-1]
-        own = list(shape_of(grad))
-        own[d] = shape[d]
-        empty = builder.emit(zeros(own, str(grad.ty.dtype)))
+        sizes = list(shape_of(grad))
+        sizes[d] = shape[d]
+        empty = builder.emit(zeros(sizes, str(grad.ty.dtype)))
         last = rows[-1] + 1 if rows else rows.start
         grad = builder.emit(slice_scatter(empty, grad, rows.start, last, rows.step, d))
     if any(widths) or not spread:

@@ -80,13 +80,13 @@ def _through(how: str, y: Any, data: Any, values: Any, grad: Any, at: _Places) -
 def _of_product(data: Any, values: Any, grad: Any, at: _Places) -> list[Any]:
     """The product of all else at a place: where one value is 0, it alone has a gradient."""
     builder = at.builder
-    zero, one = constant_like(0.0, data), constant_like(1.0, data)
+    zero, unit = constant_like(0.0, data), constant_like(1.0, data)
     empty = builder.emit(equal(values, zero))
     counted = builder.emit(astype(empty, str(values.ty.dtype)))
-    others = builder.emit(where(empty, one, values))
+    others = builder.emit(where(empty, unit, values))
     count = at.looked(at.filled(_filled(zeros, data, builder), counted, "add"))
     product = at.looked(multiply(grad, at.filled(data, others, "mul")))
-    alone = where(equal(count, one), product, zero)
+    alone = where(equal(count, unit), product, zero)
     among = where(equal(count, zero), divide(product, others), zero)
     factor = at.filled(_filled(ones, data, builder), values, "mul")
     return [multiply(grad, factor), where(empty, alone, among)]
