@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions below linear ops: the sum of two reduced values is reduced once."""
+"""Move reductions below linear ops, so that the sum of two reduced values is reduced once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def MergeReductions(*, scatters: bool = False) -> Rewrite:
 
 @dataclass(frozen=True)
 class Pending:
-    """A value that is a reduction, or a chain of linear ops on one.
+    """Value that is a reduction, or a chain of linear ops on one.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class _Merge(Editor):
         self.pending: dict[Any, Pending] = {}
 
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
-        """Write an op on what its operands were before their reductions, if that saves bytes."""
+        """Apply an op to its operands before their reductions, if that saves bytes."""
         if kind in self.reductions and str(value.attrs["op"]) == "sum":
             self._hold(var, Pending(value))
         if not is_plain_op(value, var):
@@ -112,7 +112,7 @@ class _Merge(Editor):
         return value if after > before else self._merged(var, value, pending)
 
     def _merged(self, var: Any, value: ir.Call, pending: dict[Any, Pending]) -> Any:
-        """Reduce the result of a call instead of its operands, if that is legal."""
+        """Reduce the result of a call instead of its operands, if that is valid."""
         root = next(iter(pending.values())).root
         mesh, axes = root.attrs["device_mesh"], call_axes(root)
         links = [link for part in pending.values() for link in _links(part)]
@@ -135,14 +135,14 @@ class _Merge(Editor):
             self.watch_reader(var)
 
     def _raw(self, pending: Pending, axes: Sequence[int]) -> Any:
-        """The operand of a reduction, after the linear ops that followed it."""
+        """Return the operand of a reduction, after the linear ops that followed it."""
         value = pending.root.args[0]
         for var, call, arg, _ in _links(pending):
             value = self.emit(_on_terms(call, {arg: value}, var, axes), f"{var.name}_terms")
         return value
 
     def _is_linear(self, call: ir.Call, members: list[bool]) -> bool:
-        """Whether an op is linear in some of its operands."""
+        """Return whether an op is linear in a subset of its operands."""
         chosen = {i for i, member in enumerate(members) if member}
         try:
             return any(set(group) == chosen for group in rule_of(call, self.mod).linear)
@@ -150,7 +150,7 @@ class _Merge(Editor):
             return False
 
     def _carries(self, var: Any, call: ir.Call, args: set[Any], axes: Sequence[int]) -> bool:
-        """Whether a call whose operands ``args`` are unfinished gives the unfinished result."""
+        """Return whether a call on partial operands ``args`` returns the partial result."""
         operands = operands_of(call)
         others = [e for e in operands if e not in args]
         if any(self.unfinished(e) & set(axes) for e in others):
@@ -168,7 +168,7 @@ class _Merge(Editor):
 
 
 def _links(pending: Pending) -> list[Any]:
-    """Ops after a reduction, first to last."""
+    """Return the ops after a reduction, first to last."""
     links, chain = [], pending.chain
     while chain is not None:
         links.append(chain)
@@ -181,7 +181,7 @@ def _kind(root: ir.Call) -> tuple[Any, ...]:
 
 
 def _whole(ty: Any, axes: Sequence[int]) -> Any:
-    """A DTensor type, whole along mesh axes."""
+    """Return a DTensor type that is replicated along mesh axes."""
     labels = list(labels_of(ty.placement))
     for axis in axes:
         labels[axis] = R
@@ -189,13 +189,13 @@ def _whole(ty: Any, axes: Sequence[int]) -> Any:
 
 
 def _on_terms(call: ir.Call, raw: dict[Any, Any], var: Any, axes: Sequence[int]) -> ir.Call:
-    """Write a call on other operands; its result is whole along the axes."""
+    """Write a call on other operands, with its result replicated along the axes."""
     args = [substitute(arg, raw) for arg in call.args]
     return rebuild(call, call.op, args, _whole(var.ty, axes))
 
 
 def _completes(ty: Any, root: ir.Call) -> bool:
-    """Whether a value of a type can be the result of the same kind of reduction."""
+    """Return whether a value of a type can be the result of the same kind of reduction."""
     labels, axes = labels_of(ty.placement), call_axes(root)
     if dist_op_name(root) == "all_reduce":
         return all(labels[a] == R for a in axes)
@@ -205,6 +205,6 @@ def _completes(ty: Any, root: ir.Call) -> bool:
 
 
 def merge_step(scatters: bool) -> FunctionStep:
-    """Make the step of :func:`MergeReductions`."""
+    """Return the step of :func:`MergeReductions`."""
     kinds = ("all_reduce", "reduce_scatter") if scatters else ("all_reduce",)
     return FunctionStep(_Merge, kinds, reductions=kinds)

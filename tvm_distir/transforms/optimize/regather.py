@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a training step keeps for its backward part is kept in parts and gathered there again.
+"""Save activations sharded for the backward pass, and gather them again there.
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2: of what is gathered in
 front of a product each device stores its own part, and the backward part has one more gather.
@@ -35,7 +35,7 @@ from .named_axes import numbers_of_axes
 
 @module_pass("legalized")
 def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
-    """Keep what the backward part needs as it was before a gather, and gather it there again.
+    """Save activations before their gather, and gather them again in the backward pass.
 
     Before, in a step whose layer gathers a norm's result along ``tp`` for its products::
 
@@ -90,7 +90,7 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
 
 
 def _type(ty: Any, leaves: Iterator[Gathered | None]) -> Any:
-    """The type of what is kept instead."""
+    """Return the type of the saved value."""
     if isinstance(ty, relax.TupleType):
         return relax.TupleType([_type(field, leaves) for field in ty.fields])
     kept = next(leaves)
@@ -98,7 +98,7 @@ def _type(ty: Any, leaves: Iterator[Gathered | None]) -> Any:
 
 
 class _Regathering:
-    """Writes a function that hands on what was gathered, and gathers where it computes.
+    """Rewriter of a function that hands on ungathered values and gathers them for compute.
 
     ``kept`` is what stands for a variable where it is handed on.
     """
@@ -112,7 +112,7 @@ class _Regathering:
         self._builder = relax.BlockBuilder()
 
     def run(self) -> relax.Function:
-        """Return the function, itself where nothing changes."""
+        """Return the function, or the given one if nothing changes."""
         fn = self.fn
         params = [self._held(p) for p in fn.params]
         blocks = []
@@ -128,7 +128,7 @@ class _Regathering:
         return with_body(fn, params, blocks, result, bool(fn.is_pure))
 
     def _held(self, var: Any) -> Any:
-        """The variable, or one of what is kept that stands for it from now on."""
+        """Return the variable, or the saved one that replaces it."""
         leaves = self.found.of(var)
         if not any(leaves):
             return var
@@ -154,7 +154,7 @@ class _Regathering:
             writer.bindings.append(binding) if not env else writer.bind(var, substitute(value, env))
 
     def _handed_on(self, value: Any, ty: Any) -> Any:
-        """A tuple, an item of one or a call of a function, of what is kept."""
+        """Rewrite a tuple, a field of one, or a call of a function, of saved values."""
         if isinstance(value, relax.Tuple):
             return substitute(value, self.kept)
         if isinstance(value, relax.TupleGetItem):
@@ -166,12 +166,12 @@ class _Regathering:
         return rebuild(value, callee, [substitute(arg, self.kept) for arg in value.args], ty)
 
     def _computed(self, var: Any, value: Any) -> list[Any]:
-        """What a value is computed from that is gathered for it."""
+        """Return the operands of a value that must be gathered for it."""
         late = var in self.found.late
         return [v for v in variables(value) if v in self.kept and (late or v not in self.found.own)]
 
     def _gathered(self, writer: BlockWriter, var: Any) -> Any:
-        """The variable gathered, once in a function."""
+        """Return the gathered variable, computed once per function."""
         kept = self.kept[var]
         if kept not in self._again:
             (way,) = self.found.of(var)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A softmax over keys, as one op or written out with its maximum and sum."""
+"""Find softmaxes over keys, as one op or written out with maximum and sum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOFTMAX = "nn.softmax"
 
 @dataclass(frozen=True)
 class Softmax:
-    """A softmax over the last dim.
+    """Softmax over the last dim.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ def written_softmaxes(
 
 
 def _operands(values: Mapping[Any, Any], var: Any, name: str) -> list[Any]:
-    """Arguments of the call of an op that a variable is bound to; none where it is not."""
+    """Return the arguments of a call of an op bound to a variable, or none."""
     value: Any = values.get(var)
     return list(value.args) if op_name(value) == name else []
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of a reduced value each device sends to another mesh: all of it, or its own."""
+"""Choose which part of a reduced value each device sends to another mesh."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tvm_distir.core import (
 def received_elements(
     shape: tuple[int, ...], src: tuple[Any, Labels], dst: tuple[Any, Labels]
 ) -> list[int]:
-    """Elements that each device of ``dst`` gets from others in a transfer.
+    """Return the elements that each device of ``dst`` receives from others in a transfer.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def received_elements(
 
 
 def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
-    """Dim along which a value had better be scattered when it is reduced only to be sent.
+    """Return the dim to scatter along when a value is reduced only to be sent.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
     dtype = element_type(reduction.ty)
 
     def price(kind: str, given: Labels) -> tuple[int, int]:
-        """The most that one device moves, and what all do."""
+        """Return the most elements that one device moves, and the total."""
         part = size_bytes(tuple(local_shape(shape, given, here[0])), dtype)
         reduced = wire_bytes(kind, part, count)
         moved = [
@@ -96,7 +96,7 @@ def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
 def _scattered(
     shape: tuple[int, ...], labels: Labels, mesh: Sequence[int], axes: Sequence[int], dim: int
 ) -> Labels | None:
-    """Placement after a scatter into equal parts without padding; None where there are none."""
+    """Return the placement after an even scatter without padding, or None."""
     if blocks_fault(labels, axes, dim):
         return None
     given = tuple(dim if a in axes else x for a, x in enumerate(labels))

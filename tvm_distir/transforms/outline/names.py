@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Readable names of outlined functions and their parameters."""
+"""Choose readable names for outlined functions and their parameters."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SEPARATORS = "._/: "
 
 
 class Names:
-    """Hands out names that are not taken."""
+    """Allocator of unique names."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self.taken = {plain_name(name) for name in taken}
         self.numbers: dict[str, int] = {}
 
     def fresh(self, wish: str) -> str:
-        """Return the name, or the name with the first free number; free as TVMScript prints it."""
+        """Return the name, or with the first free number, unique as TVMScript prints it."""
         if not wish or wish[0].isdigit():
             wish = f"p{wish}"
         plain = plain_name(wish)
@@ -67,7 +67,7 @@ def _after(split: list[list[str]], i: int) -> range:
 
 
 def weight_name(names: Sequence[str]) -> str:
-    """Name of a parameter whose arguments are parameters: what the model calls it in a layer."""
+    """Name a parameter whose arguments are parameters, as the model names them in a layer."""
     common = common_name(names)
     if common is not None:
         return common[1].strip(_SEPARATORS) or common[0].strip(_SEPARATORS) or "w"
@@ -81,14 +81,14 @@ def weight_name(names: Sequence[str]) -> str:
 
 
 def value_name(names: Sequence[str]) -> str:
-    """Name of a parameter whose arguments are computed: ``softmax`` of ``softmax7`` and 9."""
+    """Name a parameter whose arguments are computed: ``softmax`` for ``softmax7`` and 9."""
     before, after = common_name(names) or ("", "")
     name = after.strip(_SEPARATORS) or before.strip(_SEPARATORS)
     return "x" if re.fullmatch(r"((lv|gv)_?\d*)?", name) else name
 
 
 def function_name(weights: Iterable[Sequence[str]], bound: Sequence[str], convolves: bool) -> str:
-    """Name of a function: what most of its weights have before the layer's number.
+    """Name a function by what most of its weights have before the layer's number.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""TrainStep: a forward model becomes one step of training.
+"""Define TrainStep, which turns a forward model into a training step.
 
 Before::
 
@@ -46,7 +46,7 @@ def TrainStep(
     system: System | str | None = None,
     schedule: str = "none",
 ) -> Rewrite:
-    """Make a step of training out of a model; its functions stay functions.
+    """Turn a model into a training step whose functions remain functions.
 
     What :func:`tvm_distir.train_step` does, as a pass.
 

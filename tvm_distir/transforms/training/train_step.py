@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``train_step``: a forward model becomes one step of training."""
+"""Turn a forward model into a training step (``train_step``)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def train_step(
     schedule: Schedule | Mapping[str, Any] | str | None = None,
     **options: float,
 ) -> ir.IRModule:
-    """Make a step of training out of a model.
+    """Turn a model into a training step.
 
     The gradient of a private function is a private function: ``layer`` becomes
     ``layer_forward`` and ``layer_backward``, and what one call makes gradients of ``layer_update``

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The least extra time of a chain of calls under a memory bound, by dynamic programming.
+"""Minimize the extra time of a chain of calls within a memory bound by dynamic programming.
 
 Calls run forward 1, 2, ... n and backward n, ... 2, 1. What call j keeps lives from its forward to
 its backward part, so that what is kept at any moment is that of the calls 1..i for some i. After i
@@ -22,7 +22,7 @@ MOST_WAYS = 1 << 14
 
 @dataclass(frozen=True)
 class Option:
-    """What a call may do.
+    """Option of a call.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Option:
 
 @dataclass(frozen=True)
 class ChainCall:
-    """A call of the chain.
+    """Call of the chain.
 
     Attributes
     ----------
@@ -63,13 +63,13 @@ class ChainCall:
     before_backward: int
 
     def beside(self, size_bytes: int) -> ChainCall:
-        """The same beside as many bytes more."""
+        """Return the same call beside additional live bytes."""
         before = self.before_forward + size_bytes, self.before_backward + size_bytes
         return ChainCall(self.options, *before)
 
 
 class PartialChoice(NamedTuple):
-    """Options of the calls so far.
+    """Choice of options for a prefix of the calls.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class PartialChoice(NamedTuple):
     before: PartialChoice | None
 
     def options(self, links: Sequence[ChainCall]) -> list[Option]:
-        """The option of each call."""
+        """Return the option of each call."""
         chosen: list[Option] = []
         way = self
         for link in reversed(links):
@@ -103,7 +103,7 @@ Fits = Callable[[int, int], bool]
 
 
 def least_time(links: Sequence[ChainCall], gaps: Sequence[int], bound: int) -> list[Option] | None:
-    """Choose an option for each call; None where no choice fits.
+    """Choose an option for each call, or return None if no choice fits.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def all_ways(
     *,
     is_final: bool = False,
 ) -> list[PartialChoice]:
-    """Ways through the chain of which none keeps, needs and takes no more than another one.
+    """Return the Pareto-optimal choices by saved bytes, needed bytes and time.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def all_ways(
 
 
 def least_bytes(links: Sequence[ChainCall], gaps: Sequence[int]) -> int:
-    """The smallest bound under which some choice fits."""
+    """Return the smallest bound within which some choice fits."""
     low, high = (
         -1,
         max(gaps)
@@ -176,7 +176,7 @@ def least_bytes(links: Sequence[ChainCall], gaps: Sequence[int]) -> int:
 
 
 def _followed(ways: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[PartialChoice]:
-    """Ways with one call more."""
+    """Extend choices by one call."""
     order = sorted(range(len(link.options)), key=lambda k: -link.options[k].kept_bytes)
     candidates = []
     for rank, number in enumerate(order):
@@ -201,7 +201,7 @@ def _followed(ways: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[
 
 
 def _best(ways: list[PartialChoice]) -> list[PartialChoice]:
-    """Those for which no other keeps, needs and takes no more."""
+    """Return the choices that no other dominates."""
     ways.sort(key=lambda way: way[:4])
     result: list[PartialChoice] = []
     needs: list[int] = []  # of those found, rising, while times fall
@@ -219,7 +219,7 @@ def _best(ways: list[PartialChoice]) -> list[PartialChoice]:
 
 
 def _coarser(ways: list[PartialChoice], most: int) -> list[PartialChoice]:
-    """At most :data:`MOST_WAYS` of them, bytes rounded up."""
+    """Return at most :data:`MOST_WAYS` of the choices, with bytes rounded up."""
     unit = 1
     while len(ways) > MOST_WAYS:
         unit = max(2 * unit, most // MOST_WAYS)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``recompute="auto"`` of a step in stages: the least time of each kind of stage in a memory bound.
+"""Minimize the time of each stage kind within a memory bound (``recompute="auto"``).
 
 The step is written once without recomputation. Stages of a kind share their functions, so that
 what is chosen for a kind holds for the tightest of its stages. Of each, :mod:`.stage_memory` says
@@ -28,7 +28,7 @@ from .stage_memory import StageMemory, memory_of
 
 @dataclass(frozen=True)
 class PeakMoment:
-    """A moment at which a kind of stage runs a unit.
+    """Moment at which a stage kind runs a task.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class PeakMoment:
 
 
 class StageKinds:
-    """Kinds of stages, and what is there while they run.
+    """Stage kinds, and the live memory while they run.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class StageKinds:
 
     @property
     def groups(self) -> list[list[int]]:
-        """Kinds that share ranks, directly or by others."""
+        """Return the kinds that share ranks, transitively."""
         groups: list[set[int]] = []
         for rank in sorted(set(self.rank_of)):
             kinds = {k for k, r in zip(self.kind_of, self.rank_of, strict=True) if r == rank}
@@ -92,16 +92,16 @@ class StageKinds:
         return [sorted(group) for group in groups]
 
     def needed(self, kind: int, stash: int, need: int) -> int:
-        """Most bytes while a kind runs; ``stash``: of a micro-batch, of whichever kind."""
+        """Return the peak bytes while a kind runs, with stashes of at most ``stash`` bytes."""
         inside = max(need, self.memories[kind].adding)
         return max(crowd.beside + crowd.stashes * stash for crowd in self.crowds[kind]) + inside
 
     def stash(self, kind: int, way: PartialChoice) -> int:
-        """Bytes of a micro-batch between its forward and its backward part."""
+        """Return the bytes of a micro-batch between its forward and backward pass."""
         return self.memories[kind].kept + way.kept_bytes
 
     def ways(self, kind: int, bound: int) -> list[PartialChoice]:
-        """Ways of a kind that fit, beside others whose stashes are no larger."""
+        """Return the choices of a kind that fit beside stashes that are no larger."""
         memory = self.memories[kind]
 
         def fits(kept: int, need: int) -> bool:
@@ -110,7 +110,7 @@ class StageKinds:
         return all_ways(memory.links, memory.gaps, fits, bound)
 
     def chosen(self, group: Sequence[int], bound: int) -> dict[int, PartialChoice] | None:
-        """The ways with which the slowest rank takes least time; None where none fit."""
+        """Return the choices that minimize the time of the slowest rank, or None if none fit."""
         ways = {kind: self.ways(kind, bound) for kind in group}
         result = []
         for stash in self._stashes(ways):
@@ -132,7 +132,7 @@ class StageKinds:
         return min(result, key=lambda choice: choice[0])[1] if result else None
 
     def least(self, group: Sequence[int]) -> int:
-        """The smallest bound under which some ways fit."""
+        """Return the smallest bound within which some choices fit."""
         ways = {}
         for kind in group:
             memory = self.memories[kind]
@@ -157,11 +157,11 @@ class StageKinds:
 
     @property
     def is_open(self) -> bool:
-        """Whether every call has an option."""
+        """Return whether every call has an option."""
         return all(link.options for memory in self.memories for link in memory.links)
 
     def all_chosen(self, bound: int) -> tuple[tuple[int, int], dict[int, list[Option]]] | None:
-        """Times of the slowest rank and of all, and options of each kind; None where none fit."""
+        """Return the slowest rank's time, the total, and the options per kind, or None."""
         chosen: dict[int, PartialChoice] = {}
         for group in self.groups if self.end <= bound else ():
             choices = self.chosen(group, bound)
@@ -174,15 +174,15 @@ class StageKinds:
         return self._times(chosen), options
 
     def all_least(self) -> int:
-        """The smallest bound under which some ways of all kinds fit."""
+        """Return the smallest bound within which choices of all kinds fit."""
         return max(self.end, *map(self.least, self.groups))
 
     def _stashes(self, ways: Mapping[int, Sequence[PartialChoice]]) -> list[int]:
-        """Sizes that the largest stash of a group may have."""
+        """Return the possible sizes of the largest stash of a group."""
         return sorted({self.stash(kind, way) for kind, options in ways.items() for way in options})
 
     def _times(self, ways: Mapping[int, PartialChoice]) -> tuple[int, int]:
-        """Of the slowest rank, and of all."""
+        """Return the time of the slowest rank and the total."""
         times: dict[int, int] = {}
         for kind, rank in zip(self.kind_of, self.rank_of, strict=True):
             if kind in ways:
@@ -191,7 +191,7 @@ class StageKinds:
 
 
 def _tightest(known: Mapping[int, int]) -> list[PeakMoment]:
-    """Moments, without those beside which another one has no fewer stashes and bytes."""
+    """Return the moments that no other dominates in stashes and bytes."""
     result: list[PeakMoment] = []
     for stashes, beside in sorted(known.items(), reverse=True):
         if not result or beside > result[-1].beside:
@@ -200,7 +200,7 @@ def _tightest(known: Mapping[int, int]) -> list[PeakMoment]:
 
 
 def decided_in_stages(written: Written, recipe: Recipe, auto: Auto) -> Recomputation:
-    """Choose what the calls of a step in stages make again, each kind of stage for itself.
+    """Choose what the calls of a pipelined step recompute, for each stage kind separately.
 
     Parameters
     ----------

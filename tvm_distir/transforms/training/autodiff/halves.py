@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A backward part in two: gradients of activations first, those of weights later.
+"""Split a backward pass in two: gradients of activations first, those of weights later.
 
 ``layer_backward(grad, saved, w) -> (x's gradient, w's gradient)`` becomes
 ``layer_backward_inputs(grad, saved, w) -> (x's gradient, (crossing...))`` and
@@ -25,7 +25,7 @@ INPUTS_SUFFIX, WEIGHTS_SUFFIX = "_inputs", "_weights"
 
 @dataclass(frozen=True)
 class SplitBackward:
-    """Both halves of a function.
+    """Both parts of a split function.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class SplitBackward:
 
 
 class Splitter:
-    """Splits functions that give tuples, each once per set of first results.
+    """Splitter of functions that return tuples, applied once per set of first results.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Splitter:
         self._made: dict[tuple[str, tuple[int, ...]], SplitBackward] = {}
 
     def split(self, gv: ir.GlobalVar, first: Iterable[int]) -> SplitBackward:
-        """Return the halves of a function.
+        """Return both parts of a function.
 
         Where no result is asked for first, the first half makes what calls in it hand to each
         other.
@@ -103,7 +103,7 @@ class Splitter:
         )
 
     def _is_call(self, value: Any) -> bool:
-        """Whether a value is a call of a private function that gives a tuple."""
+        """Return whether a value is a call of a private function that returns a tuple."""
         if not isinstance(value, ir.Call) or not isinstance(value.op, ir.GlobalVar):
             return False
         fn = self.functions.of.get(str(value.op.name_hint))
@@ -112,7 +112,7 @@ class Splitter:
         return isinstance(fn.ret_ty, relax.TupleType)
 
     def _needed(self, bindings: Sequence[Any], roots: Sequence[Any]) -> dict[Any, set[int] | None]:
-        """What the roots need: per variable which of its fields, None where all of it."""
+        """Return the fields per variable that the roots depend on, or None for all fields."""
         needed: dict[Any, set[int] | None] = {v: None for root in roots for v in variables(root)}
         for binding in reversed(bindings):
             if binding.var not in needed:
@@ -128,7 +128,7 @@ class Splitter:
 
 
 class _Writer:
-    """Puts each binding into one of the halves."""
+    """Writer that assigns each binding to one of the parts."""
 
     def __init__(
         self, splitter: Splitter, params: set[Any], needed: dict[Any, set[int] | None]
@@ -140,7 +140,7 @@ class _Writer:
         self._halves: dict[Any, tuple[SplitBackward, Any, Any]] = {}
 
     def add(self, binding: Any) -> None:
-        """Take the next binding."""
+        """Add the next binding."""
         var, value = binding.var, binding.value
         whole = value.tuple_value if isinstance(value, relax.TupleGetItem) else None
         if whole in self._halves:
@@ -187,7 +187,7 @@ class _Writer:
         self._bind(self.first if early else self.later, var, source)
 
     def crossing(self, results: Sequence[Any]) -> list[Any]:
-        """Variables of the first half, parameters among them, that the other one reads."""
+        """Return the variables of the first part, including parameters, that the second reads."""
         inside = {b.var for b in self.later}
         read = [v for b in self.later for v in variables(b.value)]
         read += [v for result in results for v in variables(result)]
@@ -195,7 +195,7 @@ class _Writer:
 
 
 def _fields(fn: relax.Function) -> list[Any]:
-    """The fields that a function returns, in order."""
+    """Return the fields that a function returns, in order."""
     result = fn.body.body
     values = {b.var: b.value for b in all_bindings(fn.body)}
     while isinstance(result, ir.Var):

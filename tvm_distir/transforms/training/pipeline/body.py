@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The function of a stage: which of its bindings belong to which phase."""
+"""Assign the bindings of a stage's function to its phases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tvm_distir.core import (
 
 
 class When(enum.IntEnum):
-    """When a binding is run."""
+    """Time at which a binding is run."""
 
     BEGIN = 0
     FORWARD = 1
@@ -64,7 +64,7 @@ _OF_PARAMETER = {
 
 
 class StageBody:
-    """The bindings of a stage, with variables of its own.
+    """Bindings of a stage, with fresh variables.
 
     A binding is run when the last of what it reads is there: once before all micro-batches, in one
     of the phases of each, or once behind all. What could be run before and is read behind all only,
@@ -130,7 +130,7 @@ class StageBody:
         ]
 
     def _put_off(self, bindings: Sequence[Any]) -> None:
-        """Run behind all micro-batches what is there before them and is read there only."""
+        """Move bindings that only the end reads behind all micro-batches."""
         sent = [r for what, r in self.results.items() if what.partition(":")[0] in PASSED]
         early = {v for result in sent for v in variables(result)}
         for binding in reversed(bindings):
@@ -148,7 +148,7 @@ class StageBody:
         return When.END if latest == When.ACCUMULATE else latest
 
     def _phase(self, mod: ir.IRModule, value: Any) -> str:
-        """Phase of the function that a value is a call of; empty of others."""
+        """Return the phase of the function that a value calls, or an empty string."""
         if not isinstance(value, ir.Call) or not isinstance(value.op, ir.GlobalVar):
             return ""
         return phase_of(mod[value.op])

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where the parameters and results of stages lie, and the meshes of the pipeline's ranks."""
+"""Read the placements of the parameters and results of stages, and the meshes of ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvm_distir.support import MeshError
 
 @dataclass(frozen=True)
 class Place:
-    """An item of ``dist.io``.
+    """Entry of ``dist.io``.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Place:
     index_range: tuple[int, ...] = field(default=(), compare=False)
 
     def item(self, index: int, name: str) -> dict[str, Any]:
-        """As an item of another ``dist.io``."""
+        """Return the entry as an item of another ``dist.io``."""
         item = {
             "index": index,
             "name": name,
@@ -47,12 +47,12 @@ class Place:
         return {**item, "index_range": list(self.index_range)} if self.index_range else item
 
     def labels(self, mesh: DeviceMesh) -> tuple[int, ...]:
-        """Labels along the axes of more than one device."""
+        """Return the labels along the axes of more than one device."""
         labels = zip(mesh_shape(mesh), parse_placement(self.placement), strict=True)
         return tuple(label for size, label in labels if size > 1)
 
     def parts(self, dim: int, mesh: DeviceMesh) -> int:
-        """In how many parts a dim is cut."""
+        """Return the number of shards of a dim."""
         labels = parse_placement(self.placement)
         sizes = mesh_shape(mesh)
         return math.prod(n for n, label in zip(sizes, labels, strict=True) if label == dim)
@@ -60,7 +60,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Ports:
-    """Where all parameters and results of a stage's function lie.
+    """Placements of all parameters and results of a stage's function.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ def read_ports(fn: relax.Function) -> Ports:
 def rank_meshes(
     known: Sequence[DeviceMesh], of_rank: Sequence[int], devices: Sequence[Sequence[int]]
 ) -> list[DeviceMesh]:
-    """Meshes of the ranks: of the shape that the module has for each.
+    """Return the meshes of the ranks, in the shape that the module has for each.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage's function takes: arrivals, data, weights and their states, counters, sums."""
+"""Declare the parameters of a stage's function: arrivals, data, weights, states and sums."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SQUARES = "squares"
 
 @dataclass(frozen=True)
 class StageInputs:
-    """A stage, and what of the whole step it does.
+    """Stage, and its share of the full step.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class StageInputs:
 
     @property
     def alike(self) -> tuple[Any, ...]:
-        """Stages of which this is equal have one function."""
+        """Return a key; stages with equal keys share a function."""
         flags = [
             (w in self.trained, w in self.shared, w in self.counted) for w in self.stage.weights
         ]
@@ -72,20 +72,20 @@ class StageInputs:
 
     @property
     def stream(self) -> str:
-        """What the first of the stage's streams of random numbers is."""
+        """Return the first random-number stream of the stage."""
         return f"{STREAM}:{self.stage.first_stream}"
 
 
 @dataclass
 class StageSignature:
-    """Parameters or results of a stage's function, in order, with what they are."""
+    """Parameters or results of a stage's function in order, with their kinds."""
 
     vars: list[Any] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def add(self, var: Any, name: str, note: str) -> Any:
-        """Append one."""
+        """Append an entry."""
         self.vars.append(var)
         self.names.append(name)
         self.notes.append(note)
@@ -93,7 +93,7 @@ class StageSignature:
 
 
 class RoleParams:
-    """The parameters of a stage's function.
+    """Parameters of a stage's function.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ class RoleParams:
 
     @property
     def states(self) -> dict[str, list[str]]:
-        """Names of what is placed as each weight is."""
+        """Return the names of the values that are placed as each weight."""
         names_of = {w.name: list(w.names) for w in self.weights.values()}
         for var in self.totals:
             names_of[self.weights[var].name].append(f"{self.weights[var].name}.{TOTAL}")
@@ -195,7 +195,7 @@ class RoleParams:
 
 
 def summed(ty: Any) -> Any:
-    """Type of a sum over micro-batches."""
+    """Return the type of a sum over micro-batches."""
     dtype = str(ty.dtype)
     return relax.TensorType(ty.shape, "float32" if dtype in HALF else dtype)
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what a stage does: one micro-batch forward and backward, sums over all, new weights."""
+"""Write the function of a stage: forward and backward of a micro-batch, sums, updates."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LOSS = "loss"
 
 
 class StageWriter:
-    """Writes the function of one stage.
+    """Writer of the function of one stage.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class StageWriter:
         self.name = ""
 
     def run(self, name: str) -> relax.Function:
-        """Return the function; those that it calls are added to the others."""
+        """Return the function, and add the functions that it calls to the others."""
         builder, self.name = self.builder, name
         with builder.function(name, self.params.ports.vars):
             with builder.dataflow():
@@ -146,7 +146,7 @@ class StageWriter:
         self._end(gradients)
 
     def _forward_results(self, result: Any) -> Any:
-        """Let out statistics and what later stages read; return the loss where it is its own."""
+        """Output statistics and what later stages read; return the loss, if it is computed."""
         outputs, statistics = self.part.stage.outputs, self.part.stage.statistics
         is_single = len(outputs) + len(statistics) == 1
         for j, var in enumerate(statistics, len(outputs)):
@@ -161,7 +161,7 @@ class StageWriter:
         return None
 
     def _backward(self, pair: ForwardBackward, loss: Any, saved: Any) -> list[Any]:
-        """Emit the backward part, or both its halves; return the gradients in their order."""
+        """Emit the backward pass, split or not; return the gradients in their order."""
         if self.part.last:
             grad = self._seed(loss)
         else:
@@ -185,12 +185,12 @@ class StageWriter:
     def _fields(
         self, gv: ir.GlobalVar, args: Sequence[Any], name: str, fields: Sequence[int]
     ) -> list[Any]:
-        """Emit a call and as many fields of its result."""
+        """Emit a call and its first result fields."""
         made = self.builder.emit(ir.Call(gv, list(args)), name)
         return [self.builder.emit(relax.TupleGetItem(made, k)) for k in range(len(fields))]
 
     def _seed(self, loss: Any) -> Any:
-        """Gradient of one micro-batch's loss: the whole one is the mean of all."""
+        """Return the gradient of a micro-batch's loss: the total loss is the mean of all."""
         dtype, schedule = str(loss.ty.dtype), self.tools.schedule
         count = 1 if schedule.stash else schedule.micro_batches
         if not self.recipe.dynamic:
@@ -201,7 +201,7 @@ class StageWriter:
         return self.builder.emit(divide(scale, scalar(float(count), dtype)))
 
     def _end(self, gradients: dict[Any, Any]) -> None:
-        """What is done once: sums over micro-batches and stages, then new weights."""
+        """Write what runs once: sums over micro-batches and stages, then new weights."""
         builder, part = self.builder, self.part
         phase = EACH_PHASE if self.tools.schedule.stash else ACCUMULATE_PHASE
         terms = list(gradients.values())
@@ -249,7 +249,7 @@ class StageWriter:
             self.updated[name] = str(self._out(value, plain_name(name) + UPDATED_SUFFIX, name).name)
 
     def _groups(self, gradients: Mapping[Any, Any]) -> Groups:
-        """Weights with their gradients, by the layer that they belong to."""
+        """Return weights with their gradients, by the layer that they belong to."""
         groups: Groups = {}
         owners: dict[Any, tuple[Owner, str]] = {}
         layers = self.part.stage.layers

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A forward model as stages: private functions from one stage's activations to the next one's."""
+"""Split a forward model into stages, each a private function between activations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STAGE = "part"
 
 @dataclass(frozen=True)
 class Layer:
-    """A call of a private function of the model inside a stage.
+    """Call of a private function of the model inside a stage.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a forward model.
+    """Stage of a forward model.
 
     Attributes
     ----------
@@ -77,12 +77,12 @@ class Stage:
 
     @property
     def params(self) -> tuple[Any, ...]:
-        """All that the function reads, in order."""
+        """Return all variables that the function reads, in order."""
         return (*self.activations, *self.data, *self.weights)
 
 
 class Policies:
-    """What the calls of a model's functions make again, call by call in its order.
+    """Recomputation policies of the calls of each function, in the order of the calls.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class Policies:
         self._calls: Counter[str] = Counter()
 
     def next(self, name: str) -> str:
-        """Policy of the next call of a function."""
+        """Return the policy of the next call of a function."""
         self._calls[name] += 1
         return self.recompute.of(name).of_call(self._calls[name] - 1)
 
@@ -102,7 +102,7 @@ class Policies:
 def cut_model(
     flat: Flat, functions: Functions, stages: int, names: Sequence[str], recompute: Recomputation
 ) -> list[Stage]:
-    """Cut a forward model; the stages' functions are added to those of the model.
+    """Split a forward model, and add the stages' functions to those of the model.
 
     An activation that a later stage reads goes through all between. Stages alike, whose calls make
     the same again, share a function.
@@ -156,7 +156,7 @@ def _stage(
 
 
 def _needed(flat: Flat, bindings: Sequence[Any]) -> list[Any]:
-    """Bindings of what follows from data and constants that some bindings read, in order."""
+    """Return the bindings that depend only on data and constants and that others read."""
     values = {b.var: b for b in flat.bindings if b.var in flat.anywhere}
     wanted: set[Any] = set()
     waiting = [v for b in bindings for v in variables(b.value)]
@@ -186,7 +186,7 @@ def _shared(
     policies: tuple[str, ...],
     made: dict[Any, list[ir.GlobalVar]],
 ) -> ir.GlobalVar:
-    """The function, or one that is equal to it, its calls' policies too."""
+    """Return the function, or an equal one with equal policies of its calls."""
     key = (int(tvm_ffi.structural_hash(fn, map_free_vars=True)), policies)
     for gv in made.get(key, ()):
         if tvm_ffi.structural_equal(functions.of[str(gv.name_hint)], fn, map_free_vars=True):

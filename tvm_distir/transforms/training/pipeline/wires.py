@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where what stages hand each other lies, on the meshes of the pipeline's ranks."""
+"""Match the placements of values that stages exchange, on the meshes of the ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NEXT_STAGE = "the next stage of the same mesh"
 
 
 def unfit(place: str, what: str, remedy: str) -> LoweringError:
-    """Error about stages that do not fit together."""
+    """Return the error about stages that do not fit together."""
     return LoweringError("DIST0512", what, place=place, remedy=remedy)
 
 
 class Wires:
-    """The ends of all messages of a step, and their tags.
+    """Endpoints of all messages of a step, and their tags.
 
     Parameters
     ----------
@@ -69,17 +69,17 @@ class Wires:
         self._tags: dict[Any, int] = {}
 
     def made(self, stage: int, what: str) -> Place:
-        """Where a result of a stage lies."""
+        """Return the placement of a result of a stage."""
         note = self.pipeline.stages[stage]
         return self.ports[note.function].outputs[note.results.index(what)]
 
     def read(self, stage: int, what: str) -> Place:
-        """Where a parameter of a stage lies."""
+        """Return the placement of a parameter of a stage."""
         note = self.pipeline.stages[stage]
         return self.ports[note.function].inputs[note.params.index(what)]
 
     def agree(self, stage: int, what: str, made: Place, read: Place, reader: str) -> None:
-        """Refuse (DIST0512) what is read on a stage's mesh otherwise than it is made there."""
+        """Reject values that are read on a stage's mesh in another placement (DIST0512)."""
         mesh = self.meshes[self.rank_of[stage]]
         if made.labels(mesh) != read.labels(mesh):
             raise unfit(
@@ -89,7 +89,7 @@ class Wires:
             )
 
     def tag(self, key: Any) -> int:
-        """Number of a message."""
+        """Return the tag of a message."""
         return self._tags.setdefault(key, len(self._tags))
 
 

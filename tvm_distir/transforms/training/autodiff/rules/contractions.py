@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of products: matrices, sums over subscripts."""
+"""Define gradients of matrix products and of sums over subscripts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 @register_gradient("matmul")
 def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """``x @ w``; of a weight matrix the sum over all leading dims is one contraction.
+    """Differentiate ``x @ w``; that of a weight matrix contracts all leading dims at once.
 
     TVM sums the products of every leading index afterwards, which needs them all in memory. The
     gradient of a wider result is rounded to the type of the operands. That of a transposed weight
@@ -39,7 +39,7 @@ def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 
 
 def _transposed(matrix: Any, builder: relax.BlockBuilder) -> Any:
-    """The last two dims exchanged: what a matrix was transposed from, where it was.
+    """Swap the last two dims, or undo an existing transposition.
 
     So the backward part of a product with a transposed weight reads the weight, of which no
     transposed copy lives from the forward part to the backward part.
@@ -59,7 +59,7 @@ def _outer(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> lis
 
 
 def _written_out(text: str, ranks: list[int], call: ir.Call) -> tuple[list[str], str]:
-    """Subscripts of operands and result, with letters for what an ellipsis stands for."""
+    """Return the subscripts of operands and result with ellipses expanded to letters."""
     text = text.replace(" ", "")
     left, _, right = text.partition("->")
     parts = left.split(",")
@@ -79,7 +79,7 @@ def _written_out(text: str, ranks: list[int], call: ir.Call) -> tuple[list[str],
 
 @register_gradient("einsum")
 def _einsum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of an operand: the gradient and the other operands, summed over what it has not.
+    """Differentiate ``einsum``: contract the gradient with the other operands.
 
     What only that operand has was summed alone: there it gets the same everywhere.
     """
@@ -99,7 +99,7 @@ def _einsum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 
 
 def _by_operand(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:
-    """The gradient of an operand with the subscripts ``own``."""
+    """Return the gradient of the operand with the given subscripts."""
     if len(set(subscripts)) != len(subscripts):
         return _diagonal(call, subscripts, shape, terms)
     known = "".join(c for c in subscripts if any(c in p for p, _ in terms))
@@ -114,7 +114,7 @@ def _by_operand(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[st
 
 
 def _diagonal(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:
-    """Of an operand read along a diagonal: zeros beside it."""
+    """Return the gradient of an operand read along a diagonal, with zeros elsewhere."""
     single = "".join(dict.fromkeys(subscripts))
     extents = [shape[subscripts.index(c)] for c in single]
     value = _by_operand(call, single, extents, terms)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of pools, written with TVM's two of two dims.
+"""Define gradients of pools, built on TVM's two ops for two dims.
 
 Of equal elements of a window the first gets the gradient of its maximum, as it does in torch.
 """
@@ -46,12 +46,12 @@ class _Windows:
 
     @property
     def dims(self) -> tuple[int, int]:
-        """Where the two dims lie."""
+        """Return the positions of the two dims."""
         return self.layout.index("H"), self.layout.index("W")
 
     @property
     def options(self) -> dict[str, Any]:
-        """As TVM's ops take them."""
+        """Return the options of TVM's ops."""
         return {
             "pool_size": self.kernel,
             "strides": self.strides,
@@ -71,7 +71,7 @@ def _rows_before_after(value: Any, dims: Any, pads: Any, fill: float) -> Any:
 
 
 def _maximum(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any:
-    """TVM's op, which needs as many windows as overlap an element along either dim.
+    """Apply TVM's op, which needs as many windows as overlap an element along either dim.
 
     With fewer it reads windows of the next row: windows without a gradient are put behind. Its
     kernel does not compile in bfloat16, and works in float32 then.
@@ -105,7 +105,7 @@ def _maximum(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any
 
 
 def _average(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any:
-    """TVM's op; not for windows that reach beyond the padding, whose elements it miscounts.
+    """Apply TVM's op, except for windows beyond the padding, which it miscounts.
 
     There gradients are divided by what their windows count, and the padding is wide enough.
     """
@@ -131,7 +131,7 @@ BACKWARD = {"max": _maximum, "avg": _average}
 
 @register_gradient(*(f"nn.{kind}_pool{n}d" for kind in BACKWARD for n in (1, 2, 3)))
 def _pool(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of one dim as of two; of three in two steps, as the pool may be taken in two."""
+    """Differentiate a pool; one dim is run as two, and three dims in two steps."""
     a, x = call.attrs, call.args[0]
     layout, count = str(a.layout), len(a.strides)
     if str(a.out_layout or layout) != layout:
@@ -186,7 +186,7 @@ def _dilated(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> A
 
 
 def _with_row(shape: Any, layout: str) -> list[Any]:
-    """Shape of a value of one spatial dim with a dim of one in front of it."""
+    """Return the shape of a value of one spatial dim with a dim of size 1 before it."""
     result = list(shape)
     result.insert(layout.index("H"), 1)
     return result
@@ -195,7 +195,7 @@ def _with_row(shape: Any, layout: str) -> list[Any]:
 def _three(
     grad: Any, x: Any, plane: _Windows, depth: _Windows, backward: Any, builder: relax.BlockBuilder
 ) -> Any:
-    """A pool over planes, then one over depth, both walked back."""
+    """Differentiate a 3-D pool as one over planes followed by one over depth."""
     shape, rest = list(shape_of(x)), list(shape_of(grad))
     if plane.layout == "NCHW":
         n, c, d, h, w = shape

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of sampling an image at computed places, and of values on a grid of levels."""
+"""Define gradients of image sampling at computed positions, and of dequantization."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from .registry import constant_like, refuse, register_gradient, shape_of
 def _source(
     raw: Any, extent: int, ends: bool, mode: str, builder: relax.BlockBuilder
 ) -> tuple[Any, Any]:
-    """Rows that coordinates from -1 to 1 stand for, and their derivative."""
+    """Return the rows of coordinates from -1 to 1, and their derivative."""
     slope = constant_like((extent - 1 if ends else extent) / 2, raw)
     shift = constant_like(0.0 if ends else 0.5, raw)
     at = subtract(multiply(add(raw, constant_like(1.0, raw)), slope), shift)
@@ -74,7 +74,7 @@ def _source(
 def _pixel(
     rows: Any, columns: Any, size: tuple[int, int], shape: Any, builder: relax.BlockBuilder
 ) -> tuple[Any, Any]:
-    """Flat indices of pixels for all channels, and 1 for those that lie in the image, else 0."""
+    """Return flat pixel indices for all channels, and whether they are in the image."""
     inside: Any = None
     known = []
     for place, n in zip((rows, columns), size, strict=True):
@@ -89,7 +89,7 @@ def _pixel(
 
 @register_gradient("image.grid_sample")
 def _grid_sample(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of the image: what each place reads of a pixel; of the grid: the slopes between pixels."""
+    """Differentiate ``grid_sample`` with respect to the image and the grid."""
     (data, grid), a = call.args, call.attrs
     method, mode, ends = str(a.method), str(a.padding_mode), bool(a.align_corners)
     if len(shape_of(data)) != 4 or method not in ("bilinear", "nearest"):
@@ -137,7 +137,7 @@ def _grid_sample(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
 
 @register_gradient("dequantize")
 def _dequantize(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of ``(x - zero) scale``: of the scale, and of a zero point of a float type."""
+    """Differentiate ``(x - zero) scale`` with respect to the scale and a float zero point."""
     x, scale, zero = call.args
     rank, dtype = len(shape_of(x)), str(scale.ty.dtype)
     axis = int(call.attrs.axis) % rank
