@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules as TVM's own JSON (``tvm.ir.save_json``), at any level."""
+"""Read modules in TVM's JSON (``tvm.ir.save_json``) at any level."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INLINE = (1, 2, 3)
 
 
 def _check_nodes(graph: Any) -> None:
-    """Refuse (ValueError) nodes that hold each other in a ring or too deep, which end TVM's reader.
+    """Reject cyclic or too deeply nested nodes (ValueError), which crash TVM's reader.
 
     A node stands behind all that it holds.
     """
@@ -42,7 +42,7 @@ def _check_nodes(graph: Any) -> None:
 
 
 def _held(kind: str, data: Any) -> Iterator[int]:
-    """Numbers of the nodes that a node holds."""
+    """Return the numbers of the nodes that a node references."""
     if isinstance(data, list) and kind in _OF_NODES:
         yield from (item for item in data if type(item) is int)
     elif isinstance(data, dict):
@@ -52,7 +52,7 @@ def _held(kind: str, data: Any) -> Iterator[int]:
 
 @functools.cache
 def _plain_fields(kind: str) -> frozenset[str]:
-    """Fields of a type that hold numbers, not nodes."""
+    """Return the fields of a type that hold numbers, not nodes."""
     names: set[str] = set()
     info: Any = core._lookup_or_register_type_info_from_type_key(kind)
     while info is not None:

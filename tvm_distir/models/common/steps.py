@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of training that were written elsewhere: which inputs are weights, which their states."""
+"""Recognize the weights and states of training steps that other tools wrote."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .flows import Flow, Flows, bits, is_number
 
 
 def noted_step(mod: ir.IRModule, gradients: Mapping[str, int] | None = None) -> ir.IRModule:
-    """Say of a step of training which results replace which parameters.
+    """Annotate a training step with the results that replace parameters.
 
     A module is a step if it has a loss, a number, and weights: a parameter that the loss depends
     on, and a result of its type that is a sum of it and of other values, its gradient, which
@@ -67,7 +67,7 @@ def noted_step(mod: ir.IRModule, gradients: Mapping[str, int] | None = None) -> 
 
 
 def _fields(fn: relax.Function) -> list[Any]:
-    """Results of a function; empty unless they are a flat tuple."""
+    """Return the results of a function, or none unless they are a flat tuple."""
     body = fn.body.body
     if type(body) in VARIABLES:
         bound = {b.var: b.value for block in fn.body.blocks[-1:] for b in block.bindings}
@@ -76,13 +76,13 @@ def _fields(fn: relax.Function) -> list[Any]:
 
 
 def _kind(ty: Any) -> tuple[Any, str]:
-    """Shape and type of a tensor: what may take another one's place has the same."""
+    """Return the shape and type of a tensor, which a replacement must share."""
     tensor = tensor_type(ty)
     return static_shape(ty), "" if tensor is None else str(tensor.dtype)
 
 
 def _may_be_step(fn: relax.Function) -> bool:
-    """Whether there is a number and a result of a parameter's type; cheap."""
+    """Return whether there is a number and a result of a parameter's type (a cheap test)."""
     if not all(tensor_type(param.ty) is not None for param in fn.params):
         return False
     results = [field.ty for field in _fields(fn) if tensor_type(field.ty) is not None]
@@ -91,7 +91,7 @@ def _may_be_step(fn: relax.Function) -> bool:
 
 
 class _Step:
-    """Finds what is updated by what."""
+    """Matcher of updated parameters and results."""
 
     def __init__(self, mod: ir.IRModule, fn: relax.Function) -> None:
         self.fn, self.flows = fn, Flows(mod, fn)
@@ -106,7 +106,7 @@ class _Step:
         }
 
     def notes(self) -> dict[str, Any]:
-        """What ``dist.training`` says; empty where it is no step."""
+        """Return the content of ``dist.training``, or nothing if the function is not a step."""
         loss = self._loss()
         if loss is None:
             return {}
@@ -144,14 +144,14 @@ class _Step:
         }
 
     def _loss(self) -> int | None:
-        """Number of the result that is the loss: the first that is no counter."""
+        """Return the number of the loss, the first scalar result that is not a counter."""
         numbers = [
             i for i, flow in self.made.items() if is_number(self.fields[i].ty) and flow.beneath
         ]
         return next((i for i in numbers if not self.made[i].same), next(iter(numbers), None))
 
     def _matched(self, results: Mapping[int, Flow], needed: int) -> dict[int, int]:
-        """Parameters by number, each with the result that replaces it."""
+        """Map parameters by number to the results that replace them."""
         place = {i: self.flows.place[self.fields[i]] for i in results}
         open_ = sorted(results, key=lambda i: (results[i].same.bit_count(), place[i]))
         matches: dict[int, int] = {}
@@ -168,7 +168,7 @@ class _Step:
         return matches
 
     def _are_read(self, loss: int, weights: Mapping[int, int]) -> bool:
-        """Whether the loss is computed from a new weight: then it is none."""
+        """Return whether the loss depends on a new weight, in which case it is not a loss."""
         forbidden = {self.fields[r] for r in weights.values()}
         waiting, seen = [self.fields[loss]], set()
         while waiting:
@@ -195,7 +195,7 @@ class _Step:
     def _gradient(
         self, weight: int, result: int, states: list[int], matches: Mapping[int, int]
     ) -> Any:
-        """The value from which alone, of all others, a weight and its states are updated."""
+        """Return the only other value from which a weight and its states are updated."""
         mask = sum(1 << p for p in (weight, *states))
         edge, seen = set(), set()
         waiting = [self.fields[r] for r in (result, *(matches[s] for s in states))]
@@ -217,7 +217,7 @@ class _Step:
         return max(common or (), key=self.flows.place.__getitem__, default=None)
 
     def _above(self, var: Any) -> set[Any]:
-        """A value and those that it is computed from element by element."""
+        """Return a value and those that it depends on elementwise."""
         visited, waiting = set(), [var]
         while waiting:
             operand = waiting.pop()
@@ -228,7 +228,7 @@ class _Step:
 
 
 def _with_data_first(fn: relax.Function, updated: set[str]) -> relax.Function:
-    """The function with what is updated no longer among its data."""
+    """Return the function with updated parameters moved behind its data."""
     names, count = param_names(fn), num_input(fn)
     if count is None or not updated.intersection(names[:count]):
         return fn

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Products of tensors, attention and convolutions."""
+"""Write products of tensors, attention and convolutions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIDES = {"N": "b", "C": "f", "O": "o", "I": "i"}
 
 
 def matmul(body: Body, a: Ssa, b: Ssa, kind: str) -> Ssa:
-    """A product as NumPy's matmul has it."""
+    """Write a product with the semantics of NumPy's matmul."""
     if len(a.shape) == len(b.shape) == 1:
         return dot(body, a, b, ([], []), ([0], [0]), kind)
     if len(a.shape) == 1:
@@ -70,7 +70,7 @@ def _einsum(step: Step) -> Ssa:
 
 
 def _rearranged(body: Body, value: Ssa, word: str, result: str) -> Ssa:
-    """A sum over the letters that the result has not, and its dims in their order."""
+    """Sum over the letters that the result lacks, and reorder the dims."""
     gone = [i for i, letter in enumerate(word) if letter not in result]
     kept = [letter for letter in word if letter in result]
     return body.transpose(body.reduce("sum", value, gone), [kept.index(c) for c in result])
@@ -82,7 +82,7 @@ def _outer(step: Step) -> Ssa:
 
 
 def _attention(step: Step) -> Ssa:
-    """Softmax of scaled products, heads in dim 2, over keys; a bias or a causal mask on it."""
+    """Write softmax attention with heads in dim 2 and a bias or a causal mask."""
     body, attrs = step.body, step.attrs
     q, k, v = (body.transpose(step[i], [0, 2, 1, 3]) for i in range(3))
     if k.shape[1] != q.shape[1]:

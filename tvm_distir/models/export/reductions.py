@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions, sums that grow, sorting, softmax and norms."""
+"""Write reductions, cumulative ops, sorting, softmax and norms."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def _std(step: Step) -> Ssa:
 
 
 def _spread(body: Body, x: Ssa, axes: Sequence[int], keep: bool = True) -> tuple[Ssa, Ssa]:
-    """What is left of a value without its mean, and its variance."""
+    """Return a value minus its mean, and its variance."""
     moved = body.binary("subtract", x, body.mean(x, axes))
     return moved, body.mean(body.binary("multiply", moved, moved), axes, keep)
 
 
 def _collapse(step: Step) -> Ssa:
-    """Sums back to a shape that was broadcast."""
+    """Sum to a shape that was broadcast."""
     x, body = step[0], step.body
     front = len(x.shape) - len(step.shape)
     reduced = body.reduce("sum", x, list(range(front)))
@@ -92,7 +92,7 @@ def _top(step: Step) -> Any:
 
 
 def _sorted(step: Step, values: Sequence[Ssa]) -> list[Ssa]:
-    """Values along a dim, in the order of the first of them; equal ones keep theirs."""
+    """Sort values along a dim by the first of them, stably."""
     axis, body = step.axis(len(values[0].shape)), step.body
     t = tensor_text((), values[0].dtype)
     scalars = [tensor_text((), value.dtype) for value in values]
@@ -114,7 +114,7 @@ def _sorted(step: Step, values: Sequence[Ssa]) -> list[Ssa]:
 
 
 def _order_keys(dtype: str, kind: str) -> str:
-    """Both floats with one form of zero and of NaN, which a total order puts behind all else."""
+    """Normalize zeros and NaN of two floats, so that a total order puts NaN last."""
 
     def constant(name: str, value: float) -> str:
         said = f"value = dense<{number_text(value, dtype)}> : {kind}"
@@ -149,7 +149,7 @@ def _argsort(step: Step) -> Ssa:
 
 
 def _place(kind: str) -> Write:
-    """The first place of the largest or smallest element."""
+    """Return the first index of the maximum or minimum."""
 
     def write(step: Step) -> Ssa:
         x, body = step[0], step.body
@@ -171,7 +171,7 @@ def _softmax(log: bool) -> Write:
 
 
 def _scaled(step: Step, x: Ssa, axes: Sequence[int], factors: Sequence[Ssa | None]) -> Ssa:
-    """A normed value times a scale plus a shift, where they are given.
+    """Apply the scale and shift of a norm, where given.
 
     Layer and group norms have both in TVM, whatever their attributes say.
     """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Ops that move elements."""
+"""Write ops that move elements."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of MLIR's dialect ``shard``, and how values lie before there are any."""
+"""Write collectives and placements of MLIR's dialect ``shard``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS = {"sum": "sum", "max": "max", "min": "min", "prod": "product"}
 
 
 def _notes(step: Step, **more: object) -> str:
-    """Attributes of a collective over the axes of a call; numbers are of the type ``index``."""
+    """Return the attributes of a collective over the axes of a call, with ``index`` numbers."""
     axes = axes_text(sorted(call_axes(step.call)))
     said = [grid_of(step), f"grid_axes = {axes}"]
     if "op" in step.attrs:
@@ -53,7 +53,7 @@ def _all_slice(step: Step) -> Ssa:
 
 
 def _shift(step: Step) -> Ssa:
-    """Without a ring the results that nobody sends are undefined there, and zeros here."""
+    """Shift along an axis, with zeros for results that no process sends without a ring."""
     shift, ring = int(step.attrs["shift"]), "wrap" in step.attrs and bool(step.attrs["wrap"])
     axes, body, x = call_axes(step.call), step.body, step[0]
     if len(axes) != 1:
@@ -74,7 +74,7 @@ def _shift(step: Step) -> Ssa:
 
 
 def _gathered(step: Step, value: Ssa) -> Ssa:
-    """Values of a group one behind the other along the first dim."""
+    """Concatenate the values of a group along the first dim."""
     count = len(axis_groups(step.attrs["device_mesh"], call_axes(step.call))[0])
     shape = (count * value.shape[0], *value.shape[1:])
     return step.body.op(

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Names that locations hold."""
+"""Read the names in locations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HOPS = 8
 
 
 def read_name(location: str, aliases: Mapping[str, str]) -> str:
-    """Name that a location gives to what it stands at; empty where it gives none.
+    """Return the name in a location, or an empty text.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def read_name(location: str, aliases: Mapping[str, str]) -> str:
 
 
 def unescaped(text: str) -> str:
-    """A string of MLIR without its escapes."""
+    """Return an MLIR string with its escapes resolved."""
     return _ESCAPE.sub(lambda m: chr(int(m[1], 16)) if m[1] else _plain(m[2]), text)
 
 

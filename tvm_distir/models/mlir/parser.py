@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules, functions and operations in the generic form; others by :mod:`.pretty`."""
+"""Parse modules, functions and generic operations; :mod:`.pretty` parses other forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALIAS = re.compile(r"[#!][\w$.]+(?=\s*=)")
 
 
 def parse_module(text: str, place: str = "text") -> Module:
-    """Take the text of a module apart.
+    """Parse the text of a module.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class _Parser:
         return Module(operations, attributes, self._locations)
 
     def _alias(self) -> bool:
-        """Take ``#loc1 = loc(...)`` or another alias."""
+        """Parse ``#loc1 = loc(...)`` or another alias."""
         name = self._scan.match(_ALIAS)
         if name is None:
             return False
@@ -189,7 +189,7 @@ class _Parser:
         return self._as_function(operation) if name == "func.func" else operation
 
     def _as_function(self, operation: Operation) -> Operation:
-        """The generic form keeps attributes of arguments and results apart from them."""
+        """Move the attributes of arguments and results out of the generic form's dictionaries."""
         if not operation.regions:
             raise self._scan.fault("a function has no body")
         arguments = operation.regions[0].arguments
@@ -199,7 +199,7 @@ class _Parser:
         return operation
 
     def _region(self) -> Block:
-        """Take a region of one block."""
+        """Parse a region of one block."""
         scan, block = self._scan, Block([], [])
         scan.deeper()
         scan.expect("{")

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations in the form that StableHLO's own printers write, with the generic form's attributes.
+"""Parse the pretty forms of StableHLO operations into the attributes of the generic form.
 
 Most are operands, words and clauses ``key = value``, then a signature; a few have a form of
 their own.
@@ -44,7 +44,7 @@ _WINDOW = {
 
 
 class PrettyForms:
-    """Reads operations in their pretty forms, behind the name.
+    """Parser of operations in their pretty forms, after the name.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class PrettyForms:
         self._argument = argument
 
     def operation(self, name: str, results: int) -> Operation:
-        """Take the rest of an operation that gives so many results."""
+        """Parse the rest of an operation with a given number of results."""
         operation = Operation(name)
         short = name.rpartition(".")[2]
         if name == "stablehlo.while":
@@ -92,7 +92,7 @@ class PrettyForms:
         return any(scan.peek(end) for end in (":", "}", "loc(")) or scan.at_end
 
     def _clause(self, operation: Operation, short: str) -> None:
-        """Take one piece between the name and the signature."""
+        """Parse one clause between the name and the signature."""
         scan, notes = self._scan, operation.attributes
         if scan.take(",") or scan.take("(") or scan.take(")"):
             return
@@ -139,7 +139,7 @@ class PrettyForms:
             notes[name] = (value, self._attributes.value()) if scan.take("x") else value
 
     def _named(self, operation: Operation, short: str) -> None:
-        """Bring words and pairs to what the generic form calls them."""
+        """Convert words and pairs to the attributes of the generic form."""
         notes = operation.attributes
         words = notes.pop("words", [])
         if short == "compare":
@@ -156,7 +156,7 @@ class PrettyForms:
             notes["dot_dimension_numbers"] = numbers
 
     def _signature(self, operation: Operation, results: int) -> None:
-        """Take types: of operands and results, or one for all of them."""
+        """Parse the types of operands and results, or one type for all."""
         scan, operands = self._scan, len(operation.operands)
         if scan.peek("("):
             operation.operand_types, operation.result_types = self._attributes.function_type()
@@ -176,7 +176,7 @@ class PrettyForms:
             raise scan.fault(f"{operation.name} has {operands} operands of other types")
 
     def _while(self, operation: Operation) -> Operation:
-        """``while(%a = %x, ...) : types cond {...} do {...}``."""
+        """Parse ``while(%a = %x, ...) : types cond {...} do {...}``."""
         scan, names = self._scan, []
         scan.expect("(")
         while not scan.take(")"):
@@ -201,7 +201,7 @@ class PrettyForms:
         return operation
 
     def _reduce(self, operation: Operation) -> Operation:
-        """``reduce(%x init: %c), ... applies OP across dimensions = [...]``, or with a region."""
+        """Parse ``reduce(%x init: %c), ... applies OP across dimensions = [...]`` or a region."""
         scan, starts = self._scan, []
         while scan.take("("):
             operation.operands.append(scan.word(VALUE, "a value"))
@@ -233,7 +233,7 @@ class PrettyForms:
         return Block([Argument(n, kind) for n in names], [step, end])
 
     def _reducer(self, count: int) -> Block:
-        """``reducer(%a: t, %b: t) (%c: t, %d: t) {...}``: pairs, one for each operand."""
+        """Parse ``reducer(%a: t, %b: t) (%c: t, %d: t) {...}`` with a pair per operand."""
         scan = self._scan
         scan.expect("reducer")
         pairs = []
@@ -249,7 +249,7 @@ class PrettyForms:
         return block
 
     def _manual(self, operation: Operation, results: int) -> Operation:
-        """``(%x) in_shardings=[<>] out_shardings=[<>] manual_axes={"a"} (%y: t) {...} : ...``."""
+        """Parse ``(%x) in_shardings=[<>] out_shardings=[<>] manual_axes={"a"} (%y: t) {...}``."""
         scan = self._scan
         scan.expect("(")
         while not scan.take(")"):

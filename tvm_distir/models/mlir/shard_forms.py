@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of MLIR's dialect ``shard`` (``mesh``, as it was called) in their pretty forms."""
+"""Parse the pretty forms of MLIR's dialect ``shard`` (formerly ``mesh``)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _OLD = {"mesh.mesh": "shard.grid", "mesh.mesh_shape": "shard.grid_shape"}
 
 
 def is_shard(name: str) -> bool:
-    """Whether an operation is read here."""
+    """Return whether an operation is of the dialect."""
     return name.startswith(("shard.", "mesh.")) or name in AROUND
 
 
 def renamed(operation: Operation) -> Operation:
-    """An operation with the names that the dialect has today."""
+    """Return an operation with the current names of the dialect."""
     if operation.name.startswith("mesh."):
         operation.name = _OLD.get(operation.name, "shard." + operation.name.removeprefix("mesh."))
         operation.attributes = {_RENAMED.get(k, k): v for k, v in operation.attributes.items()}
@@ -43,7 +43,7 @@ def renamed(operation: Operation) -> Operation:
 
 
 class ShardForms:
-    """Reads such operations, behind the name.
+    """Parser of operations of the dialect, after the name.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class ShardForms:
         self._attributes = attributes
 
     def operation(self, name: str) -> Operation:
-        """Take the rest of an operation."""
+        """Parse the rest of an operation."""
         operation, short = Operation(name), name.rpartition(".")[2]
         if short in ("grid", "mesh"):
             return self._grid(operation)
@@ -113,7 +113,7 @@ class ShardForms:
         return self._attributes.value(typed=False)
 
     def _indices(self, operation: Operation) -> list[Any]:
-        """A list of numbers, of lists of them, or of values, which are operands."""
+        """Parse a nested list of numbers, or of values, which are operands."""
         scan = self._scan
         items: list[Any] = []
         scan.deeper()
@@ -132,7 +132,7 @@ class ShardForms:
         return items
 
     def _signature(self, operation: Operation, short: str) -> None:
-        """Take types: of operands and results, or of those that can differ."""
+        """Parse the types of operands and results, or of those that can differ."""
         scan, attributes = self._scan, self._attributes
         if scan.peek("("):
             operation.operand_types, operation.result_types = attributes.function_type()

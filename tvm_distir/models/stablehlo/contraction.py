@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Products of tensors and convolutions."""
+"""Translate products of tensors and convolutions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _picked(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
 
 
 def _dot_general(call: HloCall) -> Value:
-    """A matmul; dims are merged only where one side has several free or contracted ones."""
+    """Translate to a matmul, merging dims only where a side has several free or contracted ones."""
     numbers, write = call.numbers("dot_dimension_numbers"), call.write
     batch, other_batch, inner, other_inner = (
         integers(numbers.get(f"{side}_{kind}_dimensions"))
@@ -107,7 +107,7 @@ def _convolution(call: HloCall) -> Value:
 
 
 def _as_channels(call: HloCall, x: Any, groups: int) -> Any:
-    """Groups of the batch as groups of channels: ``(G b, c, ...)`` to ``(b, G c, ...)``."""
+    """Turn groups of the batch into groups of channels: ``(G b, c, ...)`` to ``(b, G c, ...)``."""
     batch, channels, *rest = shape_of(x)
     apart = call.write.reshape(x, [groups, batch // groups, channels, *rest])
     turned = call.write.permute(apart, [1, 0, *range(2, len(rest) + 3)])

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of a module into functions of Relax; small private ones into their callers."""
+"""Translate functions to Relax, and inline small private ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .values import Unsupported, Value, cleaned, identifier, typed
 
 
 class Functions:
-    """All functions of a module.
+    """Functions of a module.
 
     Parameters
     ----------
@@ -67,11 +67,11 @@ class Functions:
 
     @property
     def public(self) -> list[str]:
-        """Names of the functions that can be called from outside."""
+        """Return the names of the public functions."""
         return [n for n, f in self.held.items() if f.attributes.get("sym_visibility") != "private"]
 
     def written(self, names: Names) -> ir.IRModule:
-        """The module with each public function and all that these call."""
+        """Return the module with each public function and its callees."""
         for name in self.public:
             try:
                 operation = local_program(self.held[name], self._said, self.grids, self._replicas)
@@ -95,7 +95,7 @@ class Functions:
             raise self.fault(self.held[self.public[0]], f"no import of {error}") from error
 
     def fault(self, operation: Operation, what: str) -> ModelError:
-        """An error (DIST0372) at an operation."""
+        """Return an error at an operation (DIST0372)."""
         return ModelError(
             "DIST0372",
             what,
@@ -104,13 +104,13 @@ class Functions:
         )
 
     def count(self, operation: Operation) -> None:
-        """Count an operation that is translated; refuse (DIST0372) more than can be meant."""
+        """Count a translated operation, up to a maximum (DIST0372)."""
         if not self.sizes.count():
             what = f"over {MAX_OPERATIONS} operations, with loops and calls written out"
             raise self.fault(operation, what)
 
     def callee(self, operation: Operation) -> str:
-        """Name of the function that an operation calls."""
+        """Return the name of the function that an operation calls."""
         symbol = operation.attributes.get("callee", operation.attributes.get("decomposition"))
         name = symbol.name if isinstance(symbol, Symbol) else ""
         if name not in self.held:
@@ -118,7 +118,7 @@ class Functions:
         return name
 
     def variable(self, operation: Operation, name: str) -> ir.GlobalVar:
-        """The private function of Relax that a function is."""
+        """Return the private Relax function of a function."""
         if name in self._open:
             raise self.fault(operation, f"functions call each other in a ring: {name}")
         if name not in self._written:
@@ -130,7 +130,7 @@ class Functions:
         return self._written[name]
 
     def translate(self, name: str, names: Any) -> Any:
-        """A function of Relax.
+        """Translate a function to Relax.
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class Functions:
 
 
 class _Body:
-    """The body of one function, written into its builder."""
+    """Translator of the body of one function."""
 
     def __init__(self, functions: Functions, builder: Any) -> None:
         self._functions = functions
@@ -183,7 +183,7 @@ class _Body:
         self._scopes: list[dict[str, Value]] = []
 
     def function(self, operation: Operation, params: Sequence[Any], public: bool) -> list[Any]:
-        """Translate a function; exprs of what it returns."""
+        """Translate a function; return the expressions of its results."""
         block, shardings = operation.regions[0], self._functions.shardings
         values = []
         for argument, param in zip(block.arguments, params):
@@ -214,13 +214,13 @@ class _Body:
             raise self._functions.fault(operation, str(error)) from error
 
     def run(self, block: Block, values: Sequence[Value]) -> list[Value]:
-        """Translate a block, given its arguments; what it returns."""
+        """Translate a block with its arguments; return its results."""
         return self._in_scope(block, values, self._scopes)
 
     def _in_scope(
         self, block: Block, values: Sequence[Value], scopes: list[dict[str, Value]]
     ) -> list[Value]:
-        """Translate a block, where the names of some scopes are known."""
+        """Translate a block inside of known scopes."""
         local_values = {a.name: value for a, value in zip(block.arguments, values)}
         before, self._scopes = self._scopes, [*scopes, local_values]
         try:
@@ -269,7 +269,7 @@ class _Body:
     def _check(
         self, operation: Operation, values: Sequence[Value], types: Sequence[Any], what: str
     ) -> None:
-        """Refuse values that are not of the types that the text says."""
+        """Reject values of other types than declared."""
         if len(values) != len(types):
             raise self._functions.fault(operation, f"{len(values)} {what}s of {len(types)} types")
         for value, kind in zip(values, types):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and writing at indices: gathers, scatters, slices whose places are computed."""
+"""Translate gathers, scatters, and slices at computed offsets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REDUCTIONS = {"add": "add", "multiply": "mul", "minimum": "min", "maximum": "ma
 
 
 def _gather(call: HloCall) -> Value:
-    """Rows by take, elements of rows by gather_elements, all else by flat places."""
+    """Translate to ``take`` for rows, to ``gather_elements`` in rows, else to flat indices."""
     write, numbers = call.write, call.numbers("dimension_numbers")
     sizes = call.integers("slice_sizes")
     places = places_of(numbers, _GATHER, call[0].shape, sizes, call.shape)
@@ -71,7 +71,7 @@ def _rows(call: HloCall, places: Places, table: Any, indices: Any) -> Any:
 
 
 def _scatter(call: HloCall) -> Value:
-    """Gradients of look-ups by their own op, one element per row by a mask, else flat places."""
+    """Translate to a look-up gradient, a mask for one element per row, else to flat indices."""
     if len(call.operands) != 3:
         raise Unsupported("a scatter into several tensors")
     kind = _written(call)
@@ -96,7 +96,7 @@ def _scatter(call: HloCall) -> Value:
 
 
 def _written(call: HloCall) -> str:
-    """What becomes of an element and what is written there."""
+    """Combine an element with the value written to it."""
     block = call.region()
     names = [argument.name for argument in block.arguments]
     if len(block.operations) == 1 and block.operations[0].operands == names[1:]:
@@ -117,7 +117,7 @@ def _scattered(call: HloCall, updates: tuple[int, ...]) -> Places:
 
 
 def _added_rows(call: HloCall, places: Places) -> Value:
-    """Rows added to those that indices name; rows outside of the table are left out."""
+    """Add rows at indices, skipping those outside of the table."""
     write, rows = call.write, places.table[0]
     indices = write.rows_flat(places.row_indices(write, call.whole(1)))
     inside = inside_of(write, indices, rows)
@@ -135,7 +135,7 @@ def _added_rows(call: HloCall, places: Places) -> Value:
 
 
 def _masked(call: HloCall, places: Places, kind: str) -> Value:
-    """One element of every row: by comparison with all places, which every cut leaves alone."""
+    """Write one element per row by a comparison of positions, which preserves any sharding."""
     write, last = call.write, len(places.table) - 1
     indices = write.reshape(call.whole(1), [*places.table[:last], 1])
     line = write.counting(places.table[last], dtype_of(indices))
@@ -203,7 +203,7 @@ def _dynamic_update_slice(call: HloCall) -> Value:
 
 
 def _replaced(call: HloCall, axis: int, start: int) -> Any:
-    """A tensor with a part along one dim replaced."""
+    """Replace a part of a tensor along one dim."""
     write, x, new = call.write, call.whole(0), call.whole(1)
     shape = call[0].shape
     first = max(0, min(start, shape[axis] - call[1].shape[axis]))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Local programs: what is in a manual computation of Shardy, or says how its arguments lie."""
+"""Import local programs from Shardy's manual computations or annotated arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMED = re.compile(TEXT)
 def local_program(
     function: Operation, shardings: Shardings, grids: Grids, replicas: int
 ) -> Operation:
-    """A function as what one device runs, with how its arguments lie; others as they are.
+    """Return a local program with the placements of its arguments; others are unchanged.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def local_program(
 
 
 def _run_replicas(function: Operation, shardings: Shardings, grids: Grids, replicas: int) -> None:
-    """Note that the devices of the mesh that arguments name are the replicas."""
+    """Record that the devices of the arguments' mesh are the replicas."""
     mesh, _ = shardings.grid(grid_of(function))
     devices = math.prod(mesh.axes.values())
     if devices != replicas:
@@ -110,7 +110,7 @@ def _port(mesh: str, labels: Sequence[int], kind: Any, index: int) -> dict[str, 
 
 
 def _shardings(attribute: Any) -> list[Opaque]:
-    """Shardings of values, in either form of the text."""
+    """Return the shardings of values, in either form of the text."""
     if isinstance(attribute, Opaque):
         return [Opaque("sdy.sharding", body) for body in _SHARDING.findall(attribute.body)]
     if not isinstance(attribute, list) or not all(isinstance(item, Opaque) for item in attribute):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How arguments and results of a local program lie in whole arrays: what our writer adds."""
+"""Read how arguments and results of a local program are placed in full arrays."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .values import Unsupported, dtype_of, shape_of
 
 
 def has_ports(operation: Operation) -> bool:
-    """Whether a function is a local program that says how its arguments lie."""
+    """Return whether a function is a local program with placements of its arguments."""
     return any(PORT in notes for _, notes in _edges(operation))
 
 
 def grid_of(operation: Operation) -> str:
-    """Name of the mesh that a local program runs on.
+    """Return the name of the mesh that a local program runs on.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def grid_of(operation: Operation) -> str:
 def read_ports(
     operation: Operation, function: relax.Function, names: Signature, shardings: Shardings
 ) -> dict[str, Any]:
-    """The attribute ``dist.io`` of a local program.
+    """Return the attribute ``dist.io`` of a local program.
 
     Raises
     ------
@@ -69,14 +69,14 @@ def read_ports(
 
 
 class _Typed:
-    """A result that is known by its type."""
+    """Result known by its type."""
 
     def __init__(self, ty: Any) -> None:
         self.ty = ty
 
 
 def _edges(operation: Operation) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What to call the arguments and results of a function, and their attributes."""
+    """Return the titles and attributes of a function's arguments and results."""
     for argument in operation.regions[0].arguments:
         yield f"argument {argument.name}", argument.attributes
     for number, notes in enumerate(operation.attributes.get("res_attrs") or []):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions, sorting and the largest ones."""
+"""Translate reductions, sorting and top-k."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMBINE = {
 
 
 def applied(block: Block) -> str:
-    """The one operation that a block applies to its two arguments; empty for other blocks."""
+    """Return the single operation that a block applies to its two arguments, or an empty text."""
     steps = block.operations
     names = [argument.name for argument in block.arguments]
     if len(steps) == 2 and sorted(steps[0].operands) == sorted(names):
@@ -35,7 +35,7 @@ def applied(block: Block) -> str:
 
 
 def is_neutral(kind: str, value: Value) -> bool:
-    """Whether a reduction that begins with a number is the same without it."""
+    """Return whether the initial value of a reduction has no effect."""
     number = value.scalar
     if number is None:
         return False
@@ -70,7 +70,7 @@ def _reduce(call: HloCall) -> Any:
 
 
 def _of_pairs(call: HloCall, dims: list[int]) -> list[Value]:
-    """The largest or smallest element and its place, as argmax and argmin write it."""
+    """Translate the maximum or minimum with its index, as argmax and argmin write it."""
     first = next((op for op in call.region().operations if op.name.endswith(".compare")), None)
     direction = str(first.attributes.get("comparison_direction", "")) if first else ""
     if len(dims) != 1 or call[1].counts != dims[0] or direction not in ("GT", "GE", "LT", "LE"):
@@ -86,7 +86,7 @@ def _of_pairs(call: HloCall, dims: list[int]) -> list[Value]:
 
 
 def _sort(call: HloCall) -> list[Value]:
-    """By the first operand, which is the only one that is compared."""
+    """Translate a sort by the first operand, the only one that is compared."""
     axis, write = int(call.attribute("dimension", -1)) % len(call[0].shape), call.write
     descending = _is_descending(call.region())
     x = call.whole(0)
@@ -103,7 +103,7 @@ def _sort(call: HloCall) -> list[Value]:
 
 
 def _is_descending(block: Block) -> bool:
-    """Whether a comparator puts larger elements first; it may bring zeros and NaN to one form."""
+    """Return whether a comparator is descending; it may normalize zeros and NaN."""
     made = {result: op for op in block.operations for result in op.results}
     last = made.get(block.operations[-1].operands[0])
     if last is None or not last.name.endswith(".compare"):
@@ -117,7 +117,7 @@ def _is_descending(block: Block) -> bool:
 
 
 def _source(name: str, made: dict[str, Operation]) -> str:
-    """The argument that a value is, but for its zeros and NaN."""
+    """Return the argument that a value equals up to zeros and NaN."""
     while name in made:
         step = made[name]
         if not step.name.endswith(".select"):

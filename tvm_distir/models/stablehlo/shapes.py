@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Constants, and operations that move elements without changing them."""
+"""Translate constants, and operations that move elements without changing them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _iota(call: HloCall) -> Value:
 
 
 def _broadcast(call: HloCall) -> Value:
-    """The operand's dims at their places, dims of 1 at the others."""
+    """Broadcast the operand's dims to their positions, with size 1 elsewhere."""
     x, shape = call[0], call.shape
     dims = call.integers("broadcast_dimensions", [])
     expr = x.expr if x.rows is None else call.write.whole(x)
@@ -81,7 +81,7 @@ def _concatenate(call: HloCall) -> Value:
 
 
 def cut(call: HloCall, begins: list[int], ends: list[int], steps: list[int]) -> Value:
-    """Part of the first operand."""
+    """Slice the first operand."""
     x = call[0]
     rest = zip(begins[1:], ends[1:], steps[1:], x.shape[1:])
     if begins and steps[0] == 1 and all((b, e, s) == (0, n, 1) for b, e, s, n in rest):

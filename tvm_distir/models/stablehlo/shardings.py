@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Shardings of Shardy and of GSPMD as annotations."""
+"""Translate Shardy and GSPMD shardings to annotations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ AXES = "tvm_distir.axes"
 
 @dataclass(frozen=True)
 class Mesh:
-    """A mesh: its name, sizes of axes by name, and devices."""
+    """Mesh with its name, axis sizes by name, and devices."""
 
     name: str
     axes: dict[str, int]
@@ -56,7 +56,7 @@ class Mesh:
 
 
 class Shardings:
-    """The meshes of a module, and what its shardings say on them.
+    """Meshes of a module, and the interpretation of its shardings.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Shardings:
             self._meshes[GSPMD_MESH] = Mesh(GSPMD_MESH, axes)
 
     def annotated(self, builder: Any, expr: Any, sharding: Any) -> Any:
-        """An expression with the annotation that a sharding is; unchanged where it says nothing.
+        """Annotate an expression with a sharding, unless the sharding is empty.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ class Shardings:
         return self._used[mesh.name]
 
     def grid(self, name: str) -> tuple[Mesh, Any]:
-        """A mesh by its name, to be used.
+        """Return a mesh by its name, and mark it as used.
 
         Raises
         ------
@@ -121,11 +121,11 @@ class Shardings:
         return mesh, self._device_mesh(mesh)
 
     def number(self, name: str) -> int:
-        """Which of the meshes that are used one is."""
+        """Return the number of a mesh among those used."""
         return list(self._used).index(name)
 
     def placed(self, sharding: Opaque) -> tuple[Mesh, list[int]]:
-        """Mesh and labels of a sharding that leaves nothing open.
+        """Return the mesh and labels of a fully specified sharding.
 
         Raises
         ------
@@ -173,7 +173,7 @@ class Shardings:
         return mesh, labels_of_tiles(text, list(mesh.axes.values()))
 
     def declare(self, mod: ir.IRModule) -> ir.IRModule:
-        """The module with the meshes that its annotations use."""
+        """Return the module with the meshes that its annotations use."""
         if not self._used:
             return mod
         held = list(self._used.values())
@@ -191,7 +191,7 @@ class Shardings:
 
 
 def _split_dims(text: str) -> tuple[list[str], str]:
-    """What stands in the braces of ``[{...}, {...}]``, and what follows."""
+    """Return the content of the braces of ``[{...}, {...}]``, and the rest."""
     match = _DIMS.match(text)
     if match is None:
         raise Unsupported(f"the sharding {text}")
@@ -199,12 +199,12 @@ def _split_dims(text: str) -> tuple[list[str], str]:
 
 
 def _unquoted(quoted: str | None, bare: str | None) -> str:
-    """A name that may stand in quotes."""
+    """Return a name without optional quotes."""
     return str(bare) if quoted is None else unescaped(quoted)
 
 
 def _axis_words(text: str) -> list[str]:
-    """Names of axes of one dim, with what makes them parts of axes."""
+    """Return the axis names of one dim, with the suffixes of sub-axes."""
     return [unescaped(name) + part for name, part in _PART.findall(text)]
 
 
@@ -224,13 +224,13 @@ def _meshes(module: Module) -> list[Mesh]:
 
 
 def _says(before: Any, placed: Any) -> bool:
-    """Whether an expression is an annotation as another one is."""
+    """Return whether an expression is an annotation equal to another."""
     same_op = isinstance(before, ir.Call) and before.op.same_as(placed.op)
     return same_op and bool(tvm_ffi.structural_equal(before.attrs, placed.attrs))
 
 
 def _grid(operation: Operation) -> Mesh:
-    """A grid of the dialect ``shard``; its axes have names where we wrote it."""
+    """Return a grid of the dialect ``shard``, with its axis names if exported by this package."""
     attributes = operation.attributes
     sizes = attributes.get("shape")
     if not isinstance(sizes, list) or not all(isinstance(n, int) for n in sizes):
@@ -248,7 +248,7 @@ def _grid(operation: Operation) -> Mesh:
 
 
 def split_axes(axes: Any) -> list[list[int]]:
-    """Per dim the axes that cut it: ``[[0], []]``, as both forms of the text have it.
+    """Return the axes that shard each dim, as in ``[[0], []]``, from both forms of the text.
 
     Raises
     ------
@@ -269,7 +269,7 @@ def split_axes(axes: Any) -> list[list[int]]:
 
 
 def sharding_of(attributes: Mapping[str, Any], source: str) -> Any:
-    """The sharding among the attributes of an argument, a result or an operation; else None."""
+    """Return the sharding among the attributes of a value or an operation, or None."""
     sharding = attributes.get("sdy.sharding", attributes.get("mhlo.sharding"))
     if sharding is not None and not isinstance(sharding, (str, Opaque)):
         raise ModelError(

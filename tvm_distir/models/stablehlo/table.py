@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""All operations that are translated."""
+"""Collect the converters of all operations."""
 
 from __future__ import annotations
 

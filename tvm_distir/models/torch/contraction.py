@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Products of matrices, attention and convolutions.
+"""Translate products of matrices, attention and convolutions.
 
 TVM's importer gives products the type float32 whatever their operands have; here they keep it.
 """
@@ -30,7 +30,7 @@ def _product(second: str) -> Converter:
 
 
 def _product_and_sum(first: str, second: str) -> Converter:
-    """``beta * self + alpha * first @ second``."""
+    """Return ``beta * self + alpha * first @ second``."""
 
     def convert(call: AtenCall) -> Any:
         dtype = call.dtype
@@ -79,7 +79,7 @@ def _attention(call: AtenCall) -> Any:
 
 
 def _scaled(call: AtenCall, q: Any) -> tuple[Any, float | None]:
-    """Queries and a scale; TVM's kernel of half precision takes no scale but its own."""
+    """Return queries and a scale; TVM's half-precision kernel supports only its default scale."""
     default = shape_of(q)[-1] ** -0.5
     scale = default if call["scale"] is None else float(call["scale"])
     if abs(scale - default) <= 1e-6 * default:
@@ -90,7 +90,7 @@ def _scaled(call: AtenCall, q: Any) -> tuple[Any, float | None]:
 
 
 def _as_batch(call: AtenCall, x: Any) -> Any:
-    """Four dims: the batch (one or all leading ones), heads, positions, width."""
+    """Reshape to four dims: batch (all leading dims), heads, positions, width."""
     shape = shape_of(x)
     batch = 1
     for n in shape[:-3]:
@@ -99,7 +99,7 @@ def _as_batch(call: AtenCall, x: Any) -> Any:
 
 
 def _mask(call: AtenCall, mask: Any, dtype: str, shape: Sequence[int]) -> Any:
-    """A mask as what is added to the scores."""
+    """Convert a mask to a term of the scores."""
     if dtype_of(mask) == "bool":
         low = -6e4 if dtype == "float16" else -1e30
         mask = call.emit(_op.where(mask, constant(0.0, dtype), constant(low, dtype)))
@@ -111,7 +111,7 @@ def _mask(call: AtenCall, mask: Any, dtype: str, shape: Sequence[int]) -> Any:
 
 
 def sizes(value: int | Sequence[int], rank: int) -> list[int]:
-    """One number per spatial dim; torch writes one for all."""
+    """Return a number per spatial dim, where torch may write a single one."""
     listed = [value] if isinstance(value, int) else list(value)
     return listed * (rank if len(listed) == 1 else 1)
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Exported programs in: taken apart as far as needed, then written as ``main``."""
+"""Import exported programs: decompose as far as needed, then translate to ``main``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def from_exported_program(
 
 
 def _graphs(owner: Any) -> Iterator[fx.Graph]:
-    """The graph of a module of torch.fx, and those of its regions."""
+    """Return the graph of a torch.fx module, and those of its regions."""
     yield owner.graph
     for node in owner.graph.nodes:
         if node.op == "call_function" and is_region(node):
@@ -70,7 +70,7 @@ def _graphs(owner: Any) -> Iterator[fx.Graph]:
 
 
 def _prepared(program: ExportedProgram, place: str) -> ExportedProgram:
-    """The program with operators that are not translated taken apart by torch.
+    """Return the program with unsupported operators decomposed by torch.
 
     That runs the model again without values, which takes longer than the whole import: programs
     that need none of it, and write into no tensor, are left as they are.
@@ -107,7 +107,7 @@ def _is_taken_apart(target: Any) -> bool:
 
 
 def _written(program: ExportedProgram, inputs: Inputs, outputs: str) -> ir.IRModule:
-    """The module, with no variable that stands for a constant or another variable."""
+    """Return the module, without variables that alias constants or other variables."""
     wanted = wanted_outputs(program, outputs)
     named = [*inputs.data, *inputs.weights]
     builder = relax.BlockBuilder()

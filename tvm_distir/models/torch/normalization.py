@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Norms, in float32 where the tensors are of half precision.
+"""Translate norms, in float32 for half precision.
 
 All results are written that anything reads: the mean and the reciprocal deviation too, which TVM's
 importer gives as the normalised tensor, or as zeros.
@@ -21,7 +21,7 @@ _op = relax.op
 
 
 def _filled(value: Any, shape: Sequence[int], number: float, dtype: str) -> Any:
-    """A weight or, where the model has none, the number that changes nothing."""
+    """Return a weight or, if the model has none, the neutral number."""
     if value is not None:
         return value
     return constant(np.full([int(n) for n in shape], number, "float32"), dtype)
@@ -33,7 +33,7 @@ def _inverse_deviation(call: AtenCall, variance: Any, epsilon: float) -> Any:
 
 
 def _moments(call: AtenCall, x: Any, axes: list[int], epsilon: float, keeps: bool) -> list[Any]:
-    """Mean and reciprocal deviation, computed in float32: results 1 and 2 of a norm."""
+    """Return the mean and reciprocal deviation in float32: results 1 and 2 of a norm."""
     wide = call.cast(x, "float32")
     variance = call.emit(_op.variance(wide, axes, keeps))
     mean = call.emit(_op.mean(wide, axes, keeps))
@@ -94,7 +94,7 @@ def _group_norm(call: AtenCall) -> Any:
 
 
 def _batch_norm(call: AtenCall) -> Any:
-    """With the statistics of the model."""
+    """Normalize by the statistics of the model."""
     x, mean, variance = call["input"], call["running_mean"], call["running_var"]
     kind, epsilon = dtype_of(x), float(call["eps"])
     weight = _filled(call["weight"], shape_of(mean), 1.0, kind)
@@ -107,7 +107,7 @@ def _batch_norm(call: AtenCall) -> Any:
 
 
 def _batch_norm_training(call: AtenCall) -> Any:
-    """With the statistics of the batch: the result, mean, deviation, and new running ones.
+    """Normalize by the batch; return the result, mean, deviation, and running statistics.
 
     Torch's running variance is that of a sample (n - 1), TVM's that of a population (n).
     """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions, searches and sorts.
+"""Translate reductions, searches and sorts.
 
 Sums and means of half precision run in float32, as torch's own do.
 """
@@ -57,7 +57,7 @@ def _extreme(make: Callable[..., Any]) -> Converter:
 
 
 def _quantifier(make: Callable[..., Any]) -> Converter:
-    """``any`` and ``all``: of bytes, which have a maximum."""
+    """Translate ``any`` and ``all`` to the maximum or minimum of bytes."""
 
     def convert(call: AtenCall) -> Any:
         x = call["self"]
@@ -71,7 +71,7 @@ def _quantifier(make: Callable[..., Any]) -> Converter:
 
 
 def _variance(call: AtenCall, x: Any, axes: list[int]) -> Any:
-    """Of float32 values, with torch's correction (1 where none is given)."""
+    """Return the variance of float32 values, with torch's correction (1 by default)."""
     correction = 1 if call["correction"] is None else call["correction"]
     count = math.prod(shape_of(x)[axis] for axis in axes)
     spread = call.emit(_op.variance(x, axes, _keeps(call)))
@@ -109,7 +109,7 @@ def _vector_norm(call: AtenCall) -> Any:
 
 
 def _ordered(call: AtenCall, x: Any) -> Any:
-    """As numbers that TVM's sorts order: bfloat16 they take for integers, silently."""
+    """Cast to a type that TVM's sorts order; they silently treat bfloat16 as integers."""
     return call.cast(x, "float32") if dtype_of(x) in HALVES else x
 
 
@@ -119,7 +119,7 @@ def _valid(call: AtenCall, place: Any, shape: tuple[int, ...], axis: int | None)
 
 
 def _place(make: Callable[..., Any]) -> Converter:
-    """``argmax`` and ``argmin``."""
+    """Translate ``argmax`` and ``argmin``."""
 
     def convert(call: AtenCall) -> Any:
         x, dim = call["self"], call["dim"]

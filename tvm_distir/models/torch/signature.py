@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What goes into a program and what comes out: data, weights, constants, results."""
+"""Classify the inputs and outputs of a program: data, weights, constants, results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CONSTANT_BYTES = 1 << 16
 
 @dataclass
 class Inputs:
-    """Parameters of ``main`` and what the program's placeholders are.
+    """Parameters of ``main`` and the kinds of the program's placeholders.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ def _placeholders(program: ExportedProgram) -> Iterator[tuple[fx.Node, Any]]:
 def read_inputs(
     program: ExportedProgram, batch: int | None, dims: Mapping[str, int], place: str
 ) -> Inputs:
-    """Sort the placeholders of a program.
+    """Classify the placeholders of a program.
 
     Parameters are weights, and so are buffers that are floats or that a checkpoint holds. What
     else has values and is small (tables of positions, constants of the code) stays a constant.
@@ -100,7 +100,7 @@ def read_inputs(
 
 
 def weight_values(program: ExportedProgram) -> dict[str, Any]:
-    """Tensors of the weights that the program has values of, by name."""
+    """Return the tensors of the weights that the program stores, by name."""
     tables, values = _tables(program), stored_values(program)
     names = [
         str(spec.target)
@@ -111,12 +111,12 @@ def weight_values(program: ExportedProgram) -> dict[str, Any]:
 
 
 def _is_unread(node: fx.Node, spec: Any) -> bool:
-    """Whether it is a buffer that nothing reads."""
+    """Return whether a placeholder is an unread buffer."""
     return spec.kind in _STORED[1:] and not node.users
 
 
 def _tables(program: ExportedProgram) -> dict[str, Any]:
-    """Tensors that stand in the module as constants, by name."""
+    """Return the tensors that are constants of the module, by name."""
     mutated = set(program.graph_signature.buffers_to_mutate.values())
     values, tables = stored_values(program), {}
     for spec in program.graph_signature.input_specs:
@@ -130,7 +130,7 @@ def _tables(program: ExportedProgram) -> dict[str, Any]:
 
 
 def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, Any]]:
-    """Positions and specifications of the results that are asked for.
+    """Return the positions and specifications of the requested results.
 
     Raises
     ------
