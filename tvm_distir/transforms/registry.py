@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look up passes by name, including those of plugins.
 
-A name stands for a factory that :func:`~.declaration.module_pass` made, and all else is said there.
+A name represents a factory that :func:`~.declaration.module_pass` made, and all else is said there.
 Names are known without TVM.
 """
 
@@ -77,7 +77,7 @@ def find_pass(name: str) -> PassInfo:
     UsageError
         DIST0152 for an unknown name.
     DependencyError
-        DIST0114 where another package offers it and it cannot be loaded, or is no pass.
+        DIST0114 if another package offers it and it cannot be loaded, or is no pass.
     """
     from tvm_distir.core import info_of
 

@@ -61,7 +61,7 @@ class PassSpec:
         Raises
         ------
         UsageError
-            DIST0151 where an option is missing that has no default.
+            DIST0151 if an option is missing that has no default.
         DistIRError
             What the factory raises, and the loading of a system or plan.
         """
@@ -81,10 +81,10 @@ def parse_passes(text: str, place: str = "passes") -> tuple[PassSpec, ...]:
     Raises
     ------
     UsageError
-        DIST0152 where the text cannot be read, a pass or an option is unknown (naming the
+        DIST0152 if the text cannot be read, a pass or an option is unknown (naming the
         nearest), or a value is none of its type (naming that).
     DependencyError
-        DIST0114 where a pass of another package cannot be loaded.
+        DIST0114 if a pass of another package cannot be loaded.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def levels_after(specs: Sequence[PassSpec], place: str = "passes") -> list[str |
     Raises
     ------
     UsageError
-        DIST0151 where a pass cannot take what those before it give.
+        DIST0151 if a pass cannot take what those before it give.
     """
     from tvm_distir.core import LEVELS
 

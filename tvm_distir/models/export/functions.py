@@ -32,7 +32,7 @@ from .text import Unwritable, string
 _REMEDY = "Write the module at an earlier level, or this part of the model otherwise."
 _STARTED = "_start"
 PLACEMENT = f"{PREFIX}.placement"
-"""The attribute of arguments and operations that says how values lie, of levels 3 and 4."""
+"""The attribute of arguments and operations with the placements of values, at levels 3 and 4."""
 
 
 def fault(place: str, what: str) -> ModelError:

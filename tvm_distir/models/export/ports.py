@@ -31,7 +31,7 @@ def port_notes(io: Any, grid_of: Callable[[Any], str]) -> PortNotes:
     io : mapping
         The attribute.
     grid_of : callable
-        Name of the mesh that an input or output lies on.
+        Name of the mesh that an input or output is placed on.
     """
     sides = ([_note(port, grid_of(port)) for port in io[side]] for side in ("inputs", "outputs"))
     return PortNotes(*sides)

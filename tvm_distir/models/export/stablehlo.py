@@ -50,7 +50,7 @@ def to_stablehlo(mod: ir.IRModule, form: str = "auto", *, composites: bool = Tru
         arguments and results, and constraints where values are redistributed (the partitioner
         that reads it chooses collectives). Local: with explicit collectives.
     form : str
-        Of a local module: ``manual``, whole arrays and ``sdy.manual_computation``, which wants even
+        Of a local module: ``manual``, full arrays and ``sdy.manual_computation``, which wants even
         shards; ``replicas``, what each device runs, of local shapes, as replicas numbered in the
         order of device ids, with attributes that say of which arrays arguments and results are
         parts; ``auto``, the first where it can be had. Of a module of any level:

@@ -20,7 +20,7 @@ def read_name(location: str, aliases: Mapping[str, str]) -> str:
     location : str
         Between ``loc(`` and ``)``.
     aliases : mapping of str to str
-        What ``#loc1`` and the like stand for.
+        What ``#loc1`` and the like represent.
 
     Examples
     --------

@@ -65,7 +65,7 @@ class Weight:
     transposed: bool = False
 
     def array(self, folder: str) -> npt.NDArray[np.generic]:
-        """Read the values; ``folder`` is where external data lies."""
+        """Read the values; ``folder`` contains external data."""
         if self.tensor is None:
             dtype = helper.tensor_dtype_to_np_dtype(self.elem_type)
             return np.full(self.shape, self.fill, dtype)

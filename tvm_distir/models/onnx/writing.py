@@ -19,7 +19,7 @@ class NodeWriter:
     Parameters
     ----------
     node : NodeProto
-        What the nodes stand for; the last one gives its first result.
+        What the nodes represent; the last one gives its first result.
     """
 
     def __init__(self, node: onnx.NodeProto) -> None:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Import modules of levels 3 and 4: placements of values, and the resharding between them.
 
-What is read first is what the module computes on whole tensors; when all functions are there their
+What is read first is what the module computes on full tensors; when all functions are there their
 values get the types that the text says, and the steps stand where it has composites for them.
 """
 
@@ -60,12 +60,12 @@ class Distributed:
     module : Module
     shardings : Shardings
     annotates : bool
-        Whether values are to lie as the text says.
+        Whether values get the placements of the text.
 
     Attributes
     ----------
     is_said : bool
-        Whether the text says of values how they lie; it then is of level 3 or 4.
+        Whether the text has placements of values; it then is of level 3 or 4.
     """
 
     def __init__(self, module: Module, shardings: Shardings, annotates: bool) -> None:

@@ -67,7 +67,7 @@ class Grids:
     shardings : Shardings
         Where the grids are.
     annotates : bool
-        Whether values are annotated with how they are said to lie.
+        Whether values are annotated with their placements.
 
     Attributes
     ----------

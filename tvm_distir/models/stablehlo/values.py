@@ -71,7 +71,7 @@ class Value:
     Attributes
     ----------
     expr : relax.Expr
-        A scalar, or of the rank of ``shape``: where a dim is 1, it stands for all of that dim.
+        A scalar, or of the rank of ``shape``: where a dim is 1, it represents all of that dim.
     shape : tuple of int
         The tensor's shape.
     rows : tuple of Value or None

@@ -135,7 +135,7 @@ def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, An
     Raises
     ------
     ModelError
-        DIST0362 where there is none, or one is no tensor.
+        DIST0362 if there is none, or one is no tensor.
     """
     wanted = []
     for index, spec in enumerate(program.graph_signature.output_specs):

@@ -96,7 +96,7 @@ class OpenDims:
         Raises
         ------
         ModelError
-            DIST0313 where a dim has no size.
+            DIST0313 if a dim has no size.
         """
         return tuple(self._size(size, name, index) for index, size in enumerate(sizes))
 

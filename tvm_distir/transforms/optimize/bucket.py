@@ -65,7 +65,7 @@ def BucketGathers(bucket_bytes: int = BUCKET_BYTES) -> Rewrite:
 
     ``all_gather`` calls along the same axes and of one dtype, by the rules of
     :func:`BucketReductions`: shards of weights, above all, each of which would pay a latency of
-    its own. A bucket lies whole from its gather until its last reader: ``bucket_bytes`` bounds
+    its own. A bucket is resident from its gather until its last reader: ``bucket_bytes`` bounds
     what that takes. What is gathered twice, to be freed in between, is never in one bucket twice.
 
     Parameters

@@ -116,7 +116,7 @@ class BodyCosts:
     def picoseconds(self, number: int) -> int:
         """Return the time of a binding; for communication, that on the network.
 
-        Of an ``If``, that of the dearer branch. Of a call, the sum of the callee's bindings.
+        Of an ``If``, the more expensive branch. Of a call, the sum of the callee's bindings.
         """
         key = self.kernels.key(number)
         if key not in self._spent_ps:

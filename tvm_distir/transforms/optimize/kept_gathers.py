@@ -3,8 +3,8 @@
 """Find values that the forward pass gathers and the backward pass reads (level 4).
 
 Every tensor that a variable or a function's result holds is a *slot*. Slots between which a value
-is handed on as it is, through tuples, other names and calls of private functions, are one class,
-of one type. A class that begins at gathers of the forward part, and that only the backward part
+is passed on as it is, through tuples, other names and calls of private functions, are one class,
+of one type. A class that begins at gathers of the forward pass, and that only the backward pass
 computes with, may as well hold what was gathered.
 """
 
@@ -72,9 +72,9 @@ class KeptGathers:
     Attributes
     ----------
     own : dict of Var to Gathered
-        Variables bound to gathers of the forward part, and other names of these.
+        Variables bound to gathers of the forward pass, and other names of these.
     late : set of Var
-        What is bound in backward parts.
+        What is bound in backward passes.
     """
 
     def __init__(self, members: Sequence[Member], axes: Mapping[str, tuple[int, ...]]) -> None:

@@ -55,7 +55,7 @@ def MoveGathers(*, above: bool = False) -> Rewrite:
 def MoveSlices() -> Rewrite:
     """Slice the operands of an op instead of its result.
 
-    A ``local_slice`` of what nobody else reads moves above the ops that map its dim: the devices
+    A ``local_slice`` of what nothing else reads moves above the ops that map its dim: the devices
     share their work, and the slice meets the ``all_reduce`` or ``all_gather`` it makes cheaper.
     No number changes.
 

@@ -20,7 +20,7 @@ def numbers_of_axes(
     Raises
     ------
     MeshError
-        DIST0206 where no mesh has such an axis; ``place`` says who asks.
+        DIST0206 if no mesh has such an axis; ``place`` says who asks.
     """
     names = mesh_axes(mod)
     known = {name for row in names for name in row}

@@ -3,7 +3,7 @@
 """Save activations sharded for the backward pass, and gather them again there.
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2: of what is gathered in
-front of a product each device stores its own part, and the backward part has one more gather.
+front of a product each device stores its own part, and the backward pass has one more gather.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
             g = saved[0]
             w_grad = R.einsum((g, grad), ...)
 
-    After: the forward part returns ``(y, (n,))``, and the backward part begins with
+    After: the forward pass returns ``(y, (n,))``, and the backward pass begins with
     ``g_again = R.dist.all_gather(g, ...)`` where ``g`` is first computed with. So of what is kept
     each device has its part, and one gather more is sent for each value that was gathered. Values
     are followed through calls, tuples and results of private functions; in a step without them,
-    what follows the loss gathers anew. What the forward part computes with outside of the function
+    what follows the loss gathers anew. What the forward pass computes with outside of the function
     that gathered it stays gathered. No number changes.
 
     Parameters
@@ -64,7 +64,7 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
     Returns
     -------
     pass : tvm.transform.Pass
-        It raises MeshError DIST0206 where no mesh has such an axis.
+        It raises MeshError DIST0206 if no mesh has such an axis.
     """
 
     def gather_again(mod: ir.IRModule) -> ir.IRModule:
@@ -98,9 +98,9 @@ def _type(ty: Any, leaves: Iterator[Gathered | None]) -> Any:
 
 
 class _Regathering:
-    """Rewriter of a function that hands on ungathered values and gathers them for compute.
+    """Rewriter of a function that passes on ungathered values and gathers them for compute.
 
-    ``kept`` is what stands for a variable where it is handed on.
+    ``kept`` is what represents a variable where it is passed on.
     """
 
     def __init__(

@@ -47,9 +47,9 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
     maximum, sum and result, in float32 at least. As many bytes are sent as by the gathers; one
     block is held besides the own one. Sums are in another order.
 
-    In training the backward part does the same, and what is reduced to the owners of keys and
+    In training the backward pass does the same, and what is reduced to the owners of keys and
     values, their gradients, follows these around. Where all keys have to come by before the next
-    op can work on one of them, as in a softmax that is made again, they go around once more.
+    op can work on one of them, as in a softmax that is recomputed, they go around once more.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
     Returns
     -------
     pass : tvm.transform.Pass
-        It raises MeshError DIST0206 where no mesh has such an axis, LoweringError DIST0511 where
+        It raises MeshError DIST0206 if no mesh has such an axis, LoweringError DIST0511 if
         rows gathered along one are read by what cannot be done in blocks, or there are none.
     """
 

@@ -25,7 +25,7 @@ class Node:
     ----------
     var, value : Var, expression
     kind : str
-        ``map`` works on each key, ``same`` hands on, ``pad`` adds rows for a scatter, ``sum``
+        ``map`` works on each key, ``same`` passes on, ``pad`` adds rows for a scatter, ``sum``
         sums over keys, ``scatter`` leaves a device its own, ``softmax``, ``stat`` is part of one.
     walks : tuple of int or None
         Per argument, the dim that runs over the keys.

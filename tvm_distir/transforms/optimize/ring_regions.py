@@ -63,7 +63,7 @@ class RegionFinder:
         Raises
         ------
         LoweringError
-            DIST0511 where a product reads gathered rows otherwise.
+            DIST0511 if a product reads gathered rows otherwise.
         """
         for _, var, value, kind in self._rows:
             self._visit(var, value, kind)

@@ -43,7 +43,7 @@ def written_softmaxes(
 
     Returns
     -------
-    found : dict of Var to Softmax
+    softmaxes : dict of Var to Softmax
     parts : set of Var
         Maximum, difference, exponential and sum of each.
     """

@@ -37,7 +37,7 @@ def CancelCollectives() -> Rewrite:
     """Remove collectives that undo each other.
 
     ``local_slice`` of ``all_gather`` and the reverse along one mesh axis and dim, also where
-    moves along other axes and dims stand between them that nobody else reads; an ``all_to_all``
+    moves along other axes and dims stand between them that nothing else reads; an ``all_to_all``
     back to where the value came from. No number changes.
 
     Returns

@@ -57,11 +57,11 @@ def TrainStep(
     optimizer : str
         The optimizer and its options, as adamw:rate=0.001.
     reread : bool
-        Whether the backward part reads the weights anew.
+        Whether the backward pass reads the weights anew.
     clip : float
         Most that the norm of all gradients together may be; 0 for any.
     loss_scale : str
-        What the loss is multiplied with for the backward part: a number, or dynamic.
+        What the loss is multiplied with for the backward pass: a number, or dynamic.
     master : bool
         Whether weights of half precision have float32 copies that the optimizer works on.
     rate_input : bool
@@ -85,7 +85,7 @@ def TrainStep(
     Raises
     ------
     UsageError
-        DIST0152 where the options of the optimizer are no numbers.
+        DIST0152 if the options of the optimizer are no numbers.
     """
     name, options = read_optimizer(optimizer, "TrainStep")
     settings: dict[str, Any] = dict(options)

@@ -71,13 +71,13 @@ def train_step(
     optimizer : str
         ``sgd``, ``adam``, ``adamw``, ``lion``, or one that another package offers.
     reread : bool
-        The backward part reads the weights anew (as values that end in ``_again``, which plans
+        The backward pass reads the weights anew (as values that end in ``_again``, which plans
         place as the weights). Where weights of ``main`` are stored in shards, they are then
         gathered once for either part, and not held in between (ZeRO stage 3).
     clip : float
         Most that the norm of all gradients together may be, larger ones are scaled down; 0: any.
     loss_scale : float or str
-        What the loss is multiplied with for the backward part, so that gradients of half precision
+        What the loss is multiplied with for the backward pass, so that gradients of half precision
         do not vanish; ``dynamic``: an input that halves after a step whose gradients overflow,
         which then changes no weight, and doubles after 2000 that do not.
     master : bool
@@ -87,7 +87,7 @@ def train_step(
     frozen : sequence of str
         Patterns of weights that are not trained.
     recompute : str or mapping of str to str
-        What the backward part of a function makes again instead of keeping it: ``none``,
+        What the backward pass of a function makes again instead of keeping it: ``none``,
         ``megatron`` (nothing; masks of dropouts and the narrower of casts are kept),
         ``attention`` (its weights, of the sums of their rows), ``core`` (scores of attention and
         what has their size), ``selective`` (what takes little work), ``full`` (all that is read),

@@ -67,9 +67,9 @@ def decided(trial: StepWriter, auto: Auto) -> Recomputation:
     Raises
     ------
     ModelError
-        DIST0351 where the memory is not known.
+        DIST0351 if the memory is not known.
     InfeasibleError
-        DIST0803 where nothing stays within it.
+        DIST0803 if nothing stays within it.
     """
     bound = bound_of(trial.recipe, auto)
     chain, links, gaps = chain_of(trial, trial.run(), auto)

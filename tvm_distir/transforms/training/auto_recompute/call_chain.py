@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model the calls of a function with forward and backward passes as links of a chain.
 
-Between the forward and the backward parts of the calls lives what the calls keep, and what others
+Between the forward and the backward passes of the calls lives what the calls keep, and what others
 hold. Each call's options are the policies and the minimum cuts of its function, written and
 measured. A value that several calls get, as a mask, is taken to live as it does without
 recomputation; where one of them needs it longer, that call counts it.
@@ -91,7 +91,7 @@ class Chain:
     Parameters
     ----------
     measured : Measured
-        Knows which results of the calls' backward parts are gradients of weights.
+        Knows which results of the calls' backward passes are gradients of weights.
     body : Body
         The function.
     calls : sequence of CallGradient
@@ -102,7 +102,7 @@ class Chain:
         Parameters that live from the beginning to their last use; others are there all the time,
         and not counted.
     later : callable, optional
-        Bytes that the first half of a pair's backward part hands on to the other one.
+        Bytes that the first half of a pair's backward pass passes on to the other one.
     """
 
     def __init__(

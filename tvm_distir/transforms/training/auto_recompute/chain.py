@@ -3,7 +3,7 @@
 """Minimize the extra time of a chain of calls within a memory bound by dynamic programming.
 
 Calls run forward 1, 2, ... n and backward n, ... 2, 1. What call j keeps lives from its forward to
-its backward part, so that what is kept at any moment is that of the calls 1..i for some i. After i
+its backward pass, so that what is kept at any moment is that of the calls 1..i for some i. After i
 calls only the bytes kept, the most that was needed and the time so far matter: of two ways with
 none larger the other is never better. Where nobody else keeps as much as these calls do, what is
 needed is known to fit or not at once, and does not matter later.
@@ -28,12 +28,12 @@ class Option:
     ----------
     policy : str
     time : int
-        Of what is made again.
+        Of what is recomputed.
     kept_bytes : int
-        Kept from the forward to the backward part.
+        Kept from the forward to the backward pass.
     forward_bytes, backward_bytes : int
         Largest memory inside the two parts beside what other calls keep and others hold: of the
-        forward part its values, of the backward part what it was kept as well.
+        forward pass its values, of the backward pass what it was kept as well.
     later_bytes : int
         Handed on to the gradients of weights, where these are made later.
     """

@@ -114,7 +114,7 @@ class Live:
         for buffer in params:
             live += self.size(buffer)
             free.setdefault(last.get(buffer, -1), []).append(buffer)
-        for buffer in free.get(-1, ()):  # nobody reads it
+        for buffer in free.get(-1, ()):  # nothing reads it
             live -= self.size(buffer)
         result = []
         for number, task in enumerate(body.tasks):

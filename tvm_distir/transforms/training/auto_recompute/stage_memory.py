@@ -64,10 +64,10 @@ class StageMemory:
     begun : int
         Of that what the first one makes beside its gradients, which become the sums otherwise.
     kept : int
-        Of a micro-batch from its forward to its backward part, without what calls keep.
+        Of a micro-batch from its forward to its backward pass, without what calls keep.
     later : int
-        Of a micro-batch from its backward part to its gradients of weights, without what calls
-        hand on.
+        Of a micro-batch from its backward pass to its gradients of weights, without what calls
+        pass on.
     adding : int
         What adding a micro-batch's gradients to the sums takes.
     end : int
@@ -91,7 +91,7 @@ class StageMemory:
     results: int
 
     def handing_on(self, most: int) -> StageMemory:
-        """Restrict to the options whose calls hand on at most a given number of bytes."""
+        """Restrict to the options whose calls pass on at most a given number of bytes."""
         links = [
             replace(link, options=tuple(o for o in link.options if o.later_bytes <= most))
             for link in self.links
@@ -252,7 +252,7 @@ class _Measuring:
         return "" if fn is None else phase_of(fn)
 
     def _later(self, chain: Chain, once: Body) -> int:
-        """Return what the parts of a split backward hand on, without that of calls."""
+        """Return what the parts of a split backward pass on, without that of calls."""
         inputs = str(self.writer.halves.inputs.name_hint)
         task = next(task for task in once.tasks if task.callee == inputs)
         crossing = {b for b in leaves(once.trees[task.var][-1]) if not b.weight}
@@ -260,7 +260,7 @@ class _Measuring:
         return sum(map(self._size, crossing)) - calls
 
     def _handed_on(self, pair: ForwardBackward) -> int:
-        """Return what the parts of a call's split backward hand on, including its arguments."""
+        """Return what the parts of a call's split backward pass on, including its arguments."""
         flags = self.live.gradients[str(pair.backward.name_hint)]
         early = [k for k, of_weight in enumerate(flags) if not of_weight]
         halves = self.tools.splitter.split(pair.backward, early)

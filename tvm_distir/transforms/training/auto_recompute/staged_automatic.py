@@ -212,9 +212,9 @@ def decided_in_stages(written: Written, recipe: Recipe, auto: Auto) -> Recomputa
     Raises
     ------
     ModelError
-        DIST0351 where the memory is not known.
+        DIST0351 if the memory is not known.
     InfeasibleError
-        DIST0803 where nothing stays within it.
+        DIST0803 if nothing stays within it.
     """
     bound = bound_of(recipe, auto)
     names = [note.function for note in written.pipeline.stages]

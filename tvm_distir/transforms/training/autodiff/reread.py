@@ -25,7 +25,7 @@ class WeightRegather:
     builder : BlockBuilder
     params : sequence of Var
     bindings : sequence of Binding
-        Of the forward part.
+        Of the forward pass.
 
     Attributes
     ----------

@@ -75,7 +75,7 @@ class Reverse:
     place : str
         Name of the function, for messages.
     reread : WeightRegather, optional
-        What the backward part reads anew.
+        What the backward pass reads anew.
     calls : mapping of Var to Backward, optional
         Calls of private functions, by the variables of their values.
 
@@ -250,7 +250,7 @@ def reverse(
     place : str
         Name of the function, for messages.
     reread : WeightRegather, optional
-        What the backward part reads anew.
+        What the backward pass reads anew.
     calls : mapping of Var to Backward, optional
         Calls of private functions, by the variables of their values.
     seed : expression, optional

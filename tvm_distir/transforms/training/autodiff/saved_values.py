@@ -31,15 +31,15 @@ def kept_and_again(
 ) -> tuple[list[Any], list[Any]]:
     """Divide the values that the backward pass reads into saved and recomputed ones.
 
-    Views of parameters and of kept values are made again, and so is what no variable is needed
+    Views of parameters and of kept values are recomputed, and so is what no variable is needed
     for; all else is kept.
 
     Parameters
     ----------
     forward : sequence of Binding
-        The forward part, in order.
+        The forward pass, in order.
     read : sequence of Var
-        What the backward part reads.
+        What the backward pass reads.
     params : sequence of Var
         They are at hand in either part.
 

@@ -34,7 +34,7 @@ class ForwardBackward:
         ``(grad, (*saved,), *needed) -> (*given,)``, without the second where nothing is saved.
     saves : bool
     needed : tuple of int
-        The parameters that the backward part reads.
+        The parameters that the backward pass reads.
     given : tuple of int
         The parameters whose gradients it returns.
     params : tuple of str
@@ -74,9 +74,9 @@ class CallGradient:
     label : str
         Name of the call's value.
     made : Var or None
-        The call of the forward part, once it is written.
+        The call of the forward pass, once it is written.
     back : Var or None
-        The call of the backward part, once it is written.
+        The call of the backward pass, once it is written.
     """
 
     pair: ForwardBackward
@@ -116,7 +116,7 @@ class Tape:
     Attributes
     ----------
     env : dict of Var to Var
-        What stands for the variables of the model.
+        What represents the variables of the model.
     bindings : list of Binding
         What was emitted, values as the model has them.
     calls : dict of Var to CallGradient

@@ -27,7 +27,7 @@ OPTIMIZERS = Registry(
         "lion": f"{_HERE}.lion:Lion",
     },
 )
-"""Each stands for a dataclass of numbers that does what :class:`.protocol.Optimizer` says."""
+"""Each represents a dataclass of numbers that does what :class:`.protocol.Optimizer` says."""
 
 
 def optimizer_names() -> tuple[str, ...]:

@@ -88,11 +88,11 @@ class StageBody:
     when : dict of Var to When
         Of results and all that is bound.
     carried : list of str
-        Inputs that the forward part of a micro-batch changes for the next one.
+        Inputs that the forward pass of a micro-batch changes for the next one.
     each : set of Var
         What is handed to an update of its own for every micro-batch, and not summed.
     stash : list of Var
-        What the forward part of a micro-batch keeps for its later parts.
+        What the forward pass of a micro-batch keeps for its later parts.
     """
 
     def __init__(self, mod: ir.IRModule, note: StageNote, varying: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
 from tvm_distir.transforms.training.recompute.times import Times
 
 SLACK = 1.05
-"""How much dearer than need be the dearest stage may be, where less passes between stages."""
+"""Permitted cost of the slowest stage relative to even stages, to send less data."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,6 @@ def ExpandSchedule() -> Rewrite:
     Returns
     -------
     Pass
-        A module pass. It raises LoweringError DIST0512 where stages do not fit together.
+        A module pass. It raises LoweringError DIST0512 if stages do not fit together.
     """
     return expand_schedule

@@ -111,7 +111,7 @@ def rank_meshes(
     Raises
     ------
     MeshError
-        DIST0202 where the ids do not fit, or two ranks have a device.
+        DIST0202 if the ids do not fit, or two ranks have a device.
     """
     starts = {k: int(mesh_devices(known[k]).ravel()[0]) for k in of_rank}
     meshes, owner = [], dict[int, int]()

@@ -43,7 +43,7 @@ class Program:
     name : str
         Of the entry.
     home : mapping of str to int
-        The stage that gives each output of the whole step.
+        The stage that gives each output of the full step.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class StageInputs:
         Functions of layers that the whole model calls more than once.
     last : bool
     mesh : str
-        Name of the mesh that it is to lie on; empty where there is one.
+        Name of the mesh that it is to be placed on; empty where there is one.
     dropout : Var or None
         The state of dropouts, of the whole model.
     """

@@ -62,7 +62,7 @@ class StageWriter:
     pair : ForwardBackward
         Of the stage's private function.
     halves : SplitBackward
-        Of its backward part, where gradients of weights are a phase of their own.
+        Of its backward pass, where gradients of weights are a phase of their own.
     """
 
     def __init__(self, part: StageInputs, tools: Tools) -> None:
@@ -137,7 +137,7 @@ class StageWriter:
             else:
                 at = i - len(self.params.activations) - len(stage.data)
                 gradients[stage.weights[at]] = part
-        if loss is not None:  # what the forward part gives comes first
+        if loss is not None:  # what the forward pass gives comes first
             (total,) = self.tools.accumulated(self.builder, self.title, [loss])
             count = scalar(1.0 / self.tools.schedule.micro_batches, str(total.ty.dtype))
             self._out(multiply(total, count), LOSS, LOSS)

@@ -75,7 +75,7 @@ class Notes:
         Raises
         ------
         ModelError
-            DIST0351 for a parameter of a name that the step adds; DIST0354 where stages cannot
+            DIST0351 for a parameter of a name that the step adds; DIST0354 if stages cannot
             change their weights after every micro-batch.
         """
         params, slots = self.params, self.recipe.optimizer.states

@@ -35,7 +35,7 @@ class Layer:
     args : tuple of Var
         Those of its arguments that are variables of the whole model, by position.
     policy : str
-        What its backward part makes again.
+        What its backward pass makes again.
     """
 
     name: str

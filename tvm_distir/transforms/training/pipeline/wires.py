@@ -46,7 +46,7 @@ class Wires:
     Raises
     ------
     LoweringError
-        DIST0512 the module is not at level 5, or the stages of a rank lie on two meshes.
+        DIST0512 the module is not at level 5, or the stages of a rank are on two meshes.
     MeshError
         DIST0202 see :func:`.places.rank_meshes`.
     """

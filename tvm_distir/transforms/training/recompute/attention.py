@@ -3,7 +3,7 @@
 """Implement the policy ``attention``, which saves the row maxima and sums of the weights.
 
 ``weights = softmax(f(matmul(q, k)))``, ``mixed = matmul(weights, v)`` is written with the maxima
-and sums as values of their own. The backward part makes the scores and from them the weights again,
+and sums as values of their own. The backward pass makes the scores and from them the weights again,
 key by key as it likes, and takes the sum over the keys that the gradient of a softmax has from
 the result instead, ``sum(mixed_grad * mixed)`` (Dao et al. 2022, "FlashAttention", section 3.1 and
 appendix B; what ring attention needs, Liu et al. 2023).
@@ -34,13 +34,13 @@ class Written:
     Attributes
     ----------
     before, after : list of Binding
-        The forward and the backward part.
+        The forward and the backward pass.
     kept : list of Var
-        What is kept of the forward part.
+        What is kept of the forward pass.
     again : list of Binding
-        What the backward part makes again, in order.
+        What the backward pass makes again, in order.
     read : list of Var
-        What the two read of the forward part.
+        What the two read of the forward pass.
     whole : tuple of str
         Weights over positions that are kept all the same: what reads them is no product.
     """
@@ -71,9 +71,9 @@ def keeping_sums(
     Parameters
     ----------
     before, after : sequence of Binding
-        The forward and the backward part.
+        The forward and the backward pass.
     read : sequence of Var
-        What the backward part, and what it returns, reads.
+        What the backward pass, and what it returns, reads.
     params : sequence of Var
 
     Returns

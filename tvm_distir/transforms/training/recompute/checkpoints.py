@@ -3,7 +3,7 @@
 """Implement the policy ``checkpoint``, which runs a function again in its backward pass.
 
 As ``torch.utils.checkpoint`` does, and Megatron-LM's full recomputation: also what no gradient
-reads, the last product and the last collective among it, is made again. ``full`` leaves that out.
+reads, the last product and the last collective among it, is recomputed. ``full`` leaves that out.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _backward(pair: ForwardBackward, functions: Functions) -> tuple[str, list[An
     needed = [params[i] for i in pair.needed]
     call = ir.Call(pair.backward, [grad, saved, *needed])
     bindings.append(relax.VarBinding(given, typed(call, fn.ret_ty)))
-    # Each gradient by itself: what splits a step's backward part reads them one by one.
+    # Each gradient by itself: what splits a step's backward pass reads them one by one.
     each = tuple_of([_item(given, i) for i in range(len(fn.ret_ty.fields))])
     return pair.name, [grad, *params], bindings, each
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the values that a function saves to minimize the time of recomputing the rest.
 
-What the backward part reads is kept or made again, and what is made again needs its operands, kept
-or made again in turn. For a price of a byte the least of time and price together is a minimum cut:
+What the backward pass reads is kept or recomputed, and what is recomputed needs its operands, kept
+or recomputed in turn. For a price of a byte the least of time and price together is a minimum cut:
 each value is an edge that its bytes cost, in front of it an edge from the source that its time
 costs, and operands stand behind their readers. Prices from 0 to infinity give the points of the
 lower convex hull of bytes and time.
@@ -37,7 +37,7 @@ class Point:
     size_bytes : int
         Of what is kept.
     time : int
-        Of what is made again.
+        Of what is recomputed.
     kept : tuple of Var
     again : tuple of Binding
     """
@@ -111,7 +111,7 @@ class Frontier:
     ----------
     forward : sequence of Binding
     read : sequence of Var
-        What the backward part reads.
+        What the backward pass reads.
     times : Times
     """
 

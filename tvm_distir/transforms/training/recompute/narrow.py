@@ -5,7 +5,7 @@
 Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4,
 ``s b h (34 + 5 a s / h)`` bytes per layer at half precision:
 
-- a dropout's mask, a byte per element, which the backward part reads instead of drawing it again;
+- a dropout's mask, a byte per element, which the backward pass reads instead of drawing it again;
 - of a value that is cast to more bytes, the value before;
 - of a softmax whose result is cast to half precision, that cast. Its gradient takes the rounded
   weights, as kernels of softmax do that read and write half precision. All else has the same bits.
@@ -39,9 +39,9 @@ def keeping_narrow(
     Parameters
     ----------
     before, after : sequence of Binding
-        The forward and the backward part.
+        The forward and the backward pass.
     read : sequence of Var
-        What the backward part, and what it returns, reads.
+        What the backward pass, and what it returns, reads.
     params : sequence of Var
     kernels : callable
     """

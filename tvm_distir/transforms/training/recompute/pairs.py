@@ -61,11 +61,11 @@ class DraftPair:
     given : tuple of int
         Parameters whose gradients are returned.
     before, after : list of Binding
-        The forward and the backward part.
+        The forward and the backward pass.
     grad, result : expression
         The gradient of the result, and the result.
     read : list of Var
-        What the backward part reads.
+        What the backward pass reads.
     gradients : list of Var
     frontier : Frontier
         What may be kept.

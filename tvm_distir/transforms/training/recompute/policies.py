@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define policies of what a function saves for its backward pass, and what it recomputes.
 
-Each is for a function's forward bindings, what its backward part reads, and its parameters:
+Each is for a function's forward bindings, what its backward pass reads, and its parameters:
 
 - ``none`` keeps all but views of what is at hand anyway;
 - ``selective`` makes again what takes few FLOPs per byte (Korthikanti et al. 2022, section 5): all
@@ -11,7 +11,7 @@ Each is for a function's forward bindings, what its backward part reads, and its
 - ``core`` makes again the scores of attention and all that has their size (the same section's
   selective recomputation, and what Megatron-LM calls so): cheap contractions that write more than
   they read, and what follows from them up to the next contraction;
-- ``full`` keeps nothing: the backward part runs the forward part again (Chen et al. 2016);
+- ``full`` keeps nothing: the backward pass runs the forward pass again (Chen et al. 2016);
 - ``cut:SHARE`` keeps at most that share of the bytes that ``none`` keeps, and takes least time by
   a minimum cut (:mod:`.frontier`).
 
@@ -42,10 +42,10 @@ from tvm_distir.transforms.training.autodiff.saved_values import kept_and_again,
 from .frontier import Frontier
 
 Kept = tuple[list[Any], list[Any]]
-"""Variables that are kept, and bindings that are made again, in order."""
+"""Variables that are kept, and bindings that are recomputed, in order."""
 
 CHEAP = 1 / 8
-"""Most work per byte, relative to the densest contraction of a function, of what is made again."""
+"""Most work per byte, relative to the densest contraction of a function, of what is recomputed."""
 
 
 def _again(forward: Sequence[Any], read: Sequence[Any], cheap: Callable[[Any], bool]) -> Kept:

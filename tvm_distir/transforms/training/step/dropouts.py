@@ -4,7 +4,7 @@
 
 ``R.nn.dropout(x, p)`` becomes a kernel that draws each element anew by a counter-based generator
 (Philox), and reads ``x`` and its result alone: its gradient is the same kernel on the gradient,
-and nothing is kept. The counter is the element's number in the whole tensor, which the kernel gets
+and nothing is kept. The counter is the element's number in the full tensor, which the kernel gets
 as one vector of offsets per dim, and the number of the dropout in the step, its stream. Where the
 tensor is cut, so are the offsets: each device draws the elements that it holds. Seed and step are
 the key. A private function is told its first stream.
@@ -71,7 +71,7 @@ def with_streams(mod: ir.IRModule, given: bool = False) -> ir.IRModule:
     Raises
     ------
     ModelError
-        DIST0351 where the mask of a dropout is read, or its shape is not known.
+        DIST0351 if the mask of a dropout is read, or its shape is not known.
     """
     if not any(
         _is_dropout(b.value) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)

@@ -41,7 +41,7 @@ class Recipe:
     frozen : tuple of str
         Patterns of weights that stay as they are.
     recompute : Recomputation or Auto
-        What functions keep for their backward part.
+        What functions keep for their backward pass.
     system : System or None
         Whose times and memory decide that.
     """

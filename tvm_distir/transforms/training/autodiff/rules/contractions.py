@@ -21,7 +21,7 @@ def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 
     TVM sums the products of every leading index afterwards, which needs them all in memory. The
     gradient of a wider result is rounded to the type of the operands. That of a transposed weight
-    is written as the transposed one of the weight's, which :meth:`.reverse.Reverse.give` hands on.
+    is written as the transposed one of the weight's, which :meth:`.reverse.Reverse.give` passes on.
     """
     x, w = call.args
     if grad.ty.dtype != x.ty.dtype:
@@ -41,8 +41,8 @@ def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 def _transposed(matrix: Any, builder: relax.BlockBuilder) -> Any:
     """Swap the last two dims, or undo an existing transposition.
 
-    So the backward part of a product with a transposed weight reads the weight, of which no
-    transposed copy lives from the forward part to the backward part.
+    So the backward pass of a product with a transposed weight reads the weight, of which no
+    transposed copy lives from the forward pass to the backward pass.
     """
     order = list(range(len(shape_of(matrix))))
     order[-2:] = reversed(order[-2:])

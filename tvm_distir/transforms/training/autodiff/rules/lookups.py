@@ -40,7 +40,7 @@ def _within(index: Any, extent: int, mode: str, call: ir.Call, builder: relax.Bl
 def _take(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Differentiate ``take``: sum the rows of the gradient by index.
 
-    TVM's kernel takes flat indices, and of the table only the shape: zeros stand for it, so that
+    TVM's kernel takes flat indices, and of the table only the shape: zeros represent it, so that
     a table that lies elsewhere need not come.
     """
     table, index = call.args

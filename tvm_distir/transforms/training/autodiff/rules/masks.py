@@ -106,7 +106,7 @@ def philox(counter: Sequence[Any], key: Sequence[Any], named: list[tuple[Any, An
     counter : sequence of 4 expressions
     key : sequence of 2 expressions
     named : list
-        Gets variables and what they stand for, in order; the result is over them.
+        Gets variables and what they represent, in order; the result is over them.
     """
 
     def let(value: Any) -> Any:

@@ -35,7 +35,7 @@ def before_transposing(builder: relax.BlockBuilder, target: Any, gradient: Any) 
     """Return a value and its gradient before a common transposition, if there is one.
 
     The gradient of a transposed value, transposed back, is that of the value before: one that is
-    written as a ``permute_dims`` already is handed on without either.
+    written as a ``permute_dims`` already is passed on without either.
     """
     if is_transposed(gradient):
         order = order_of(gradient, int(target.ty.ndim))
