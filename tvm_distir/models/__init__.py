@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Models in and out: ONNX, PyTorch, StableHLO, TVMScript and the zoo."""
+"""Import and export models: ONNX, PyTorch, StableHLO, TVMScript and the zoo."""
 
 from __future__ import annotations
 

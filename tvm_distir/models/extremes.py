@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The place of an extreme where no element is beyond the lowest or highest of its type."""
+"""Keep ``argmax`` and ``argmin`` valid where no element exceeds the bounds of its type."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvm import relax
 
 
 def valid_place(place: Any, size: int) -> Any:
-    """Return what ``argmax`` or ``argmin`` gives, moved into the axis.
+    """Return the result of ``argmax`` or ``argmin``, clipped to the axis.
 
     TVM compares with the lowest (highest) number of the type, and gives -1 where no element is
     greater (less): all are that number or infinite. The first of them, 0, is the place. Counted

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""StableHLO in: from Python, and as a MODEL string with keys."""
+"""Import StableHLO, from Python and as a MODEL string with keys."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def from_stablehlo(
 
 
 def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, int]) -> ir.IRModule:
-    """Read the module that a MODEL string names, by the keys behind its question mark.
+    """Read the module of a MODEL string, with the keys after its question mark.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""MODEL strings: files of known kinds, ``zoo:NAME?key=value``."""
+"""Load models from MODEL strings: files of known kinds, ``zoo:NAME?key=value``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Weights = dict[str, npt.NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Model:
-    """A model that was read.
+    """Model that was read.
 
     Attributes
     ----------
@@ -62,12 +62,12 @@ class Model:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is a module in text: no batch but the one that is written in it."""
+        """Return whether the model is a module in text, whose batch is fixed."""
         return self.kind in ("relax", "stablehlo", "tvmscript")
 
 
 def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | None = None) -> Model:
-    """Read the model that a MODEL string names.
+    """Read the model of a MODEL string.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ def load_weights(source: Any, *, filled: bool = True) -> Weights:
 
 
 def _source_of(mod: ir.IRModule) -> str:
-    """The file that a module was made of."""
+    """Return the file that a module was read from."""
     attrs: Any = mod.attrs or {}
     about = attrs.get(FRONTEND_ATTR)
     if about is None or not about["source"]:
@@ -253,7 +253,7 @@ def _is_of_torch(source: Any) -> bool:
 
 
 def model_keys(spec: str) -> tuple[str, dict[str, str]] | None:
-    """Name and keys of a MODEL string of the zoo; None for that of a file (ModelError DIST0302)."""
+    """Return the name and keys of a zoo MODEL, or None for a file (ModelError DIST0302)."""
     if model_file(spec) is not None:
         return None
     return split_keys(spec.removeprefix(ZOO), spec)

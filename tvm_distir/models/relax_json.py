@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules as TVM's own JSON (``tvm.ir.save_json``), at any level."""
+"""Read modules in TVM's JSON (``tvm.ir.save_json``) at any level."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INLINE = (1, 2, 3)
 
 
 def _check_nodes(graph: Any) -> None:
-    """Refuse (ValueError) nodes that hold each other in a ring or too deep, which end TVM's reader.
+    """Reject cyclic or too deeply nested nodes (ValueError), which crash TVM's reader.
 
     A node stands behind all that it holds.
     """
@@ -42,7 +42,7 @@ def _check_nodes(graph: Any) -> None:
 
 
 def _held(kind: str, data: Any) -> Iterator[int]:
-    """Numbers of the nodes that a node holds."""
+    """Return the numbers of the nodes that a node references."""
     if isinstance(data, list) and kind in _OF_NODES:
         yield from (item for item in data if type(item) is int)
     elif isinstance(data, dict):
@@ -52,14 +52,14 @@ def _held(kind: str, data: Any) -> Iterator[int]:
 
 @functools.cache
 def _plain_fields(kind: str) -> frozenset[str]:
-    """Fields of a type that hold numbers, not nodes."""
-    found: set[str] = set()
+    """Return the fields of a type that hold numbers, not nodes."""
+    names: set[str] = set()
     info: Any = core._lookup_or_register_type_info_from_type_key(kind)
     while info is not None:
         plain = (f for f in info.fields or () if f.field_static_type_index in _INLINE)
-        found |= {field.name for field in plain}
+        names |= {field.name for field in plain}
         info = info.parent_type_info
-    return frozenset(found)
+    return frozenset(names)
 
 
 def read_relax(path: str | Path, dims: Mapping[str, int]) -> ir.IRModule:
@@ -79,7 +79,7 @@ def read_relax(path: str | Path, dims: Mapping[str, int]) -> ir.IRModule:
     text = read_text(path, refuse)
     try:
         _check_nodes(json.loads(text))
-        found = tvm.ir.load_json(text)
+        loaded = tvm.ir.load_json(text)
     except (
         *(json.JSONDecodeError, AttributeError, LookupError, RecursionError),
         *(RuntimeError, TypeError, ValueError),
@@ -87,6 +87,6 @@ def read_relax(path: str | Path, dims: Mapping[str, int]) -> ir.IRModule:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         what = f"it holds no module of TVM: {lines[-1] if lines else type(error).__name__}"
         raise refuse(str(path), what, remedy) from error
-    if not isinstance(found, ir.IRModule):
-        raise refuse(str(path), f"it holds a {type(found).__name__}, not a module", remedy)
-    return bind_dims(found, dims)
+    if not isinstance(loaded, ir.IRModule):
+        raise refuse(str(path), f"it holds a {type(loaded).__name__}, not a module", remedy)
+    return bind_dims(loaded, dims)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""TVMScript in: the module classes of a ``.py`` file, taken apart without running the file.
+"""Import the module classes of a TVMScript ``.py`` file without running the file.
 
 Only the text of one module class reaches TVM's parser. Imports outside ``tvm.script`` and other
 statements are refused, so no code of the file runs on import; but TVM's parser evaluates the
@@ -68,7 +68,7 @@ def from_tvmscript(
 
 
 def _source(path_or_text: str | Path) -> tuple[str, str, str | None]:
-    """Text, what to call it, and the class named after ``::``."""
+    """Return the text, its title, and the class named after ``::``."""
     if isinstance(path_or_text, str) and "\n" in path_or_text:
         return path_or_text, "text", None
     whole = str(path_or_text)
@@ -92,7 +92,7 @@ def _source(path_or_text: str | Path) -> tuple[str, str, str | None]:
 
 
 def _read_statements(tree: ast.Module, place: str) -> tuple[dict[str, Any], list[ast.ClassDef]]:
-    """Names that imports and assignments define, and the module classes."""
+    """Return the names that imports and assignments define, and the module classes."""
     names: dict[str, Any] = _parser_names()
     classes = []
     for node in tree.body:
@@ -174,7 +174,7 @@ def _assigned(node: ast.Assign, place: str) -> dict[str, Any]:
 
 
 def _metadata(node: ast.Assign, place: str) -> Any:
-    """Read ``metadata = tvm.ir.load_json("...")``, TVM's own print of constants."""
+    """Read ``metadata = tvm.ir.load_json("...")``, TVM's printed constants."""
     call = node.value
     if (
         not isinstance(call, ast.Call)
@@ -230,7 +230,7 @@ def _choose(classes: list[ast.ClassDef], wanted: str | None, place: str) -> ast.
 
 
 def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> ir.IRModule:
-    """Parse one class; blank lines stand before it, so that line numbers hold."""
+    """Parse one class, with preceding blank lines that preserve line numbers."""
     _check_metadata(node, names, place)
     first = min(decorator.lineno for decorator in node.decorator_list)
     lines = text.splitlines()[first - 1 : node.end_lineno]
@@ -240,8 +240,8 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> 
         mod = tvm.script.from_source(program, names)
     except (tvm.error.DiagnosticError, ParserError, tvm.error.InternalError) as error:
         drop_half_built(error)
-        found = _LINE.search(str(error))
-        line = int(found.group(1)) if found else first
+        match = _LINE.search(str(error))
+        line = int(match.group(1)) if match else first
         what = _first_line(error).removeprefix("error: ")
         raise ModelError("DIST0323", what, place=f"{place}:{line}", remedy=remedy) from error
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
@@ -257,10 +257,12 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> 
 
 
 def _check_metadata(node: ast.ClassDef, names: dict[str, Any], place: str) -> None:
-    """Refuse a module whose constants were left out when it was printed."""
+    """Reject a module that was printed without its constants."""
     if "metadata" in names:
         return
-    words = [one for one in ast.walk(node) if isinstance(one, ast.Name) and one.id == "metadata"]
+    words = [
+        name for name in ast.walk(node) if isinstance(name, ast.Name) and name.id == "metadata"
+    ]
     if words and not any(isinstance(word.ctx, ast.Store) for word in words):
         raise ModelError(
             "DIST0323",

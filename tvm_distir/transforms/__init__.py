@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Passes besides the core: optimization of collectives, outlining, inlining, training steps."""
+"""Provide the passes beyond the core: collectives, outlining, inlining and training steps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``distribute``: the passes from an imported module to each device's program, in order."""
+"""Run the passes from an imported module to each device's program, in order (``distribute``)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def communication_passes(
     overlap: System | str | None = None,
     ahead_bytes: int | None = None,
 ) -> tuple[Named, ...]:
-    """Passes on collectives of level 5 that :func:`distribute` runs last.
+    """Return the level-5 passes on collectives that :func:`distribute` runs last.
 
     Parameters
     ----------
@@ -49,20 +49,20 @@ def communication_passes(
         See :func:`distribute`.
     """
     usual = system is not None and is_training_step(mod)
-    found: list[Named] = []
+    passes: list[Named] = []
     if bucket_bytes is None:
-        found += [("bucket", {"bucket_bytes": BUCKET_BYTES})] if usual else []
+        passes += [("bucket", {"bucket_bytes": BUCKET_BYTES})] if usual else []
     elif bucket_bytes:
-        found += [(name, {"bucket_bytes": bucket_bytes}) for name in ("bucket", "bucket-gathers")]
+        passes += [(name, {"bucket_bytes": bucket_bytes}) for name in ("bucket", "bucket-gathers")]
     clock = system if overlap is None and usual else overlap
     if clock is not None and ahead_bytes != 0:
         given = {"system": clock, "ahead_bytes": ahead_bytes}
-        found += [("split", {}), ("schedule", given), ("prefetch", given)]
-    return tuple(found)
+        passes += [("split", {}), ("schedule", given), ("prefetch", given)]
+    return tuple(passes)
 
 
 def is_training_step(mod: ir.IRModule) -> bool:
-    """Whether a module is a step of training, at once or in stages."""
+    """Return whether a module is a training step, pipelined or not."""
     return any(training_notes(fn, "updated") for _, fn in relax_functions(mod))
 
 
@@ -95,7 +95,7 @@ def distribute(
     overlap: System | str | None = None,
     ahead_bytes: int | None = None,
 ) -> ir.IRModule:
-    """Distribute a module as a plan says and lower it to what each device runs.
+    """Distribute a module according to a plan and lower it to the program of each device.
 
     Parameters
     ----------

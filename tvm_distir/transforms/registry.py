@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The passes by name: ours, and those that other packages offer.
+"""Look up passes by name, including those of plugins.
 
-A name stands for a factory that :func:`~.declaration.module_pass` made, and all else is said there.
+A name represents a factory that :func:`~.declaration.module_pass` made, and all else is said there.
 Names are known without TVM.
 """
 
@@ -55,7 +55,7 @@ PIPELINE = ("annotate", "propagate", "legalize", "optimize", "lower")
 
 
 def passes_for(plan: Plan) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """The passes that carry a plan out, with the options that it gives them."""
+    """Return the passes that carry out a plan, with the options that it specifies."""
     asked: list[tuple[str, dict[str, Any]]] = [(name, {"plan": plan}) for name in PIPELINE]
     if plan.complete:
         asked[PIPELINE.index("propagate")][1]["complete"] = True
@@ -65,19 +65,19 @@ def passes_for(plan: Plan) -> tuple[tuple[str, dict[str, Any]], ...]:
 
 
 def pass_names() -> tuple[str, ...]:
-    """Names of all passes; nothing is imported for it."""
+    """Return the names of all passes, without importing them."""
     return PASSES.names()
 
 
 def find_pass(name: str) -> PassInfo:
-    """Return what a name stands for.
+    """Return the pass of a name.
 
     Raises
     ------
     UsageError
         DIST0152 for an unknown name.
     DependencyError
-        DIST0114 where another package offers it and it cannot be loaded, or is no pass.
+        DIST0114 if another package offers it and it cannot be loaded, or is no pass.
     """
     from tvm_distir.core import info_of
 
@@ -91,7 +91,7 @@ def find_pass(name: str) -> PassInfo:
 
 
 def check_name(name: str, place: str = "passes") -> None:
-    """Refuse a name that no pass has (UsageError DIST0152)."""
+    """Reject an unknown pass name (UsageError DIST0152)."""
     if name not in PASSES:
         raise UsageError(
             "DIST0152", f'no pass "{name}"', place=place, remedy=nearest(name, pass_names())

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Passes with their options as text: ``bucket{bucket_bytes=1048576},schedule{system=dgx-h100}``."""
+"""Parse passes with options, such as ``bucket{bucket_bytes=1048576},schedule{system=dgx-h100}``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PassSpec:
-    """A pass and the options that are not left at their defaults.
+    """Pass with the options that differ from their defaults.
 
     Attributes
     ----------
@@ -41,17 +41,17 @@ class PassSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """The text that reads back as this."""
+        """Return the text that parses to this value."""
         pairs = tuple((key, as_term(value)) for key, value in self.options.items())
         return str(Call(self.name, NamedFields(pairs)))
 
     @property
     def info(self) -> PassInfo:
-        """What is known of the pass."""
+        """Return the registry entry of the pass."""
         return find_pass(self.name)
 
     def make(self, **given: Any) -> Any:
-        """Make the ``tvm.transform.Pass``.
+        """Return the ``tvm.transform.Pass``.
 
         Parameters
         ----------
@@ -61,7 +61,7 @@ class PassSpec:
         Raises
         ------
         UsageError
-            DIST0151 where an option is missing that has no default.
+            DIST0151 if an option is missing that has no default.
         DistIRError
             What the factory raises, and the loading of a system or plan.
         """
@@ -69,7 +69,7 @@ class PassSpec:
 
 
 def parse_passes(text: str, place: str = "passes") -> tuple[PassSpec, ...]:
-    """Read passes with their options.
+    """Parse passes with their options.
 
     Parameters
     ----------
@@ -81,10 +81,10 @@ def parse_passes(text: str, place: str = "passes") -> tuple[PassSpec, ...]:
     Raises
     ------
     UsageError
-        DIST0152 where the text cannot be read, a pass or an option is unknown (naming the
+        DIST0152 if the text cannot be read, a pass or an option is unknown (naming the
         nearest), or a value is none of its type (naming that).
     DependencyError
-        DIST0114 where a pass of another package cannot be loaded.
+        DIST0114 if a pass of another package cannot be loaded.
 
     Examples
     --------
@@ -121,12 +121,12 @@ def _checked(call: Call, place: str) -> PassSpec:
 
 
 def levels_after(specs: Sequence[PassSpec], place: str = "passes") -> list[str | None]:
-    """Level of a module after each of some passes in a row, as far as the passes say it.
+    """Return the level of a module after a sequence of passes, as far as they declare it.
 
     Raises
     ------
     UsageError
-        DIST0151 where a pass cannot take what those before it give.
+        DIST0151 if a pass cannot take what those before it give.
     """
     from tvm_distir.core import LEVELS
 

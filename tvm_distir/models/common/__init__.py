@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Checks and names that several importers share."""
+"""Share checks and names between importers."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What each value of a function is made of: element by element, and in any way."""
+"""Track which parameters each value depends on, elementwise or in any way."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NEAR_ONE = (0.5, 1.5)
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """One tensor. Numbers of parameters are bits of a mask.
+    """Dependences of one tensor, with parameters as bits of a mask.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Flow:
 
 
 class Flows:
-    """The flows of a function's values.
+    """Dependences of a function's values.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class Flows:
         self.results = self._leaves(body)
 
     def operands(self, var: Any) -> list[Any]:
-        """The variables that a value is computed from element by element; empty for others."""
+        """Return the variables that a value depends on elementwise, if it is elementwise."""
         value: Any = self.values.get(var)
         if type(value) is not ir.Call or called_name(value) not in _ELEMENTWISE:
             return []
@@ -107,7 +107,7 @@ class Flows:
         return [a for a in value.args if type(a) in VARIABLES and static_shape(a.ty) == shape]
 
     def reads(self, var: Any) -> list[Any]:
-        """All variables that a value is computed from."""
+        """Return all variables that a value is computed from."""
         return list(variables(self.values[var]))
 
     def _of(self, var: Any, value: Any) -> tuple[Flow, ...]:
@@ -153,12 +153,12 @@ class Flows:
 
     def _leaves(self, expr: Any) -> tuple[Flow, ...]:
         return tuple(
-            self.of[one][number] if type(one) in VARIABLES and one in self.of else Flow()
-            for one, number, _ in leaves_of(expr)
+            self.of[var][number] if type(var) in VARIABLES and var in self.of else Flow()
+            for var, number, _ in leaves_of(expr)
         )
 
     def _called(self, gv: Any) -> tuple[Flow, ...] | None:
-        """Flows of a function's results by its own parameters."""
+        """Return the dependences of a function's results on its parameters."""
         name = str(gv.name_hint)
         fn = self._mod[gv]
         if not isinstance(fn, relax.Function):
@@ -169,35 +169,35 @@ class Flows:
 
 
 def _union(masks: Any) -> int:
-    found = 0
+    union = 0
     for mask in masks:
-        found |= mask
-    return found
+        union |= mask
+    return union
 
 
 def bits(mask: int) -> list[int]:
-    """Numbers of the bits of a mask."""
-    found = []
+    """Return the numbers of the bits of a mask."""
+    numbers = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        numbers.append(low.bit_length() - 1)
         mask ^= low
-    return found
+    return numbers
 
 
 def _through(flow: Flow, given: list[Flow]) -> Flow:
-    """A result's flow by the parameters of the caller."""
-    own = [given[i] for i in bits(flow.same)]
+    """Return a result's dependences on the parameters of the caller."""
+    flows_through = [given[i] for i in bits(flow.same)]
     beneath = [given[i].read for i in bits(flow.beneath)]
     return Flow(
         _union(given[i].read for i in bits(flow.read)),
-        _union(one.same for one in own),
+        _union(passing.same for passing in flows_through),
         _union(given[i].moved for i in bits(flow.moved)),
-        _union([*beneath, *(one.beneath for one in own)]),
+        _union([*beneath, *(passing.beneath for passing in flows_through)]),
     )
 
 
 def is_number(ty: Any) -> bool:
-    """Whether it is the type of a float without dims."""
+    """Return whether a type is a float scalar."""
     tensor = tensor_type(ty)
     return tensor is not None and int(tensor.ndim) == 0 and "float" in str(tensor.dtype)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One message for one error: a line, without TVM's complaint about a half-built function."""
+"""Report one error as one line, without TVM's complaint about a half-built function."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IMPORT_ERRORS = (
 
 
 def reason(error: Exception) -> str:
-    """First line of an error's message, or its class."""
+    """Return the first line of an error's message, or its class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
@@ -50,7 +50,7 @@ def drop_half_built(error: BaseException) -> None:
 
 @contextlib.contextmanager
 def muted_stderr() -> Iterator[None]:
-    """Show nothing that is written to standard error meanwhile, by C++ either."""
+    """Suppress writes to standard error, including those of C++."""
     try:
         saved = os.dup(2)
     except OSError:  # standard error is closed

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The file that a MODEL string names, found and looked at without TVM."""
+"""Locate and check the file of a MODEL string without importing TVM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_PACKED_BYTES = 64 << 20
 
 
 def model_file(spec: str) -> str | None:
-    """Path of the file that a MODEL string names; None for a model of the zoo.
+    """Return the path of the file of a MODEL string, or None for a model of the zoo.
 
     Examples
     --------
@@ -37,13 +37,13 @@ def model_file(spec: str) -> str | None:
 
 
 def may_be_annotated(spec: str) -> bool:
-    """Whether a MODEL is of a kind that may have annotations instead of a plan."""
+    """Return whether a MODEL is of a kind that may have annotations instead of a plan."""
     path = model_file(spec)
     return path is not None and path.lower().endswith((".py", RELAX, *STABLEHLO))
 
 
 def check_file(path: str | Path) -> None:
-    """Refuse (DIST0301) a path at which no file is."""
+    """Reject a path without a file (DIST0301)."""
     fault = file_fault(path)
     if fault is not None:
         raise ModelError(
@@ -55,7 +55,7 @@ def check_file(path: str | Path) -> None:
 
 
 def file_bytes(path: str | Path) -> bytes:
-    """Content of a file.
+    """Return the content of a file.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def file_bytes(path: str | Path) -> bytes:
 
 
 def check_torch(place: str) -> None:
-    """Refuse (DIST0304) to go on where torch is not installed."""
+    """Reject the model if torch is not installed (DIST0304)."""
     if importlib.util.find_spec("torch") is None:
         raise ModelError(
             "DIST0304",
@@ -86,7 +86,7 @@ def check_torch(place: str) -> None:
 
 
 def check_archive(path: str | Path) -> None:
-    """Refuse (DIST0303) what is no archive of PyTorch, or would unpack to much more than it is."""
+    """Reject a file that is no PyTorch archive, or that expands to too much (DIST0303)."""
     try:
         with zipfile.ZipFile(path) as archive:
             held = archive.infolist()
@@ -108,12 +108,12 @@ def _no_archive(path: str | Path, what: str) -> ModelError:
 
 
 def is_bytecode(data: bytes) -> bool:
-    """Whether a file that begins with these bytes is bytecode of MLIR."""
+    """Return whether a file's first bytes are those of MLIR bytecode."""
     return data.startswith(_BYTECODE)
 
 
 def check_jax(place: str) -> None:
-    """Refuse (DIST0304) to go on where JAX is not installed."""
+    """Reject the model if JAX is not installed (DIST0304)."""
     if importlib.util.find_spec("jaxlib") is None or importlib.util.find_spec("jax") is None:
         raise ModelError(
             "DIST0304",
@@ -124,7 +124,7 @@ def check_jax(place: str) -> None:
 
 
 def check_model(spec: str) -> None:
-    """Refuse a MODEL string before TVM is imported.
+    """Check a MODEL string before TVM is imported.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def check_model(spec: str) -> None:
 
 
 def _first_bytes(path: str) -> bytes:
-    """How a file begins; nothing where it cannot be opened, which its reader tells."""
+    """Return the first bytes of a file, or none if it cannot be opened."""
     try:
         with open(path, "rb") as file:
             return file.read(len(_BYTECODE))
@@ -155,7 +155,7 @@ def _first_bytes(path: str) -> bytes:
 
 
 def split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
-    """``name?key=value,...`` apart."""
+    """Split ``name?key=value,...``."""
     name, mark, rest = text.partition("?")
     keys: dict[str, str] = {}
     for item in rest.split(",") if mark else []:
@@ -168,7 +168,7 @@ def split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
 
 
 def batch_fault(kind: str, spec: str, instead: str) -> ModelError:
-    """An error (DIST0314) for a batch that is given with a kind of text that holds its own."""
+    """Return the error (DIST0314) about a batch for a text format that fixes its own."""
     return ModelError(
         "DIST0314",
         f"the batch of a {kind} module is written in it",

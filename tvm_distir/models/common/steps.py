@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of training that were written elsewhere: which inputs are weights, which their states."""
+"""Recognize the weights and states of training steps that other tools wrote."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .flows import Flow, Flows, bits, is_number
 
 
 def noted_step(mod: ir.IRModule, gradients: Mapping[str, int] | None = None) -> ir.IRModule:
-    """Say of a step of training which results replace which parameters.
+    """Annotate a training step with the results that replace parameters.
 
     A module is a step if it has a loss, a number, and weights: a parameter that the loss depends
     on, and a result of its type that is a sum of it and of other values, its gradient, which
@@ -67,7 +67,7 @@ def noted_step(mod: ir.IRModule, gradients: Mapping[str, int] | None = None) -> 
 
 
 def _fields(fn: relax.Function) -> list[Any]:
-    """Results of a function; empty unless they are a flat tuple."""
+    """Return the results of a function, or none unless they are a flat tuple."""
     body = fn.body.body
     if type(body) in VARIABLES:
         bound = {b.var: b.value for block in fn.body.blocks[-1:] for b in block.bindings}
@@ -76,13 +76,13 @@ def _fields(fn: relax.Function) -> list[Any]:
 
 
 def _kind(ty: Any) -> tuple[Any, str]:
-    """Shape and type of a tensor: what may take another one's place has the same."""
+    """Return the shape and type of a tensor, which a replacement must share."""
     tensor = tensor_type(ty)
     return static_shape(ty), "" if tensor is None else str(tensor.dtype)
 
 
 def _may_be_step(fn: relax.Function) -> bool:
-    """Whether there is a number and a result of a parameter's type; cheap."""
+    """Return whether there is a number and a result of a parameter's type (a cheap test)."""
     if not all(tensor_type(param.ty) is not None for param in fn.params):
         return False
     results = [field.ty for field in _fields(fn) if tensor_type(field.ty) is not None]
@@ -91,7 +91,7 @@ def _may_be_step(fn: relax.Function) -> bool:
 
 
 class _Step:
-    """Finds what is updated by what."""
+    """Matcher of updated parameters and results."""
 
     def __init__(self, mod: ir.IRModule, fn: relax.Function) -> None:
         self.fn, self.flows = fn, Flows(mod, fn)
@@ -106,15 +106,17 @@ class _Step:
         }
 
     def notes(self) -> dict[str, Any]:
-        """What ``dist.training`` says; empty where it is no step."""
+        """Return the content of ``dist.training``, or nothing if the function is not a step."""
         loss = self._loss()
         if loss is None:
             return {}
         count = num_input(self.fn)
         data = range(len(self.names) if count is None else count)
         needed = self.made[loss].read
-        found = self._matched({i: f for i, f in self.made.items() if i != loss and f.same}, needed)
-        weights = {p: r for p, r in found.items() if needed >> p & 1}
+        matches = self._matched(
+            {i: f for i, f in self.made.items() if i != loss and f.same}, needed
+        )
+        weights = {p: r for p, r in matches.items() if needed >> p & 1}
         if len(data) < len(self.names):  # the module says which are weights
             weights = {p: r for p, r in weights.items() if p not in data}
         fixed = sum(1 << p for p in weights)
@@ -123,15 +125,15 @@ class _Step:
             beneath |= self.made[result].beneath
         if not weights or needed & ~fixed & ~beneath or self._are_read(loss, weights):
             return {}
-        states = {w: [*self._states(w, r, found, needed)] for w, r in weights.items()}
+        states = {w: [*self._states(w, r, matches, needed)] for w, r in weights.items()}
         owned = {p for group in states.values() for p in group}
         free = [
             p
-            for p in found
+            for p in matches
             if p not in weights and p not in owned and (not self.kinds[p][0] or p not in data)
         ]
-        kept = {p: found[p] for p in sorted({*weights, *owned, *free}, key=found.__getitem__)}
-        gradients = {w: self._gradient(w, r, states[w], found) for w, r in weights.items()}
+        kept = {p: matches[p] for p in sorted({*weights, *owned, *free}, key=matches.__getitem__)}
+        gradients = {w: self._gradient(w, r, states[w], matches) for w, r in weights.items()}
         title = self.names
         return {
             "updated": {title[p]: str(self.fields[r].name) for p, r in kept.items()},
@@ -142,31 +144,31 @@ class _Step:
         }
 
     def _loss(self) -> int | None:
-        """Number of the result that is the loss: the first that is no counter."""
+        """Return the number of the loss, the first scalar result that is not a counter."""
         numbers = [
             i for i, flow in self.made.items() if is_number(self.fields[i].ty) and flow.beneath
         ]
         return next((i for i in numbers if not self.made[i].same), next(iter(numbers), None))
 
     def _matched(self, results: Mapping[int, Flow], needed: int) -> dict[int, int]:
-        """Parameters by number, each with the result that replaces it."""
+        """Map parameters by number to the results that replace them."""
         place = {i: self.flows.place[self.fields[i]] for i in results}
         open_ = sorted(results, key=lambda i: (results[i].same.bit_count(), place[i]))
-        found: dict[int, int] = {}
+        matches: dict[int, int] = {}
         for at, result in enumerate(open_):
             flow, kind = results[result], _kind(self.fields[result].ty)
             open_bits = bits(flow.same & ~needed | flow.moved & needed)
-            fitting = [p for p in open_bits if p not in found and self.kinds[p] == kind]
+            fitting = [p for p in open_bits if p not in matches and self.kinds[p] == kind]
             weights = [p for p in fitting if needed >> p & 1]
             later = open_[at + 1 :]
             last = [w for w in weights if not any(results[r].moved >> w & 1 for r in later)]
             chosen = last or [p for p in fitting if p not in weights] or weights
             if len(chosen) == 1:
-                found[chosen[0]] = result
-        return found
+                matches[chosen[0]] = result
+        return matches
 
     def _are_read(self, loss: int, weights: Mapping[int, int]) -> bool:
-        """Whether the loss is computed from a new weight: then it is none."""
+        """Return whether the loss depends on a new weight, in which case it is not a loss."""
         forbidden = {self.fields[r] for r in weights.values()}
         waiting, seen = [self.fields[loss]], set()
         while waiting:
@@ -180,9 +182,9 @@ class _Step:
         return False
 
     def _states(
-        self, weight: int, result: int, found: Mapping[int, int], needed: int
+        self, weight: int, result: int, matches: Mapping[int, int], needed: int
     ) -> Iterator[int]:
-        for state, other in sorted(found.items()):
+        for state, other in sorted(matches.items()):
             if needed >> state & 1 or self.kinds[state][0] != self.kinds[weight][0]:
                 continue
             if not self.kinds[state][0]:
@@ -191,19 +193,19 @@ class _Step:
                 yield state
 
     def _gradient(
-        self, weight: int, result: int, states: list[int], found: Mapping[int, int]
+        self, weight: int, result: int, states: list[int], matches: Mapping[int, int]
     ) -> Any:
-        """The value from which alone, of all others, a weight and its states are updated."""
-        own = sum(1 << p for p in (weight, *states))
+        """Return the only other value from which a weight and its states are updated."""
+        mask = sum(1 << p for p in (weight, *states))
         edge, seen = set(), set()
-        waiting = [self.fields[r] for r in (result, *(found[s] for s in states))]
+        waiting = [self.fields[r] for r in (result, *(matches[s] for s in states))]
         while waiting:
             var = waiting.pop()
             if var in seen or var not in self.flows.values:
                 continue
             seen.add(var)
             flows = self.flows.of[var]
-            if not any(flow.same & own for flow in flows):
+            if not any(flow.same & mask for flow in flows):
                 edge.update([var] if any(flow.read for flow in flows) else [])
                 continue
             waiting.extend(self.flows.operands(var) or self.flows.reads(var))
@@ -215,18 +217,18 @@ class _Step:
         return max(common or (), key=self.flows.place.__getitem__, default=None)
 
     def _above(self, var: Any) -> set[Any]:
-        """A value and those that it is computed from element by element."""
-        found, waiting = set(), [var]
+        """Return a value and those that it depends on elementwise."""
+        visited, waiting = set(), [var]
         while waiting:
-            one = waiting.pop()
-            if one not in found and one in self.flows.values:
-                found.add(one)
-                waiting.extend(self.flows.operands(one))
-        return found
+            operand = waiting.pop()
+            if operand not in visited and operand in self.flows.values:
+                visited.add(operand)
+                waiting.extend(self.flows.operands(operand))
+        return visited
 
 
 def _with_data_first(fn: relax.Function, updated: set[str]) -> relax.Function:
-    """The function with what is updated no longer among its data."""
+    """Return the function with updated parameters moved behind its data."""
     names, count = param_names(fn), num_input(fn)
     if count is None or not updated.intersection(names[:count]):
         return fn

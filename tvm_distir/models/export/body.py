@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of a function, and the operations that all others are made of."""
+"""Write the lines of a function, and the operations that all others are composed of."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multip
 
 @dataclass(frozen=True)
 class Ssa:
-    """A value of the text: its name, shape and type of elements."""
+    """SSA value in the text: its name, shape and element type."""
 
     name: str
     shape: tuple[int, ...]
@@ -27,22 +27,22 @@ class Ssa:
 
     @property
     def type(self) -> str:
-        """Its type."""
+        """Return the type as text."""
         return tensor_text(self.shape, self.dtype)
 
 
 @dataclass(frozen=True)
 class Handle(Ssa):
-    """A value that is no tensor: ``dtype`` is its whole type, ``index`` or ``!shard.sharding``."""
+    """Value that is no tensor: ``dtype`` is its full type, ``index`` or ``!shard.sharding``."""
 
     @property
     def type(self) -> str:
-        """Its type."""
+        """Return the type as text."""
         return self.dtype
 
 
 class Body:
-    """Lines in the generic form; a method writes one operation, or none where it does nothing.
+    """Writer of lines in the generic form; a method writes an operation, or none for a no-op.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Body:
         self._count = 0
 
     def new(self, shape: Shape, dtype: str) -> Ssa:
-        """A name for a value."""
+        """Return a fresh name for a value."""
         self._count += 1
         return Ssa(f"%v{self._count}", tuple(int(n) for n in shape), dtype)
 
@@ -70,10 +70,10 @@ class Body:
         attributes: str = "",
         regions: str = "",
     ) -> Ssa:
-        """Write an operation with one result; names without a dialect are StableHLO's."""
-        found = self.new(shape, dtype)
-        self._line(f"{found.name} = ", name, operands, found.type, attributes, regions)
-        return found
+        """Write an operation with one result, of StableHLO unless the name has a dialect."""
+        result = self.new(shape, dtype)
+        self._line(f"{result.name} = ", name, operands, result.type, attributes, regions)
+        return result
 
     def special(self, name: str, operands: Sequence[Ssa], kind: str, attributes: str) -> Handle:
         """Write an operation whose result is no tensor."""
@@ -92,11 +92,11 @@ class Body:
     ) -> list[Ssa]:
         """Write an operation with several results."""
         base = self.new((), "bool").name
-        found = [Ssa(f"{base}#{i}", tuple(s), d) for i, (s, d) in enumerate(results)]
-        types = ", ".join(value.type for value in found)
-        head = f"{base}:{len(found)} = "
+        values = [Ssa(f"{base}#{i}", tuple(s), d) for i, (s, d) in enumerate(results)]
+        types = ", ".join(value.type for value in values)
+        head = f"{base}:{len(values)} = "
         self._line(head, name, operands, f"({types})", attributes, regions)
-        return found
+        return values
 
     def _line(
         self,
@@ -115,14 +115,14 @@ class Body:
         self.lines.append(f'{head}"{title}"({names}){notes}{inner} : ({types}) -> {result}')
 
     def note(self, values: Sequence[Ssa], text: str) -> None:
-        """Say more of the last operation, where all of its results are these values."""
+        """Add attributes to the last operation, if all of its results are these values."""
         base = values[0].name.partition("#")[0] if values else ""
         if base and self.lines and self.lines[-1].startswith((f"{base} = ", f"{base}:")):
             head, _, types = self.lines[-1].rpartition(" : (")
             self.lines[-1] = f"{head} {{{text}}} : ({types}"
 
     def region(self, kind: str, dtype: str) -> str:
-        """A region that applies one operation to two scalars; ``update`` gives the second."""
+        """Return a region that applies an operation to two scalars; ``update`` is the second."""
         t = tensor_text((), dtype)
         head = f"{{^bb0(%l: {t}, %r: {t}):"
         if kind == "update":
@@ -131,7 +131,7 @@ class Body:
         return f'{head} {step} "stablehlo.return"(%b) : ({t}) -> ()}}'
 
     def constant(self, value: Any, dtype: str, shape: Shape | None = None) -> Ssa:
-        """A constant; a number fills the shape."""
+        """Write a constant; a number fills the shape."""
         array = np.asarray(value)
         sizes = tuple(array.shape if shape is None else shape)
         kind = tensor_text(sizes, dtype)
@@ -140,7 +140,7 @@ class Body:
         )
 
     def broadcast(self, value: Ssa, shape: Shape, dims: Sequence[int] | None = None) -> Ssa:
-        """A value spread to a shape, its dims at the end or at the places given."""
+        """Broadcast a value to a shape, with its dims at the end or at the given positions."""
         if value.shape == tuple(shape):
             return value
         first = len(shape) - len(value.shape)
@@ -149,41 +149,41 @@ class Body:
         return self.op("broadcast_in_dim", [value], shape, value.dtype, notes)
 
     def filled(self, value: Any, like: Ssa) -> Ssa:
-        """A number in the shape and type of a value."""
+        """Write a number in the shape and type of a value."""
         return self.broadcast(self.constant(value, like.dtype), like.shape)
 
     def together(self, values: Sequence[Ssa]) -> list[Ssa]:
-        """Values broadcast to each other's shape."""
+        """Broadcast values to their common shape."""
         shape = np.broadcast_shapes(*(value.shape for value in values))
         return [self.broadcast(value, shape) for value in values]
 
     def binary(self, name: str, a: Any, b: Any) -> Ssa:
-        """An operation of two values, or of one and a number."""
+        """Write an operation on two values, or on one and a number."""
         like = a if isinstance(a, Ssa) else b
         sides = [v if isinstance(v, Ssa) else self.constant(v, like.dtype) for v in (a, b)]
         left, right = self.together(sides)
         return self.op(name, [left, right], left.shape, left.dtype)
 
     def unary(self, name: str, value: Ssa, dtype: str | None = None) -> Ssa:
-        """An operation of one value."""
+        """Write an operation on one value."""
         return self.op(name, [value], value.shape, dtype or value.dtype)
 
     def compare(self, direction: str, a: Ssa, b: Any) -> Ssa:
-        """A comparison of two values, or of one and a number."""
+        """Compare two values, or one and a number."""
         other = b if isinstance(b, Ssa) else self.constant(b, a.dtype)
         left, right = self.together([a, other])
         notes = f"comparison_direction = #stablehlo<comparison_direction {direction}>"
         return self.op("compare", [left, right], left.shape, "bool", notes)
 
     def select(self, chosen: Ssa, a: Any, b: Any) -> Ssa:
-        """One of two by a third; either may be a number."""
+        """Select between two values or numbers."""
         like = a if isinstance(a, Ssa) else b
         sides = [v if isinstance(v, Ssa) else self.constant(v, like.dtype) for v in (a, b)]
         parts = self.together([chosen, *sides])
         return self.op("select", parts, parts[1].shape, parts[1].dtype)
 
     def cast(self, value: Ssa, dtype: str) -> Ssa:
-        """A value of another type."""
+        """Cast a value to another type."""
         if value.dtype == dtype:
             return value
         if dtype == "bool":
@@ -191,7 +191,7 @@ class Body:
         return self.op("convert", [value], value.shape, dtype)
 
     def reshape(self, value: Ssa, shape: Shape) -> Ssa:
-        """A value in another shape of as many elements."""
+        """Reshape a value."""
         return (
             value
             if value.shape == tuple(shape)
@@ -199,7 +199,7 @@ class Body:
         )
 
     def transpose(self, value: Ssa, order: Sequence[int]) -> Ssa:
-        """A value with its dims in another order."""
+        """Permute the dims of a value."""
         if list(order) == list(range(len(order))):
             return value
         shape = [value.shape[i] for i in order]
@@ -208,7 +208,7 @@ class Body:
     def slice(
         self, value: Ssa, begins: Shape, ends: Shape, steps: Sequence[int] | None = None
     ) -> Ssa:
-        """Part of a value."""
+        """Slice a value."""
         strides = steps or [1] * len(begins)
         shape = [-(-(e - b) // s) for b, e, s in zip(begins, ends, strides)]
         if shape == list(value.shape):
@@ -218,12 +218,12 @@ class Body:
         return self.op("slice", [value], shape, value.dtype, notes)
 
     def dynamic_slice(self, value: Ssa, starts: Sequence[Ssa], sizes: Shape) -> Ssa:
-        """Part of a value that begins at computed places."""
+        """Slice a value at computed offsets."""
         notes = f"slice_sizes = {integers(sizes)}"
         return self.op("dynamic_slice", [value, *starts], sizes, value.dtype, notes)
 
     def pad(self, value: Ssa, low: Shape, high: Shape, fill: float = 0.0) -> Ssa:
-        """A value with more at its edges."""
+        """Pad a value at its edges."""
         if not any([*low, *high]):
             return value
         shape = [a + n + b for a, n, b in zip(low, value.shape, high)]
@@ -233,13 +233,13 @@ class Body:
         return self.op("pad", [value, start], shape, value.dtype, notes)
 
     def iota(self, shape: Shape, dim: int, dtype: str) -> Ssa:
-        """0, 1, ... along a dim."""
+        """Write 0, 1, ... along a dim."""
         if dtype == "bool":
             raise Unwritable("counting in booleans")
         return self.op("iota", [], shape, dtype, f"iota_dimension = {dim} : i64")
 
     def neutral(self, kind: str, dtype: str) -> Ssa:
-        """The number that a reduction begins with."""
+        """Return the initial value of a reduction."""
         if kind in ("sum", "prod"):
             return self.constant(1 if kind == "prod" else 0, dtype)
         if dtype == "bool":
@@ -251,7 +251,7 @@ class Body:
         return self.constant(bound, dtype)
 
     def reduce(self, kind: str, value: Ssa, axes: Sequence[int], keep: bool = False) -> Ssa:
-        """A sum, a product, the largest or the smallest over some dims."""
+        """Reduce some dims by a sum, product, maximum or minimum."""
         dims = sorted(axis % len(value.shape) for axis in axes)
         if not dims:
             return value
@@ -259,11 +259,11 @@ class Body:
         region = self.region(_REDUCTIONS[kind], value.dtype)
         start = self.neutral(kind, value.dtype)
         notes = f"dimensions = {integers(dims)}"
-        found = self.op("reduce", [value, start], shape, value.dtype, notes, region)
+        reduced = self.op("reduce", [value, start], shape, value.dtype, notes, region)
         kept = [1 if i in dims else n for i, n in enumerate(value.shape)]
-        return self.reshape(found, kept) if keep else found
+        return self.reshape(reduced, kept) if keep else reduced
 
     def mean(self, value: Ssa, axes: Sequence[int], keep: bool = True) -> Ssa:
-        """The mean over some dims."""
+        """Compute the mean over some dims."""
         count = math.prod(value.shape[axis] for axis in axes)
         return self.binary("divide", self.reduce("sum", value, axes, keep), count)

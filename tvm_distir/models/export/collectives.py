@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives between devices, as level 5 has them; before that they only say how values lie."""
+"""Write collectives between devices at level 5, and placements before it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _groups(step: Step) -> list[list[int]]:
 
 
 def _channel(step: Step, by_ids: bool = True) -> str:
-    """What numbers of devices mean: partitions of one program, or replicas of it."""
+    """Return whether device numbers are partitions of one program, or replicas of it."""
     if step.devices.form != "manual":
         return ""
     ids = ", use_global_device_ids" if by_ids else ""
@@ -84,7 +84,7 @@ def _permute(step: Step) -> Ssa:
 
 
 def _own(step: Step, rows: Any, dtype: str) -> Ssa:
-    """The number that stands at this device's place in a table."""
+    """Return the number at this device's position in a table."""
     body, form = step.body, step.devices.form
     if form == "shard":
         device = linear_index(step)
@@ -113,7 +113,7 @@ def _local_slice(step: Step) -> Ssa:
 
 
 def _partial(step: Step) -> Ssa:
-    """A complete value becomes a term: it stays on the first device of each group."""
+    """Turn a full value into partial sums: it stays on the first device of each group."""
     x, kind = step[0], str(step.attrs["op"])
     if kind != "sum":
         raise refuse(step, f"by {kind}")
@@ -125,7 +125,7 @@ def _partial(step: Step) -> Ssa:
 
 
 def _gathered(step: Step, value: Ssa) -> Ssa:
-    """Values of a group one behind the other along the first dim."""
+    """Concatenate the values of a group along the first dim."""
     groups = _groups(step)
     shape = (len(groups[0]) * value.shape[0], *value.shape[1:])
     notes = f"all_gather_dim = 0 : i64, replica_groups = {table(groups)}{_channel(step)}"
@@ -133,7 +133,7 @@ def _gathered(step: Step, value: Ssa) -> Ssa:
 
 
 def exchange(step: Step, gathered: Callable[[Step, Ssa], Ssa]) -> Ssa:
-    """As a gather and a slice: the same values, and more traffic than R.dist.exchange has."""
+    """Write an exchange as a gather and a slice, with more traffic than R.dist.exchange."""
     attrs, body, x = step.attrs, step.body, step[0]
     mesh, shape = attrs["device_mesh"], [int(n) for n in attrs["shape"]]
     source, target = (parse_placement(str(attrs[k])) for k in ("placement", "peer_placement"))
@@ -144,8 +144,8 @@ def exchange(step: Step, gathered: Callable[[Step, Ssa], Ssa]) -> Ssa:
     }
 
     def box(labels: Any, device: int) -> list[tuple[int, int]]:
-        found = shard_slices(shape, labels, mesh_shape(mesh), coordinates[device])
-        return [(int(low), int(high)) for low, high in found]
+        slices = shard_slices(shape, labels, mesh_shape(mesh), coordinates[device])
+        return [(int(low), int(high)) for low, high in slices]
 
     parts = gathered(step, body.reshape(x, (1, *x.shape)))
     room = [n + m for n, m in zip(shape, out)]
@@ -161,23 +161,23 @@ def exchange(step: Step, gathered: Callable[[Step, Ssa], Ssa]) -> Ssa:
         whole = body.op("dynamic_update_slice", [whole, piece, *starts], whole.shape, x.dtype)
     boxes = [box(target, device) for device in sorted(coordinates)]
     starts = [_own(step, [b[i][0] for b in boxes], "int64") for i in range(rank)]
-    found = body.dynamic_slice(whole, starts, out)
+    result = body.dynamic_slice(whole, starts, out)
     for i in range(rank):
         held = [b[i][1] - b[i][0] for b in boxes]
         if any(size != out[i] for size in held):
             line = body.iota(out, i, "int64")
             inside = body.compare("LT", line, _own(step, held, "int64"))
-            found = body.select(inside, found, 0)
-    return found
+            result = body.select(inside, result, 0)
+    return result
 
 
 def _same(step: Step) -> Ssa:
-    found: Ssa = step[0]
-    return found
+    value: Ssa = step[0]
+    return value
 
 
 def _placed(step: Step) -> Ssa:
-    """A value that is to lie in some way: as the op says, or as its result is typed."""
+    """Annotate a value with the placement of the op, or of its result."""
     x, attrs, ty = step[0], step.attrs, step.call.ty
     if hasattr(ty, "placement"):
         mesh, labels = ty.device_mesh, labels_of(ty.placement)
@@ -189,7 +189,7 @@ def _placed(step: Step) -> Ssa:
 
 
 def at_levels(local: Write, before: Write) -> Write:
-    """Written as it is at level 5, otherwise before that."""
+    """Write a collective at level 5, and a placement before it."""
     return lambda step: local(step) if step.devices.is_local else before(step)
 
 

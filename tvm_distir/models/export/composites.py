@@ -1,8 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Ops that StableHLO lacks as its composites: a name, attributes, and a function that says what
-they compute, which others run and readers that know the op leave aside.
-"""
+"""Write ops that StableHLO lacks as composites, with attributes and a decomposition."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _MESH, _PLACEMENT = "device_mesh", "placement"
 
 
 class Composites:
-    """The functions of a module that say what its composites compute.
+    """Decompositions of the composites of a module.
 
     Attributes
     ----------
@@ -41,7 +39,7 @@ class Composites:
         self._counts: dict[str, int] = {}
 
     def write(self, step: Step, name: str, write: Write) -> Any:
-        """Write a call: as it is where it is read as itself, else as a composite.
+        """Write a call directly if it imports as itself, else as a composite.
 
         Parameters
         ----------
@@ -56,8 +54,8 @@ class Composites:
         name = str(step.call.op.name).removeprefix("relax.")
         body, given = Body(), list(_leaves(step.args))
         inner = [Ssa(f"%arg{i}", value.shape, value.dtype) for i, value in enumerate(given)]
-        found = write(replace(step, args=_renamed(step.args, iter(inner)), body=body))
-        results = list(_leaves(found))
+        result = write(replace(step, args=_renamed(step.args, iter(inner)), body=body))
+        results = list(_leaves(result))
         title = self._function(f"{PREFIX}.{name}", inner, results, body.lines)
         notes = f"composite_attributes = {{{said}}}, decomposition = @{title}"
         notes += f', name = "{PREFIX}.{name}", version = 1 : i32'
@@ -66,12 +64,12 @@ class Composites:
             made = [step.body.op("composite", given, *kinds[0], notes)]
         else:
             made = step.body.several("composite", given, kinds, notes)
-        return _renamed(found, iter(made))
+        return _renamed(result, iter(made))
 
     def _function(
         self, name: str, inner: Sequence[Ssa], results: Sequence[Ssa], lines: Sequence[str]
     ) -> str:
-        """Name of the function of these lines."""
+        """Return the name of the function with these lines."""
         arguments = ", ".join(f"{value.name}: {value.type}" for value in inner)
         types = ", ".join(value.type for value in results)
         ended = ", ".join(value.name for value in results)
@@ -87,7 +85,7 @@ class Composites:
 
 
 def _leaves(value: Any) -> Iterator[Ssa]:
-    """Values among arguments or results, in order."""
+    """Return the values among arguments or results, in order."""
     if isinstance(value, Ssa):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -96,7 +94,7 @@ def _leaves(value: Any) -> Iterator[Ssa]:
 
 
 def _renamed(value: Any, names: Iterator[Ssa]) -> Any:
-    """Arguments or results with other values in them."""
+    """Replace the values in arguments or results."""
     if isinstance(value, Ssa):
         return next(names)
     if isinstance(value, (tuple, list)):
@@ -105,7 +103,7 @@ def _renamed(value: Any, names: Iterator[Ssa]) -> Any:
 
 
 def _said(step: Step) -> str | None:
-    """A call's attributes, and its arguments where some are no tensors; None: they have no text."""
+    """Return a call's attributes and non-tensor arguments as text, or None if impossible."""
     call = step.call
     try:
         said = [f"{key} = {_text(value)}" for key, value in _attributes(step) if value is not None]
@@ -132,7 +130,7 @@ def _attributes(step: Step) -> Iterator[tuple[str, Any]]:
 
 
 def _text(value: Any) -> str:
-    """An attribute."""
+    """Return the text of an attribute."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -157,7 +155,7 @@ def _is_tensor(arg: Any) -> bool:
 
 
 def _argument(arg: Any) -> str:
-    """``unit`` for a tensor, a list for a tuple, else what it is."""
+    """Return ``unit`` for a tensor, a list for a tuple, else the argument."""
     if _is_tensor(arg):
         return "unit"
     if isinstance(arg, relax.Tuple):
@@ -170,7 +168,7 @@ def _argument(arg: Any) -> str:
 
 
 def _known(value: Any) -> Any:
-    found = getattr(value, "value", value)
-    if not isinstance(found, (bool, int, float)):
+    number = getattr(value, "value", value)
+    if not isinstance(number, (bool, int, float)):
         raise Unwritable(f"{value} is not known")
-    return found
+    return number

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Products of tensors, attention and convolutions."""
+"""Write products of tensors, attention and convolutions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _SIDES = {"N": "b", "C": "f", "O": "o", "I": "i"}
 
 
 def matmul(body: Body, a: Ssa, b: Ssa, kind: str) -> Ssa:
-    """A product as NumPy's matmul has it."""
+    """Write a product with the semantics of NumPy's matmul."""
     if len(a.shape) == len(b.shape) == 1:
         return dot(body, a, b, ([], []), ([0], [0]), kind)
     if len(a.shape) == 1:
-        found = matmul(body, body.reshape(a, (1, *a.shape)), b, kind)
-        return body.reshape(found, (*found.shape[:-2], found.shape[-1]))
+        product = matmul(body, body.reshape(a, (1, *a.shape)), b, kind)
+        return body.reshape(product, (*product.shape[:-2], product.shape[-1]))
     if len(b.shape) == 1:
-        found = matmul(body, a, body.reshape(b, (*b.shape, 1)), kind)
-        return body.reshape(found, found.shape[:-1])
+        product = matmul(body, a, body.reshape(b, (*b.shape, 1)), kind)
+        return body.reshape(product, product.shape[:-1])
     if len(b.shape) == 2:
         return dot(body, a, b, ([], []), ([len(a.shape) - 1], [0]), kind)
     front = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
@@ -39,9 +39,9 @@ def _matmul(step: Step) -> Ssa:
 
 
 def _linear(step: Step) -> Ssa:
-    found = matmul(step.body, step[0], step.body.transpose(step[1], [1, 0]), step.dtype)
+    product = matmul(step.body, step[0], step.body.transpose(step[1], [1, 0]), step.dtype)
     bias = step.optional(2)
-    return found if bias is None else step.body.binary("add", found, bias)
+    return product if bias is None else step.body.binary("add", product, bias)
 
 
 def _einsum(step: Step) -> Ssa:
@@ -64,13 +64,13 @@ def _einsum(step: Step) -> Ssa:
     inner = [c for c in words[0] if c in words[1] and c not in result]
     places = [[[w.index(c) for c in letters] for w in words] for letters in (batch, inner)]
     (left, right), (first, second) = places
-    found = dot(step.body, values[0], values[1], (left, right), (first, second), step.dtype)
+    product = dot(step.body, values[0], values[1], (left, right), (first, second), step.dtype)
     have = batch + [c for w in words for c in w if c not in batch + inner]
-    return step.body.transpose(found, [have.index(c) for c in result])
+    return step.body.transpose(product, [have.index(c) for c in result])
 
 
 def _rearranged(body: Body, value: Ssa, word: str, result: str) -> Ssa:
-    """A sum over the letters that the result has not, and its dims in their order."""
+    """Sum over the letters that the result lacks, and reorder the dims."""
     gone = [i for i, letter in enumerate(word) if letter not in result]
     kept = [letter for letter in word if letter in result]
     return body.transpose(body.reduce("sum", value, gone), [kept.index(c) for c in result])
@@ -82,7 +82,7 @@ def _outer(step: Step) -> Ssa:
 
 
 def _attention(step: Step) -> Ssa:
-    """Softmax of scaled products, heads in dim 2, over keys; a bias or a causal mask on it."""
+    """Write softmax attention with heads in dim 2 and a bias or a causal mask."""
     body, attrs = step.body, step.attrs
     q, k, v = (body.transpose(step[i], [0, 2, 1, 3]) for i in range(3))
     if k.shape[1] != q.shape[1]:
@@ -101,8 +101,8 @@ def _attention(step: Step) -> Ssa:
         held = body.compare("LE", column, body.binary("add", row, offset))
         scores = body.select(held, scores, -math.inf)
     weights = softmax(body, scores, 3)
-    found = dot(body, weights, v, ([0, 1], [0, 1]), ([3], [2]), step.dtype)
-    return body.transpose(found, [0, 2, 1, 3])
+    mixed = dot(body, weights, v, ([0, 1], [0, 1]), ([3], [2]), step.dtype)
+    return body.transpose(mixed, [0, 2, 1, 3])
 
 
 def _side(layout: str) -> str:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that operations of StableHLO say as they are: what is read of them is the call itself."""
+"""Recognize calls that import from their StableHLO operations as the same call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLOATS = ("float32", "float64")
 
 
 def is_direct(step: Step, name: str) -> bool:
-    """Whether the operations that a call is written as are read as the call.
+    """Return whether the operations of a call import as the call itself.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def _is_direct_move(step: Step, name: str) -> bool:
 
 
 def _is_filled(arg: Any) -> bool:
-    """Whether an argument is a constant of several equal numbers, which is read as one number."""
+    """Return whether an argument is a constant of equal elements, imported as a number."""
     if not isinstance(arg, ir.GenericConst):
         return False
     array = arg.value.numpy()
@@ -66,7 +66,7 @@ def _unary(step: Step) -> bool:
 
 
 def _binary(step: Step) -> bool:
-    """Of values of one rank, or of one of full rank and others that are broadcast to it."""
+    """Accept values of one rank, or one of full rank with broadcast others."""
     kinds = {value.dtype for value in step.args}
     return len(kinds) == 1 and not _all_constant(step) and _spreads(step)
 
@@ -101,7 +101,7 @@ def _changes(step: Step) -> bool:
 
 
 def _permute(step: Step) -> bool:
-    """An order that moves something; dims turned around have no axes."""
+    """Accept an order that moves a dim; reversed dims have no axes."""
     axes = step.attrs.axes
     if axes is None:
         return len(step[0].shape) > 1
@@ -122,7 +122,7 @@ def _concat(step: Step) -> bool:
 
 
 def _slice(step: Step) -> bool:
-    """Of some dims in their order, with bounds that are there."""
+    """Accept slices of dims in order, with explicit bounds."""
     if step.attrs.assume_inbound:
         return False
     axes, begins, ends = ([int(n) for n in step[i]] for i in range(1, 4))
@@ -138,7 +138,7 @@ def _slice(step: Step) -> bool:
 
 
 def _matmul(step: Step) -> bool:
-    """Of batches that are the same, or one matrix for all."""
+    """Accept equal batches, or one matrix for all."""
     a, b = step[0].shape, step[1].shape
     fits = len(a) >= 2 and (len(b) == 2 or (len(a) == len(b) and a[:-2] == b[:-2]))
     same = step.attrs.out_dtype is None and step[0].dtype == step[1].dtype == step.dtype

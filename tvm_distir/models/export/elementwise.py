@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Ops element by element, and tensors made from nothing."""
+"""Write elementwise ops, and tensors created from numbers."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _floor_divide(step: Step) -> Ssa:
 
 
 def _is_below(step: Step, a: Ssa, b: Ssa) -> Ssa:
-    """Whether a quotient that is cut towards zero is above the true one; one by zero is not."""
+    """Return whether a truncated quotient is above the exact one, except for division by zero."""
     body = step.body
     rest = body.binary("remainder", a, b)
     signs = body.compare("LT", rest, 0), body.compare("LT", b, 0)
@@ -158,7 +158,7 @@ def _made(value: float) -> Write:
 
 
 def _full(step: Step) -> Ssa:
-    """Of a shape, or like another tensor: the number stands behind it."""
+    """Write a filled tensor, of a shape or like another tensor."""
     value: Any = step[1]
     if not isinstance(value, Ssa):
         value = step.body.constant(value, step.dtype)

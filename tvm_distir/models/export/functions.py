@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of Relax as functions of MLIR, binding by binding."""
+"""Write Relax functions as MLIR functions, binding by binding."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from .text import Unwritable, string
 _REMEDY = "Write the module at an earlier level, or this part of the model otherwise."
 _STARTED = "_start"
 PLACEMENT = f"{PREFIX}.placement"
-"""The attribute of arguments and operations that says how values lie, of levels 3 and 4."""
+"""The attribute of arguments and operations with the placements of values, at levels 3 and 4."""
 
 
 def fault(place: str, what: str) -> ModelError:
-    """An error (DIST0380) at a place."""
+    """Return an error at a place (DIST0380)."""
     return ModelError("DIST0380", what, place=place, remedy=_REMEDY)
 
 
 class FunctionWriter:
-    """Writes one function.
+    """Writer of one function.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class FunctionWriter:
         self._notes: list[str] = []
 
     def run(self) -> list[Ssa]:
-        """Write all bindings; values of the flattened results.
+        """Write all bindings; return the values of the flattened results.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class FunctionWriter:
             yield self._at_edge(value, leaf)
 
     def _at_edge(self, value: Ssa, ty: Any) -> Ssa:
-        """An argument or a result, with how it lies where that is an operation of its own."""
+        """Annotate an argument or a result if placements are separate operations."""
         if self._devices.form != "shard" or not isinstance(ty, DTensorType):
             return value
         labels = labels_of(ty.placement)
@@ -105,14 +105,14 @@ class FunctionWriter:
         return f"sdy.sharding = #sdy.sharding{text}"
 
     def _note(self, values: Sequence[Ssa], types: Sequence[Any]) -> None:
-        """Say of the results of the last operation how they lie."""
+        """Annotate the results of the last operation with their placements."""
         said = [self._placement(ty) for ty in types]
         if said and all(said):
             text = ", ".join(map(string, said))
             self.body.note(values, f"{PLACEMENT} = {text if len(said) == 1 else f'[{text}]'}")
 
     def _placement(self, ty: Any) -> str:
-        """``mesh0: S[0], R``; empty where the text does not say it."""
+        """Return a placement such as ``mesh0: S[0], R``, or an empty text if it is implicit."""
         if (
             not self._composites
             or self._devices.form != "global"
@@ -124,7 +124,7 @@ class FunctionWriter:
         )
 
     def partial(self) -> str:
-        """What ``dist.partial`` of the function says, as an attribute; empty without it."""
+        """Return ``dist.partial`` of the function as an attribute, if it has any."""
         attrs: Any = self._fn.attrs or {}
         if PARTIAL_ATTR not in attrs or not self._composites or self._devices.form != "global":
             return ""
@@ -142,20 +142,20 @@ class FunctionWriter:
     def _bind(self, var: Any, value: Any) -> None:
         place = f"{self._name}/{var.name} ({op_name(value)})"
         try:
-            found = self._value(value)
-            for leaf, ty in zip(_leaves(found), flat_types(var.ty)):
+            bound = self._value(value)
+            for leaf, ty in zip(_leaves(bound), flat_types(var.ty)):
                 self._check(leaf, ty)
             if isinstance(value, ir.Call):
-                self._note(list(_leaves(found)), flat_types(var.ty))
+                self._note(list(_leaves(bound)), flat_types(var.ty))
         except Unwritable as error:
             raise fault(place, str(error)) from error
-        self._values[var] = found
+        self._values[var] = bound
 
     @staticmethod
-    def _check(found: Ssa, ty: Any) -> None:
-        """A value that is not of its variable's type is a bug of ours."""
-        if (found.shape, found.dtype) != (dims(ty), dtype(ty)):
-            raise Unwritable(f"it would be {found.type}, not of the shape {list(dims(ty))}")
+    def _check(result: Ssa, ty: Any) -> None:
+        """Check that a value has its variable's type; a mismatch is an internal error."""
+        if (result.shape, result.dtype) != (dims(ty), dtype(ty)):
+            raise Unwritable(f"it would be {result.type}, not of the shape {list(dims(ty))}")
 
     def _value(self, expr: Any) -> Any:
         if expr in self._values:
@@ -185,13 +185,13 @@ class FunctionWriter:
         results = [(dims(ty), dtype(ty)) for ty in flat_types(call.ty)]
         notes = f"callee = @{call.op.name_hint}"
         if len(results) == 1:
-            found = [self.body.op("func.call", operands, *results[0], notes)]
+            results_out = [self.body.op("func.call", operands, *results[0], notes)]
         else:
-            found = self.body.several("func.call", operands, results, notes)
-        return self._packed(call.ty, iter(found))
+            results_out = self.body.several("func.call", operands, results, notes)
+        return self._packed(call.ty, iter(results_out))
 
     def _argument(self, arg: Any) -> Any:
-        """A value, a tuple of them, a list of integers or a number."""
+        """Return a value, a tuple of values, a list of integers or a number."""
         if isinstance(arg, relax.ShapeExpr):
             return [_number(value) for value in arg.values]
         if isinstance(arg, relax.Tuple) and len(arg.fields) and _is_number(arg.fields[0]):
@@ -199,7 +199,7 @@ class FunctionWriter:
         return _number(arg) if _is_number(arg) else self._value(arg)
 
     def signature(self, said: Sequence[str] | None = None, public: bool = True) -> list[str]:
-        """Arguments as text, with their names; public ones with how they lie, or what is said."""
+        """Return the arguments as text, with names and, for public functions, placements."""
         places = public and self._devices.form != "shard"
         first = self._first_annotations() if places else {}
         names = _leaf_names(self._fn)
@@ -216,7 +216,7 @@ class FunctionWriter:
         return lines
 
     def _first_annotations(self) -> dict[str, str]:
-        """What annotations say of parameters, by name of the argument."""
+        """Return the first annotation of each parameter, by name of the argument."""
         first_annotations: dict[str, str] = {}
         for binding in all_bindings(self._fn.body):
             call = binding.value
@@ -230,7 +230,7 @@ class FunctionWriter:
         return first_annotations
 
     def results(self, values: Sequence[Ssa], said: Sequence[str] | None = None) -> list[str]:
-        """Types of the results as text, with how they lie, or what is said of each."""
+        """Return the types of the results as text, with their placements."""
         notes = said or [self._note_of(ty) for ty in flat_types(self._fn.body.ty)]
         return [v.type + (f" {{{note}}}" if note else "") for v, note in zip(values, notes)]
 
@@ -258,9 +258,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(value: Any) -> Any:
-    found = getattr(value, "value", value)
-    if hasattr(found, "value"):
-        found = found.value
-    if not isinstance(found, (int, float, bool)):
+    number = getattr(value, "value", value)
+    if hasattr(number, "value"):
+        number = number.value
+    if not isinstance(number, (int, float, bool)):
         raise Unwritable(f"{value} is not known")
-    return found
+    return number

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Grids and shardings of MLIR's dialect ``shard``, and the place of each process on a grid."""
+"""Write grids, shardings and process indices of MLIR's dialect ``shard``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PREFIX = "tvm_distir"
 
 
 def axes_text(axes: Sequence[int]) -> str:
-    """Axes of a grid as an attribute.
+    """Return the axes of a grid as an attribute.
 
     Examples
     --------
@@ -36,7 +36,7 @@ def axes_text(axes: Sequence[int]) -> str:
 
 
 def grid_text(name: str, mesh: Any, axes: Sequence[str]) -> str:
-    """A grid of processes, which are numbered row by row."""
+    """Declare a grid of processes in row-major order."""
     ids = [int(device) for device in mesh_devices(mesh).ravel()]
     if ids != list(range(len(ids))):
         raise Unwritable(
@@ -48,19 +48,19 @@ def grid_text(name: str, mesh: Any, axes: Sequence[str]) -> str:
 
 
 def split_axes(labels: Sequence[int], rank: int) -> str:
-    """Per dim the axes that cut it; there must be one dim at least."""
+    """Return the axes that shard each of at least one dim."""
     dims = [[a for a, label in enumerate(labels) if label == dim] for dim in range(max(rank, 1))]
     return f"#shard<axisarray{dims}>"
 
 
 def _offsets(shape: Sequence[int], labels: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Where shards begin and end; not said where all are of one size."""
+    """Return the offsets of the shards, or nothing if all have the same size."""
     counts = shard_counts(labels, sizes, len(shape))
     return shard_offsets(shape, labels, sizes) if any(map(int.__mod__, shape, counts)) else []
 
 
 def annotated(body: Body, devices: Devices, value: Ssa, mesh: Any, labels: Sequence[int]) -> Ssa:
-    """A value with how it lies; where it is annotated already, how those who read it want it."""
+    """Annotate a value with its placement, or its readers if it is annotated already."""
     notes = f"grid = {symbol(devices.mesh_name(mesh))}, operandSegmentSizes = array<i32: 0, 0>"
     notes += f", split_axes = {split_axes(labels, len(value.shape))}"
     notes += ", static_halo_sizes = array<i64>, static_sharded_dims_offsets = "
@@ -68,14 +68,14 @@ def annotated(body: Body, devices: Devices, value: Ssa, mesh: Any, labels: Seque
     sharding = body.special("shard.sharding", [], "!shard.sharding", notes)
     known = body.placed.get(value.name)
     users = "annotate_for_users" if known else ""
-    found = body.op("shard.shard", [known or value, sharding], value.shape, value.dtype, users)
-    body.placed[found.name] = known or found
-    body.placed.setdefault(value.name, found)
-    return found
+    sharded = body.op("shard.shard", [known or value, sharding], value.shape, value.dtype, users)
+    body.placed[sharded.name] = known or sharded
+    body.placed.setdefault(value.name, sharded)
+    return sharded
 
 
 def placed(step: Step) -> Ssa:
-    """A value that is to lie in some way: as the op says, or as its result is typed."""
+    """Annotate a value with the placement of the op, or of its result."""
     x, attrs, ty = step[0], step.attrs, step.call.ty
     held: Any = step.call.args[0].ty
     if hasattr(held, "placement") and x.name not in step.body.placed:
@@ -87,32 +87,32 @@ def placed(step: Step) -> Ssa:
 
 
 def grid_of(step: Step) -> str:
-    """The attribute that names the grid of a call."""
+    """Return the attribute that names the grid of a call."""
     return f"grid = {symbol(step.devices.mesh_name(step.attrs['device_mesh']))}"
 
 
 def linear_index(step: Step) -> Ssa:
-    """Number of the process that runs, on the grid of a call."""
+    """Write the linear index of the process on the grid of a call."""
     return _tensor(step.body, "shard.process_linear_index", grid_of(step))
 
 
 def coordinate(step: Step) -> Ssa:
-    """Place along the axis of a call, or along several, major to minor."""
-    body, found = step.body, None
+    """Write the index along the axes of a call, major to minor."""
+    body, index = step.body, None
     sizes = mesh_shape(step.attrs["device_mesh"])
     for axis in sorted(call_axes(step.call)):
         notes = f"axes = {axes_text([axis])}, {grid_of(step)}"
         place = _tensor(body, "shard.process_multi_index", notes)
-        if found is not None:
-            place = body.binary("add", body.binary("multiply", found, sizes[axis]), place)
-        found = place
-    if found is None:
+        if index is not None:
+            place = body.binary("add", body.binary("multiply", index, sizes[axis]), place)
+        index = place
+    if index is None:
         raise Unwritable("a place along no axis")
-    return found
+    return index
 
 
 def _tensor(body: Body, name: str, notes: str) -> Ssa:
-    """An index of a process as a tensor of StableHLO."""
+    """Convert a process index to a StableHLO tensor."""
     index = body.special(name, [], "index", notes)
     number = body.special("arith.index_cast", [index], "i64", "")
     return body.op("tensor.from_elements", [number], (), "int64")

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Look-ups, poolings, losses, and their gradients."""
+"""Write look-ups, pools, losses, and their gradients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _wrapped(body: Body, index: Ssa, size: int) -> Ssa:
 
 
 def _elements(step: Step, x: Ssa, index: Ssa) -> tuple[int, str, Ssa]:
-    """Axis, batch dims as text, and indices as vectors of one number."""
+    """Return the axis, the batch dims as text, and the indices as vectors of size 1."""
     axis = step.axis(len(x.shape))
     front = [i for i in range(len(x.shape)) if i != axis]
     if any(x.shape[i] != index.shape[i] for i in front):
@@ -63,7 +63,7 @@ def _gather_elements(step: Step) -> Ssa:
 
 
 def _gather_nd(step: Step) -> Ssa:
-    """Windows behind the dims that the last dim of the indices names."""
+    """Write windows over the dims after those that the last dim of the indices selects."""
     x, index, front = step[0], step[1], int(step.attrs.batch_dims)
     last = len(index.shape) - 1
     batch = list(range(front))
@@ -79,7 +79,7 @@ def _gather_nd(step: Step) -> Ssa:
 
 
 def _slice_scatter(step: Step) -> Ssa:
-    """Rows of a slice replaced: a look-up in the new rows, taken where one stands."""
+    """Write a slice update as a look-up in the new rows, selected by position."""
     x, new, body = step[0], step[1], step.body
     axis = step.axis(len(x.shape))
     size = x.shape[axis]
@@ -125,7 +125,7 @@ def _one_hot(step: Step) -> Ssa:
 
 
 def _of_classes(step: Step, scores: Ssa, index: Ssa) -> tuple[Ssa, list[int]]:
-    """Which score is that of its row's class, and the dims of rows."""
+    """Return a mask of each row's class score, and the dims of rows."""
     rows = [i for i in range(len(scores.shape)) if i != 1] if len(scores.shape) > 1 else []
     line = step.body.iota(scores.shape, 1 if rows else 0, index.dtype)
     wide = step.body.broadcast(index, scores.shape, rows)
@@ -167,7 +167,7 @@ def _nll_backward(step: Step) -> Ssa:
 
 
 def _windows(step: Step, shape: Sequence[int], out: Sequence[int]) -> tuple[Windows, list[int]]:
-    """Windows of a pooling; what the ceiling adds to the result is padding at the end."""
+    """Return the windows of a pool, with ceiling mode as padding at the end."""
     attrs, layout = step.attrs, str(step.attrs.layout)
     spatial = [i for i, letter in enumerate(layout) if letter in "DHW"]
     rank, pads = len(layout), step.integers("padding")
@@ -213,7 +213,7 @@ def _adaptive_pool(step: Step) -> Ssa:
 
 
 def _max_pool_backward(step: Step) -> Ssa:
-    """Each gradient goes to the first largest element of its window."""
+    """Write the gradient of a max pool, at the first maximum of each window."""
     grad, x, body = step[0], step[1], step.body
     windows, _ = _windows(step, x.shape, grad.shape)
     if any(gap != 1 for gap in windows.gaps):
@@ -230,11 +230,11 @@ def _max_pool_backward(step: Step) -> Ssa:
         '"stablehlo.return"(%b) : (tensor<i1>) -> ()}'
     )
     regions = f"{chosen}, {body.region('add', x.dtype)}"
-    found = body.op(
+    scattered = body.op(
         "select_and_scatter", [padded, grad, t], padded.shape, x.dtype, bare.notes, regions
     )
     ends = [a + n for a, n in zip(windows.low, x.shape)]
-    return body.slice(found, windows.low, ends)
+    return body.slice(scattered, windows.low, ends)
 
 
 WRITERS: dict[str, Write] = {

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How whole arrays become the arguments of a local program, where the text has no words for it."""
+"""Annotate how full arrays become the arguments of a local program."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class PortNotes:
 
 
 def port_notes(io: Any, grid_of: Callable[[Any], str]) -> PortNotes:
-    """Attributes that say what ``dist.io`` does.
+    """Return the attributes that represent ``dist.io``.
 
     Parameters
     ----------
     io : mapping
         The attribute.
     grid_of : callable
-        Name of the mesh that an input or output lies on.
+        Name of the mesh that an input or output is placed on.
     """
     sides = ([_note(port, grid_of(port)) for port in io[side]] for side in ("inputs", "outputs"))
     return PortNotes(*sides)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions, sums that grow, sorting, softmax and norms."""
+"""Write reductions, cumulative ops, sorting, softmax and norms."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def _std(step: Step) -> Ssa:
 
 
 def _spread(body: Body, x: Ssa, axes: Sequence[int], keep: bool = True) -> tuple[Ssa, Ssa]:
-    """What is left of a value without its mean, and its variance."""
+    """Return a value minus its mean, and its variance."""
     moved = body.binary("subtract", x, body.mean(x, axes))
     return moved, body.mean(body.binary("multiply", moved, moved), axes, keep)
 
 
 def _collapse(step: Step) -> Ssa:
-    """Sums back to a shape that was broadcast."""
+    """Sum to a shape that was broadcast."""
     x, body = step[0], step.body
     front = len(x.shape) - len(step.shape)
-    found = body.reduce("sum", x, list(range(front)))
-    axes = [i for i, n in enumerate(step.shape) if n == 1 != found.shape[i]]
-    return body.reduce("sum", found, axes, True)
+    reduced = body.reduce("sum", x, list(range(front)))
+    axes = [i for i, n in enumerate(step.shape) if n == 1 != reduced.shape[i]]
+    return body.reduce("sum", reduced, axes, True)
 
 
 def _cumulative(kind: str) -> Write:
@@ -62,12 +62,12 @@ def _cumulative(kind: str) -> Write:
         ones, low = [1] * rank, [0] * rank
         sizes = [n if i == axis else 1 for i, n in enumerate(x.shape)]
         low[axis] = x.shape[axis] - 1
-        found = slide(body, kind, x, Windows(sizes, ones, ones, low, [0] * rank))
+        total = slide(body, kind, x, Windows(sizes, ones, ones, low, [0] * rank))
         if not step.attrs.exclusive:
-            return found
+            return total
         if kind == "prod":
             raise refuse(step, "without the element itself")
-        return body.binary("subtract", found, x)
+        return body.binary("subtract", total, x)
 
     return write
 
@@ -81,18 +81,18 @@ def _top(step: Step) -> Any:
     x = body.transpose(x, order)
     x = x if attrs.largest else body.unary("negate", x)
     shape = (*x.shape[:-1], count)
-    found, places = body.several(
+    values, places = body.several(
         "chlo.top_k", [x], [(shape, x.dtype), (shape, "int32")], f"k = {count} : i64"
     )
-    found = found if attrs.largest else body.unary("negate", found)
+    values = values if attrs.largest else body.unary("negate", values)
     back = [order.index(i) for i in range(rank)]
     places = body.cast(places, str(getattr(attrs.dtype, "dtype", attrs.dtype)))
-    pair = body.transpose(found, back), body.transpose(places, back)
+    pair = body.transpose(values, back), body.transpose(places, back)
     return {"both": pair, "values": pair[0], "indices": pair[1]}[str(attrs.ret_type)]
 
 
 def _sorted(step: Step, values: Sequence[Ssa]) -> list[Ssa]:
-    """Values along a dim, in the order of the first of them; equal ones keep theirs."""
+    """Sort values along a dim by the first of them, stably."""
     axis, body = step.axis(len(values[0].shape)), step.body
     t = tensor_text((), values[0].dtype)
     scalars = [tensor_text((), value.dtype) for value in values]
@@ -114,7 +114,7 @@ def _sorted(step: Step, values: Sequence[Ssa]) -> list[Ssa]:
 
 
 def _order_keys(dtype: str, kind: str) -> str:
-    """Both floats with one form of zero and of NaN, which a total order puts behind all else."""
+    """Normalize zeros and NaN of two floats, so that a total order puts NaN last."""
 
     def constant(name: str, value: float) -> str:
         said = f"value = dense<{number_text(value, dtype)}> : {kind}"
@@ -149,7 +149,7 @@ def _argsort(step: Step) -> Ssa:
 
 
 def _place(kind: str) -> Write:
-    """The first place of the largest or smallest element."""
+    """Return the first index of the maximum or minimum."""
 
     def write(step: Step) -> Ssa:
         x, body = step[0], step.body
@@ -171,7 +171,7 @@ def _softmax(log: bool) -> Write:
 
 
 def _scaled(step: Step, x: Ssa, axes: Sequence[int], factors: Sequence[Ssa | None]) -> Ssa:
-    """A normed value times a scale plus a shift, where they are given.
+    """Apply the scale and shift of a norm, where given.
 
     Layer and group norms have both in TVM, whatever their attributes say.
     """
@@ -191,16 +191,16 @@ def _layer_norm(step: Step) -> Ssa:
     body, attrs = step.body, step.attrs
     axes = step.axes(len(step[0].shape), "axes")
     moved, variance = _spread(body, body.cast(step[0], "float32"), axes)
-    found = _divided(body, moved, variance, float(attrs.epsilon))
-    return body.cast(_scaled(step, found, axes, (step[1], step[2])), step.dtype)
+    normalized = _divided(body, moved, variance, float(attrs.epsilon))
+    return body.cast(_scaled(step, normalized, axes, (step[1], step[2])), step.dtype)
 
 
 def _rms_norm(step: Step) -> Ssa:
     body = step.body
     axes, x = step.axes(len(step[0].shape), "axes"), body.cast(step[0], "float32")
     square = body.mean(body.binary("multiply", x, x), axes)
-    found = _divided(body, x, square, float(step.attrs.epsilon))
-    return body.cast(_scaled(step, found, axes, (step[1], None)), step.dtype)
+    normalized = _divided(body, x, square, float(step.attrs.epsilon))
+    return body.cast(_scaled(step, normalized, axes, (step[1], None)), step.dtype)
 
 
 def _group_norm(step: Step) -> Ssa:
@@ -211,8 +211,8 @@ def _group_norm(step: Step) -> Ssa:
     apart = [x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]]
     over = [2, *(int(a) % len(x.shape) + 1 for a in attrs.axes)]
     moved, variance = _spread(body, body.cast(body.reshape(x, apart), "float32"), over)
-    found = body.reshape(_divided(body, moved, variance, float(attrs.epsilon)), x.shape)
-    return body.cast(_scaled(step, found, [1], (step[1], step[2])), step.dtype)
+    normalized = body.reshape(_divided(body, moved, variance, float(attrs.epsilon)), x.shape)
+    return body.cast(_scaled(step, normalized, [1], (step[1], step[2])), step.dtype)
 
 
 def _batch_norm(step: Step) -> tuple[Ssa, Ssa, Ssa]:
@@ -226,10 +226,10 @@ def _batch_norm(step: Step) -> tuple[Ssa, Ssa, Ssa]:
         seen = body.mean(x, over, False), _spread(body, x, over, False)[1]
         new = (_moved(body, mean, seen[0], momentum), _moved(body, variance, seen[1], momentum))
         mean, variance = seen
-    found = body.binary("subtract", x, body.reshape(mean, shape))
-    found = _divided(body, found, body.reshape(variance, shape), float(attrs.epsilon))
+    normalized = body.binary("subtract", x, body.reshape(mean, shape))
+    normalized = _divided(body, normalized, body.reshape(variance, shape), float(attrs.epsilon))
     factors = (scale if attrs.scale else None, shift if attrs.center else None)
-    return _scaled(step, found, [axis], factors), new[0], new[1]
+    return _scaled(step, normalized, [axis], factors), new[0], new[1]
 
 
 def _moved(body: Body, old: Ssa, new: Ssa, momentum: float) -> Ssa:

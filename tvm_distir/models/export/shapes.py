@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Ops that move elements."""
+"""Write ops that move elements."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def _reshape(step: Step) -> Ssa:
 
 def _permute(step: Step) -> Ssa:
     rank = len(step[0].shape)
-    found = step.attrs.axes
-    order = range(rank)[::-1] if found is None else [int(axis) % rank for axis in found]
+    axes = step.attrs.axes
+    order = range(rank)[::-1] if axes is None else [int(axis) % rank for axis in axes]
     return step.body.transpose(step[0], list(order))
 
 
@@ -64,8 +64,8 @@ def _strided_slice(step: Step) -> Ssa:
         first = where[0] if len(where) else 0
         begins[axis], steps[axis] = first, abs(stride)
         ends[axis] = where[-1] + 1 if len(where) else first
-    found = step.body.slice(x, begins, ends, steps)
-    return _reversed(step, found, turned)
+    sliced = step.body.slice(x, begins, ends, steps)
+    return _reversed(step, sliced, turned)
 
 
 def _reversed(step: Step, value: Ssa, axes: list[int]) -> Ssa:
@@ -144,8 +144,8 @@ def _resize(step: Step) -> Ssa:
 
 
 def _same(step: Step) -> Ssa:
-    found: Ssa = step[0]
-    return found
+    value: Ssa = step[0]
+    return value
 
 
 WRITERS: dict[str, Write] = {

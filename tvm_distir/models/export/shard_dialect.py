@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of MLIR's dialect ``shard``, and how values lie before there are any."""
+"""Write collectives and placements of MLIR's dialect ``shard``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS = {"sum": "sum", "max": "max", "min": "min", "prod": "product"}
 
 
 def _notes(step: Step, **more: object) -> str:
-    """Attributes of a collective over the axes of a call; numbers are of the type ``index``."""
+    """Return the attributes of a collective over the axes of a call, with ``index`` numbers."""
     axes = axes_text(sorted(call_axes(step.call)))
     said = [grid_of(step), f"grid_axes = {axes}"]
     if "op" in step.attrs:
@@ -53,7 +53,7 @@ def _all_slice(step: Step) -> Ssa:
 
 
 def _shift(step: Step) -> Ssa:
-    """Without a ring the results that nobody sends are undefined there, and zeros here."""
+    """Shift along an axis, with zeros for results that no process sends without a ring."""
     shift, ring = int(step.attrs["shift"]), "wrap" in step.attrs and bool(step.attrs["wrap"])
     axes, body, x = call_axes(step.call), step.body, step[0]
     if len(axes) != 1:
@@ -63,18 +63,18 @@ def _shift(step: Step) -> Ssa:
         return body.filled(0, x)
     notes = _notes(step, shift_axis=axes[0]) + f", offset = {shift} : i64"
     notes += ", rotate" if ring else ""
-    found = body.op("shard.shift", [x], x.shape, x.dtype, notes)
+    shifted = body.op("shard.shift", [x], x.shape, x.dtype, notes)
     if ring:
-        return found
+        return shifted
     place = coordinate(step)
     sent = (
         body.compare("GE", place, shift) if shift > 0 else body.compare("LT", place, size + shift)
     )
-    return body.select(sent, found, 0)
+    return body.select(sent, shifted, 0)
 
 
 def _gathered(step: Step, value: Ssa) -> Ssa:
-    """Values of a group one behind the other along the first dim."""
+    """Concatenate the values of a group along the first dim."""
     count = len(axis_groups(step.attrs["device_mesh"], call_axes(step.call))[0])
     shape = (count * value.shape[0], *value.shape[1:])
     return step.body.op(

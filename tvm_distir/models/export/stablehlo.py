@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of levels 1 to 5 as text of StableHLO, with Shardy's or MLIR's words for shardings."""
+"""Export modules of levels 1 to 5 as StableHLO text, with Shardy or ``shard`` shardings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def to_stablehlo(mod: ir.IRModule, form: str = "auto", *, composites: bool = Tru
         arguments and results, and constraints where values are redistributed (the partitioner
         that reads it chooses collectives). Local: with explicit collectives.
     form : str
-        Of a local module: ``manual``, whole arrays and ``sdy.manual_computation``, which wants even
+        Of a local module: ``manual``, full arrays and ``sdy.manual_computation``, which wants even
         shards; ``replicas``, what each device runs, of local shapes, as replicas numbered in the
         order of device ids, with attributes that say of which arrays arguments and results are
         parts; ``auto``, the first where it can be had. Of a module of any level:
@@ -78,7 +78,7 @@ def to_stablehlo(mod: ir.IRModule, form: str = "auto", *, composites: bool = Tru
 
 
 class _Writer:
-    """A module; also what functions need to know of its devices."""
+    """Writer of a module, which provides its devices to functions."""
 
     def __init__(self, mod: ir.IRModule, form: str, composites: Composites | None) -> None:
         self._mod, self._composites = mod, composites
@@ -87,8 +87,8 @@ class _Writer:
         held = relax_functions(mod)
         self._entries = [str(gv.name_hint) for gv, fn in held if _io(fn) is not None]
         self.is_local = bool(self._entries)
-        own = self._on_own_devices()
-        ids = sorted({d for number in own for d in self._devices(number)})
+        numbers = self._on_own_devices()
+        ids = sorted({d for number in numbers for d in self._devices(number)})
         self._numbers = {device: number for number, device in enumerate(ids)}
         self.form = form if self.is_local or form == "shard" else "global"
         if form == "auto" and self.is_local:
@@ -115,12 +115,12 @@ class _Writer:
         return [int(d) for d in mesh_devices(self._meshes[index]).ravel()]
 
     def _on_own_devices(self) -> list[int]:
-        """Numbers of the meshes, at level 5 of those on the devices that run the program."""
+        """Return the numbers of the meshes, at level 5 of those on the program's devices."""
         every = list(range(len(self._meshes)))
         if not self._entries:
             return every
-        own = set(self._devices(int(_io(self._mod[self._entries[0]])["mesh"])))
-        return [number for number in every if set(self._devices(number)) == own]
+        devices = set(self._devices(int(_io(self._mod[self._entries[0]])["mesh"])))
+        return [number for number in every if set(self._devices(number)) == devices]
 
     def _mesh(self, index: int) -> str:
         mesh = self._meshes[index]
@@ -139,19 +139,19 @@ class _Writer:
         return f"  sdy.mesh {symbol(self._names[index])} = <[{axes}]{order}>\n"
 
     def number(self, device: int) -> int:
-        """Number of a device in the program."""
+        """Return the number of a device in the program."""
         return self._numbers[device]
 
     def mesh_name(self, mesh: Any) -> str:
-        """Name of a mesh."""
+        """Return the name of a mesh."""
         return str(self._names[mesh_index(self._mod, mesh)])
 
     def groups(self, mesh: Any, axes: Sequence[int]) -> list[list[int]]:
-        """Groups of devices along some axes, by number."""
+        """Return the groups of devices along some axes, by number."""
         return [[self.number(d) for d in group] for group in axis_groups(mesh, axes)]
 
     def sharding(self, mesh: Any, labels: Sequence[int], rank: int) -> str:
-        """``<@mesh, [{"x"}, {}]>``."""
+        """Return a sharding such as ``<@mesh, [{"x"}, {}]>``."""
         index = mesh_index(self._mod, mesh)
         dims = []
         for dim in range(rank):
@@ -182,7 +182,7 @@ class _Writer:
         return f"{head} -> ({types}) {notes}{{\n{lines}    {ended}\n  }}\n"
 
     def _notes(self, fn: Any) -> str:
-        """How many of the first arguments are data, where an attribute can say it."""
+        """Return the attribute with the number of leading data arguments, if there is one."""
         count = num_input(fn)
         if count is None:
             return ""
@@ -192,7 +192,7 @@ class _Writer:
         return f"attributes {{mhlo.frontend_attributes = {{{said}}}}} "
 
     def _mesh_of(self, port: Any, io: Any) -> int:
-        """Number of the mesh that an input or output lies on."""
+        """Return the number of the mesh of an input or output."""
         if "mesh" not in port:
             return int(io["mesh"])
         shape, devices = ([int(n) for n in port["mesh"][key]] for key in ("shape", "devices"))
@@ -202,11 +202,11 @@ class _Writer:
         raise fault(_title(port), f"on a mesh {shape} that the module has not")
 
     def _not_manual(self, io: Any) -> str | None:
-        """Why an entry is no manual computation; None where it can be one."""
-        own = int(io["mesh"])
-        sizes = mesh_shape(self._meshes[own])
+        """Return why an entry cannot be a manual computation, or None."""
+        number = int(io["mesh"])
+        sizes = mesh_shape(self._meshes[number])
         for port in [*io["inputs"], *io["outputs"]]:
-            if self._mesh_of(port, io) != own:
+            if self._mesh_of(port, io) != number:
                 return f'"{_title(port)}" lies on a mesh of its own'
             shape = [int(n) for n in port["shape"]]
             for label, size in zip(self._labels(port), sizes):
@@ -221,13 +221,13 @@ class _Writer:
         return parse_placement(str(port["placement"]))
 
     def _port(self, port: Any, mesh: Any) -> tuple[str, str]:
-        """Type and sharding of the whole array that is an input or output."""
+        """Return the type and sharding of the full array of an input or output."""
         shape = [int(n) for n in port["shape"]]
         kind = tensor_text(shape, str(port["dtype"]))
         return kind, self.sharding(mesh, self._labels(port), len(shape))
 
     def _manual(self, writer: FunctionWriter, results: list[Ssa], io: Any, notes: str) -> str:
-        """The entry as a function of whole arrays around what one device runs."""
+        """Write the entry as a function of full arrays around the local program."""
         reason = self._not_manual(io)
         if reason is not None:
             raise fault("main", f"no manual computation, as {reason}; the form replicas says it")

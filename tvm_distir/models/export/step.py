@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One call of Relax while it is written, and longer steps that several ops share."""
+"""Write one Relax call, with the building blocks that several ops share."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from .text import Unwritable, integers, table
 
 
 class Devices(Protocol):
-    """What calls that communicate need to know of the whole."""
+    """Interface to the devices of a module for calls that communicate."""
 
     is_local: bool
     form: str
 
     def mesh_name(self, mesh: Any) -> str:
-        """Name of a mesh in the text."""
+        """Return the name of a mesh in the text."""
 
     def sharding(self, mesh: Any, labels: Sequence[int], rank: int) -> str:
-        """Text of a sharding."""
+        """Return the text of a sharding."""
 
     def groups(self, mesh: Any, axes: Sequence[int]) -> list[list[int]]:
-        """Groups of devices, by their numbers in the program."""
+        """Return the groups of devices, by their numbers in the program."""
 
     def number(self, device: int) -> int:
-        """Number of a device in the program."""
+        """Return the number of a device in the program."""
 
 
 def dims(ty: Any) -> tuple[int, ...]:
-    """Static shape of a type."""
+    """Return the static shape of a type."""
     shape = known_shape(ty)
     if tensor_type(ty) is None:
         raise Unwritable(f"a value of type {ty}, which is no tensor")
@@ -46,14 +46,14 @@ def dims(ty: Any) -> tuple[int, ...]:
 
 
 def dtype(ty: Any) -> str:
-    """Name of the type of a tensor's elements."""
+    """Return the name of the element type."""
     tensor: Any = tensor_type(ty)
     return str(getattr(tensor.dtype, "dtype", tensor.dtype))
 
 
 @dataclass(frozen=True)
 class Step:
-    """A call with its arguments written.
+    """Call with its arguments written.
 
     Attributes
     ----------
@@ -71,40 +71,40 @@ class Step:
 
     @property
     def attrs(self) -> Any:
-        """The call's attributes."""
+        """Return the call's attributes."""
         return self.call.attrs
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the result."""
+        """Return the shape of the result."""
         return dims(self.call.ty)
 
     @property
     def dtype(self) -> str:
-        """Type of the result's elements."""
+        """Return the element type of the result."""
         return dtype(self.call.ty)
 
     def __getitem__(self, index: int) -> Any:
         return self.args[index]
 
     def optional(self, index: int) -> Any:
-        """An argument, None where it is not given."""
+        """Return an argument, or None if it is not given."""
         return self.args[index] if len(self.args) > index else None
 
     def axis(self, rank: int) -> int:
-        """The attribute ``axis``, counted from the front."""
+        """Return the attribute ``axis``, counted from the front."""
         return int(self.attrs.axis) % max(rank, 1)
 
     def axes(self, rank: int, name: str = "axis") -> list[int]:
-        """An attribute of axes; all where none is named."""
-        found = getattr(self.attrs, name)
-        if found is None:
+        """Return an attribute of axes, or all axes if none is given."""
+        value = getattr(self.attrs, name)
+        if value is None:
             return list(range(rank))
-        listed = found if hasattr(found, "__iter__") else [found]
+        listed = value if hasattr(value, "__iter__") else [value]
         return [int(axis) % rank for axis in listed]
 
     def integers(self, name: str) -> list[int]:
-        """An attribute that is a list of integers."""
+        """Return an attribute that is a list of integers."""
         return [int(v) for v in getattr(self.attrs, name)]
 
 
@@ -113,12 +113,12 @@ Write = Callable[[Step], Any]
 
 
 def refuse(step: Step, what: str) -> Unwritable:
-    """An error for a form of an op that is not written."""
+    """Return the error for an unsupported form of an op."""
     return Unwritable(f"{step.call.op.name} {what}")
 
 
 def softmax(body: Body, value: Ssa, axis: int, log: bool = False) -> Ssa:
-    """Exponentials over their sum, or the logarithm of that."""
+    """Write softmax or its logarithm."""
     most = body.reduce("max", value, [axis], True)
     moved = body.binary("subtract", value, most)
     power = body.unary("exponential", moved)
@@ -132,7 +132,7 @@ def dot(
     body: Body, a: Ssa, b: Ssa, batch: tuple[Sequence[int], Sequence[int]],
     inner: tuple[Sequence[int], Sequence[int]], kind: str,
 ) -> Ssa:  # fmt: skip
-    """A product over contracted dims; batch dims first, then free ones of both sides."""
+    """Write a product over contracted dims; batch dims first, then free ones of both sides."""
     shape = [a.shape[i] for i in batch[0]]
     for value, held, gone in zip((a, b), batch, inner):
         shape += [n for i, n in enumerate(value.shape) if i not in (*held, *gone)]
@@ -149,13 +149,13 @@ PRECISE = "precision_config = [#stablehlo<precision HIGHEST>, #stablehlo<precisi
 
 
 def clipped(body: Body, index: Ssa, size: int) -> Ssa:
-    """Indices of so many rows."""
+    """Clip indices to a number of rows."""
     bounds = [body.constant(n, index.dtype) for n in (0, size - 1)]
     return body.op("clamp", [bounds[0], index, bounds[1]], index.shape, index.dtype)
 
 
 def take(body: Body, rows: Ssa, index: Ssa, axis: int) -> Ssa:
-    """Rows along a dim, by indices, which a gather of StableHLO clips by itself."""
+    """Take rows along a dim by indices, which StableHLO's gather clips."""
     count = len(index.shape)
     rank = len(rows.shape)
     windows = [*range(axis), *range(axis + count, rank - 1 + count)]
@@ -170,7 +170,7 @@ def take(body: Body, rows: Ssa, index: Ssa, axis: int) -> Ssa:
 
 
 def scatter(body: Body, into: Ssa, index: Ssa, new: Ssa, numbers: str, kind: str) -> Ssa:
-    """Elements written, or added, at indices."""
+    """Write or add elements at indices."""
     notes = f"scatter_dimension_numbers = #stablehlo.scatter<{numbers}>"
     notes += ", indices_are_sorted = false, unique_indices = false"
     region = body.region(kind, into.dtype)
@@ -179,7 +179,7 @@ def scatter(body: Body, into: Ssa, index: Ssa, new: Ssa, numbers: str, kind: str
 
 @dataclass(frozen=True)
 class Windows:
-    """Sliding windows over all dims of a value: sizes, steps, gaps, padding at both ends."""
+    """Sliding windows over all dims of a value: sizes, strides, dilations and padding."""
 
     sizes: list[int]
     steps: list[int]
@@ -189,12 +189,12 @@ class Windows:
 
     @property
     def pads(self) -> str:
-        """Padding as an attribute."""
+        """Return the padding as an attribute."""
         return table(list(zip(self.low, self.high)))
 
     @property
     def notes(self) -> str:
-        """Sizes, steps and padding as attributes."""
+        """Return sizes, strides and padding as attributes."""
         head = (
             f"window_dimensions = {integers(self.sizes)}, window_strides = {integers(self.steps)}"
         )
@@ -202,7 +202,7 @@ class Windows:
 
 
 def slide(body: Body, kind: str, value: Ssa, windows: Windows) -> Ssa:
-    """A reduction over windows."""
+    """Write a reduction over windows."""
     names = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
     rows = zip(value.shape, windows.low, windows.high, windows.sizes, windows.steps, windows.gaps)
     shape = [(n + a + b - (d * (w - 1) + 1)) // t + 1 for n, a, b, w, t, d in rows]

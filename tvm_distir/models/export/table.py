@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""All ops that are written."""
+"""Collect the writers of all ops."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ _SHARD: dict[str, Write] = {**WRITERS, **shard_dialect.WRITERS}
 
 
 def writers_of(form: str) -> Mapping[str, Write]:
-    """Who writes a call in a form of modules."""
+    """Return the writers of calls for an export dialect."""
     return _SHARD if form == "shard" else WRITERS

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Types, numbers and attributes as MLIR writes them."""
+"""Format types, numbers and attributes as MLIR does."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _NO_POINT = re.compile(r"^(-?\d+)e")
 
 
 class Unwritable(Exception):
-    """What has no form in StableHLO, in words."""
+    """Signal for a value that has no form in StableHLO, with the reason."""
 
 
 def tensor_text(shape: Sequence[int], dtype: str) -> str:
-    """The type of a tensor.
+    """Return the type of a tensor.
 
     Examples
     --------
@@ -43,25 +43,25 @@ def tensor_text(shape: Sequence[int], dtype: str) -> str:
 
 
 def is_float(dtype: str) -> bool:
-    """Whether a type is one of floats."""
+    """Return whether an element type is a float."""
     return "float" in dtype
 
 
 def integers(values: Iterable[Any]) -> str:
-    """A list of integers as an attribute: ``array<i64: 1, 2>``."""
-    found = ", ".join(str(int(v)) for v in values)
-    return f"array<i64: {found}>" if found else "array<i64>"
+    """Format a list of integers as an attribute, ``array<i64: 1, 2>``."""
+    items = ", ".join(str(int(v)) for v in values)
+    return f"array<i64: {items}>" if items else "array<i64>"
 
 
 def table(rows: Sequence[Sequence[int]]) -> str:
-    """Rows of integers of one length as an attribute."""
+    """Format rows of integers of equal length as an attribute."""
     listed = [[int(v) for v in row] for row in rows]
     width = len(listed[0]) if listed else 0
     return f"dense<{listed}> : tensor<{len(listed)}x{width}xi64>"
 
 
 def array_text(array: npt.NDArray[Any], dtype: str) -> str:
-    """What stands between ``dense<`` and ``>``; one element where all are equal."""
+    """Format the content of ``dense<...>``, with one element if all are equal."""
     flat = array.reshape(-1)
     if flat.size and (flat == flat[0]).all():
         return number_text(flat[0], dtype)
@@ -71,7 +71,7 @@ def array_text(array: npt.NDArray[Any], dtype: str) -> str:
 
 
 def number_text(value: Any, dtype: str) -> str:
-    """One element. MLIR wants a point in every float, and bits for infinities."""
+    """Format one element; floats have a point, and infinities are written as bits."""
     if dtype == "bool":
         return "true" if value else "false"
     if not is_float(dtype):
@@ -98,12 +98,12 @@ def _bits(number: float, dtype: str) -> str:
 
 
 def string(text: str) -> str:
-    """A text in quotes."""
+    """Format a quoted string."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def symbol(name: str) -> str:
-    """A reference to what has a name, in quotes where that is no identifier.
+    """Format a symbol reference, quoted if it is no identifier.
 
     Examples
     --------

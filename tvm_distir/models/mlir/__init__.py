@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Text of MLIR modules, taken apart without MLIR."""
+"""Parse the text of MLIR modules without MLIR."""
 
 from __future__ import annotations

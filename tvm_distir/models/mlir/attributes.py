@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Types and attributes."""
+"""Parse types and attributes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _FIELDS = ("stablehlo.gather", "stablehlo.scatter", "stablehlo.dot", "stablehlo.
 
 
 def read_symbol(scan: Scanner, what: str) -> str:
-    """Take a symbol; its name without quotes."""
+    """Parse a symbol; return its name without quotes."""
     name = scan.word(SYMBOL, what)[1:]
     return unescaped(name[1:-1]) if name.startswith('"') and name.endswith('"') else name
 
 
 class Attributes:
-    """Reads types and attributes where a scanner is.
+    """Parser of types and attributes at the position of a scanner.
 
     Parameters
     ----------
@@ -43,13 +43,13 @@ class Attributes:
         self.aliases: dict[str, Any] = {}
 
     def type(self) -> Type:
-        """Take one type."""
+        """Parse one type."""
         scan = self._scan
         if scan.take("tensor"):
             return self._tensor(scan.balanced())
-        found = scan.match(_SIMPLE)
-        if found:
-            return OtherType(found.group())
+        match = scan.match(_SIMPLE)
+        if match:
+            return OtherType(match.group())
         if scan.peek("!"):
             scan.take("!")
             name = scan.word(NAME, "a type")
@@ -64,9 +64,9 @@ class Attributes:
         return OtherType(f"{name}<{scan.balanced()}>")
 
     def _tensor(self, body: str) -> TensorType:
-        found = _DIMS.match(body)
-        words = re.findall(r"\d+|\?", found.group(1)) if found else []
-        element = found.group(2).split(",")[0].strip() if found else ""
+        match = _DIMS.match(body)
+        words = re.findall(r"\d+|\?", match.group(1)) if match else []
+        element = match.group(2).split(",")[0].strip() if match else ""
         if not element or element[0].isdigit() or "*" in element:
             raise self._scan.fault(f"tensor<{body}> is no type of a tensor of known rank")
         return TensorType(
@@ -74,25 +74,25 @@ class Attributes:
         )
 
     def types(self) -> list[Type]:
-        """Take types between parentheses, or one."""
+        """Parse types between parentheses, or one type."""
         scan = self._scan
         if not scan.take("("):
             return [self.type()]
-        found: list[Type] = []
+        types: list[Type] = []
         while not scan.take(")"):
-            found.append(self.type())
+            types.append(self.type())
             if not scan.peek(")"):
                 scan.expect(",")
-        return found
+        return types
 
     def function_type(self) -> tuple[list[Type], list[Type]]:
-        """Take ``(a, b) -> (c)``."""
+        """Parse ``(a, b) -> (c)``."""
         inputs = self.types()
         self._scan.expect("->")
         return inputs, self.types()
 
     def dictionary(self, close: str = "}") -> dict[str, Any]:
-        """Take ``key = value, ...`` up to the closing bracket; the opening one is taken."""
+        """Parse ``key = value, ...`` up to the closing bracket, after the opening one."""
         scan = self._scan
         result: dict[str, Any] = {}
         while not scan.take(close):
@@ -104,7 +104,7 @@ class Attributes:
         return result
 
     def value(self, typed: bool = True) -> Any:
-        """Take one attribute.
+        """Parse one attribute.
 
         Parameters
         ----------
@@ -113,9 +113,9 @@ class Attributes:
         """
         scan = self._scan
         scan.deeper()
-        found = self._value(typed)
+        value = self._value(typed)
         scan.higher()
-        return found
+        return value
 
     def _value(self, typed: bool) -> Any:
         scan = self._scan
@@ -159,7 +159,7 @@ class Attributes:
         return Opaque(word, scan.balanced()) if scan.peek("<") else word
 
     def dense(self) -> Dense:
-        """Take the rest of ``dense<...> : type``."""
+        """Parse the rest of ``dense<...> : type``."""
         scan = self._scan
         body = scan.balanced()
         scan.expect(":")
@@ -182,7 +182,7 @@ class Attributes:
         return items
 
     def _of_dialect(self) -> Any:
-        """``#dialect.name<...>``, or what an alias stands for."""
+        """Parse ``#dialect.name<...>``, or resolve an alias."""
         scan = self._scan
         name = scan.word(_DIALECT, "an attribute")[1:]
         if not scan.peek("<"):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The elements of ``dense<...>`` as arrays."""
+"""Read the elements of ``dense<...>`` as arrays."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _TYPES: dict[str, Any] = {
 
 
 def element_type(word: str) -> np.dtype[Any] | None:
-    """NumPy's type of MLIR's elements; None for those that no program here has.
+    """Return NumPy's type of MLIR elements, or None if it is unsupported.
 
     Examples
     --------
     >>> element_type("ui8"), element_type("complex<f32>")
     (dtype('uint8'), None)
     """
-    found = _TYPES.get(word)
-    return None if found is None else np.dtype(found)
+    name = _TYPES.get(word)
+    return None if name is None else np.dtype(name)
 
 
 def dense_elements(body: str, shape: tuple[int, ...], word: str) -> npt.NDArray[Any]:
-    """Read what stands between ``dense<`` and ``>``.
+    """Read the content of ``dense<...>``.
 
     Returns
     -------
@@ -65,8 +65,8 @@ def dense_elements(body: str, shape: tuple[int, ...], word: str) -> npt.NDArray[
         raise ValueError(f"elements that are no numbers: {text[:40]}")
     if len(words) not in (1, count):
         raise ValueError(f"{len(words)} elements, the type has {count}")
-    found = np.array([_element(item, dtype) for item in words], dtype)
-    return found.reshape(shape) if len(words) == count else found.reshape(1)
+    elements = np.array([_element(item, dtype) for item in words], dtype)
+    return elements.reshape(shape) if len(words) == count else elements.reshape(1)
 
 
 def _element(word: str, dtype: np.dtype[Any]) -> Any:
@@ -82,7 +82,7 @@ def _element(word: str, dtype: np.dtype[Any]) -> Any:
 
 
 def _from_bytes(text: str, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
-    """Elements written as the bytes that hold them; booleans may be packed, eight in a byte."""
+    """Read elements from their bytes; booleans may be packed, eight in a byte."""
     data = bytes.fromhex(text.removeprefix("0x"))
     if dtype.kind == "b" and len(data) == -(-count // 8) != count:
         bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Names that locations hold."""
+"""Read the names in locations."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _HOPS = 8
 
 
 def read_name(location: str, aliases: Mapping[str, str]) -> str:
-    """Name that a location gives to what it stands at; empty where it gives none.
+    """Return the name in a location, or an empty text.
 
     Parameters
     ----------
     location : str
         Between ``loc(`` and ``)``.
     aliases : mapping of str to str
-        What ``#loc1`` and the like stand for.
+        What ``#loc1`` and the like represent.
 
     Examples
     --------
@@ -31,12 +31,12 @@ def read_name(location: str, aliases: Mapping[str, str]) -> str:
         if location not in aliases:
             break
         location = aliases[location]
-    found = _NAME.match(location.strip())
-    return unescaped(found.group(1)) if found else ""
+    match = _NAME.match(location.strip())
+    return unescaped(match.group(1)) if match else ""
 
 
 def unescaped(text: str) -> str:
-    """A string of MLIR without its escapes."""
+    """Return an MLIR string with its escapes resolved."""
     return _ESCAPE.sub(lambda m: chr(int(m[1], 16)) if m[1] else _plain(m[2]), text)
 
 

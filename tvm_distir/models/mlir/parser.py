@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules, functions and operations in the generic form; others by :mod:`.pretty`."""
+"""Parse modules, functions and generic operations; :mod:`.pretty` parses other forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALIAS = re.compile(r"[#!][\w$.]+(?=\s*=)")
 
 
 def parse_module(text: str, place: str = "text") -> Module:
-    """Take the text of a module apart.
+    """Parse the text of a module.
 
     Parameters
     ----------
@@ -52,16 +52,16 @@ class _Parser:
         while not self._scan.at_end:
             if self._alias():
                 continue
-            found = self._operation()
-            if found.name == "builtin.module":
-                attributes.update(found.attributes)
-                operations += found.regions[0].operations if found.regions else []
+            operation = self._operation()
+            if operation.name == "builtin.module":
+                attributes.update(operation.attributes)
+                operations += operation.regions[0].operations if operation.regions else []
             else:
-                operations.append(found)
+                operations.append(operation)
         return Module(operations, attributes, self._locations)
 
     def _alias(self) -> bool:
-        """Take ``#loc1 = loc(...)`` or another alias."""
+        """Parse ``#loc1 = loc(...)`` or another alias."""
         name = self._scan.match(_ALIAS)
         if name is None:
             return False
@@ -77,30 +77,30 @@ class _Parser:
         line, results = scan.line, self._results()
         quoted = scan.match(STRING)
         if quoted:
-            found = self._generic(quoted.group(1))
+            operation = self._generic(quoted.group(1))
         else:
-            found = self._named(scan.word(NAME, "an operation"), results)
-        found = renamed(found)
-        found.line, found.results = line, results
-        found.location = self._location() or found.location
-        if len(results) != len(found.result_types):
-            count = len(found.result_types)
-            raise scan.fault(f"{found.name} has {count} results, {len(results)} are named")
-        return found
+            operation = self._named(scan.word(NAME, "an operation"), results)
+        operation = renamed(operation)
+        operation.line, operation.results = line, results
+        operation.location = self._location() or operation.location
+        if len(results) != len(operation.result_types):
+            count = len(operation.result_types)
+            raise scan.fault(f"{operation.name} has {count} results, {len(results)} are named")
+        return operation
 
     def _results(self) -> list[str]:
-        scan, found = self._scan, []
+        scan, names = self._scan, []
         while scan.peek("%"):
             name = scan.word(VALUE, "a value")
             count = scan.match(_COUNT)
             parts = scan.integer(count.group()[1:]) if count else 0
             if parts > _MOST_RESULTS:
                 raise scan.fault(f"{parts} results")
-            found += [f"{name}#{i}" for i in range(parts)] if count else [name]
+            names += [f"{name}#{i}" for i in range(parts)] if count else [name]
             if not scan.take(","):
                 scan.expect("=")
                 break
-        return found
+        return names
 
     def _named(self, name: str, results: list[str]) -> Operation:
         if name in ("module", "builtin.module"):
@@ -166,40 +166,40 @@ class _Parser:
         return types, notes
 
     def _generic(self, name: str) -> Operation:
-        scan, found = self._scan, Operation(name)
+        scan, operation = self._scan, Operation(name)
         scan.expect("(")
         while not scan.take(")"):
-            found.operands.append(scan.word(VALUE, "a value"))
+            operation.operands.append(scan.word(VALUE, "a value"))
             if not scan.peek(")"):
                 scan.expect(",")
         if scan.take("<"):
             scan.expect("{")
-            found.attributes = self._attributes.dictionary()
+            operation.attributes = self._attributes.dictionary()
             scan.expect(">")
         if scan.take("("):
             while not scan.take(")"):
-                found.regions.append(self._region())
+                operation.regions.append(self._region())
                 scan.take(",")
         if scan.take("{"):
-            found.attributes.update(self._attributes.dictionary())
+            operation.attributes.update(self._attributes.dictionary())
         scan.expect(":")
-        found.operand_types, found.result_types = self._attributes.function_type()
-        if len(found.operand_types) != len(found.operands):
-            raise scan.fault(f"{name} has {len(found.operands)} operands of other types")
-        return self._as_function(found) if name == "func.func" else found
+        operation.operand_types, operation.result_types = self._attributes.function_type()
+        if len(operation.operand_types) != len(operation.operands):
+            raise scan.fault(f"{name} has {len(operation.operands)} operands of other types")
+        return self._as_function(operation) if name == "func.func" else operation
 
-    def _as_function(self, found: Operation) -> Operation:
-        """The generic form keeps attributes of arguments and results apart from them."""
-        if not found.regions:
+    def _as_function(self, operation: Operation) -> Operation:
+        """Move the attributes of arguments and results out of the generic form's dictionaries."""
+        if not operation.regions:
             raise self._scan.fault("a function has no body")
-        arguments = found.regions[0].arguments
-        for argument, notes in zip(arguments, found.attributes.pop("arg_attrs", [])):
+        arguments = operation.regions[0].arguments
+        for argument, notes in zip(arguments, operation.attributes.pop("arg_attrs", [])):
             argument.attributes = notes
-        found.attributes.setdefault("sym_visibility", "public")
-        return found
+        operation.attributes.setdefault("sym_visibility", "public")
+        return operation
 
     def _region(self) -> Block:
-        """Take a region of one block."""
+        """Parse a region of one block."""
         scan, block = self._scan, Block([], [])
         scan.deeper()
         scan.expect("{")

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations in the form that StableHLO's own printers write, with the generic form's attributes.
+"""Parse the pretty forms of StableHLO operations into the attributes of the generic form.
 
 Most are operands, words and clauses ``key = value``, then a signature; a few have a form of
 their own.
@@ -44,7 +44,7 @@ _WINDOW = {
 
 
 class PrettyForms:
-    """Reads operations in their pretty forms, behind the name.
+    """Parser of operations in their pretty forms, after the name.
 
     Parameters
     ----------
@@ -67,38 +67,38 @@ class PrettyForms:
         self._argument = argument
 
     def operation(self, name: str, results: int) -> Operation:
-        """Take the rest of an operation that gives so many results."""
-        found = Operation(name)
+        """Parse the rest of an operation with a given number of results."""
+        operation = Operation(name)
         short = name.rpartition(".")[2]
         if name == "stablehlo.while":
-            return self._while(found)
+            return self._while(operation)
         if name == "stablehlo.reduce":
-            return self._reduce(found)
+            return self._reduce(operation)
         if name == "sdy.mesh":
-            return self._mesh(found)
+            return self._mesh(operation)
         if name == "sdy.manual_computation":
-            return self._manual(found, results)
-        while not self._is_over(found):
-            self._clause(found, short)
+            return self._manual(operation, results)
+        while not self._is_over(operation):
+            self._clause(operation, short)
         if self._scan.take(":"):
-            self._signature(found, results)
-        self._named(found, short)
-        return found
+            self._signature(operation, results)
+        self._named(operation, short)
+        return operation
 
-    def _is_over(self, found: Operation) -> bool:
+    def _is_over(self, operation: Operation) -> bool:
         scan = self._scan
-        if "value" in found.attributes:  # a constant's type is the last of it
+        if "value" in operation.attributes:  # a constant's type is the last of it
             return True
         return any(scan.peek(end) for end in (":", "}", "loc(")) or scan.at_end
 
-    def _clause(self, found: Operation, short: str) -> None:
-        """Take one piece between the name and the signature."""
-        scan, notes = self._scan, found.attributes
+    def _clause(self, operation: Operation, short: str) -> None:
+        """Parse one clause between the name and the signature."""
+        scan, notes = self._scan, operation.attributes
         if scan.take(",") or scan.take("(") or scan.take(")"):
             return
         value = scan.match(VALUE)
         if value:
-            found.operands.append(value.group())
+            operation.operands.append(value.group())
         elif scan.take("{"):
             notes.update(self._attributes.dictionary())
         elif scan.peek("@"):
@@ -113,15 +113,15 @@ class PrettyForms:
             notes["limit_indices"] = [int(b) for _, b, _ in ranges]
             notes["strides"] = [int(c or 1) for _, _, c in ranges]
         else:
-            self._named_clause(found, short)
+            self._named_clause(operation, short)
 
-    def _named_clause(self, found: Operation, short: str) -> None:
-        scan, notes = self._scan, found.attributes
+    def _named_clause(self, operation: Operation, short: str) -> None:
+        scan, notes = self._scan, operation.attributes
         key = scan.match(_KEY)
         if key is None:
             value = self._attributes.value(typed=False)
             if isinstance(value, Dense):
-                found.result_types = [value.type]
+                operation.result_types = [value.type]
                 notes["value"] = value
             else:
                 notes.setdefault("words", []).append(value)
@@ -138,9 +138,9 @@ class PrettyForms:
             value = self._attributes.value(typed=False)
             notes[name] = (value, self._attributes.value()) if scan.take("x") else value
 
-    def _named(self, found: Operation, short: str) -> None:
-        """Bring words and pairs to what the generic form calls them."""
-        notes = found.attributes
+    def _named(self, operation: Operation, short: str) -> None:
+        """Convert words and pairs to the attributes of the generic form."""
+        notes = operation.attributes
         words = notes.pop("words", [])
         if short == "compare":
             notes["comparison_direction"] = str(words[0]) if words else ""
@@ -155,34 +155,34 @@ class PrettyForms:
                 numbers[f"rhs_{title}_dimensions"] = right
             notes["dot_dimension_numbers"] = numbers
 
-    def _signature(self, found: Operation, results: int) -> None:
-        """Take types: of operands and results, or one for all of them."""
-        scan, operands = self._scan, len(found.operands)
+    def _signature(self, operation: Operation, results: int) -> None:
+        """Parse the types of operands and results, or one type for all."""
+        scan, operands = self._scan, len(operation.operands)
         if scan.peek("("):
-            found.operand_types, found.result_types = self._attributes.function_type()
+            operation.operand_types, operation.result_types = self._attributes.function_type()
             return
         types = [self._attributes.type()]
         while scan.take(","):
             types.append(self._attributes.type())
         if scan.take("->"):
-            found.operand_types, found.result_types = types, self._attributes.types()
-        elif found.name == "stablehlo.select" and len(types) == 2:
-            found.operand_types = [types[0], types[1], types[1]]
-            found.result_types = [types[1]]
+            operation.operand_types, operation.result_types = types, self._attributes.types()
+        elif operation.name == "stablehlo.select" and len(types) == 2:
+            operation.operand_types = [types[0], types[1], types[1]]
+            operation.result_types = [types[1]]
         else:
-            found.operand_types = types * operands if len(types) == 1 else types
-            found.result_types = types * results if len(types) == 1 else types[:results]
-        if len(found.operand_types) != operands:
-            raise scan.fault(f"{found.name} has {operands} operands of other types")
+            operation.operand_types = types * operands if len(types) == 1 else types
+            operation.result_types = types * results if len(types) == 1 else types[:results]
+        if len(operation.operand_types) != operands:
+            raise scan.fault(f"{operation.name} has {operands} operands of other types")
 
-    def _while(self, found: Operation) -> Operation:
-        """``while(%a = %x, ...) : types cond {...} do {...}``."""
+    def _while(self, operation: Operation) -> Operation:
+        """Parse ``while(%a = %x, ...) : types cond {...} do {...}``."""
         scan, names = self._scan, []
         scan.expect("(")
         while not scan.take(")"):
             names.append(scan.word(VALUE, "a value"))
             scan.expect("=")
-            found.operands.append(scan.word(VALUE, "a value"))
+            operation.operands.append(scan.word(VALUE, "a value"))
             scan.take(",")
         types: list[Type] = []
         while names and scan.take("," if types else ":"):
@@ -191,47 +191,49 @@ class PrettyForms:
             raise scan.fault(f"a loop over {len(names)} values has {len(types)} types")
         if scan.take("attributes"):
             scan.expect("{")
-            found.attributes = self._attributes.dictionary()
-        found.operand_types, found.result_types = types, types
+            operation.attributes = self._attributes.dictionary()
+        operation.operand_types, operation.result_types = types, types
         for word in ("cond", "do"):
             scan.expect(word)
             block = self._region()
             block.arguments = [Argument(*pair) for pair in zip(names, types)]
-            found.regions.append(block)
-        return found
+            operation.regions.append(block)
+        return operation
 
-    def _reduce(self, found: Operation) -> Operation:
-        """``reduce(%x init: %c), ... applies OP across dimensions = [...]``, or with a region."""
+    def _reduce(self, operation: Operation) -> Operation:
+        """Parse ``reduce(%x init: %c), ... applies OP across dimensions = [...]`` or a region."""
         scan, starts = self._scan, []
         while scan.take("("):
-            found.operands.append(scan.word(VALUE, "a value"))
+            operation.operands.append(scan.word(VALUE, "a value"))
             scan.expect("init")
             scan.expect(":")
             starts.append(scan.word(VALUE, "a value"))
             scan.expect(")")
             scan.take(",")
-        found.operands += starts
+        operation.operands += starts
         applied = scan.word(NAME, "an operation") if scan.take("applies") else ""
         scan.expect("across")
         scan.expect("dimensions")
         scan.expect("=")
-        found.attributes["dimensions"] = self._attributes.value()
+        operation.attributes["dimensions"] = self._attributes.value()
         if scan.take("{"):
-            found.attributes.update(self._attributes.dictionary())
+            operation.attributes.update(self._attributes.dictionary())
         scan.expect(":")
-        self._signature(found, len(starts))
-        found.regions = [self._applied(applied, found) if applied else self._reducer(len(starts))]
-        return found
+        self._signature(operation, len(starts))
+        operation.regions = [
+            self._applied(applied, operation) if applied else self._reducer(len(starts))
+        ]
+        return operation
 
-    def _applied(self, name: str, found: Operation) -> Block:
-        kind = found.operand_types[-1]
+    def _applied(self, name: str, operation: Operation) -> Block:
+        kind = operation.operand_types[-1]
         names = ["%lhs", "%rhs"]
         step = Operation(name, names, [kind, kind], ["%both"], [kind])
         end = Operation("stablehlo.return", ["%both"], [kind])
         return Block([Argument(n, kind) for n in names], [step, end])
 
     def _reducer(self, count: int) -> Block:
-        """``reducer(%a: t, %b: t) (%c: t, %d: t) {...}``: pairs, one for each operand."""
+        """Parse ``reducer(%a: t, %b: t) (%c: t, %d: t) {...}`` with a pair per operand."""
         scan = self._scan
         scan.expect("reducer")
         pairs = []
@@ -246,20 +248,20 @@ class PrettyForms:
         block.arguments = [a for a, _ in pairs] + [b for _, b in pairs]
         return block
 
-    def _manual(self, found: Operation, results: int) -> Operation:
-        """``(%x) in_shardings=[<>] out_shardings=[<>] manual_axes={"a"} (%y: t) {...} : ...``."""
+    def _manual(self, operation: Operation, results: int) -> Operation:
+        """Parse ``(%x) in_shardings=[<>] out_shardings=[<>] manual_axes={"a"} (%y: t) {...}``."""
         scan = self._scan
         scan.expect("(")
         while not scan.take(")"):
-            found.operands.append(scan.word(VALUE, "a value"))
+            operation.operands.append(scan.word(VALUE, "a value"))
             scan.take(",")
         for side in ("in_shardings", "out_shardings"):
             scan.expect(side)
             scan.expect("=")
-            found.attributes[side] = Opaque("sdy.sharding_per_value", f"[{scan.balanced()}]")
+            operation.attributes[side] = Opaque("sdy.sharding_per_value", f"[{scan.balanced()}]")
         scan.expect("manual_axes")
         scan.expect("=")
-        found.attributes["manual_axes"] = Opaque("sdy", scan.balanced())
+        operation.attributes["manual_axes"] = Opaque("sdy", scan.balanced())
         scan.expect("(")
         arguments: list[Argument] = []
         while not scan.take(")"):
@@ -267,16 +269,16 @@ class PrettyForms:
             scan.take(",")
         block = self._region()
         block.arguments = arguments
-        found.regions = [block]
+        operation.regions = [block]
         scan.expect(":")
-        self._signature(found, results)
-        return found
+        self._signature(operation, results)
+        return operation
 
-    def _mesh(self, found: Operation) -> Operation:
+    def _mesh(self, operation: Operation) -> Operation:
         scan = self._scan
-        found.attributes["sym_name"] = read_symbol(scan, "the name of a mesh")
+        operation.attributes["sym_name"] = read_symbol(scan, "the name of a mesh")
         scan.expect("=")
-        found.attributes["mesh"] = Opaque("sdy.mesh", scan.balanced())
+        operation.attributes["mesh"] = Opaque("sdy.mesh", scan.balanced())
         if scan.take("{"):
-            found.attributes.update(self._attributes.dictionary())
-        return found
+            operation.attributes.update(self._attributes.dictionary())
+        return operation

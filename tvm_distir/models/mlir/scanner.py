@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A place in a text that moves on as pieces are taken."""
+"""Scan a text by consuming tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_DIGITS = 20
 
 
 class Scanner:
-    """Takes pieces of a text, one behind the other.
+    """Scanner that consumes tokens of a text in order.
 
     Parameters
     ----------
@@ -34,77 +34,77 @@ class Scanner:
         self._depth = 0
 
     def skip(self) -> int:
-        """Go over blanks and comments; where the next piece begins."""
-        found = _GAP.match(self.text, self._at)
-        self._at = found.end() if found else self._at
+        """Skip blanks and comments; return the position of the next token."""
+        match = _GAP.match(self.text, self._at)
+        self._at = match.end() if match else self._at
         return self._at
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Take what a pattern matches here."""
-        found = pattern.match(self.text, self.skip())
-        if found:
-            self._at = found.end()
-        return found
+        """Consume a match of a pattern at this position."""
+        match = pattern.match(self.text, self.skip())
+        if match:
+            self._at = match.end()
+        return match
 
     def peek(self, literal: str) -> bool:
-        """Whether a literal stands here."""
+        """Return whether a literal is next."""
         return self.text.startswith(literal, self.skip())
 
     def take(self, literal: str) -> bool:
-        """Take a literal if it stands here."""
+        """Consume a literal if it is next."""
         if self.peek(literal):
             self._at += len(literal)
             return True
         return False
 
     def expect(self, literal: str) -> None:
-        """Take a literal; refuse (DIST0370) any other text."""
+        """Consume a literal, or reject any other text (DIST0370)."""
         if not self.take(literal):
             raise self.fault(f'"{literal}" is expected, not {self.here()}')
 
     def word(self, pattern: re.Pattern[str], what: str) -> str:
-        """Take what a pattern matches; refuse (DIST0370) any other text."""
-        found = self.match(pattern)
-        if found is None:
+        """Consume a match of a pattern, or reject any other text (DIST0370)."""
+        match = self.match(pattern)
+        if match is None:
             raise self.fault(f"{what} is expected, not {self.here()}")
-        return found.group()
+        return match.group()
 
     def balanced(self) -> str:
-        """Take a bracket and all up to the one that closes it; what stands between them."""
+        """Consume a bracket up to its closing one; return the text between them."""
         start = self.skip()
         depth: list[str] = []
-        for found in _NEXT.finditer(self.text, start):
-            piece = found.group()
+        for match in _NEXT.finditer(self.text, start):
+            piece = match.group()
             if piece in _CLOSING:
                 depth.append(_CLOSING[piece])
             elif depth and piece == depth[-1]:
                 depth.pop()
                 if not depth:
-                    self._at = found.end()
-                    return self.text[start + 1 : found.start()]
+                    self._at = match.end()
+                    return self.text[start + 1 : match.start()]
             elif piece in ">)]}":
                 break
         raise self.fault("a bracket is not closed")
 
     @property
     def at_end(self) -> bool:
-        """Whether nothing follows."""
+        """Return whether the text has ended."""
         return self.skip() >= len(self.text)
 
     @property
     def line(self) -> int:
-        """Number of the line of the next piece."""
+        """Return the line number of the next token."""
         at, (known, line) = self.skip(), self._line_of
         self._line_of = (at, line + self.text.count("\n", known, at))
         return self._line_of[1]
 
     def here(self) -> str:
-        """The next piece, for messages."""
+        """Return the next token, for messages."""
         piece = self.text[self.skip() :].split(maxsplit=1)[:1]
         return f'"{piece[0][:40]}"' if piece else "the end of the text"
 
     def deeper(self) -> None:
-        """Enter brackets or a region; refuse (DIST0370) too many."""
+        """Enter a bracket or a region, up to a maximum depth (DIST0370)."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self.fault(f"brackets are nested over {MAX_DEPTH} deep")
@@ -114,13 +114,13 @@ class Scanner:
         self._depth -= 1
 
     def integer(self, digits: str) -> int:
-        """A number; refuse (DIST0370) one of more digits than any attribute has."""
+        """Parse an integer, up to a maximum number of digits (DIST0370)."""
         if len(digits) > MOST_DIGITS:
             raise self.fault(f"a number of {len(digits)} digits")
         return int(digits)
 
     def fault(self, what: str) -> ModelError:
-        """An error at this place (DIST0370)."""
+        """Return an error at this position (DIST0370)."""
         return ModelError(
             "DIST0370",
             what,
@@ -129,7 +129,7 @@ class Scanner:
         )
 
     def unknown(self, operation: str) -> ModelError:
-        """An error for an operation of no known dialect here (DIST0371)."""
+        """Return the error about an operation of an unknown dialect (DIST0371)."""
         return ModelError(
             "DIST0371",
             f"no import of {operation}",

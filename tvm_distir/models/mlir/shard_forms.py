@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of MLIR's dialect ``shard`` (``mesh``, as it was called) in their pretty forms."""
+"""Parse the pretty forms of MLIR's dialect ``shard`` (formerly ``mesh``)."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _OLD = {"mesh.mesh": "shard.grid", "mesh.mesh_shape": "shard.grid_shape"}
 
 
 def is_shard(name: str) -> bool:
-    """Whether an operation is read here."""
+    """Return whether an operation is of the dialect."""
     return name.startswith(("shard.", "mesh.")) or name in AROUND
 
 
-def renamed(found: Operation) -> Operation:
-    """An operation with the names that the dialect has today."""
-    if found.name.startswith("mesh."):
-        found.name = _OLD.get(found.name, "shard." + found.name.removeprefix("mesh."))
-        found.attributes = {_RENAMED.get(k, k): v for k, v in found.attributes.items()}
-        for types in (found.operand_types, found.result_types):
+def renamed(operation: Operation) -> Operation:
+    """Return an operation with the current names of the dialect."""
+    if operation.name.startswith("mesh."):
+        operation.name = _OLD.get(operation.name, "shard." + operation.name.removeprefix("mesh."))
+        operation.attributes = {_RENAMED.get(k, k): v for k, v in operation.attributes.items()}
+        for types in (operation.operand_types, operation.result_types):
             types[:] = [SHARDING if str(t) == "!mesh.sharding" else t for t in types]
-    return found
+    return operation
 
 
 class ShardForms:
-    """Reads such operations, behind the name.
+    """Parser of operations of the dialect, after the name.
 
     Parameters
     ----------
@@ -56,103 +56,103 @@ class ShardForms:
         self._attributes = attributes
 
     def operation(self, name: str) -> Operation:
-        """Take the rest of an operation."""
-        found, short = Operation(name), name.rpartition(".")[2]
+        """Parse the rest of an operation."""
+        operation, short = Operation(name), name.rpartition(".")[2]
         if short in ("grid", "mesh"):
-            return self._grid(found)
+            return self._grid(operation)
         while not self._scan.take(":"):
-            self._clause(found)
-        self._signature(found, short)
-        return found
+            self._clause(operation)
+        self._signature(operation, short)
+        return operation
 
-    def _grid(self, found: Operation) -> Operation:
+    def _grid(self, operation: Operation) -> Operation:
         scan = self._scan
-        found.attributes["sym_name"] = read_symbol(scan, "the name of a grid")
+        operation.attributes["sym_name"] = read_symbol(scan, "the name of a grid")
         for word in ("(", "shape", "="):
             scan.expect(word)
         dims = scan.word(_DIMS, "the sizes of a grid").split("x")
-        found.attributes["shape"] = [-1 if n == "?" else scan.integer(n) for n in dims]
+        operation.attributes["shape"] = [-1 if n == "?" else scan.integer(n) for n in dims]
         scan.expect(")")
         if scan.take("{"):
-            found.attributes.update(self._attributes.dictionary())
-        return found
+            operation.attributes.update(self._attributes.dictionary())
+        return operation
 
-    def _clause(self, found: Operation) -> None:
-        scan, notes = self._scan, found.attributes
+    def _clause(self, operation: Operation) -> None:
+        scan, notes = self._scan, operation.attributes
         value = scan.match(VALUE)
         key = None if value else scan.match(_KEY)
         if value:
-            found.operands.append(value.group())
+            operation.operands.append(value.group())
             scan.take(",")
         elif key:
             name = _RENAMED.get(key.group(1), key.group(1))
-            notes[name] = self._clause_value(found)
+            notes[name] = self._clause_value(operation)
         elif scan.peek("@"):
             notes["grid"] = Symbol(read_symbol(scan, "a symbol"))
             if scan.peek("["):  # a process: what its place is, follows
-                notes["device"] = self._indices(found)
+                notes["device"] = self._indices(operation)
         elif scan.take("{"):
             notes.update(self._attributes.dictionary())
-        elif found.name == "arith.constant":
+        elif operation.name == "arith.constant":
             notes["value"] = self._attributes.value(typed=False)
         else:
             word = scan.word(NAME, "a clause")
             if word not in ("on", "to"):
                 notes[word] = True
 
-    def _clause_value(self, found: Operation) -> Any:
+    def _clause_value(self, operation: Operation) -> Any:
         scan = self._scan
         if scan.peek("["):
-            return self._indices(found)
+            return self._indices(operation)
         if scan.peek("<"):
             return scan.balanced().strip()
         value = scan.match(VALUE)
         if value:
-            found.operands.append(value.group())
+            operation.operands.append(value.group())
             return value.group()
         return self._attributes.value(typed=False)
 
-    def _indices(self, found: Operation) -> list[Any]:
-        """A list of numbers, of lists of them, or of values, which are operands."""
+    def _indices(self, operation: Operation) -> list[Any]:
+        """Parse a nested list of numbers, or of values, which are operands."""
         scan = self._scan
         items: list[Any] = []
         scan.deeper()
         scan.expect("[")
         while not scan.take("]"):
             if scan.peek("["):
-                items.append(self._indices(found))
+                items.append(self._indices(operation))
             else:
                 word = scan.word(_INDEX, "an index")
                 if word.startswith("%"):
-                    found.operands.append(word)
+                    operation.operands.append(word)
                 items.append(scan.integer(word) if word.lstrip("-").isdecimal() else word)
             if not scan.peek("]"):
                 scan.expect(",")
         scan.higher()
         return items
 
-    def _signature(self, found: Operation, short: str) -> None:
-        """Take types: of operands and results, or of those that can differ."""
+    def _signature(self, operation: Operation, short: str) -> None:
+        """Parse the types of operands and results, or of those that can differ."""
         scan, attributes = self._scan, self._attributes
         if scan.peek("("):
-            found.operand_types, found.result_types = attributes.function_type()
+            operation.operand_types, operation.result_types = attributes.function_type()
             return
         types: list[Type] = [attributes.type()]
         while scan.take(","):
             types.append(attributes.type())
         if scan.take("->") or scan.take("to"):
-            found.operand_types, found.result_types = types, attributes.types()
+            operation.operand_types, operation.result_types = types, attributes.types()
         elif short == "shard":
-            found.operand_types, found.result_types = [*types, SHARDING], types
+            operation.operand_types, operation.result_types = [*types, SHARDING], types
         elif short == "from_elements" and getattr(types[0], "element", None):
             element = OtherType(str(getattr(types[0], "element", "")))
-            found.operand_types = [element] * len(found.operands)
-            found.result_types = types
-        elif short in _PRODUCERS or found.name == "arith.constant":
-            found.result_types = types
-            found.operand_types = [OtherType("i64")] * len(found.operands)
+            operation.operand_types = [element] * len(operation.operands)
+            operation.result_types = types
+        elif short in _PRODUCERS or operation.name == "arith.constant":
+            operation.result_types = types
+            operation.operand_types = [OtherType("i64")] * len(operation.operands)
         else:
-            found.operand_types, found.result_types = types * len(found.operands), types
-        if len(found.operand_types) != len(found.operands):
-            count = len(found.operands)
-            raise scan.fault(f"{found.name} has {count} operands of other types")
+            operation.operand_types, operation.result_types = types * len(operation.operands), types
+        if len(operation.operand_types) != len(operation.operands):
+            count = len(operation.operands)
+            raise scan.fault(f"{operation.name} has {count} operands of other types")

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a text of MLIR says, as plain data: operations, blocks, types, attributes."""
+"""Represent the text of an MLIR module as operations, blocks, types and attributes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class TensorType:
-    """``tensor<4x8xf32>``; a dim of unknown size is None.
+    """Tensor type such as ``tensor<4x8xf32>``, with None for a dim of unknown size.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class TensorType:
 
 @dataclass(frozen=True)
 class OtherType:
-    """Any other type, as its text."""
+    """Other type, kept as its text."""
 
     text: str
 
@@ -44,14 +44,14 @@ Type = TensorType | OtherType
 
 @dataclass(frozen=True)
 class Symbol:
-    """``@name``."""
+    """Symbol reference ``@name``."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Opaque:
-    """An attribute of a dialect that is kept as its text: ``#sdy.sharding<...>``."""
+    """Dialect attribute kept as its text, such as ``#sdy.sharding<...>``."""
 
     name: str
     body: str
@@ -59,7 +59,7 @@ class Opaque:
 
 @dataclass(frozen=True)
 class Dense:
-    """``dense<...>`` with its type; ``values`` has one element where all are equal."""
+    """Typed ``dense<...>``; ``values`` has a single element if all are equal."""
 
     values: npt.NDArray[Any]
     type: TensorType
@@ -67,7 +67,7 @@ class Dense:
 
 @dataclass
 class Argument:
-    """An argument of a block: its name with ``%``, type, attributes and location."""
+    """Argument of a block: its name with ``%``, type, attributes and location."""
 
     name: str
     type: Type
@@ -77,7 +77,7 @@ class Argument:
 
 @dataclass
 class Block:
-    """A block of a region."""
+    """Block of a region."""
 
     arguments: list[Argument]
     operations: list[Operation]
@@ -85,7 +85,7 @@ class Block:
 
 @dataclass
 class Operation:
-    """One operation, the same whichever form of text it had.
+    """Operation, independent of the form of its text.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class Operation:
 
 @dataclass
 class Module:
-    """A module: its operations (functions, meshes), attributes, and locations by alias."""
+    """Module with its operations (functions, meshes), attributes, and locations by alias."""
 
     operations: list[Operation]
     attributes: dict[str, Any]

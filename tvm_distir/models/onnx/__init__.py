@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX in: skeletons without weights, shapes and batch, the import, and the weights of a file."""
+"""Import ONNX models: skeletons without weights, shapes, batch and the weights of a file."""
 
 from __future__ import annotations

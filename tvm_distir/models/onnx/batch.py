@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Another batch for one ONNX node: constants that pin the old batch are rewritten or refused.
+"""Change the batch of an ONNX node by rewriting constants that fix the old batch.
 
 A dim carries the batch when its size differs between the walk at the old batch and the walk at
 the new one.
@@ -31,7 +31,7 @@ _REMEDY = "Export the model at the batch you want, or with a symbolic batch."
 
 
 class Shapes(Protocol):
-    """What is known of a graph at one batch."""
+    """Facts known of a graph at one batch."""
 
     values: dict[str, npt.NDArray[np.generic]]
     outer: dict[str, int]  # what is merged before the batch in the dim that carries it; 1: absent
@@ -41,12 +41,12 @@ class Shapes(Protocol):
 
 
 def node_place(node: onnx.NodeProto) -> str:
-    """Say which node: its name, or its first output, and its operator."""
+    """Return the description of a node: its name, or its first output, and its operator."""
     return f"{node.name or (node.output[0] if node.output else '?')} ({node.op_type})"
 
 
 def refusal(node: onnx.NodeProto, what: str) -> ModelError:
-    """Return the DIST0314 error of a node that stands in the way of another batch."""
+    """Return the DIST0314 error of a node that prevents another batch."""
     return ModelError("DIST0314", what, place=node_place(node), remedy=_REMEDY)
 
 
@@ -61,7 +61,7 @@ def carrying_dims(name: str, before: Shapes, after: Shapes) -> tuple[int, ...]:
 def rewrite_pinned(
     node: onnx.NodeProto, before: Shapes, after: Shapes, batches: tuple[int, int]
 ) -> tuple[list[onnx.NodeProto], onnx.NodeProto]:
-    """Return what to put before a node, and the node itself, for the new batch.
+    """Return the nodes that replace a node for the new batch.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def rewrite_pinned(
 
 
 def check_kept(node: onnx.NodeProto, before: Shapes, after: Shapes) -> None:
-    """Refuse a node whose operands carry the batch but whose results do not (DIST0314)."""
+    """Reject a node whose operands carry the batch but whose results do not (DIST0314)."""
     if node.op_type in _READ_SHAPES or not any(
         carrying_dims(name, before, after) for name in node.input if name
     ):
@@ -137,7 +137,7 @@ def batch_position(
 
 
 def note_outer(node: onnx.NodeProto, before: Shapes, after: Shapes) -> None:
-    """Say of a visited node's results what is merged before the batch in the dim carrying it."""
+    """Record which dims of a visited node's results merge others before the batch."""
     source = next((n for n in node.input if n and carrying_dims(n, before, after)), None)
     if source is None:
         return
@@ -201,7 +201,7 @@ def _rewrite_target(
 def _stretch_operands(
     node: onnx.NodeProto, before: Shapes, after: Shapes
 ) -> tuple[list[onnx.NodeProto], onnx.NodeProto]:
-    """Repeat operands that do not carry the batch but must stand beside ones that do."""
+    """Repeat operands without the batch to match those that have it."""
     shapes = [after.shape(name) for name in node.input]
     rank = max((len(shape) for shape in shapes if shape is not None), default=0)
     wanted: dict[int, int] = {}
@@ -240,7 +240,7 @@ def _stretch_operands(
 def _pinned_value(
     node: onnx.NodeProto, operand: int, before: Shapes, after: Shapes
 ) -> npt.NDArray[np.generic] | None:
-    """Value of an operand that is the same at both batches, None when it follows the batch."""
+    """Return the value of an operand that is equal at both batches, or None."""
     if len(node.input) <= operand:
         return None
     old, new = before.values.get(node.input[operand]), after.values.get(node.input[operand])

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The branches of ``If`` nodes: one that is known to be chosen, and conditions without dims."""
+"""Resolve ``If`` nodes with a known condition, and reshape conditions to scalars."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Nodes = list[onnx.NodeProto]
 
 
 def chosen(node: onnx.NodeProto, condition: bool) -> Nodes:
-    """Return the nodes of the branch that a condition chooses, under names of their own."""
+    """Return the nodes of the branch that a condition chooses, with unique names."""
     name = "then_branch" if condition else "else_branch"
     graph = next(a.g for a in node.attribute if a.name == name)
     prefix = node.output[0]
@@ -36,7 +36,7 @@ def chosen(node: onnx.NodeProto, condition: bool) -> Nodes:
 
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    """Return a copy that reads and gives other names, inside of its branches too."""
+    """Return a copy with names replaced, including those in its branches."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     for field in (copy.input, copy.output):
@@ -52,7 +52,7 @@ def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
 
 
 def with_scalar_condition(node: onnx.NodeProto, shape: tuple[int, ...] | None) -> Nodes | None:
-    """Return an ``If`` whose condition has no dims, and what makes it so; None where it is so.
+    """Return an ``If`` with a scalar condition and the reshape for it, or None if it is scalar.
 
     ONNX takes any tensor of one element. What ``If`` nodes inside of the branches read is
     reshaped too: nothing says of which shape it is.
@@ -68,7 +68,7 @@ def with_scalar_condition(node: onnx.NodeProto, shape: tuple[int, ...] | None) -
 
 
 def _scalar_inside(graph: onnx.GraphProto) -> bool:
-    """Reshape the conditions in a branch, in place; whether there was one to reshape."""
+    """Reshape the conditions in a branch in place; return whether any was reshaped."""
     nodes: Nodes = []
     reshaped = {
         output for node in graph.node if node.op_type == "Reshape" for output in node.output

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One node, evaluated on constants."""
+"""Evaluate one node on constants."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = npt.NDArray[np.generic]
 
 
 def evaluated(node: onnx.NodeProto, operands: Mapping[str, Array], model: onnx.ModelProto) -> Any:
-    """First result of a node on known operands.
+    """Return the first result of a node on known operands.
 
     ONNX's reference implementation computes it, except where that is known to be wrong.
 
@@ -59,13 +59,13 @@ def _by_reference(
     ]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output]
     graph = helper.make_graph([node], "one", inputs, outputs)
-    one = helper.make_model(graph, opset_imports=list(model.opset_import))
-    results: Any = ReferenceEvaluator(one).run(None, dict(operands))
+    single = helper.make_model(graph, opset_imports=list(model.opset_import))
+    results: Any = ReferenceEvaluator(single).run(None, dict(operands))
     return results[0]
 
 
 def _gather_elements(data: Array, indices: Array, axis: int) -> Array:
-    """``out[i, j] = data[indices[i, j], j]`` for axis 0, and so on.
+    """Compute ``out[i, j] = data[indices[i, j], j]`` for axis 0, and so on.
 
     Along other dims the indices may be shorter than the data; the reference implementation
     counts on equal shapes.

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes written as others by the types, shapes and values of their operands.
+"""Expand nodes by the types, shapes and values of their operands.
 
 TVM's importer refuses the originals, or gives other numbers than ONNX says.
 """
@@ -25,7 +25,7 @@ _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def expanded(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
-    """Return the nodes that stand for one, whose operands are known; None where it stays.
+    """Return the nodes that replace a node with known operands, or None to leave it.
 
     Parameters
     ----------
@@ -52,13 +52,13 @@ def _dtype(seen: Seen, name: str) -> npt.DTypeLike:
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: object) -> object:
-    found = [helper.get_attribute_value(a) for a in node.attribute if a.name == name]
-    value = found[0] if found else default
+    values = [helper.get_attribute_value(a) for a in node.attribute if a.name == name]
+    value = values[0] if values else default
     return value.decode() if isinstance(value, bytes) else value
 
 
 def _in_float32(node: onnx.NodeProto, seen: Seen, _: int) -> Nodes | None:
-    """A function that TVM has no 16-bit kernel of: rounded once, after it."""
+    """Run a function without a 16-bit kernel in TVM in float32 and round its result."""
     if _kind(seen, node.input[0]) not in _NARROW:
         return None
     writer = NodeWriter(node)
@@ -67,7 +67,7 @@ def _in_float32(node: onnx.NodeProto, seen: Seen, _: int) -> Nodes | None:
 
 
 def _mod(node: onnx.NodeProto, seen: Seen, _: int) -> Nodes | None:
-    """Floor modulo of floats: the exact remainder, moved where the signs differ.
+    """Expand a floor modulo of floats: the exact remainder, adjusted where signs differ.
 
     TVM computes ``x - floor(x / y) * y``, which is NaN for infinite divisors.
     """
@@ -83,7 +83,7 @@ def _mod(node: onnx.NodeProto, seen: Seen, _: int) -> Nodes | None:
 
 
 def _prelu(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
-    """Slopes of any shape that broadcasts, of integers and of scalars too.
+    """Expand slopes of any broadcastable shape, of integers and of scalars too.
 
     Before version 7 slopes that do not broadcast belong to the channels, dim 1.
     """
@@ -101,13 +101,13 @@ def _prelu(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
 
 
 def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Whether a shape broadcasts to another one."""
+    """Return whether a shape broadcasts to another."""
     pairs = zip(reversed(shape), reversed(whole))
     return len(shape) <= len(whole) and all(a in (1, b) for a, b in pairs)
 
 
 def _pad(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
-    """Negative pads crop; what is left is padded."""
+    """Expand negative pads into a crop."""
     shape = seen.shape(node.input[0])
     given = _attribute(node, "pads", None)
     if version >= 11:
@@ -144,7 +144,7 @@ def _pad(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
 
 
 def _resize(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
-    """What float32 does not hold is resized in its own type."""
+    """Expand a resize in its own type where float32 is not exact."""
     mode = _attribute(node, "mode", "nearest")
     exact: tuple[int, ...] = (TensorProto.DOUBLE,)
     if mode == "nearest":
@@ -173,7 +173,7 @@ def _resize(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
 def _scaled(
     node: onnx.NodeProto, seen: Seen, shape: tuple[int, ...]
 ) -> tuple[list[int], list[float]] | None:
-    """Sizes of the result of a Resize, and its scales; None where they are not known."""
+    """Return the result sizes and scales of a Resize, or None if unknown."""
     operands = [seen.values.get(name) if name else None for name in [*node.input, "", "", ""][2:4]]
     scales, sizes = (None if a is None or not a.size else a.tolist() for a in operands)
     axes = _attribute(node, "axes", list(range(len(shape))))
@@ -188,7 +188,7 @@ def _scaled(
 
 
 def _if(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
-    """The branch that a known condition chooses; or a condition without dims."""
+    """Inline the chosen branch of a known condition, or make the condition scalar."""
     if node.input[0] in seen.values:
         return chosen(node, bool(seen.values[node.input[0]].all()))
     return with_scalar_condition(node, seen.shape(node.input[0]))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-2 as an ONNX model, written with ONNX's helpers in the operators PyTorch exports it to."""
+"""Build GPT-2 with ONNX's helpers, in the operators that PyTorch exports."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def build(
 
 
 class _Writer:
-    """Collects nodes and initializers; methods return the name of what they computed."""
+    """Collector of nodes and initializers, whose methods return the name of their result."""
 
     def __init__(self, hidden: int, heads: int, batch: int | str, seq: int, seed: int) -> None:
         self.hidden, self.heads, self.seq = hidden, heads, seq
@@ -83,7 +83,7 @@ class _Writer:
         self.constants: dict[str, str] = {}
 
     def node(self, kind: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
-        """Append a node of one output, named after it."""
+        """Append a node with one output, named after it."""
         self.nodes.append(helper.make_node(kind, inputs, [name], name=f"{name}_node", **attributes))
         return name
 
@@ -98,7 +98,7 @@ class _Writer:
         return self.stored(name, values + np.float32(around))
 
     def number(self, value: float) -> str:
-        """Add a float scalar, shared by all who need it."""
+        """Add a shared float scalar."""
         name = self.constants.setdefault(f"number {value!r}", f"scalar_{len(self.constants)}")
         if all(tensor.name != name for tensor in self.initializers):
             self.stored(name, np.asarray(value, "float32"))
@@ -125,7 +125,7 @@ class _Writer:
         )
 
     def split_heads(self, x: str, name: str) -> str:
-        """(batch, seq, hidden) to (batch, heads, seq, width)."""
+        """Split (batch, seq, hidden) into (batch, heads, seq, width)."""
         width = self.hidden // self.heads
         x = self.reshape(x, f"{name}.heads", self.lead, self.seq, self.heads, width)
         return self.node("Transpose", [x], f"{name}.heads_first", perm=[0, 2, 1, 3])
@@ -167,7 +167,7 @@ class _Writer:
         return self.node("Mul", [half, inner], f"{name}.out")
 
     def model(self, layers: int, vocab: int, positions: int, fused_qkv: bool) -> onnx.ModelProto:
-        """Write the whole model."""
+        """Write the full model."""
         up, down = ("c_fc", "c_proj") if fused_qkv else ("up_proj", "down_proj")
         table = self.weight("wte.weight", vocab, self.hidden)
         places = self.weight("wpe.weight", positions, self.hidden)

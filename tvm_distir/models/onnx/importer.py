@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The import of a resolved skeleton through TVM's ONNX importer."""
+"""Import a resolved skeleton through TVM's ONNX importer."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _check_batch(batch: int | None, place: str) -> None:
 
 
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
-    """TVM's importer, which remembers the node it is at, and names what nodes give.
+    """Subclass of TVM's importer that records the current node and names its results.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def _axis_size(x: Any, attrs: Mapping[str, Any]) -> int:
 
 
 def _import(skeleton: Skeleton, place: str) -> ir.IRModule:
-    """Run TVM's importer, quietly, on named nodes; its refusals become ModelErrors.
+    """Run TVM's importer on named nodes, and turn its errors into ModelErrors.
 
     The module holds ``main`` and the PrimFuncs that the importer writes for some operators.
     """
@@ -173,7 +173,7 @@ def _unsupported(model: onnx.ModelProto, message: str) -> str:
 
 
 def _fold_constants(mod: ir.IRModule, place: str) -> ir.IRModule:
-    """Evaluate what depends on constants alone, and drop what nothing reads."""
+    """Fold what depends only on constants, and remove unread values."""
     passes = tvm.transform.Sequential(
         [relax.transform.FoldConstant(), relax.transform.DeadCodeElimination(["main"])]
     )
@@ -191,7 +191,7 @@ def _fold_constants(mod: ir.IRModule, place: str) -> ir.IRModule:
 
 
 def _without_kernel(mod: ir.IRModule) -> str:
-    """The first call of ``main`` that TVM cannot legalize."""
+    """Return the first call of ``main`` that TVM cannot legalize."""
     for block in mod["main"].body.blocks:
         for binding in block.bindings:
             binding_block = relax.BindingBlock([binding])

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Static shapes of a graph's inputs: as the file pins them, and as they are wanted."""
+"""Determine the static shapes of a graph's inputs, in the file and as requested."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def static_shapes(
     batch: int | None,
     place: str,
 ) -> tuple[dict[str, Shape], dict[str, Shape]]:
-    """Shapes of all graph inputs as the file pins them, and as they are wanted.
+    """Return the shapes of all graph inputs in the file, and as requested.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def static_shapes(
 
 
 def _names_in(text: str) -> list[str]:
-    """Variables of a dim such as ``past + seq``; none where it is no sum or product of such."""
+    """Return the variables of a dim such as ``past + seq``, or none for other forms."""
     try:
         nodes = list(ast.walk(ast.parse(text, mode="eval")))
     except (SyntaxError, ValueError):
@@ -109,11 +109,11 @@ def _names_in(text: str) -> list[str]:
 
 
 def _size_of(name: str, dims: Mapping[str, int]) -> int | None:
-    """Size of a dim, of its name or of the names it is made of; None where one is not known."""
+    """Return the size of a dim by its name or by the names in it, or None if unknown."""
     if name in dims:
         return dims[name]
     names = _names_in(name)
-    if not names or any(one not in dims for one in names):
+    if not names or any(dim not in dims for dim in names):
         return None
     try:
         size = _value(ast.parse(name, mode="eval").body, dims)
@@ -129,8 +129,8 @@ def _value(node: ast.expr, dims: Mapping[str, int]) -> int:
 
 
 def _unknown_dims(names: Mapping[str, str], dims: Mapping[str, int], place: str) -> ModelError:
-    """Return the error for dims without a size: the first is told, options name all of them."""
-    wanted = [one for name in names for one in _names_in(name) or [name] if one not in dims]
+    """Return the error for dims without a size, with options for all of them."""
+    wanted = [dim for name in names for dim in _names_in(name) or [name] if dim not in dims]
     what = next(iter(names.values()))
     remedy = dims_remedy(wanted or list(names), "td.from_onnx(file, dims={})")
     if "dim 0" in what:

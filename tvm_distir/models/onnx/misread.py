@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes that TVM's importer reads wrongly without a word: refused by name."""
+"""Reject nodes that TVM's importer would silently misread."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from .batch import node_place
 
 
 class Seen(Protocol):
-    """What is known of a graph up to a node."""
+    """Facts known of a graph up to a node."""
 
     @property
     def read(self) -> Set[str]:
-        """Names that some node, or the caller of the graph, reads."""
+        """Return the names that nodes, or the caller of the graph, read."""
 
     @property
     def values(self) -> Mapping[str, npt.NDArray[np.generic]]:
-        """Known values."""
+        """Return the known values."""
 
     @property
     def types(self) -> Mapping[str, onnx.TypeProto]:
-        """Types, by name."""
+        """Return the types, by name."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the static shape of a tensor, None when unknown."""
 
 
 def check_read(node: onnx.NodeProto, seen: Seen) -> None:
-    """Refuse a node that would come in with another meaning (DIST0312)."""
+    """Reject a node that would be imported with another meaning (DIST0312)."""
     if node.domain not in ("", "ai.onnx") or node.op_type not in _FAULTS:
         return
     fault = _FAULTS[node.op_type](node, seen)
@@ -75,7 +75,7 @@ def _text(node: onnx.NodeProto, name: str) -> str:
 
 
 def _reads(node: onnx.NodeProto, first: int, seen: Seen) -> bool:
-    """Whether a result of the given number, or a later one, is read."""
+    """Return whether a result of the given number, or a later one, is read."""
     return any(name in seen.read for name in list(node.output)[first:] if name)
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The names of an ONNX graph: each is given once, and what is read is given by something."""
+"""Check the names of an ONNX graph: unique, and defined before use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REMEDY = "Export the model again; onnx.checker tells what else is wrong."
 
 
 def check_names(graph: onnx.GraphProto, place: str, outer: frozenset[str] = frozenset()) -> None:
-    """Refuse (DIST0310) names given twice or not at all, in the graphs of nodes too.
+    """Reject names defined twice or never, including in subgraphs (DIST0310).
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX's operators for training, Adam, Momentum and Adagrad, written out in standard ones.
+"""Expand ONNX's training operators Adam, Momentum and Adagrad into standard ones.
 
 The formulas are those of the domain ``ai.onnx.preview.training``, version 1; tensors are float32.
 """
@@ -17,7 +17,7 @@ DOMAIN = "ai.onnx.preview.training"
 
 
 def updates(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    """Return the nodes that an optimizer's node stands for; None of any other node."""
+    """Return the nodes that expand an optimizer's node, or None for any other node."""
     write = _WRITERS.get(node.op_type) if node.domain == DOMAIN else None
     if write is None:
         return None
@@ -33,7 +33,7 @@ def updates(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
 
 
 class _Nodes:
-    """Writes nodes one after the other, under names that begin with that of the operator."""
+    """Writer of consecutive nodes, named after the operator."""
 
     def __init__(self, node: onnx.NodeProto) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -41,37 +41,37 @@ class _Nodes:
         self.given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
     def number(self, key: str, usual: float = 0.0) -> float:
-        """An attribute of the operator."""
+        """Return an attribute of the operator."""
         return float(self.given.get(key, usual))
 
     def __call__(self, op: str, *inputs: str | float, to: str = "") -> str:
-        """Write a node; numbers become constants. Returns the name of what it gives."""
+        """Write a node, with numbers as constants; return the name of its result."""
         names = [self.constant(x) if isinstance(x, float) else x for x in inputs]
         output = to or f"{self.prefix}__{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, names, [output], name=output))
         return output
 
     def constant(self, value: float) -> str:
-        """A float32 scalar."""
+        """Write a float32 scalar constant."""
         name = f"{self.prefix}__{len(self.nodes)}"
         tensor = numpy_helper.from_array(np.array(value, np.float32), name)
         self.nodes.append(helper.make_node("Constant", [], [name], name=name, value=tensor))
         return name
 
     def count(self, step: str) -> str:
-        """The number of the step as float32."""
+        """Write the step number as float32."""
         output = f"{self.prefix}__{len(self.nodes)}"
         kind = onnx.TensorProto.FLOAT
         self.nodes.append(helper.make_node("Cast", [step], [output], name=output, to=kind))
         return output
 
     def regularized(self, x: str, grad: str) -> str:
-        """``norm_coefficient * X + G``."""
+        """Write ``norm_coefficient * X + G``."""
         norm = self.number("norm_coefficient")
         return self("Add", self("Mul", norm, x), grad) if norm else grad
 
     def blended(self, old: str, new: str, keep: float) -> str:
-        """``keep * old + (1 - keep) * new``."""
+        """Write ``keep * old + (1 - keep) * new``."""
         return self("Add", self("Mul", keep, old), self("Mul", 1.0 - keep, new))
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX files as they are read: the graph, its operator set, and values on demand."""
+"""Read ONNX files: the graph, its operator set, and values on demand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_model(path: str | Path) -> onnx.ModelProto:
 
 
 def check_complete(model: onnx.ModelProto, place: str) -> None:
-    """Refuse what has no graph to speak of (DIST0303) or no known operator set (DIST0310)."""
+    """Reject a model without a graph (DIST0303) or a known operator set (DIST0310)."""
     graph = model.graph
     if not graph.output or not (graph.node or graph.input):
         raise ModelError(
@@ -76,13 +76,13 @@ def check_complete(model: onnx.ModelProto, place: str) -> None:
 
 
 def opset_version(model: onnx.ModelProto) -> int | None:
-    """Version of the default operator set, None when the model imports none."""
+    """Return the version of the default operator set, or None if the model imports none."""
     versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
     return int(versions[0]) if versions else None
 
 
 def check_tensor(tensor: TensorProto) -> None:
-    """Refuse (DIST0310) a stored value of no known type, or of negative sizes."""
+    """Reject a stored value of unknown type or negative sizes (DIST0310)."""
     if tensor.data_type not in _TYPES or any(n < 0 for n in tensor.dims):
         raise ModelError(
             "DIST0310",

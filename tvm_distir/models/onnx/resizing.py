@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Resize as selections along each dim, weighted in the type of the data.
+"""Write Resize as weighted selections along each dim, in the type of the data.
 
 TVM computes both the coordinates and the values of a Resize in float32. A resized dim reads one,
 two or four elements of the operand (by mode: nearest, linear, cubic), whose positions and weights
@@ -67,7 +67,7 @@ _ROUNDING: dict[str, Callable[[Array], Array]] = {
 
 
 def _cubic(part: Array, a: float) -> list[Array]:
-    """Weights of the elements -1, 0, 1 and 2 from the one below (Keys 1981)."""
+    """Return the weights of the elements -1, 0, 1 and 2 around a position (Keys 1981)."""
 
     def near(d: Array) -> Array:
         return np.asarray(((a + 2) * d - (a + 3)) * d * d + 1)
@@ -79,7 +79,7 @@ def _cubic(part: Array, a: float) -> list[Array]:
 
 
 def _taps(attributes: Mapping[str, str | float], n: int, m: int, scale: float) -> list[Tap]:
-    """What the positions of a dim of size m read of one of size n."""
+    """Return which of n elements each of m positions reads, with weights."""
     coordinates = _COORDINATES[str(attributes["coordinate_transformation_mode"])]
     x = coordinates(np.arange(m, dtype="float64"), scale, n, m)
     if attributes["mode"] == "nearest":
@@ -105,7 +105,7 @@ def resized(
     scales: Sequence[float],
     dtype: npt.DTypeLike,
 ) -> list[onnx.NodeProto] | None:
-    """Return the nodes that stand for a Resize; None for what is no weighted selection.
+    """Return the nodes that replace a Resize, or None if it is no weighted selection.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Static shapes for a weightless ONNX graph, at any batch.
+"""Infer static shapes of a weightless ONNX graph at any batch.
 
 One walk over the nodes infers every shape with ONNX's own node inference and evaluates what
 depends on shapes and constants alone (``Shape``, ``Gather`` of it, ...), so that the importer
@@ -26,7 +26,7 @@ from .walk import Walk
 def resolve(
     model: onnx.ModelProto, old: Mapping[str, Shape], new: Mapping[str, Shape]
 ) -> onnx.ModelProto:
-    """Return the graph at the input shapes ``new``: shape arithmetic folded, pins rewritten.
+    """Return the graph at the input shapes ``new``, with shapes folded and constants adapted.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def resolve(
     """
     before = Walk(model, old)
     if dict(old) == dict(new):
-        visited = [one for node in model.graph.node for one in before.visit(node)]
+        visited = [part for node in model.graph.node for part in before.visit(node)]
         return _replaced(model, visited, before)
     after = Walk(model, new)
     batches = next((old[name][0], new[name][0]) for name in old if old[name] != new[name])
@@ -52,7 +52,7 @@ def resolve(
         before.visit(node)
         extra, fitted = rewrite_pinned(node, before, after, batches)
         try:
-            nodes.extend(one for part in [*extra, fitted] for one in after.visit(part))
+            nodes.extend(written for part in [*extra, fitted] for written in after.visit(part))
         except ModelError as error:
             raise refusal(node, error.what) from error
         check_kept(node, before, after)
@@ -69,7 +69,7 @@ def resolve(
 
 
 def with_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """Rewrite a model to another batch: data inputs, pinned Reshapes and other constants.
+    """Rewrite a model to another batch: data inputs, fixed Reshapes and other constants.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def with_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
 
 
 def _replaced(model: onnx.ModelProto, nodes: list[onnx.NodeProto], walk: Walk) -> onnx.ModelProto:
-    """Return the model with other nodes, and with the shapes of inputs and outputs as walked."""
+    """Return the model with other nodes, and the inferred shapes of inputs and outputs."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     del result.graph.node[:]

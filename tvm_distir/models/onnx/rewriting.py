@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes written as TVM's importer reads them right."""
+"""Rewrite nodes into forms that TVM's importer reads correctly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .optimizers import updates
 
 
 def rewritten(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return the nodes that stand for one, which is not changed.
+    """Return the nodes that replace a node, which is not changed.
 
     TVM's importer would stack the operands of a Sum: it becomes Adds. It refuses a TopK that
     leaves the order open, for which any order is right: it becomes a sorted one. It knows no
@@ -36,7 +36,7 @@ _NUMBERS = {"value_float": "float32", "value_int": "int64"}
 
 
 def _as_tensor(node: onnx.NodeProto) -> onnx.NodeProto:
-    """Return a constant whose value is a tensor, if it is a number or a list of them."""
+    """Convert a constant that is a number or a list of numbers to a tensor constant."""
     for attribute in node.attribute:
         kind = _NUMBERS.get(attribute.name.removesuffix("s"))
         if kind is not None:
@@ -60,7 +60,7 @@ def _added(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 
 def _with_ints(node: onnx.NodeProto, **values: int) -> onnx.NodeProto:
-    """Return a copy in which the given attributes, where they are set, have other values."""
+    """Return a copy with other values of the given attributes, where they are set."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     for attribute in copy.attribute:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Names that PyTorch's exporter leaves in the metadata of nodes, where it drops those of weights.
+"""Recover weight names from the metadata that PyTorch's exporter leaves on nodes.
 
 It folds the transpose of a linear layer into the stored values, which are called ``val_105``
 then. The node that reads them says where it stands (``pkg.torch.onnx.name_scopes``) and what it
@@ -35,18 +35,18 @@ _TRANSPOSED = "aten.linear."
 
 
 def scopes_of(node: onnx.NodeProto) -> tuple[str, ...]:
-    """Modules that a node stands in, outermost first, and last what it computes; or nothing."""
+    """Return the modules around a node, outermost first, and its operation, if known."""
     text = _metadata(node, _SCOPES)
     try:
-        found = ast.literal_eval(text) if text else ()
+        scopes = ast.literal_eval(text) if text else ()
     except (SyntaxError, ValueError):
         return ()
-    good = isinstance(found, (list, tuple)) and all(isinstance(one, str) for one in found)
-    return tuple(found) if good else ()
+    good = isinstance(scopes, (list, tuple)) and all(isinstance(scope, str) for scope in scopes)
+    return tuple(scopes) if good else ()
 
 
 def variable_name(node: onnx.NodeProto) -> str | None:
-    """Name for what a node gives: ``layers_0_mlp_up_proj_linear``; None where it says no scope."""
+    """Name a node's result, such as ``layers_0_mlp_up_proj_linear``, or None without a scope."""
     scopes = scopes_of(node)
     if len(scopes) < 2:
         return None
@@ -58,7 +58,7 @@ def variable_name(node: onnx.NodeProto) -> str | None:
 
 
 def name_weights(skeleton: Skeleton) -> None:
-    """Give weights that have lost their names those of the parameters they were made of.
+    """Rename weights without names after the parameters they were computed from.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def name_weights(skeleton: Skeleton) -> None:
 
 
 class _Names:
-    """What the metadata of a graph says of the names of its parameters."""
+    """Parameter names in the metadata of a graph."""
 
     def __init__(self, scoped: list[onnx.NodeProto], skeleton: Skeleton) -> None:
         modules = {scope for node in scoped for scope in scopes_of(node)[:-1] if scope}
@@ -109,25 +109,25 @@ class _Names:
         }
 
     def is_lost(self, name: str) -> bool:
-        """Whether a weight's name is none of a parameter."""
+        """Return whether a weight's name is not that of a parameter."""
         if self.said:
             return _plain(name) not in self.said
         return _UNNAMED.fullmatch(name) is not None
 
     def origin(self, node: onnx.NodeProto, position: int) -> str | None:
-        """Name of the parameter that an operand was made of; None where it is not clear."""
-        found = list(dict.fromkeys(_REFERENCE.findall(_metadata(node, _NODE))))
-        lost = [name for name in found if _plain(name) not in self.stored] or found
+        """Return the name of the parameter of an operand, or None if it is ambiguous."""
+        references = list(dict.fromkeys(_REFERENCE.findall(_metadata(node, _NODE))))
+        lost = [name for name in references if _plain(name) not in self.stored] or references
         weights = [name for name in lost if name.endswith("weight")] if len(lost) > 1 else lost
         if len(weights) == 1:
             return self._dotted(weights[0])
-        if found or node.op_type not in ("MatMul", "Gemm", "Conv") or position != 1:
+        if references or node.op_type not in ("MatMul", "Gemm", "Conv") or position != 1:
             return None
         module = scopes_of(node)[-2] if len(scopes_of(node)) > 1 else ""
         return f"{module}.weight" if module else None
 
     def _dotted(self, name: str) -> str:
-        """The name with the dots of the innermost module that it begins with."""
+        """Return the name with the dots of its longest module prefix."""
         for module in self.modules:
             if _plain(name).startswith(f"{_plain(module)}_"):
                 return f"{module}.{name[len(module) + 1 :]}"
@@ -140,7 +140,7 @@ def _rewrite(
     renamed: dict[str, str],
     views: dict[str, onnx.NodeProto],
 ) -> None:
-    """Put the new names, and the transposes, into the skeleton; weights keep their order."""
+    """Apply the new names and the transposes to the skeleton, in the order of weights."""
     weights: dict[str, Weight] = {}
     for old, weight in skeleton.weights.items():
         name = renamed.get(old, old)
@@ -166,7 +166,7 @@ def _rewrite(
 
 
 def _is_transposed(node: onnx.NodeProto, position: int, weight: Weight) -> bool:
-    """Whether the stored values are the transpose of a linear layer's weight."""
+    """Return whether the stored values are the transpose of a linear layer's weight."""
     if node.op_type != "MatMul" or position != 1 or len(weight.shape) != 2:
         return False
     said = _metadata(node, _NODE)
@@ -185,5 +185,5 @@ def _metadata(node: onnx.NodeProto, key: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name as PyTorch writes those of the parameters of graphs: in small letters."""
+    """Return a name in lower case, as PyTorch writes parameters in graphs."""
     return re.sub(r"\W", "_", name).lower()

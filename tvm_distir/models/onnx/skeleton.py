@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""An ONNX graph apart from its weights: what is data, what is a weight, what stays constant."""
+"""Separate an ONNX graph from its weights, and classify data, weights and constants."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _VIEWS = ("Unsqueeze", "Reshape", "Transpose", "Identity", "Squeeze", "Flatten")
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight of a file.
+    """Weight of a file.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Weight:
     transposed: bool = False
 
     def array(self, folder: str) -> npt.NDArray[np.generic]:
-        """Read the values; ``folder`` is where external data lies."""
+        """Read the values; ``folder`` contains external data."""
         if self.tensor is None:
             dtype = helper.tensor_dtype_to_np_dtype(self.elem_type)
             return np.full(self.shape, self.fill, dtype)
@@ -75,7 +75,7 @@ class Weight:
 
 @dataclass
 class Skeleton:
-    """A model without weights.
+    """Model without weights.
 
     Attributes
     ----------
@@ -168,18 +168,18 @@ def restore_weights(skeleton: Skeleton, model: onnx.ModelProto) -> onnx.ModelPro
 
 
 def _captured(nodes: Iterable[onnx.NodeProto]) -> set[str]:
-    """Names that sub-graphs of nodes (If, Loop) read."""
-    found: set[str] = set()
+    """Return the names that sub-graphs of nodes (If, Loop) read."""
+    names: set[str] = set()
     for node in nodes:
         for attribute in node.attribute:
             for graph in [attribute.g, *attribute.graphs]:
-                found |= {name for inner in graph.node for name in inner.input}
-                found |= {value.name for value in graph.output} | _captured(graph.node)
-    return found
+                names |= {name for inner in graph.node for name in inner.input}
+                names |= {value.name for value in graph.output} | _captured(graph.node)
+    return names
 
 
 def _trained_names(graph: onnx.GraphProto) -> tuple[set[str], set[str]]:
-    """Names that reach, through views alone, an operand that holds trained values.
+    """Return the names that reach an operand for trained values through views only.
 
     The second set: rank-1 names that reach an Add or a Mul (per-channel scales and shifts).
     """
@@ -222,7 +222,7 @@ def _constant(tensor: TensorProto, folder: str) -> onnx.NodeProto:
 
 
 def drop_dead_constants(graph: onnx.GraphProto) -> None:
-    """Remove Constant nodes that nothing reads (the shapes of filled weights)."""
+    """Remove unread Constant nodes (the shapes of filled weights)."""
     used = {name for node in graph.node for name in node.input}
     used |= {output.name for output in graph.output} | _captured(graph.node)
     kept = [n for n in graph.node if n.op_type != "Constant" or n.output[0] in used]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What an ONNX graph may hold and no distributed program can: refused early, by name."""
+"""Reject ONNX graphs that no distributed program can represent, early and by name."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ SIZE_OPERANDS = {
 
 
 def check_inputs(graph: onnx.GraphProto, place: str) -> None:
-    """Refuse inputs and outputs that are no tensors of such elements (DIST0316)."""
+    """Reject inputs and outputs that are not tensors of supported elements (DIST0316)."""
     for value in [*graph.input, *graph.output]:
         fault = type_fault(value.type) if value.type.WhichOneof("value") else None
         if fault is not None and not _is_open(value.type):
@@ -88,7 +88,7 @@ def check_inputs(graph: onnx.GraphProto, place: str) -> None:
 
 
 def _is_open(kind: onnx.TypeProto) -> bool:
-    """Whether it says only that it is a tensor: the walk finds out of what."""
+    """Return whether a type says only that it is a tensor, so that inference must decide."""
     return (
         kind.WhichOneof("value") == "tensor_type"
         and kind.tensor_type.elem_type == TensorProto.UNDEFINED
@@ -96,7 +96,7 @@ def _is_open(kind: onnx.TypeProto) -> bool:
 
 
 def type_fault(kind: onnx.TypeProto) -> str | None:
-    """What is wrong with a type as that of a tensor of numbers, None when nothing is."""
+    """Return what is wrong with a type as a numeric tensor, or None."""
     name = kind.WhichOneof("value")
     if name != "tensor_type":
         return f"of {name.removesuffix('_type') if name else 'no known'} type"
@@ -106,7 +106,7 @@ def type_fault(kind: onnx.TypeProto) -> str | None:
 
 
 def check_numbers(node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> None:
-    """Refuse a node that makes tensors of other elements (DIST0316), strings for instance.
+    """Reject a node that creates tensors of other elements (DIST0316), such as strings.
 
     Sequences may stay inside of a graph: TVM's importer takes them apart.
     """
@@ -127,7 +127,7 @@ def check_numbers(node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> Non
 def check_sizes(
     node: onnx.NodeProto, has_shape: Callable[[str], bool], is_known: Callable[[str], bool]
 ) -> None:
-    """Refuse a node whose results have a size that depends on data (DIST0317).
+    """Reject a node whose results have a data-dependent size (DIST0317).
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One walk over a graph's nodes: every shape, and the values that depend on shapes alone."""
+"""Infer every shape of a graph, and the values that depend only on shapes, in one walk."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Walk:
         )
 
     def set_constant(self, name: str, value: Array) -> onnx.NodeProto:
-        """Make ``name`` a known value and return the Constant node that gives it."""
+        """Record a known value of ``name`` and return its Constant node."""
         self.values[name] = value
         tensor = numpy_helper.from_array(value, name)
         self.types[name] = helper.make_tensor_type_proto(tensor.data_type, value.shape)
@@ -81,7 +81,7 @@ class Walk:
         if parts is None:
             return [self._inferred(node)]
         self.read |= {name for part in parts for name in part.input}
-        return [one for part in parts for one in self.visit(part)]
+        return [visited for part in parts for visited in self.visit(part)]
 
     def _inferred(self, node: onnx.NodeProto) -> onnx.NodeProto:
         """Infer the outputs of a node; return it, or the Constant that replaces it."""
@@ -99,7 +99,7 @@ class Walk:
         return node
 
     def _constant(self, node: onnx.NodeProto) -> onnx.NodeProto:
-        """Note a constant; of any type, also where old operator sets let it be of floats only."""
+        """Record a constant of any type, also where old operator sets allow only floats."""
         stored = next((a.t for a in node.attribute if a.name == "value"), None)
         if stored is not None:
             kind = helper.make_tensor_type_proto(stored.data_type, list(stored.dims))
@@ -159,7 +159,7 @@ class Walk:
         return ", ".join("unknown" if s is None else str(list(s)) for s in shapes)
 
     def _fold(self, node: onnx.NodeProto) -> Array | None:
-        """Value of a one-output node whose operands are all known, unless it is big."""
+        """Return the value of a one-output node with known operands, unless it is large."""
         names = [name for name in node.input if name]
         if (
             len(node.output) != 1
@@ -177,7 +177,7 @@ class Walk:
 
 
 def unknown_operator(node: onnx.NodeProto) -> ModelError:
-    """Return the error of an operator that ONNX (at the model's version) does not know."""
+    """Return the error about an operator that the model's ONNX version does not define."""
     domain = f" of domain {node.domain}" if node.domain else ""
     return ModelError(
         "DIST0311",

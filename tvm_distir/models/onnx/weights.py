@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of an ONNX file, read when they are wanted."""
+"""Read the weights of an ONNX file on demand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A writer of the nodes that stand for one."""
+"""Write the nodes that replace a node."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from onnx import helper, numpy_helper
 
 
 class NodeWriter:
-    """Writes nodes whose intermediate results have names that begin with that of the result.
+    """Writer of nodes whose intermediate results are named after the final result.
 
     Parameters
     ----------
     node : NodeProto
-        What the nodes stand for; the last one gives its first result.
+        What the nodes represent; the last one gives its first result.
     """
 
     def __init__(self, node: onnx.NodeProto) -> None:
@@ -30,7 +30,7 @@ class NodeWriter:
         return f"{self.node.output[0]}__{len(self.nodes)}"
 
     def add(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Write a node; returns the name of its result."""
+        """Write a node; return the name of its result."""
         name = self._name()
         self.nodes.append(helper.make_node(op, list(inputs), [name], name=name, **attributes))
         return name
@@ -43,7 +43,7 @@ class NodeWriter:
         return name
 
     def finish(self, op: str, inputs: Sequence[str], **attributes: Any) -> list[onnx.NodeProto]:
-        """Write the node that gives the result, under the name of the original; returns all."""
+        """Write the node of the final result under the original name; return all nodes."""
         output = self.node.output[0]
         last = helper.make_node(
             op, list(inputs), [output], name=self.node.name or output, **attributes

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""StableHLO in: operations one by one, loops unrolled, functions and shardings kept."""
+"""Import StableHLO operation by operation, with loops unrolled and shardings retained."""
 
 from __future__ import annotations

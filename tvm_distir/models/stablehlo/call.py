@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One operation while it is translated: operands, attributes, what is emitted."""
+"""Represent one operation during translation: operands, attributes and emitted values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Result = Value | Sequence[Value]
 
 
 class HloCall:
-    """An operation with its operands translated.
+    """Operation with its operands translated.
 
     Parameters
     ----------
@@ -46,55 +46,55 @@ class HloCall:
         return self.operands[index]
 
     def whole(self, index: int) -> Any:
-        """An operand as a tensor of Relax."""
+        """Return an operand as a Relax tensor."""
         return self.write.whole(self.operands[index])
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute, or what holds where it is left out."""
+        """Return an attribute, or its default."""
         return self.operation.attributes.get(name, default)
 
     def integers(self, name: str, default: Sequence[int] | None = None) -> list[int]:
-        """An attribute that is a list of integers."""
-        found = self.attribute(name)
-        if isinstance(found, Dense):
-            count = math.prod(n or 0 for n in found.type.shape)
-            found = np.broadcast_to(found.values.reshape(-1), (count,)).tolist()
-        if found is None and default is None:
+        """Return an attribute that is a list of integers."""
+        value = self.attribute(name)
+        if isinstance(value, Dense):
+            count = math.prod(n or 0 for n in value.type.shape)
+            value = np.broadcast_to(value.values.reshape(-1), (count,)).tolist()
+        if value is None and default is None:
             raise Unsupported(f"no {name}")
-        return integers(default if found is None else found)
+        return integers(default if value is None else value)
 
     def pairs(self, name: str, count: int) -> list[tuple[int, int]]:
-        """An attribute of so many pairs of integers; zeros where it is left out."""
-        found = self.attribute(name)
-        if found is None:
+        """Return an attribute of a number of integer pairs, which defaults to zeros."""
+        value = self.attribute(name)
+        if value is None:
             return [(0, 0)] * count
-        if isinstance(found, Dense):
-            found = np.broadcast_to(found.values.reshape(-1), (2 * count,)).reshape(count, 2)
-        return [(int(a), int(b)) for a, b in found]
+        if isinstance(value, Dense):
+            value = np.broadcast_to(value.values.reshape(-1), (2 * count,)).reshape(count, 2)
+        return [(int(a), int(b)) for a, b in value]
 
     def numbers(self, name: str) -> dict[str, Any]:
-        """An attribute that names dims, such as those of a gather."""
-        found = self.attribute(name)
-        if not isinstance(found, dict):
+        """Return an attribute that names dims, such as those of a gather."""
+        value = self.attribute(name)
+        if not isinstance(value, dict):
             raise Unsupported(f"no {name}")
-        return found
+        return value
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the (first) result."""
+        """Return the shape of the (first) result."""
         return typed(self.operation.result_types[0])[0]
 
     @property
     def dtype(self) -> str:
-        """Type of the elements of the (first) result."""
+        """Return the element type of the (first) result."""
         return self.result_dtype(0)
 
     def result_dtype(self, index: int) -> str:
-        """Type of the elements of one of several results."""
+        """Return the element type of one of several results."""
         return typed(self.operation.result_types[index])[1]
 
     def region(self, index: int = 0) -> Block:
-        """One of the operation's regions."""
+        """Return one of the operation's regions."""
         if index >= len(self.operation.regions):
             raise Unsupported("a region is missing")
         return self.operation.regions[index]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The ops that composites of ours may name, and what their attributes are."""
+"""List the ops that exported composites may name, with their attribute types."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ _UNTOLD = {
 
 
 def attributes_type(name: str, op: Any) -> str:
-    """The type of the attributes of an op; empty for one without any."""
+    """Return the attribute type of an op, or an empty text if it has none."""
     return _UNTOLD.get(name, str(op.attrs_type_key))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Composites that name ops of Relax, as our writer makes them, back into calls of these ops."""
+"""Import composites that name Relax ops, as exported, as calls of these ops."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ _MOVES = (
 
 
 def is_known(operation: Operation) -> bool:
-    """Whether an operation is a composite that names an op, with all the attributes this has."""
+    """Return whether a composite names an op and has all of its attributes."""
     return operation.name == COMPOSITE and _maker(operation) is not None
 
 
 def read_composite(
     operation: Operation, operands: Sequence[Value], write: Emitter, grids: Grids
 ) -> list[Value] | None:
-    """What a composite that names an op gives; None for any other."""
+    """Return the results of a composite that names an op, or None for any other."""
     make = _maker(operation)
     if make is None:
         return None
     write.hint = str(operation.attributes["name"]).rpartition(".")[2]
-    found = write.emit(make([_whole(value, write) for value in operands], grids))
-    if not isinstance(found.ty, relax.TupleType):
-        return [write.value(found)]
-    return [write.value(write.emit(found[i])) for i in range(len(found.ty.fields))]
+    result = write.emit(make([_whole(value, write) for value in operands], grids))
+    if not isinstance(result.ty, relax.TupleType):
+        return [write.value(result)]
+    return [write.value(write.emit(result[i])) for i in range(len(result.ty.fields))]
 
 
 def _whole(value: Value, write: Emitter) -> Any:
-    """An operand; a constant of equal numbers as that."""
+    """Return an operand, with constants of equal numbers unexpanded."""
     number = value.scalar
     if number is None or not value.shape:
         return write.whole(value)
@@ -62,7 +62,7 @@ _Make = Callable[[list[Any], Grids], Any]
 
 
 def _maker(operation: Operation) -> _Make | None:
-    """What makes the call of a composite; None where it is not what an op has."""
+    """Return the maker of a composite's call, or None if it does not fit the op."""
     said: Any = operation.attributes.get("composite_attributes") or {}
     title = str(operation.attributes.get("name", ""))
     name = title.removeprefix(_PREFIX)
@@ -91,7 +91,7 @@ def _maker(operation: Operation) -> _Make | None:
 
 
 def _move(name: str, said: dict[str, Any], count: int) -> _Make | None:
-    """A collective, the start of one or the end of that."""
+    """Return a collective, or the start or done of one."""
     if name == DONE:
         return (lambda operands, _: collective_done(*operands)) if count == 1 else None
     base = name.removesuffix("_start")
@@ -141,20 +141,20 @@ def _listed(value: Any, kind: type) -> Any:
 
 
 def _integers(value: Any) -> Any:
-    """One or several, as ``split`` has them."""
+    """Return one or several integers, as ``split`` has them."""
     if _is(value, int):
         return tirx.IntImm("int64", value)
-    found = _listed(value, int)
-    return None if found is None else [tirx.IntImm("int64", item) for item in found]
+    items = _listed(value, int)
+    return None if items is None else [tirx.IntImm("int64", item) for item in items]
 
 
 def _floats(value: Any) -> Any:
-    found = _listed(value, float)
-    return None if found is None else [tirx.FloatImm("float32", item) for item in found]
+    items = _listed(value, float)
+    return None if items is None else [tirx.FloatImm("float32", item) for item in items]
 
 
 def _fields(key: str, given: dict[str, Any]) -> dict[str, Any] | None:
-    """Fields of the attributes of an op; None where one is missing, unknown or of another type."""
+    """Return the attribute fields of an op, or None if any is missing, unknown or mistyped."""
     info: Any = core._lookup_or_register_type_info_from_type_key(key)
     kinds = {str(field.name): str(field.ty) for field in info.fields}
     if set(given) - set(kinds):
@@ -171,7 +171,7 @@ def _fields(key: str, given: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _tensors(arguments: Any) -> int:
-    """How many tensors arguments have; -1 where they are not written as ours are."""
+    """Return the number of tensors in arguments, or -1 if another tool wrote them."""
     count = 0
     for item in arguments:
         inner = 1 if item is True else 0

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Products of tensors and convolutions."""
+"""Translate products of tensors and convolutions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _picked(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
 
 
 def _dot_general(call: HloCall) -> Value:
-    """A matmul; dims are merged only where one side has several free or contracted ones."""
+    """Translate to a matmul, merging dims only where a side has several free or contracted ones."""
     numbers, write = call.numbers("dot_dimension_numbers"), call.write
     batch, other_batch, inner, other_inner = (
         integers(numbers.get(f"{side}_{kind}_dimensions"))
@@ -56,8 +56,8 @@ def _dot_general(call: HloCall) -> Value:
         columns = [math.prod(columns)]
     x = write.reshape(x, lead + (rows or [1]) + depth)
     y = write.reshape(turned, lead + depth + columns)
-    found = write.emit(_op.matmul(x, y, out_dtype=out))
-    return Value(write.reshape(found, call.shape), call.shape)
+    product = write.emit(_op.matmul(x, y, out_dtype=out))
+    return Value(write.reshape(product, call.shape), call.shape)
 
 
 def _places(words: str) -> list[str]:
@@ -91,7 +91,7 @@ def _convolution(call: HloCall) -> Value:
         high = edge + [min(b, 0) for _, b in pads]
         x = write.pad(x, low, high, edge + gaps)
         pads = [(max(a, 0), max(b, 0)) for a, b in pads]
-    found = write.emit(
+    convolved = write.emit(
         _CONVOLUTIONS[rank](
             x,
             weight,
@@ -103,11 +103,11 @@ def _convolution(call: HloCall) -> Value:
         )
     )
     order = ["b", "f", *spatial]
-    return Value(write.permute(found, [order.index(word) for word in result]), call.shape)
+    return Value(write.permute(convolved, [order.index(word) for word in result]), call.shape)
 
 
 def _as_channels(call: HloCall, x: Any, groups: int) -> Any:
-    """Groups of the batch as groups of channels: ``(G b, c, ...)`` to ``(b, G c, ...)``."""
+    """Turn groups of the batch into groups of channels: ``(G b, c, ...)`` to ``(b, G c, ...)``."""
     batch, channels, *rest = shape_of(x)
     apart = call.write.reshape(x, [groups, batch // groups, channels, *rest])
     turned = call.write.permute(apart, [1, 0, *range(2, len(rest) + 3)])

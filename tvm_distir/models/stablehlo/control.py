@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Loops whose rounds are known, written out; branches that are known."""
+"""Unroll loops of known length, and inline branches of known conditions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_ROUNDS = 4096
 
 
 def _while(call: HloCall) -> list[Value]:
-    """Rounds one behind the other; calls in them stay calls."""
+    """Unroll the iterations of a loop; calls in them remain calls."""
     values = call.operands
     for _ in range(MAX_ROUNDS):
         goes_on = call.run(call.region(0), values)[0].integer

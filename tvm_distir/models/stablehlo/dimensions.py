@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How the dims of gathers and scatters belong together, and the flat places they name."""
+"""Relate the dims of gathers and scatters, and compute flat indices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _op = relax.op
 
 @dataclass(frozen=True)
 class Places:
-    """What a gather reads, or a scatter writes, of a table.
+    """Positions of a table that a gather reads, or a scatter writes.
 
     Attributes
     ----------
@@ -54,17 +54,17 @@ class Places:
 
     @property
     def kept(self) -> list[int]:
-        """Dims of the table that a window has."""
+        """Return the dims of the table that a window has."""
         return [i for i in range(len(self.table)) if i not in self.dropped + self.batch]
 
     @property
     def batches(self) -> list[int]:
-        """Dims of the result that are dims of the indices."""
+        """Return the dims of the result that are dims of the indices."""
         return [i for i in range(len(self.result)) if i not in self.windows]
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether whole rows along one dim are named."""
+        """Return whether full rows along one dim are indexed."""
         if self.batch or len(self.indexed) != 1 or self.dropped != self.indexed:
             return False
         rest = enumerate(zip(self.sizes, self.table))
@@ -72,7 +72,7 @@ class Places:
 
     @property
     def is_along_last(self) -> bool:
-        """Whether single elements along the last dim are named, row by row."""
+        """Return whether single elements along the last dim are indexed, row by row."""
         last = len(self.table) - 1
         front = list(range(last))
         return (
@@ -84,12 +84,12 @@ class Places:
         )
 
     def row_indices(self, write: Emitter, indices: Any) -> Any:
-        """The indices without the dim that holds an index of one number."""
+        """Return the indices without the dim of the index vector of size 1."""
         shape = shape_of(indices)
         return write.reshape(indices, [n for i, n in enumerate(shape) if i != self.vector])
 
     def _column(self, write: Emitter, indices: Any, position: int) -> Any:
-        """One number of every index, with its dims at their places in the result."""
+        """Return one component of every index, with its dims at their positions in the result."""
         shape = shape_of(indices)
         if self.vector < len(shape):
             begins, ends = [0] * len(shape), list(shape)
@@ -102,7 +102,7 @@ class Places:
         return write.reshape(indices, sizes)
 
     def flat(self, write: Emitter, indices: Any, clip: bool) -> tuple[Any, Any]:
-        """Where every element of the result lies in the flat table.
+        """Return the index of every element of the result in the flat table.
 
         Returns
         -------
@@ -129,7 +129,7 @@ class Places:
         return total, inside
 
     def _steps(self, strides: Sequence[int]) -> Any:
-        """Steps within a window, and along dims that go along."""
+        """Return the offsets within a window, and along batching dims."""
         rank = len(self.result)
         total = np.zeros([1] * rank, "int64")
         where = list(zip(self.windows, self.kept))
@@ -149,12 +149,12 @@ def _both(write: Emitter, inside: Any, column: Any, highest: int) -> Any:
         write.emit(_op.greater_equal(column, zero)),
         write.emit(_op.less_equal(column, most)),
     )
-    found = write.emit(_op.logical_and(low, high))
-    return found if inside is None else write.emit(_op.logical_and(inside, found))
+    in_range = write.emit(_op.logical_and(low, high))
+    return in_range if inside is None else write.emit(_op.logical_and(inside, in_range))
 
 
 def inside_of(write: Emitter, indices: Any, size: int) -> Any:
-    """Which indices name one of so many rows."""
+    """Return which indices are within a number of rows."""
     return _both(write, None, indices, size - 1)
 
 
@@ -165,7 +165,7 @@ def places_of(
     sizes: Sequence[int],
     result: Sequence[int],
 ) -> Places:
-    """Read the numbers of a gather or a scatter, whose names are given in the order of fields."""
+    """Read the dimension numbers of a gather or a scatter, named in the order of fields."""
     windows, dropped, indexed, batch, index_batch = (integers(numbers.get(n)) for n in names)
     vector = int(numbers.get("index_vector_dim", 0))
     return Places(

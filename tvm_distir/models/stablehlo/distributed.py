@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of levels 3 and 4: how each value lies, and the steps between, as our writer says them.
+"""Import modules of levels 3 and 4: placements of values, and the resharding between them.
 
-What is read first is what the module computes on whole tensors; when all functions are there their
+What is read first is what the module computes on full tensors; when all functions are there their
 values get the types that the text says, and the steps stand where it has composites for them.
 """
 
@@ -53,19 +53,19 @@ _FUNCTION = "tvm_distir.function"  # keeps functions apart that compute the same
 
 
 class Distributed:
-    """Placements and steps of a module, by the variables that are written for it.
+    """Placements and redistributions of a module, by variable.
 
     Parameters
     ----------
     module : Module
     shardings : Shardings
     annotates : bool
-        Whether values are to lie as the text says.
+        Whether values get the placements of the text.
 
     Attributes
     ----------
     is_said : bool
-        Whether the text says of values how they lie; it then is of level 3 or 4.
+        Whether the text has placements of values; it then is of level 3 or 4.
     """
 
     def __init__(self, module: Module, shardings: Shardings, annotates: bool) -> None:
@@ -78,16 +78,16 @@ class Distributed:
 
     @property
     def is_read(self) -> bool:
-        """Whether the module that is made is of level 3 or 4."""
+        """Return whether the imported module is of level 3 or 4."""
         return self.is_said and self._annotates
 
     def place(self, var: Any, attributes: Mapping[str, Any]) -> None:
-        """Note how an argument lies."""
+        """Record the placement of an argument."""
         if self.is_read and PLACEMENT in attributes:
             self._lies[var] = self._placement(attributes[PLACEMENT], var)
 
     def note(self, operation: Operation, values: Sequence[Value]) -> None:
-        """Note how what an operation gives lies."""
+        """Record the placement of an operation's result."""
         said = operation.attributes.get(PLACEMENT)
         if said is None or not self.is_read:
             return
@@ -101,7 +101,7 @@ class Distributed:
     def step(
         self, operation: Operation, operands: Sequence[Value], write: Emitter
     ) -> list[Value] | None:
-        """A composite that is a step between placements, to be put in its place; else None."""
+        """Return a composite that changes a placement, to be inserted later, or None."""
         name = str(operation.attributes.get("name", ""))
         kind = name.removeprefix(_STEP)
         if not self.is_said or kind == name or kind not in _STEPS or len(operands) != 1:
@@ -116,7 +116,7 @@ class Distributed:
         return [write.value(var)]
 
     def marked(self, function: Any, operation: Operation) -> Any:
-        """A function with what its text says of it, and unlike any other."""
+        """Return a function marked with its annotations, distinct from any other."""
         if not self.is_read:
             return function
         self._count += 1
@@ -126,7 +126,7 @@ class Distributed:
         return function.with_attr(_FUNCTION, self._count)
 
     def placed(self, mod: ir.IRModule) -> ir.IRModule:
-        """The module with how its values lie, and its steps.
+        """Return the module with its placements and redistributions.
 
         Raises
         ------
@@ -145,8 +145,8 @@ class Distributed:
         return ir.IRModule(functions, attrs=mod.attrs)
 
     def _placement(self, said: Any, expr: Any) -> tuple[Any, Sequence[int]]:
-        name, found, text = str(said).partition(": ")
-        if not isinstance(said, str) or not found:
+        name, separator, text = str(said).partition(": ")
+        if not isinstance(said, str) or not separator:
             raise Unsupported(f'the {PLACEMENT} "{said}"')
         _, mesh = self._shardings.grid(name)
         try:
@@ -158,7 +158,7 @@ class Distributed:
 
 
 class _Function:
-    """Writes a function of whole tensors as one of tensors that lie somewhere."""
+    """Rewriter of a function of full tensors into one of DTensors."""
 
     def __init__(
         self, lies: Mapping[Any, Any], steps: Mapping[Any, Any], shardings: Shardings,
@@ -172,7 +172,7 @@ class _Function:
         self._builder = relax.BlockBuilder()
 
     def run(self, fn: Any) -> Any:
-        """The function."""
+        """Return the rewritten function."""
         for param in fn.params:
             self._env[param] = make_var(param.name, self._type(param))
         bindings = [b for block in fn.body.blocks for b in block.bindings]
@@ -186,13 +186,13 @@ class _Function:
                 read.update(variables(binding.value))
         blocks = []
         for block in fn.body.blocks:
-            found = [self._binding(b.var, b.value) for b in block.bindings if b.var in read]
-            blocks.append(type(block)(found))
+            kept_bindings = [self._binding(b.var, b.value) for b in block.bindings if b.var in read]
+            blocks.append(type(block)(kept_bindings))
         result = self._expr(fn.body.body)
         return with_body(fn, [self._env[p] for p in fn.params], blocks, result, bool(fn.is_pure))
 
     def _type(self, var: Any) -> Any:
-        """The type of a variable, as the text says."""
+        """Return the type of a variable, as annotated."""
         if var in self._lies:
             self._mesh, labels = self._lies[var]
             return as_dtensor(var.ty, self._mesh, labels)
@@ -229,12 +229,12 @@ class _Function:
                 step = relax.op.distributed.redistribute(args[0], mesh, placement_of(labels))
             else:
                 step = ops.CONSTRUCTORS[kind](args[0], device_mesh=mesh, **given)
-            found: Any = self._builder.normalize(step)
+            normalized: Any = self._builder.normalize(step)
         except (KeyError, TypeError, ValueError, RuntimeError, DistIRError) as error:
             raise Unsupported(f"R.dist.{kind} of {said}: {error}") from error
-        if not tvm_ffi.structural_equal(found.ty, ty):
-            raise Unsupported(f"R.dist.{kind} that gives {found.ty}, {ty} is written")
-        return found
+        if not tvm_ffi.structural_equal(normalized.ty, ty):
+            raise Unsupported(f"R.dist.{kind} that gives {normalized.ty}, {ty} is written")
+        return normalized
 
     def _expr(self, expr: Any) -> Any:
         if expr in self._env:
@@ -254,7 +254,7 @@ class _Function:
 
 
 def _edges(module: Module) -> Iterator[Mapping[str, Any]]:
-    """Attributes of all arguments and results of functions."""
+    """Return the attributes of all arguments and results of functions."""
     for function in (op for op in module.operations if op.name == "func.func"):
         for argument in function.regions[0].arguments:
             yield argument.attributes
@@ -262,7 +262,7 @@ def _edges(module: Module) -> Iterator[Mapping[str, Any]]:
 
 
 def _partial(said: str) -> dict[str, dict[str, list[int]]]:
-    """What ``dist.partial`` of a function says."""
+    """Return the ``dist.partial`` of a function."""
     try:
         loads = json.loads(said)
         return {

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Operations element by element; broadcasts of their operands are not written out."""
+"""Translate elementwise operations, without expanding broadcasts of their operands."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COMPARISONS = {
 
 
 def spread(call: HloCall, make: Callable[..., Any], values: Sequence[Value]) -> Value:
-    """What an operation makes of operands of one shape, which may be broadcast ones."""
+    """Apply an op to operands of one shape, which may be broadcast."""
     shape = max((value.shape for value in values), key=len)
     numbers = [value.integer for value in values]
     if None not in numbers and make in _FOLDED:
@@ -51,27 +51,29 @@ def spread(call: HloCall, make: Callable[..., Any], values: Sequence[Value]) -> 
         return Value(call.write.emit(make(parts[0].expr)), shape)
     full = any(part.base is None and len(shape_of(part.expr)) == len(shape) for part in parts)
     exprs = [part.expr if part.base is None or not full else part.base for part in parts]
-    found = call.write.emit(make(*exprs))
-    own = shape_of(found)
-    if own and len(own) < len(shape):
-        found = call.write.reshape(found, [1] * (len(shape) - len(own)) + list(own))
-    return Value(found, shape)
+    result = call.write.emit(make(*exprs))
+    result_shape = shape_of(result)
+    if result_shape and len(result_shape) < len(shape):
+        result = call.write.reshape(
+            result, [1] * (len(shape) - len(result_shape)) + list(result_shape)
+        )
+    return Value(result, shape)
 
 
 def each(make: Callable[..., Any]) -> Converter:
-    """A converter of an operation that Relax has."""
+    """Return a converter of an operation that Relax has."""
     return lambda call: spread(call, make, call.operands)
 
 
 def _wide(make: Callable[..., Any]) -> Converter:
-    """For what TVM has no kernels of half precision of."""
+    """Return a converter for an op without half-precision kernels in TVM."""
 
     def convert(call: HloCall) -> Value:
         x = call[0]
         if x.dtype not in HALVES:
             return spread(call, make, [x])
-        found = spread(call, make, [converted(call, x, "float32")])
-        return found if "is" in make.__name__ else converted(call, found, x.dtype)
+        result = spread(call, make, [converted(call, x, "float32")])
+        return result if "is" in make.__name__ else converted(call, result, x.dtype)
 
     return convert
 
@@ -84,7 +86,7 @@ def _logic(of_bools: Callable[..., Any], of_bits: Callable[..., Any]) -> Convert
 
 
 def converted(call: HloCall, value: Value, dtype: str) -> Value:
-    """A value of another type."""
+    """Return a value cast to another type."""
     if value.dtype == dtype:
         return value
     number = value.scalar
@@ -105,7 +107,7 @@ def _compare(call: HloCall) -> Value:
 
 
 def _compared_bools(call: HloCall, direction: str) -> Value:
-    """TVM's kernels compare numbers."""
+    """Compare bools as numbers, as TVM's kernels require."""
     if direction == "NE":
         return spread(call, _op.logical_xor, call.operands)
     numbers = [converted(call, value, "int8") for value in call.operands]
@@ -113,7 +115,7 @@ def _compared_bools(call: HloCall, direction: str) -> Value:
 
 
 def select(call: HloCall) -> Value:
-    """One of two, by a third; that may be one for all."""
+    """Select between two tensors by a mask or a scalar condition."""
     chosen, first, second = call.operands
     if chosen.integer is not None:
         return first if chosen.integer else second
@@ -128,7 +130,7 @@ def _clamp(call: HloCall) -> Value:
 
 
 def number(value: float, like: Value) -> Value:
-    """A constant of the type and shape of another value."""
+    """Return a constant of the type and shape of another value."""
     return Value(constant(value, like.dtype), like.shape)
 
 
@@ -149,7 +151,7 @@ def _cube_root(call: HloCall) -> Value:
 
 
 def _round_away(call: HloCall) -> Value:
-    """Halves away from zero."""
+    """Round halves away from zero."""
     x = call[0]
     size = spread(call, _op.add, [spread(call, _op.abs, [x]), number(0.5, x)])
     return spread(
@@ -158,7 +160,7 @@ def _round_away(call: HloCall) -> Value:
 
 
 def _remainder(call: HloCall) -> Value:
-    """With the sign of the dividend."""
+    """Return the remainder with the sign of the dividend."""
     x, y = call.operands
     if "float" not in call.dtype:
         return spread(call, _op.mod, [x, y])
@@ -189,7 +191,7 @@ def _narrowed(call: HloCall) -> Value:
 
 
 def same(call: HloCall) -> list[Value]:
-    """What only holds back the compiler."""
+    """Return the operand of a compiler barrier."""
     return call.operands
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What all translations write with: movements of tensors, written only where they do something."""
+"""Emit tensor movements for all translations, omitting no-ops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _op = relax.op
 
 
 class Emitter:
-    """Writes bindings into the block that a builder is at.
+    """Emitter of bindings into the current block of a builder.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Emitter:
         return self.builder.emit(expr, self.hint)
 
     def whole(self, value: Value) -> Any:
-        """The tensor itself, written out once."""
+        """Return the full tensor, expanded once."""
         if value.is_whole:
             return value.expr
         if id(value) not in self._written:
@@ -42,7 +42,7 @@ class Emitter:
         return self._written[id(value)][1]
 
     def value(self, expr: Any) -> Value:
-        """A tensor that is whole."""
+        """Return a value of a full tensor."""
         return Value(expr, shape_of(expr))
 
     def _spread(self, value: Value) -> Any:
@@ -51,7 +51,7 @@ class Emitter:
         return self.emit(_op.broadcast_to(value.expr, list(value.shape)))
 
     def _joined(self, value: Value) -> Any:
-        """Rows one behind the other, those of the array itself in runs."""
+        """Concatenate rows, with contiguous ones sliced in runs."""
         rows, parts, first = value.rows or (), [], 0
         while first < len(rows):
             row, end = rows[first], first + 1
@@ -65,7 +65,7 @@ class Emitter:
         return parts[0] if len(parts) == 1 else self.emit(_op.concat(parts, 0))
 
     def rows_of(self, value: Value, begin: int, end: int) -> Value:
-        """Rows of dim 0."""
+        """Slice rows of dim 0."""
         shape = (end - begin, *value.shape[1:])
         if value.rows is not None:
             if end == begin + 1 and value.rows[begin] is not None:
@@ -73,27 +73,27 @@ class Emitter:
             kept = value.rows[begin:end]
             base = self.rows_of(Value(value.expr, value.shape), begin, end)
             return Value(base.expr, shape, kept if any(kept) else None)
-        own = shape_of(value.expr)
-        if not own or own[0] == 1 != value.shape[0]:
+        sizes = shape_of(value.expr)
+        if not sizes or sizes[0] == 1 != value.shape[0]:
             return Value(value.expr, shape)
-        ends = [end, *own[1:]]
-        return Value(self.slice(value.expr, [begin] + [0] * (len(own) - 1), ends), shape)
+        ends = [end, *sizes[1:]]
+        return Value(self.slice(value.expr, [begin] + [0] * (len(sizes) - 1), ends), shape)
 
     def reshape(self, expr: Any, shape: Sequence[int]) -> Any:
-        """A tensor in another shape of as many elements."""
+        """Reshape a tensor."""
         if shape_of(expr) == tuple(shape):
             return expr
         return self.emit(_op.reshape(expr, list(shape)))
 
     def permute(self, expr: Any, order: Sequence[int]) -> Any:
-        """A tensor with its dims in another order."""
+        """Permute the dims of a tensor."""
         if list(order) == list(range(len(order))):
             return expr
         turned = list(order) == list(range(len(order)))[::-1]
         return self.emit(_op.permute_dims(expr, None if turned else list(order)))
 
     def cast(self, expr: Any, dtype: str) -> Any:
-        """A tensor of another type."""
+        """Cast a tensor."""
         return expr if dtype_of(expr) == dtype else self.emit(_op.astype(expr, dtype))
 
     def slice(
@@ -103,7 +103,7 @@ class Emitter:
         ends: Sequence[int],
         steps: Sequence[int] | None = None,
     ) -> Any:
-        """Part of a tensor: bounds and steps of every dim."""
+        """Slice a tensor by bounds and steps of every dim."""
         strides = steps or [1] * len(begins)
         whole = [(0, n, 1) for n in shape_of(expr)]
         cut = [i for i, b in enumerate(zip(begins, ends, strides)) if b != whole[i]]
@@ -121,7 +121,7 @@ class Emitter:
         inner: Sequence[int] = (),
         fill: float = 0.0,
     ) -> Any:
-        """A tensor with more at its edges and between elements; less where numbers are negative."""
+        """Pad a tensor at edges and between elements, or crop it where numbers are negative."""
         if any(inner):
             expr = self._spaced(expr, inner, fill)
         shape = shape_of(expr)
@@ -137,7 +137,7 @@ class Emitter:
         return self.cast(padded, dtype)
 
     def _spaced(self, expr: Any, inner: Sequence[int], fill: float) -> Any:
-        """So many elements between any two along each dim."""
+        """Insert a number of elements between any two along each dim."""
         shape = shape_of(expr)
         apart = [n for size, gap in zip(shape, inner) for n in ([size, 1] if gap else [size])]
         widths: list[int] = []
@@ -149,7 +149,7 @@ class Emitter:
         return self.slice(self.reshape(wide, joined), [0] * len(ends), ends)
 
     def clipped(self, index: Any, highest: int) -> Any:
-        """Indices from 0 to the highest."""
+        """Clip indices from 0 to a maximum."""
         if self._is_clipped(index, highest):
             return index
         dtype = dtype_of(index)
@@ -157,34 +157,34 @@ class Emitter:
         return self.emit(_op.minimum(least, constant(max(highest, 0), dtype)))
 
     def _is_clipped(self, index: Any, highest: int) -> bool:
-        """Whether indices are the smaller of the highest and of what is 0 or more."""
+        """Return whether indices are clipped to 0 and a maximum."""
         low, most = self._bounded(index, "relax.minimum")
         _, least = self._bounded(low, "relax.maximum")
         return most is not None and most <= highest and least is not None and least >= 0
 
     def _bounded(self, index: Any, name: str) -> tuple[Any, int | None]:
-        """Both sides of such an operation with a number; None where it is none."""
+        """Return both sides of such an operation with a number, or None."""
         held = isinstance(index, relax.Var)
-        found: Any = self.builder.lookup_binding(index) if held else None
-        if getattr(getattr(found, "op", None), "name", "") != name:
+        bound: Any = self.builder.lookup_binding(index) if held else None
+        if getattr(getattr(bound, "op", None), "name", "") != name:
             return None, None
-        sides = [Value(side, ()) if is_constant(side) else None for side in found.args]
-        for side, other in zip(sides, reversed(found.args)):
+        sides = [Value(side, ()) if is_constant(side) else None for side in bound.args]
+        for side, other in zip(sides, reversed(bound.args)):
             if side is not None and side.integer is not None:
                 return other, side.integer
         return None, None
 
     def counting(self, size: int, dtype: str) -> Any:
-        """``0, 1, ...``, as a tensor of one dim."""
+        """Return ``0, 1, ...`` as a tensor of one dim."""
         held = dtype if "int" in dtype else "int64"
         return self.cast(self.emit(_op.arange(0, size, 1, held)), dtype)
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Any:
-        """A tensor of zeros."""
+        """Return a tensor of zeros."""
         return self.emit(_op.full(list(shape), constant(0, dtype), dtype))
 
     def rows_flat(self, expr: Any) -> Any:
-        """A tensor with all its dims as one."""
+        """Flatten a tensor."""
         return self.reshape(expr, [math.prod(shape_of(expr))])
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of a module into functions of Relax; small private ones into their callers."""
+"""Translate functions to Relax, and inline small private ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .values import Unsupported, Value, cleaned, identifier, typed
 
 
 class Functions:
-    """All functions of a module.
+    """Functions of a module.
 
     Parameters
     ----------
@@ -58,8 +58,8 @@ class Functions:
         self._said = shardings
         said = module.attributes.get("mhlo.num_replicas")
         self._replicas = said if type(said) is int else 1
-        found = (op for op in module.operations if op.name == "func.func")
-        self.held = {str(op.attributes.get("sym_name")): op for op in found}
+        operations = (op for op in module.operations if op.name == "func.func")
+        self.held = {str(op.attributes.get("sym_name")): op for op in operations}
         self.sizes = Sizes(self.held, self.callee, inline)
         self._open: list[str] = []
         self._written: dict[str, ir.GlobalVar] = {}
@@ -67,11 +67,11 @@ class Functions:
 
     @property
     def public(self) -> list[str]:
-        """Names of the functions that can be called from outside."""
+        """Return the names of the public functions."""
         return [n for n, f in self.held.items() if f.attributes.get("sym_visibility") != "private"]
 
     def written(self, names: Names) -> ir.IRModule:
-        """The module with each public function and all that these call."""
+        """Return the module with each public function and its callees."""
         for name in self.public:
             try:
                 operation = local_program(self.held[name], self._said, self.grids, self._replicas)
@@ -95,7 +95,7 @@ class Functions:
             raise self.fault(self.held[self.public[0]], f"no import of {error}") from error
 
     def fault(self, operation: Operation, what: str) -> ModelError:
-        """An error (DIST0372) at an operation."""
+        """Return an error at an operation (DIST0372)."""
         return ModelError(
             "DIST0372",
             what,
@@ -104,13 +104,13 @@ class Functions:
         )
 
     def count(self, operation: Operation) -> None:
-        """Count an operation that is translated; refuse (DIST0372) more than can be meant."""
+        """Count a translated operation, up to a maximum (DIST0372)."""
         if not self.sizes.count():
             what = f"over {MAX_OPERATIONS} operations, with loops and calls written out"
             raise self.fault(operation, what)
 
     def callee(self, operation: Operation) -> str:
-        """Name of the function that an operation calls."""
+        """Return the name of the function that an operation calls."""
         symbol = operation.attributes.get("callee", operation.attributes.get("decomposition"))
         name = symbol.name if isinstance(symbol, Symbol) else ""
         if name not in self.held:
@@ -118,7 +118,7 @@ class Functions:
         return name
 
     def variable(self, operation: Operation, name: str) -> ir.GlobalVar:
-        """The private function of Relax that a function is."""
+        """Return the private Relax function of a function."""
         if name in self._open:
             raise self.fault(operation, f"functions call each other in a ring: {name}")
         if name not in self._written:
@@ -130,7 +130,7 @@ class Functions:
         return self._written[name]
 
     def translate(self, name: str, names: Any) -> Any:
-        """A function of Relax.
+        """Translate a function to Relax.
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class Functions:
 
 
 class _Body:
-    """The body of one function, written into its builder."""
+    """Translator of the body of one function."""
 
     def __init__(self, functions: Functions, builder: Any) -> None:
         self._functions = functions
@@ -183,7 +183,7 @@ class _Body:
         self._scopes: list[dict[str, Value]] = []
 
     def function(self, operation: Operation, params: Sequence[Any], public: bool) -> list[Any]:
-        """Translate a function; exprs of what it returns."""
+        """Translate a function; return the expressions of its results."""
         block, shardings = operation.regions[0], self._functions.shardings
         values = []
         for argument, param in zip(block.arguments, params):
@@ -193,15 +193,15 @@ class _Body:
             values.append(self._write.value(expr))
         results = self.run(block, values)
         try:
-            found = [self._write.whole(value) for value in results]
+            full_results = [self._write.whole(value) for value in results]
         except IMPORT_ERRORS as error:
             what = f"its results do not fit: {reason(error)}"
             raise self._functions.fault(operation, what) from error
         if public and shardings is not None:
             notes = operation.attributes.get("res_attrs") or []
             for index, attributes in enumerate(notes):
-                found[index] = self._placed(operation, found[index], attributes)
-        return found
+                full_results[index] = self._placed(operation, full_results[index], attributes)
+        return full_results
 
     def _placed(self, operation: Operation, expr: Any, attributes: dict[str, Any]) -> Any:
         shardings = self._functions.shardings
@@ -214,15 +214,15 @@ class _Body:
             raise self._functions.fault(operation, str(error)) from error
 
     def run(self, block: Block, values: Sequence[Value]) -> list[Value]:
-        """Translate a block, given its arguments; what it returns."""
+        """Translate a block with its arguments; return its results."""
         return self._in_scope(block, values, self._scopes)
 
     def _in_scope(
         self, block: Block, values: Sequence[Value], scopes: list[dict[str, Value]]
     ) -> list[Value]:
-        """Translate a block, where the names of some scopes are known."""
-        own = {a.name: value for a, value in zip(block.arguments, values)}
-        before, self._scopes = self._scopes, [*scopes, own]
+        """Translate a block inside of known scopes."""
+        local_values = {a.name: value for a, value in zip(block.arguments, values)}
+        before, self._scopes = self._scopes, [*scopes, local_values]
         try:
             for operation in block.operations:
                 operands = [self._value(operation, name) for name in operation.operands]
@@ -232,9 +232,9 @@ class _Body:
                     return operands
                 self._functions.count(operation)
                 for name in operation.results:
-                    if name in own:
+                    if name in local_values:
                         raise self._functions.fault(operation, f"{name} is defined twice")
-                own.update(zip(operation.results, self._operation(operation, operands)))
+                local_values.update(zip(operation.results, self._operation(operation, operands)))
         finally:
             self._scopes = before
         raise ModelError(
@@ -269,7 +269,7 @@ class _Body:
     def _check(
         self, operation: Operation, values: Sequence[Value], types: Sequence[Any], what: str
     ) -> None:
-        """Refuse values that are not of the types that the text says."""
+        """Reject values of other types than declared."""
         if len(values) != len(types):
             raise self._functions.fault(operation, f"{len(values)} {what}s of {len(types)} types")
         for value, kind in zip(values, types):
@@ -297,8 +297,8 @@ class _Body:
             placed = self._placed(operation, self._write.whole(operands[0]), attributes)
             return [self._write.value(placed)]
         call = HloCall(operation, operands, self._write, self.run)
-        found = CONVERTERS[operation.name](call)
-        return [found] if isinstance(found, Value) else list(found)
+        converted = CONVERTERS[operation.name](call)
+        return [converted] if isinstance(converted, Value) else list(converted)
 
     def _called(self, operation: Operation, operands: list[Value]) -> list[Value]:
         known = self._functions.distributed.step(operation, operands, self._write)
@@ -311,8 +311,8 @@ class _Body:
             return self._in_scope(self._functions.held[name].regions[0], operands, [])
         variable = self._functions.variable(operation, name)
         args = [self._write.whole(value) for value in operands]
-        found = self._write.emit(relax.Call(variable, args))
+        result = self._write.emit(relax.Call(variable, args))
         if len(operation.result_types) == 1:
-            return [self._write.value(found)]
+            return [self._write.value(result)]
         count = len(operation.result_types)
-        return [self._write.value(self._write.emit(found[i])) for i in range(count)]
+        return [self._write.value(self._write.emit(result[i])) for i in range(count)]

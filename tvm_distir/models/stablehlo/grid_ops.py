@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What operations of MLIR's dialect ``shard`` mean: how values lie, what processes exchange."""
+"""Translate operations of MLIR's dialect ``shard``: placements and collectives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INTEGERS = {"index": "int64", "i64": "int64", "i32": "int32"}
 def shard_results(
     grids: Grids, operation: Operation, operands: list[Any], write: Emitter
 ) -> list[Any]:
-    """What an operation gives: values, and shardings.
+    """Return the results of an operation: values, and shardings.
 
     Raises
     ------
@@ -35,8 +35,8 @@ def shard_results(
     for name, value in operation.attributes.items():
         if isinstance(value, list) and any(isinstance(item, str) for item in value):
             raise Unsupported(f"{name} that are computed")
-    found = CONVERTERS[operation.name](GridStep(grids, operation, operands, write))
-    return found if isinstance(found, list) else [found]
+    results = CONVERTERS[operation.name](GridStep(grids, operation, operands, write))
+    return results if isinstance(results, list) else [results]
 
 
 def _sharding(step: GridStep) -> Placed:
@@ -55,7 +55,7 @@ def _shard(step: GridStep) -> Value:
 
 
 def _all_reduce(step: GridStep) -> Value:
-    """Also a reduction to one process: what others get is undefined there, and the same here."""
+    """Translate a reduction; that to a single process gives all the same result."""
     mesh, axes = step.mesh()
     if not axes:
         return step.write.value(step.operand())
@@ -64,7 +64,7 @@ def _all_reduce(step: GridStep) -> Value:
 
 
 def _along(step: GridStep, make: Callable[[Any, Any, Any], Any]) -> Value:
-    """A collective along axes that may be none."""
+    """Apply a collective along axes, if there are any."""
     mesh, axes = step.ordered()
     if not axes:
         return step.write.value(step.operand())
@@ -88,9 +88,9 @@ def _all_to_all(step: GridStep) -> Value:
 
 def _reduce_scatter(step: GridStep) -> Value:
     dim, kind = step.number("scatter_axis"), KINDS[step.kind]
-    found = _along(step, lambda x, mesh, axes: ops.reduce_scatter(x, mesh, axes, dim, kind))
+    scattered = _along(step, lambda x, mesh, axes: ops.reduce_scatter(x, mesh, axes, dim, kind))
     mesh, axes = step.mesh()
-    return step.averaged(found, mesh, axes) if axes else found
+    return step.averaged(scattered, mesh, axes) if axes else scattered
 
 
 def _shift(step: GridStep) -> Value:
@@ -103,7 +103,7 @@ def _shift(step: GridStep) -> Value:
 
 
 def _broadcast(step: GridStep) -> Value:
-    """As a sum of which one term is not zero."""
+    """Translate a broadcast as a sum with a single nonzero term."""
     mesh, axes = step.mesh()
     if not axes:
         return step.write.value(step.operand())
@@ -111,7 +111,7 @@ def _broadcast(step: GridStep) -> Value:
 
 
 def _scatter(step: GridStep) -> Value:
-    """As a sum of which one term is not zero, cut."""
+    """Translate a scatter as a sliced sum with a single nonzero term."""
     mesh, axes = step.ordered()
     if not axes:
         return step.write.value(step.operand())
@@ -120,7 +120,7 @@ def _scatter(step: GridStep) -> Value:
 
 
 def _axes_of(step: GridStep) -> tuple[Any, list[int], list[int]]:
-    """Grid, its sizes, and the axes that are asked for; all where none are."""
+    """Return the grid, its sizes, and the given axes or all axes."""
     mesh, _ = step.mesh()
     sizes = [int(n) for n in mesh_shape(mesh)]
     axes = step.numbers("axes") or list(range(len(sizes)))
@@ -136,11 +136,11 @@ def _places(step: GridStep) -> list[Value]:
 
 def _number(step: GridStep) -> Value:
     mesh, sizes, axes = _axes_of(step)
-    found = step.place(mesh, 0)
+    index = step.place(mesh, 0)
     for axis in axes[1:]:
-        scaled = step.write.emit(relax.op.multiply(found, constant(sizes[axis], "int64")))
-        found = step.write.emit(relax.op.add(scaled, step.place(mesh, axis)))
-    return step.write.value(found)
+        scaled = step.write.emit(relax.op.multiply(index, constant(sizes[axis], "int64")))
+        index = step.write.emit(relax.op.add(scaled, step.place(mesh, axis)))
+    return step.write.value(index)
 
 
 def _sizes(step: GridStep) -> list[Value]:
@@ -149,7 +149,7 @@ def _sizes(step: GridStep) -> list[Value]:
 
 
 def _integer(step: GridStep) -> Value:
-    """An index as another integer."""
+    """Cast an index to another integer type."""
     kind = str(step.operation.result_types[0])
     if kind not in INTEGERS:
         raise Unsupported(f"an integer of the type {kind}")

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Grids and shardings of MLIR's dialect ``shard``, and one of its operations."""
+"""Represent grids and shardings of MLIR's dialect ``shard``, and one of its operations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IDS = {"stablehlo.partition_id": "partitions", "stablehlo.replica_id": "replica
 
 @dataclass(frozen=True)
 class Placed:
-    """A sharding: on a grid, per dim the axes that cut it, and where shards begin if it says."""
+    """Sharding on a grid: the axes per dim, and the shard offsets if given."""
 
     mesh: Mesh
     device_mesh: Any
@@ -35,7 +35,7 @@ class Placed:
     begins: list[int]
 
     def labels(self, shape: Sequence[int]) -> list[int]:
-        """Per axis of the grid the dim that it cuts, -1 for none.
+        """Return, per axis of the grid, the dim that it shards, or -1.
 
         Raises
         ------
@@ -60,14 +60,14 @@ class Placed:
 
 
 class Grids:
-    """How values lie by operations of the dialect.
+    """Placements of values by operations of the dialect.
 
     Parameters
     ----------
     shardings : Shardings
         Where the grids are.
     annotates : bool
-        Whether values are annotated with how they are said to lie.
+        Whether values are annotated with their placements.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Grids:
         self._computed_on = self._devices = ""
 
     def compute_on(self, name: str, devices: str) -> None:
-        """Note the mesh whose devices each run the program that is read.
+        """Record the mesh whose devices each run the imported program.
 
         Parameters
         ----------
@@ -96,7 +96,7 @@ class Grids:
         self._computed_on, self._devices = name, devices
 
     def of_devices(self, operation: Operation) -> Any:
-        """The mesh whose devices exchange data by an operation that names none."""
+        """Return the mesh of an operation that names no grid."""
         if not self._computed_on:
             what = "a collective outside of a manual computation"
             raise Unsupported(f"{what}, where no argument says how it lies ({PORT})")
@@ -107,35 +107,35 @@ class Grids:
         return self.named(self._computed_on)
 
     def grid(self, operation: Operation) -> tuple[Mesh, Any]:
-        """The grid that an operation names."""
+        """Return the grid that an operation names."""
         symbol = operation.attributes.get("grid")
         return self._shardings.grid(symbol.name if isinstance(symbol, Symbol) else "")
 
     def named(self, name: str) -> Any:
-        """The device mesh of a name."""
+        """Return the device mesh of a name."""
         return self._shardings.grid(name)[1]
 
     def annotated(self, value: Value, placed: Placed, write: Emitter) -> Value:
-        """A value with an annotation."""
+        """Return a value with an annotation."""
         if not self._annotates:
             return value
         labels = placed.labels(value.shape)
         made = relax.op.distributed.annotate_sharding(
             write.whole(value), placed.device_mesh, placement_of(labels)
         )
-        found = write.value(write.emit(made))
-        self._lies[id(found)] = found, placed
-        return found
+        annotated = write.value(write.emit(made))
+        self._lies[id(annotated)] = annotated, placed
+        return annotated
 
     def sharding_of(self, value: Value) -> Placed:
-        """How a value is annotated."""
+        """Return the sharding that a value is annotated with."""
         if id(value) not in self._lies:
             raise Unsupported("the sharding of a value that has none")
         return self._lies[id(value)][1]
 
 
 def _between(operation: Operation) -> str:
-    """What numbers of devices count in an operation, by the rules of StableHLO."""
+    """Return the meaning of device numbers in an operation, by the rules of StableHLO."""
     if operation.name in _IDS:
         return _IDS[operation.name]
     channel = operation.attributes.get("channel_handle")
@@ -144,7 +144,7 @@ def _between(operation: Operation) -> str:
 
 
 class GridStep:
-    """An operation, its operands, and where what it means is written."""
+    """Operation, its operands, and the emitter of its translation."""
 
     def __init__(
         self, grids: Grids, operation: Operation, operands: list[Any], write: Emitter
@@ -152,21 +152,21 @@ class GridStep:
         self.grids, self.operation, self.operands, self.write = grids, operation, operands, write
 
     def number(self, name: str) -> int:
-        """An attribute that is a number."""
-        found = self.operation.attributes.get(name)
-        if not isinstance(found, int) or isinstance(found, bool):
+        """Return an attribute that is a number."""
+        number = self.operation.attributes.get(name)
+        if not isinstance(number, int) or isinstance(number, bool):
             raise Unsupported(f"no {name}")
-        return found
+        return number
 
     def numbers(self, name: str) -> list[int]:
-        """An attribute that is a list of numbers; an empty one may be left out."""
-        found = self.operation.attributes.get(name, [])
-        if not isinstance(found, list) or not all(isinstance(n, int) for n in found):
+        """Return an attribute that is a list of numbers, empty by default."""
+        numbers = self.operation.attributes.get(name, [])
+        if not isinstance(numbers, list) or not all(isinstance(n, int) for n in numbers):
             raise Unsupported(f"{name} that are no numbers")
-        return found
+        return numbers
 
     def mesh(self) -> tuple[Any, list[int]]:
-        """The grid, and the axes along which processes meet."""
+        """Return the grid, and the axes along which processes communicate."""
         self.grids.moves = self.grids.moves or self.operation.name
         mesh, device_mesh = self.grids.grid(self.operation)
         axes = self.numbers("grid_axes")
@@ -175,7 +175,7 @@ class GridStep:
         return device_mesh, axes
 
     def ordered(self) -> tuple[Any, list[int]]:
-        """As :meth:`mesh`, where the order of processes in a group matters."""
+        """Return :meth:`mesh` for operations where the order of a group matters."""
         device_mesh, axes = self.mesh()
         if axes != sorted(axes):
             raise Unsupported(f"axes {axes}, out of the grid's order")
@@ -183,38 +183,38 @@ class GridStep:
 
     @property
     def kind(self) -> str:
-        """How numbers are reduced."""
-        found = str(self.operation.attributes.get("reduction", "sum"))
-        if found not in KINDS:
-            raise Unsupported(f'the reduction "{found}"')
-        return found
+        """Return the kind of reduction."""
+        kind = str(self.operation.attributes.get("reduction", "sum"))
+        if kind not in KINDS:
+            raise Unsupported(f'the reduction "{kind}"')
+        return kind
 
     @property
     def dtype(self) -> str:
-        """Type of the elements of the result."""
+        """Return the element type of the result."""
         return typed(self.operation.result_types[0])[1]
 
     def operand(self) -> Any:
-        """The tensor, of the type that the result has."""
+        """Return the tensor operand in the type of the result."""
         return self.write.cast(self.write.whole(self.operands[0]), self.dtype)
 
     def emit(self, expr: Any) -> Value:
-        """A tensor that is computed."""
+        """Return a computed tensor."""
         return self.write.value(self.write.emit(expr))
 
     def place(self, mesh: Any, axis: int) -> Any:
-        """The process's place along an axis."""
+        """Return the index of the process along an axis."""
         return self.write.emit(ops.axis_index(mesh, axis))
 
     def averaged(self, value: Value, mesh: Any, axes: Sequence[int]) -> Value:
-        """A sum as the mean, where that is asked for."""
+        """Turn a sum into a mean, if requested."""
         if self.kind != "average":
             return value
         count = constant(len(axis_groups(mesh, axes)[0]), value.dtype)
         return self.emit(relax.op.divide(value.expr, count))
 
     def of_root(self, mesh: Any, axes: Sequence[int]) -> Any:
-        """The tensor on the root of each group, zeros elsewhere."""
+        """Return the tensor on the root of each group, and zeros elsewhere."""
         root = self.numbers("root")
         if len(root) != len(axes):
             raise Unsupported(f"a root {root} along {len(axes)} axes")

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Shardings of GSPMD: tiles of devices, read as axes of one mesh that fits them all."""
+"""Read GSPMD shardings as axes of one mesh that fits all tiles of devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FORM = re.compile(
 
 @dataclass(frozen=True)
 class _Tiles:
-    """Tile dims and, in an array of their shape, the devices; the last dim may be of replicas."""
+    """Tile dims, and the devices in an array of their shape; the last dim may be replicas."""
 
     devices: npt.NDArray[Any]
     dims: int
@@ -36,24 +36,24 @@ def _numbers(text: str | None) -> list[int]:
 
 
 def _read(text: str) -> _Tiles | None:
-    found = _FORM.search(text)
-    if found is None:
+    match = _FORM.search(text)
+    if match is None:
         return None
-    shape, sizes = _numbers(found.group(1)), _numbers(found.group(2))
+    shape, sizes = _numbers(match.group(1)), _numbers(match.group(2))
     count = math.prod(shape)
     if sizes:
-        order = _numbers(found.group(3)) or list(range(len(sizes)))
+        order = _numbers(match.group(3)) or list(range(len(sizes)))
         devices = np.arange(count).reshape(sizes).transpose(order).reshape(shape)
     else:
-        listed = _numbers(found.group(4))
+        listed = _numbers(match.group(4))
         if len(listed) != count:
             raise Unsupported(f'the sharding "{text}"')
         devices = np.array(listed).reshape(shape)
-    return _Tiles(devices, len(shape) - bool(found.group(5)), tuple(sizes or shape))
+    return _Tiles(devices, len(shape) - bool(match.group(5)), tuple(sizes or shape))
 
 
 def mesh_of_tiles(texts: Sequence[str]) -> list[int]:
-    """Sizes of the axes of the coarsest mesh on which all shardings can be said.
+    """Return the axis sizes of the coarsest mesh that expresses all shardings.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def mesh_of_tiles(texts: Sequence[str]) -> list[int]:
 
 
 def labels_of_tiles(text: str, mesh: Sequence[int]) -> list[int]:
-    """Per mesh axis the dim that it cuts, or -1.
+    """Return, per mesh axis, the dim that it shards, or -1.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def labels_of_tiles(text: str, mesh: Sequence[int]) -> list[int]:
 
 
 def _said(labels: Sequence[int], mesh: Sequence[int], dims: int) -> npt.NDArray[Any]:
-    """The tile of each device by labels."""
+    """Return the tile of each device by labels."""
     places = np.indices(mesh)
     result = np.zeros((*mesh, dims), int)
     for axis, (label, size) in enumerate(zip(labels, mesh)):

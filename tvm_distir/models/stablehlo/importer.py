@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of StableHLO in: read, checked, then written function by function."""
+"""Import StableHLO modules: parse, check, and translate function by function."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _operations(module: Module) -> Iterator[Operation]:
 
 
 def _decompositions(module: Module) -> set[str]:
-    """Functions that say only what composites compute whose ops are known."""
+    """Return the functions that only decompose composites of known ops."""
     known: set[str] = set()
     others: set[str] = set()
     for function in (op for op in module.operations if op.name == "func.func"):
@@ -109,7 +109,7 @@ def _decompositions(module: Module) -> set[str]:
 
 
 def _check_operations(module: Module, place: str) -> None:
-    """Refuse (DIST0371) operations that are not translated, each with the first of its name."""
+    """Reject unsupported operations, each with its first occurrence (DIST0371)."""
     first: dict[str, int] = {}
     for operation in _operations(module):
         name = operation.name
@@ -132,7 +132,7 @@ def _check_operations(module: Module, place: str) -> None:
 
 
 def _texts(module: Module, place: str) -> list[str]:
-    """All shardings of GSPMD in a module."""
+    """Return all GSPMD shardings in a module."""
     held: list[Any] = []
     for function in (op for op in module.operations if op.name == "func.func"):
         for argument in function.regions[0].arguments:

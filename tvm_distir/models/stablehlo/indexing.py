@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and writing at indices: gathers, scatters, slices whose places are computed."""
+"""Translate gathers, scatters, and slices at computed offsets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REDUCTIONS = {"add": "add", "multiply": "mul", "minimum": "min", "maximum": "ma
 
 
 def _gather(call: HloCall) -> Value:
-    """Rows by take, elements of rows by gather_elements, all else by flat places."""
+    """Translate to ``take`` for rows, to ``gather_elements`` in rows, else to flat indices."""
     write, numbers = call.write, call.numbers("dimension_numbers")
     sizes = call.integers("slice_sizes")
     places = places_of(numbers, _GATHER, call[0].shape, sizes, call.shape)
@@ -46,8 +46,8 @@ def _gather(call: HloCall) -> Value:
         near = write.clipped(places.row_indices(write, indices), places.table[last] - 1)
         count = math.prod(shape_of(near)[last:])
         many = write.reshape(near, [*places.table[:last], count])
-        found = write.emit(_op.gather_elements(table, many, axis=last))
-        return Value(write.reshape(found, call.shape), call.shape)
+        gathered = write.emit(_op.gather_elements(table, many, axis=last))
+        return Value(write.reshape(gathered, call.shape), call.shape)
     flat, _ = places.flat(write, indices, clip=True)
     return Value(
         write.emit(_op.take(write.rows_flat(table), flat, axis=0, mode="clip")), call.shape
@@ -58,7 +58,7 @@ def _rows(call: HloCall, places: Places, table: Any, indices: Any) -> Any:
     write, axis = call.write, places.indexed[0]
     near = places.row_indices(write, indices)
     count = len(shape_of(near))
-    found = write.emit(_op.take(table, near, axis=axis, mode="clip"))
+    taken = write.emit(_op.take(table, near, axis=axis, mode="clip"))
     rest = [("window", i) for i in range(len(places.table) - 1)]
     have = rest[:axis] + [("index", i) for i in range(count)] + rest[axis:]
     seen = {"window": 0, "index": 0}
@@ -67,11 +67,11 @@ def _rows(call: HloCall, places: Places, table: Any, indices: Any) -> Any:
         kind = "window" if dim in places.windows else "index"
         wanted.append((kind, seen[kind]))
         seen[kind] += 1
-    return write.permute(found, [have.index(item) for item in wanted])
+    return write.permute(taken, [have.index(item) for item in wanted])
 
 
 def _scatter(call: HloCall) -> Value:
-    """Gradients of look-ups by their own op, one element per row by a mask, else flat places."""
+    """Translate to a look-up gradient, a mask for one element per row, else to flat indices."""
     if len(call.operands) != 3:
         raise Unsupported("a scatter into several tensors")
     kind = _written(call)
@@ -91,12 +91,12 @@ def _scatter(call: HloCall) -> Value:
         flat = write.emit(_op.where(inside, flat, constant(count, "int64")))
     table = write.pad(write.rows_flat(call.whole(0)), [0], [1])
     flat, new = write.rows_flat(flat), write.rows_flat(call.whole(2))
-    found = write.emit(_op.scatter_elements(table, flat, new, axis=0, reduction=kind))
-    return Value(write.reshape(write.slice(found, [0], [count]), call.shape), call.shape)
+    scattered = write.emit(_op.scatter_elements(table, flat, new, axis=0, reduction=kind))
+    return Value(write.reshape(write.slice(scattered, [0], [count]), call.shape), call.shape)
 
 
 def _written(call: HloCall) -> str:
-    """What becomes of an element and what is written there."""
+    """Combine an element with the value written to it."""
     block = call.region()
     names = [argument.name for argument in block.arguments]
     if len(block.operations) == 1 and block.operations[0].operands == names[1:]:
@@ -117,7 +117,7 @@ def _scattered(call: HloCall, updates: tuple[int, ...]) -> Places:
 
 
 def _added_rows(call: HloCall, places: Places) -> Value:
-    """Rows added to those that indices name; rows outside of the table are left out."""
+    """Add rows at indices, skipping those outside of the table."""
     write, rows = call.write, places.table[0]
     indices = write.rows_flat(places.row_indices(write, call.whole(1)))
     inside = inside_of(write, indices, rows)
@@ -127,15 +127,15 @@ def _added_rows(call: HloCall, places: Places) -> Value:
     new = write.emit(_op.where(mask, new, constant(0, call.dtype)))
     table = write.zeros([rows, width], call.dtype)
     near = write.clipped(indices, rows - 1)
-    found = write.emit(_op.grad.take_backward(new, table, near, axis=0))
-    found = write.reshape(found, call.shape)
+    added = write.emit(_op.grad.take_backward(new, table, near, axis=0))
+    added = write.reshape(added, call.shape)
     if call[0].scalar != 0:
-        found = write.emit(_op.add(call.whole(0), found))
-    return Value(found, call.shape)
+        added = write.emit(_op.add(call.whole(0), added))
+    return Value(added, call.shape)
 
 
 def _masked(call: HloCall, places: Places, kind: str) -> Value:
-    """One element of every row: by comparison with all places, which every cut leaves alone."""
+    """Write one element per row by a comparison of positions, which preserves any sharding."""
     write, last = call.write, len(places.table) - 1
     indices = write.reshape(call.whole(1), [*places.table[:last], 1])
     line = write.counting(places.table[last], dtype_of(indices))
@@ -144,10 +144,10 @@ def _masked(call: HloCall, places: Places, kind: str) -> Value:
     table, new = call[0], call.whole(2)
     if kind == "update":
         return Value(write.emit(_op.where(hit, new, write.whole(table))), call.shape)
-    found = write.emit(_op.where(hit, new, constant(0, call.dtype)))
+    masked = write.emit(_op.where(hit, new, constant(0, call.dtype)))
     if table.scalar != 0:
-        found = write.emit(_op.add(write.whole(table), found))
-    return Value(found, call.shape)
+        masked = write.emit(_op.add(write.whole(table), masked))
+    return Value(masked, call.shape)
 
 
 def _starts(call: HloCall, first: int) -> list[Value]:
@@ -164,7 +164,7 @@ def _dynamic_slice(call: HloCall) -> Value:
         firsts = [int(b or 0) for b in begins]
         ends = [first + size for first, size in zip(firsts, sizes)]
         return cut(call, firsts, ends, [1] * len(firsts))
-    found, write = call.whole(0), call.write
+    result, write = call.whole(0), call.write
     for axis, (start, size, whole) in enumerate(zip(_starts(call, 1), sizes, shape)):
         if size == whole:
             continue
@@ -172,8 +172,8 @@ def _dynamic_slice(call: HloCall) -> Value:
         line = write.reshape(first, [1])
         if size > 1:
             line = write.emit(_op.add(write.counting(size, dtype_of(first)), first))
-        found = write.emit(_op.take(found, line, axis=axis, mode="clip"))
-    return Value(found, call.shape)
+        result = write.emit(_op.take(result, line, axis=axis, mode="clip"))
+    return Value(result, call.shape)
 
 
 def _dynamic_update_slice(call: HloCall) -> Value:
@@ -189,21 +189,21 @@ def _dynamic_update_slice(call: HloCall) -> Value:
         return Value(x.expr, x.shape, tuple(rows))
     if len(moved) == 1 and starts[moved[0]].integer is not None:
         return Value(_replaced(call, moved[0], int(starts[moved[0]].integer or 0)), x.shape)
-    found, inside = write.whole(new), None
+    result, inside = write.whole(new), None
     for axis in moved:
         size, part = x.shape[axis], new.shape[axis]
         first = write.clipped(starts[axis].expr, size - part)
         place = write.emit(_op.subtract(write.counting(size, dtype_of(first)), first))
-        found = write.emit(_op.take(found, place, axis=axis, mode="clip"))
+        result = write.emit(_op.take(result, place, axis=axis, mode="clip"))
         here = inside_of(write, place, part)
         sizes = [size if i == axis else 1 for i in range(len(x.shape))]
         here = write.reshape(here, sizes)
         inside = here if inside is None else write.emit(_op.logical_and(inside, here))
-    return Value(write.emit(_op.where(inside, found, write.whole(x))), x.shape)
+    return Value(write.emit(_op.where(inside, result, write.whole(x))), x.shape)
 
 
 def _replaced(call: HloCall, axis: int, start: int) -> Any:
-    """A tensor with a part along one dim replaced."""
+    """Replace a part of a tensor along one dim."""
     write, x, new = call.write, call.whole(0), call.whole(1)
     shape = call[0].shape
     first = max(0, min(start, shape[axis] - call[1].shape[axis]))

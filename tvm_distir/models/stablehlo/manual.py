@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Local programs: what is in a manual computation of Shardy, or says how its arguments lie."""
+"""Import local programs from Shardy's manual computations or annotated arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMED = re.compile(TEXT)
 def local_program(
     function: Operation, shardings: Shardings, grids: Grids, replicas: int
 ) -> Operation:
-    """A function as what one device runs, with how its arguments lie; others as they are.
+    """Return a local program with the placements of its arguments; others are unchanged.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def local_program(
 
 
 def _run_replicas(function: Operation, shardings: Shardings, grids: Grids, replicas: int) -> None:
-    """Note that the devices of the mesh that arguments name are the replicas."""
+    """Record that the devices of the arguments' mesh are the replicas."""
     mesh, _ = shardings.grid(grid_of(function))
     devices = math.prod(mesh.axes.values())
     if devices != replicas:
@@ -109,16 +109,16 @@ def _port(mesh: str, labels: Sequence[int], kind: Any, index: int) -> dict[str, 
     return {"grid": Symbol(mesh), "index": index, "placement": placement, "shape": shape}
 
 
-def _shardings(found: Any) -> list[Opaque]:
-    """Shardings of values, in either form of the text."""
-    if isinstance(found, Opaque):
-        return [Opaque("sdy.sharding", body) for body in _SHARDING.findall(found.body)]
-    if not isinstance(found, list) or not all(isinstance(item, Opaque) for item in found):
+def _shardings(attribute: Any) -> list[Opaque]:
+    """Return the shardings of values, in either form of the text."""
+    if isinstance(attribute, Opaque):
+        return [Opaque("sdy.sharding", body) for body in _SHARDING.findall(attribute.body)]
+    if not isinstance(attribute, list) or not all(isinstance(item, Opaque) for item in attribute):
         raise Unsupported(f"a {MANUAL} without shardings")
-    return found
+    return attribute
 
 
-def _axes(found: Any) -> list[str]:
-    if isinstance(found, Opaque):
-        return [unescaped(name) for name in _NAMED.findall(found.body)]
-    return [str(axis) for axis in found] if isinstance(found, list) else []
+def _axes(attribute: Any) -> list[str]:
+    if isinstance(attribute, Opaque):
+        return [unescaped(name) for name in _NAMED.findall(attribute.body)]
+    return [str(axis) for axis in attribute] if isinstance(attribute, list) else []

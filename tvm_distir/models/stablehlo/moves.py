@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of StableHLO in local programs, by the axes that their groups lie along."""
+"""Translate StableHLO collectives in local programs to the mesh axes of their groups."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _KINDS = {"add": "sum", "maximum": "max", "minimum": "min", "multiply": "prod"}
 
 
 def _rows(call: HloCall, name: str) -> list[list[int]]:
-    """An attribute that is a table of numbers of devices; -1 fills rows that are shorter."""
-    found = call.attribute(name)
-    if not isinstance(found, Dense) or len(found.type.shape) != 2:
+    """Return an attribute that is a table of device numbers, padded by -1."""
+    attribute = call.attribute(name)
+    if not isinstance(attribute, Dense) or len(attribute.type.shape) != 2:
         raise Unsupported(f"no {name}")
-    table = np.broadcast_to(found.values, tuple(n or 0 for n in found.type.shape))
+    table = np.broadcast_to(attribute.values, tuple(n or 0 for n in attribute.type.shape))
     return [[int(n) for n in row if n >= 0] for row in table]
 
 
 def _axes(call: HloCall, mesh: Any, ordered: bool) -> list[int]:
-    """The axes along which groups lie; as few as do."""
+    """Return the fewest axes along which groups are formed."""
     wanted = _normal(_rows(call, "replica_groups"), ordered)
     rank = len(mesh_shape(mesh))
     for count in range(rank + 1):
@@ -58,7 +58,7 @@ def _reduction(call: HloCall) -> str:
 def _along(
     call: HloCall, mesh: Any, ordered: bool, make: Callable[[Any, list[int]], Any]
 ) -> list[Value]:
-    """A collective of each operand; nothing where groups are of one device."""
+    """Apply a collective to each operand, unless groups have one device."""
     axes = _axes(call, mesh, ordered)
     if not axes:
         return call.operands
@@ -91,7 +91,7 @@ def _all_to_all(call: HloCall, mesh: Any) -> list[Value]:
 
 
 def _shifts(mesh: Any) -> Iterator[tuple[int, int, bool, list[list[int]]]]:
-    """Axes, shifts and whether groups are rings, with the pairs of devices that send."""
+    """Return axes, shifts and whether groups are rings, with the pairs of sending devices."""
     for axis, size in enumerate(mesh_shape(mesh)):
         groups = axis_groups(mesh, [axis])
         for shift in sorted(range(1 - size, size), key=lambda n: (abs(n), n < 0)):
@@ -115,16 +115,16 @@ def _permute(call: HloCall, mesh: Any) -> list[Value]:
 
 
 def _number(call: HloCall, mesh: Any) -> list[Value]:
-    """The number of the device that runs."""
+    """Return the number of the running device."""
     devices = [int(device) for device in mesh_devices(mesh).ravel()]
     if devices != list(range(len(devices))):
         raise Unsupported("numbers of devices that are not those of the mesh, row by row")
     write = call.write
-    found = write.emit(ops.axis_index(mesh, 0))
+    index = write.emit(ops.axis_index(mesh, 0))
     for axis, size in enumerate(mesh_shape(mesh)[1:], 1):
-        scaled = write.emit(relax.op.multiply(found, constant(size, "int64")))
-        found = write.emit(relax.op.add(scaled, write.emit(ops.axis_index(mesh, axis))))
-    return [write.value(write.cast(found, call.dtype))]
+        scaled = write.emit(relax.op.multiply(index, constant(size, "int64")))
+        index = write.emit(relax.op.add(scaled, write.emit(ops.axis_index(mesh, axis))))
+    return [write.value(write.cast(index, call.dtype))]
 
 
 MOVES: dict[str, Callable[[HloCall, Any], list[Value]]] = {

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of arguments, and which of them are weights."""
+"""Name arguments, and decide which of them are weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_INPUT = "tvm_distir.num_input"
 
 @dataclass(frozen=True)
 class Signature:
-    """The parameters of a function.
+    """Parameters of a function.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Signature:
 
 
 class Names:
-    """Finds names of arguments.
+    """Namer of arguments.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Names:
         self._place = place
 
     def of(self, function: Operation) -> Signature:
-        """Names and order of a function's arguments.
+        """Return the names and order of a function's arguments.
 
         Raises
         ------
@@ -88,14 +88,14 @@ class Names:
 
 
 def _count(function: Operation) -> int | None:
-    """How many arguments are said to be data: by an attribute, or where XLA has room for it."""
+    """Return the number of data arguments, by an attribute or XLA's field for it."""
     held = function.attributes.get("mhlo.frontend_attributes")
     said = held.get(NUM_INPUT) if isinstance(held, dict) else function.attributes.get(NUM_INPUT)
     return said if type(said) is int else parse_int(said) if isinstance(said, str) else None
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Names with a number behind those that stand twice."""
+    """Make names distinct by numbering duplicates."""
     seen: dict[str, int] = {}
     result = []
     for name in names:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How arguments and results of a local program lie in whole arrays: what our writer adds."""
+"""Read how arguments and results of a local program are placed in full arrays."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from .values import Unsupported, dtype_of, shape_of
 
 
 def has_ports(operation: Operation) -> bool:
-    """Whether a function is a local program that says how its arguments lie."""
+    """Return whether a function is a local program with placements of its arguments."""
     return any(PORT in notes for _, notes in _edges(operation))
 
 
 def grid_of(operation: Operation) -> str:
-    """Name of the mesh that a local program runs on.
+    """Return the name of the mesh that a local program runs on.
 
     Raises
     ------
     Unsupported
         An argument or result that does not say it, or says another one than those before.
     """
-    found = ""
+    name = ""
     for title, notes in _edges(operation):
         port = notes.get(PORT)
         symbol = port.get("grid") if isinstance(port, dict) else None
         if not isinstance(symbol, Symbol):
             raise Unsupported(f"a local program whose {title} has no {PORT} with a grid")
-        if found not in ("", symbol.name):
-            what = f"{title} lies on the grid {symbol.name}, others on {found}"
+        if name not in ("", symbol.name):
+            what = f"{title} lies on the grid {symbol.name}, others on {name}"
             raise Unsupported(f"a local program whose {what}")
-        found = symbol.name
-    return found
+        name = symbol.name
+    return name
 
 
 def read_ports(
     operation: Operation, function: relax.Function, names: Signature, shardings: Shardings
 ) -> dict[str, Any]:
-    """The attribute ``dist.io`` of a local program.
+    """Return the attribute ``dist.io`` of a local program.
 
     Raises
     ------
@@ -69,14 +69,14 @@ def read_ports(
 
 
 class _Typed:
-    """A result that is known by its type."""
+    """Result known by its type."""
 
     def __init__(self, ty: Any) -> None:
         self.ty = ty
 
 
 def _edges(operation: Operation) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What to call the arguments and results of a function, and their attributes."""
+    """Return the titles and attributes of a function's arguments and results."""
     for argument in operation.regions[0].arguments:
         yield f"argument {argument.name}", argument.attributes
     for number, notes in enumerate(operation.attributes.get("res_attrs") or []):
@@ -94,21 +94,21 @@ def _port(title: str, notes: Mapping[str, Any], held: Any, sizes: Sequence[int])
         check_placement(labels, sizes, len(shape), PORT)
     except MeshError as error:
         raise Unsupported(f"{title}: {error}") from error
-    own = shape_of(held)
-    if tuple(local_shape(shape, labels, sizes)) != own:
-        what = f"a shard {list(own)} of an array {shape}, placed {placement}"
+    sizes_held = shape_of(held)
+    if tuple(local_shape(shape, labels, sizes)) != sizes_held:
+        what = f"a shard {list(sizes_held)} of an array {shape}, placed {placement}"
         raise Unsupported(f"{title}: {what}")
-    found: dict[str, Any] = {
+    port_notes: dict[str, Any] = {
         "dtype": dtype_of(held),
         "index": index,
         "placement": placement,
         "shape": shape,
     }
     if "role" in port:
-        found["role"] = str(port["role"])
+        port_notes["role"] = str(port["role"])
     if "index_range" in port:
         allowed = port["index_range"]
         if not isinstance(allowed, list) or len(allowed) not in (2, 3):
             raise Unsupported(f"{title}: a {PORT} whose index_range is no range")
-        found["index_range"] = allowed
-    return found
+        port_notes["index_range"] = allowed
+    return port_notes

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions, sorting and the largest ones."""
+"""Translate reductions, sorting and top-k."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMBINE = {
 
 
 def applied(block: Block) -> str:
-    """The one operation that a block applies to its two arguments; empty for other blocks."""
+    """Return the single operation that a block applies to its two arguments, or an empty text."""
     steps = block.operations
     names = [argument.name for argument in block.arguments]
     if len(steps) == 2 and sorted(steps[0].operands) == sorted(names):
@@ -35,7 +35,7 @@ def applied(block: Block) -> str:
 
 
 def is_neutral(kind: str, value: Value) -> bool:
-    """Whether a reduction that begins with a number is the same without it."""
+    """Return whether the initial value of a reduction has no effect."""
     number = value.scalar
     if number is None:
         return False
@@ -59,18 +59,18 @@ def _reduce(call: HloCall) -> Any:
     write = call.write
     if call.dtype == "bool" and kind in ("or", "and"):
         counted = write.cast(call.whole(0), "int8")
-        found = write.emit((_op.max if kind == "or" else _op.min)(counted, dims))
-        return Value(write.cast(found, "bool"), call.shape)
+        reduced = write.emit((_op.max if kind == "or" else _op.min)(counted, dims))
+        return Value(write.cast(reduced, "bool"), call.shape)
     if kind not in _REDUCTIONS:
         raise Unsupported(f"a reduction by {kind}")
-    found = write.emit(_REDUCTIONS[kind](call.whole(0), dims))
+    reduced = write.emit(_REDUCTIONS[kind](call.whole(0), dims))
     if not is_neutral(kind, call[1]):
-        found = write.emit(_COMBINE[kind](found, call[1].expr))
-    return Value(found, call.shape)
+        reduced = write.emit(_COMBINE[kind](reduced, call[1].expr))
+    return Value(reduced, call.shape)
 
 
 def _of_pairs(call: HloCall, dims: list[int]) -> list[Value]:
-    """The largest or smallest element and its place, as argmax and argmin write it."""
+    """Translate the maximum or minimum with its index, as argmax and argmin write it."""
     first = next((op for op in call.region().operations if op.name.endswith(".compare")), None)
     direction = str(first.attributes.get("comparison_direction", "")) if first else ""
     if len(dims) != 1 or call[1].counts != dims[0] or direction not in ("GT", "GE", "LT", "LE"):
@@ -81,29 +81,29 @@ def _of_pairs(call: HloCall, dims: list[int]) -> list[Value]:
     largest, write, x = direction[0] == "G", call.write, call.whole(0)
     place = write.emit((_op.argmax if largest else _op.argmin)(x, dims[0]))
     place = write.emit(valid_place(place, call[0].shape[dims[0]]))
-    found = write.emit((_op.max if largest else _op.min)(x, dims))
-    return [write.value(found), write.value(write.cast(place, call.result_dtype(1)))]
+    extreme = write.emit((_op.max if largest else _op.min)(x, dims))
+    return [write.value(extreme), write.value(write.cast(place, call.result_dtype(1)))]
 
 
 def _sort(call: HloCall) -> list[Value]:
-    """By the first operand, which is the only one that is compared."""
+    """Translate a sort by the first operand, the only one that is compared."""
     axis, write = int(call.attribute("dimension", -1)) % len(call[0].shape), call.write
     descending = _is_descending(call.region())
     x = call.whole(0)
-    found = [write.value(write.emit(_op.sort(x, axis, descending)))]
+    results = [write.value(write.emit(_op.sort(x, axis, descending)))]
     if len(call.operands) > 1:
         order = write.emit(_op.argsort(x, axis, descending, "int32"))
         for index in range(1, len(call.operands)):
             if call[index].counts == axis and call[index].dtype == "int32":
-                found.append(write.value(order))
+                results.append(write.value(order))
                 continue
             moved = write.emit(_op.gather_elements(call.whole(index), order, axis=axis))
-            found.append(write.value(moved))
-    return found
+            results.append(write.value(moved))
+    return results
 
 
 def _is_descending(block: Block) -> bool:
-    """Whether a comparator puts larger elements first; it may bring zeros and NaN to one form."""
+    """Return whether a comparator is descending; it may normalize zeros and NaN."""
     made = {result: op for op in block.operations for result in op.results}
     last = made.get(block.operations[-1].operands[0])
     if last is None or not last.name.endswith(".compare"):
@@ -117,7 +117,7 @@ def _is_descending(block: Block) -> bool:
 
 
 def _source(name: str, made: dict[str, Operation]) -> str:
-    """The argument that a value is, but for its zeros and NaN."""
+    """Return the argument that a value equals up to zeros and NaN."""
     while name in made:
         step = made[name]
         if not step.name.endswith(".select"):
@@ -129,8 +129,8 @@ def _source(name: str, made: dict[str, Operation]) -> str:
 def _top_k(call: HloCall) -> list[Value]:
     count, write = int(call.attribute("k")), call.write
     dtype = call.result_dtype(1)
-    found = write.emit(_op.topk(call.whole(0), k=count, axis=-1, ret_type="both", dtype=dtype))
-    return [write.value(write.emit(found[i])) for i in range(2)]
+    pair = write.emit(_op.topk(call.whole(0), k=count, axis=-1, ret_type="both", dtype=dtype))
+    return [write.value(write.emit(pair[i])) for i in range(2)]
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Constants, and operations that move elements without changing them."""
+"""Translate constants, and operations that move elements without changing them."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def _iota(call: HloCall) -> Value:
 
 
 def _broadcast(call: HloCall) -> Value:
-    """The operand's dims at their places, dims of 1 at the others."""
+    """Broadcast the operand's dims to their positions, with size 1 elsewhere."""
     x, shape = call[0], call.shape
     dims = call.integers("broadcast_dimensions", [])
     expr = x.expr if x.rows is None else call.write.whole(x)
-    own = shape_of(expr)
-    if not own:
+    local_sizes = shape_of(expr)
+    if not local_sizes:
         return Value(expr, shape)
     sizes = [1] * len(shape)
-    for dim, size in zip(dims, own):
+    for dim, size in zip(dims, local_sizes):
         sizes[dim] = size
-    behind = list(range(len(shape) - len(own), len(shape)))
-    base = expr if dims == behind and len(own) < len(shape) else None
+    behind = list(range(len(shape) - len(local_sizes), len(shape)))
+    base = expr if dims == behind and len(local_sizes) < len(shape) else None
     expr = call.write.permute(expr, sorted(range(len(dims)), key=dims.__getitem__))
     counts = None if x.counts is None else dims[x.counts]
     if counts is not None and shape[counts] != x.shape[x.counts or 0]:
@@ -81,19 +81,19 @@ def _concatenate(call: HloCall) -> Value:
 
 
 def cut(call: HloCall, begins: list[int], ends: list[int], steps: list[int]) -> Value:
-    """Part of the first operand."""
+    """Slice the first operand."""
     x = call[0]
     rest = zip(begins[1:], ends[1:], steps[1:], x.shape[1:])
     if begins and steps[0] == 1 and all((b, e, s) == (0, n, 1) for b, e, s, n in rest):
         return call.write.rows_of(x, begins[0], ends[0])
     expr = x.expr if x.rows is None else call.write.whole(x)
-    own = shape_of(expr)
+    sizes = shape_of(expr)
     shape = tuple(-(-(e - b) // s) for b, e, s in zip(begins, ends, steps))
-    if own:
-        kept = [n == 1 != size for n, size in zip(own, x.shape)]
-        begins = [0 if one else n for one, n in zip(kept, begins)]
-        ends = [1 if one else n for one, n in zip(kept, ends)]
-        steps = [1 if one else n for one, n in zip(kept, steps)]
+    if sizes:
+        kept = [n == 1 != size for n, size in zip(sizes, x.shape)]
+        begins = [0 if is_kept else n for is_kept, n in zip(kept, begins)]
+        ends = [1 if is_kept else n for is_kept, n in zip(kept, ends)]
+        steps = [1 if is_kept else n for is_kept, n in zip(kept, steps)]
         expr = call.write.slice(expr, begins, ends, steps)
     return Value(expr, shape)
 
@@ -105,10 +105,10 @@ def _slice(call: HloCall) -> Value:
 
 
 def _reverse(call: HloCall) -> Value:
-    found = call.whole(0)
+    result = call.whole(0)
     for dim in call.integers("dimensions"):
-        found = call.write.emit(_op.flip(found, dim))
-    return Value(found, call.shape)
+        result = call.write.emit(_op.flip(result, dim))
+    return Value(result, call.shape)
 
 
 def _pad(call: HloCall) -> Value:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Shardings of Shardy and of GSPMD as annotations."""
+"""Translate Shardy and GSPMD shardings to annotations."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ AXES = "tvm_distir.axes"
 
 @dataclass(frozen=True)
 class Mesh:
-    """A mesh: its name, sizes of axes by name, and devices."""
+    """Mesh with its name, axis sizes by name, and devices."""
 
     name: str
     axes: dict[str, int]
@@ -56,7 +56,7 @@ class Mesh:
 
 
 class Shardings:
-    """The meshes of a module, and what its shardings say on them.
+    """Meshes of a module, and the interpretation of its shardings.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Shardings:
             self._meshes[GSPMD_MESH] = Mesh(GSPMD_MESH, axes)
 
     def annotated(self, builder: Any, expr: Any, sharding: Any) -> Any:
-        """An expression with the annotation that a sharding is; unchanged where it says nothing.
+        """Annotate an expression with a sharding, unless the sharding is empty.
 
         Parameters
         ----------
@@ -86,10 +86,12 @@ class Shardings:
         Unsupported
             A sharding that no placement says.
         """
-        found = self._of_gspmd(sharding) if isinstance(sharding, str) else self._of_sdy(sharding)
-        if found is None:
+        placement = (
+            self._of_gspmd(sharding) if isinstance(sharding, str) else self._of_sdy(sharding)
+        )
+        if placement is None:
             return expr
-        mesh, labels = found
+        mesh, labels = placement
         placed = relax.op.distributed.annotate_sharding(
             expr, self._device_mesh(mesh), placement_of(labels)
         )
@@ -104,7 +106,7 @@ class Shardings:
         return self._used[mesh.name]
 
     def grid(self, name: str) -> tuple[Mesh, Any]:
-        """A mesh by its name, to be used.
+        """Return a mesh by its name, and mark it as used.
 
         Raises
         ------
@@ -119,21 +121,21 @@ class Shardings:
         return mesh, self._device_mesh(mesh)
 
     def number(self, name: str) -> int:
-        """Which of the meshes that are used one is."""
+        """Return the number of a mesh among those used."""
         return list(self._used).index(name)
 
     def placed(self, sharding: Opaque) -> tuple[Mesh, list[int]]:
-        """Mesh and labels of a sharding that leaves nothing open.
+        """Return the mesh and labels of a fully specified sharding.
 
         Raises
         ------
         Unsupported
             A sharding that no placement says.
         """
-        found = self._of_sdy(sharding)
-        if found is None:
+        placement = self._of_sdy(sharding)
+        if placement is None:
             raise Unsupported(f"the sharding <{sharding.body}>, which is open")
-        return found
+        return placement
 
     def _of_sdy(self, sharding: Opaque) -> tuple[Mesh, list[int]] | None:
         named = _NAMED.match(sharding.body)
@@ -171,7 +173,7 @@ class Shardings:
         return mesh, labels_of_tiles(text, list(mesh.axes.values()))
 
     def declare(self, mod: ir.IRModule) -> ir.IRModule:
-        """The module with the meshes that its annotations use."""
+        """Return the module with the meshes that its annotations use."""
         if not self._used:
             return mod
         held = list(self._used.values())
@@ -189,20 +191,20 @@ class Shardings:
 
 
 def _split_dims(text: str) -> tuple[list[str], str]:
-    """What stands in the braces of ``[{...}, {...}]``, and what follows."""
-    found = _DIMS.match(text)
-    if found is None:
+    """Return the content of the braces of ``[{...}, {...}]``, and the rest."""
+    match = _DIMS.match(text)
+    if match is None:
         raise Unsupported(f"the sharding {text}")
-    return _DIM.findall(found.group(1)), found.group(2)
+    return _DIM.findall(match.group(1)), match.group(2)
 
 
 def _unquoted(quoted: str | None, bare: str | None) -> str:
-    """A name that may stand in quotes."""
+    """Return a name without optional quotes."""
     return str(bare) if quoted is None else unescaped(quoted)
 
 
 def _axis_words(text: str) -> list[str]:
-    """Names of axes of one dim, with what makes them parts of axes."""
+    """Return the axis names of one dim, with the suffixes of sub-axes."""
     return [unescaped(name) + part for name, part in _PART.findall(text)]
 
 
@@ -222,13 +224,13 @@ def _meshes(module: Module) -> list[Mesh]:
 
 
 def _says(before: Any, placed: Any) -> bool:
-    """Whether an expression is an annotation as another one is."""
+    """Return whether an expression is an annotation equal to another."""
     same_op = isinstance(before, ir.Call) and before.op.same_as(placed.op)
     return same_op and bool(tvm_ffi.structural_equal(before.attrs, placed.attrs))
 
 
 def _grid(operation: Operation) -> Mesh:
-    """A grid of the dialect ``shard``; its axes have names where we wrote it."""
+    """Return a grid of the dialect ``shard``, with its axis names if exported by this package."""
     attributes = operation.attributes
     sizes = attributes.get("shape")
     if not isinstance(sizes, list) or not all(isinstance(n, int) for n in sizes):
@@ -245,35 +247,35 @@ def _grid(operation: Operation) -> Mesh:
     return Mesh(str(attributes.get("sym_name", "")), axes)
 
 
-def split_axes(found: Any) -> list[list[int]]:
-    """Per dim the axes that cut it: ``[[0], []]``, as both forms of the text have it.
+def split_axes(axes: Any) -> list[list[int]]:
+    """Return the axes that shard each dim, as in ``[[0], []]``, from both forms of the text.
 
     Raises
     ------
     Unsupported
         For any other attribute.
     """
-    if isinstance(found, Opaque) and found.body.startswith("axisarray"):
+    if isinstance(axes, Opaque) and axes.body.startswith("axisarray"):
         return [
             [parse_int(n) or 0 for n in re.findall(r"\d+", dim)]
-            for dim in re.findall(r"\[([\d,\s]*)\]", found.body.removeprefix("axisarray")[1:-1])
+            for dim in re.findall(r"\[([\d,\s]*)\]", axes.body.removeprefix("axisarray")[1:-1])
         ]
-    good = isinstance(found, list) and all(
-        isinstance(dim, list) and all(type(n) is int for n in dim) for dim in found
+    good = isinstance(axes, list) and all(
+        isinstance(dim, list) and all(type(n) is int for n in dim) for dim in axes
     )
     if not good:
         raise Unsupported("split_axes that are no lists of axes")
-    return [list(dim) for dim in found]
+    return [list(dim) for dim in axes]
 
 
 def sharding_of(attributes: Mapping[str, Any], source: str) -> Any:
-    """The sharding among the attributes of an argument, a result or an operation; else None."""
-    found = attributes.get("sdy.sharding", attributes.get("mhlo.sharding"))
-    if found is not None and not isinstance(found, (str, Opaque)):
+    """Return the sharding among the attributes of a value or an operation, or None."""
+    sharding = attributes.get("sdy.sharding", attributes.get("mhlo.sharding"))
+    if sharding is not None and not isinstance(sharding, (str, Opaque)):
         raise ModelError(
             "DIST0370",
             "a sharding is no attribute of Shardy and no text",
             place=source,
             remedy="Write the text again with JAX.",
         )
-    return found
+    return sharding

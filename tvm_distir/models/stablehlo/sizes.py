@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How large functions are, and how much has been written."""
+"""Measure the size of functions, and how much has been emitted."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Sizes:
         self._written = 0
 
     def count(self) -> bool:
-        """Count an operation that is translated; False where there are more than can be meant."""
+        """Count a translated operation; return False beyond the maximum."""
         self._written += 1
         return self._written <= MAX_OPERATIONS
 
     def size(self, name: str) -> int:
-        """How many operations a function has, those of its callees too; many for regions."""
+        """Return the number of operations of a function and its callees, large for regions."""
         if name not in self._sizes:
             self._sizes[name] = _LARGE
             body = self._held[name].regions[0].operations
@@ -61,5 +61,5 @@ class Sizes:
         return 1
 
     def is_inlined(self, name: str, operands: Sequence[Value]) -> bool:
-        """Whether a call is written out: of a small function, or with numbers loops count with."""
+        """Return whether a call is inlined: small, or with numbers that loops count with."""
         return self.size(name) <= self._inline or any(v.integer is not None for v in operands)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a module: from a file, bytecode, or what JAX made of a program."""
+"""Read the text of a module from a file, bytecode, or a JAX program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvm_distir.support import ModelError
 
 
 def read_source(source: Any) -> tuple[str, str]:
-    """Text of a module, and what to call it.
+    """Return the text of a module, and its title.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def read_source(source: Any) -> tuple[str, str]:
 
 
 def _text_of(data: bytes, place: str) -> str:
-    """Bytecode as text, by the bindings of MLIR in the wheel of jaxlib."""
+    """Convert bytecode to text by the MLIR bindings in the wheel of jaxlib."""
     check_jax(place)
     from jax._src.interpreters import mlir
     from jaxlib.mlir.dialects import stablehlo

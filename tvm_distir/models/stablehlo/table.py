@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""All operations that are translated."""
+"""Collect the converters of all operations."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ CALLS = ("func.call", "stablehlo.composite")
 RETURNS = ("func.return", "stablehlo.return", "sdy.return")
 ANNOTATIONS = ("sdy.sharding_constraint", "stablehlo.custom_call")
 SHARDING_CALL = "Sharding"
-"""The custom call of JAX that says only how its operand lies."""
+"""The custom call of JAX that only annotates its operand with a placement."""

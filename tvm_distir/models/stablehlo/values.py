@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Values while they are translated: broadcasts and rows stay unwritten as long as they can."""
+"""Represent values during translation, with broadcasts and rows kept symbolic."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ HALVES = ("bfloat16", "float16")
 
 
 class Unsupported(Exception):
-    """A form of an operation that is not translated, in words."""
+    """Unsupported form of an operation, with the reason."""
 
 
 def typed(kind: TensorType | OtherType) -> tuple[tuple[int, ...], str]:
-    """Shape and TVM's name of the elements of a type.
+    """Return the shape and TVM's element type of a type.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def typed(kind: TensorType | OtherType) -> tuple[tuple[int, ...], str]:
 
 
 def shape_of(expr: Any) -> tuple[int, ...]:
-    """Static shape of an expression of Relax."""
+    """Return the static shape of a Relax expression."""
     shape = known_shape(expr.ty)
     if shape is None:
         raise Unsupported("a tensor whose shape is not known")
@@ -59,19 +59,19 @@ def shape_of(expr: Any) -> tuple[int, ...]:
 
 
 def dtype_of(expr: Any) -> str:
-    """Name of the type of an expression's elements."""
+    """Return the element type of an expression."""
     dtype = expr.ty.dtype
     return str(dtype.dtype if hasattr(dtype, "dtype") else dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor.
+    """Translated tensor.
 
     Attributes
     ----------
     expr : relax.Expr
-        A scalar, or of the rank of ``shape``: where a dim is 1, it stands for all of that dim.
+        A scalar, or of the rank of ``shape``: where a dim is 1, it represents all of that dim.
     shape : tuple of int
         The tensor's shape.
     rows : tuple of Value or None
@@ -92,55 +92,55 @@ class Value:
 
     @property
     def dtype(self) -> str:
-        """Name of the type of its elements."""
+        """Return the element type."""
         return dtype_of(self.expr)
 
     @property
     def is_whole(self) -> bool:
-        """Whether ``expr`` is the tensor itself."""
+        """Return whether ``expr`` is the tensor itself."""
         return self.rows is None and shape_of(self.expr) == self.shape
 
     @property
     def scalar(self) -> Any:
-        """The number that all its elements are, where it is a constant; else None."""
+        """Return the number that all elements of a constant equal, or None."""
         if self.rows is not None or not is_constant(self.expr) or shape_of(self.expr):
             return None
         return self.expr.value.numpy()[()].item()
 
     @property
     def integer(self) -> int | None:
-        """The number, of a constant of integers without dims; else None."""
-        found = None if self.shape else self.scalar
-        return int(found) if isinstance(found, (bool, int)) else None
+        """Return the value of an integer scalar constant, or None."""
+        number = None if self.shape else self.scalar
+        return int(number) if isinstance(number, (bool, int)) else None
 
 
 def is_constant(expr: Any) -> bool:
-    """Whether an expression is a constant."""
+    """Return whether an expression is a constant."""
     return isinstance(expr, ir.GenericConst)
 
 
 def array_type(dtype: str) -> Any:
-    """NumPy's type of a name of TVM."""
+    """Return NumPy's type of a TVM type name."""
     return getattr(ml_dtypes, dtype) if hasattr(ml_dtypes, dtype) else np.dtype(dtype)
 
 
 def constant(value: Any, dtype: str) -> Any:
-    """A constant, with its elements converted as NumPy does."""
+    """Return a constant, with its elements converted as NumPy does."""
     array: npt.NDArray[Any] = np.asarray(value).astype(array_type(dtype))
     return relax.const(array, dtype)
 
 
 def cleaned(name: str) -> str:
-    """A path of JAX as plans name weights: ``p['layers'][0]['q']`` gives ``p.layers.0.q``."""
+    """Convert a JAX path to a weight name: ``p['layers'][0]['q']`` gives ``p.layers.0.q``."""
     return re.sub(r"\.+", ".", re.sub(r"[\[\]'\"]+", ".", name)).strip(".")
 
 
 def identifier(name: str) -> str:
-    """A name for a variable of Relax."""
+    """Convert a name to a Relax variable name."""
     return re.sub(r"\W+", "_", name).strip("_")
 
 
 def integers(values: Any) -> list[int]:
-    """An attribute that is a list of integers; an empty one may be left out."""
-    found: Sequence[Any] = [] if values is None else values
-    return [int(v) for v in found]
+    """Return an attribute that is a list of integers, empty by default."""
+    items: Sequence[Any] = [] if values is None else values
+    return [int(v) for v in items]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions over sliding windows, and the gradient of those that take the largest."""
+"""Translate reductions over sliding windows, and the gradient of max pools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LAYOUTS = {(1, 2): "NHWC", (2, 3): "NCHW"}
 
 @dataclass(frozen=True)
 class _Windows:
-    """Sizes, steps and gaps per dim, and padding as pairs."""
+    """Sizes, strides and dilations per dim, and padding as pairs."""
 
     sizes: list[int]
     steps: list[int]
@@ -30,12 +30,12 @@ class _Windows:
 
     @property
     def moved(self) -> list[int]:
-        """The dims along which a window is not one element."""
+        """Return the dims along which a window has more than one element."""
         rows = enumerate(zip(self.sizes, self.steps, self.pads))
         return [i for i, (size, step, pad) in rows if (size, step, pad) != (1, 1, (0, 0))]
 
     def pooling(self, dims: tuple[int, int]) -> dict[str, Any]:
-        """Arguments of a pooling of Relax over two dims."""
+        """Return the arguments of a Relax pool over two dims."""
         return {
             "pool_size": [self.sizes[i] for i in dims],
             "strides": [self.steps[i] for i in dims],
@@ -66,12 +66,12 @@ def _reduce_window(call: HloCall) -> Value:
     if any(spaces):
         flat = [0] * len(spaces)
         x = call.write.pad(x, flat, flat, spaces, float(call[1].scalar))
-    found = _cumulative(call, kind, windows, x)
-    return Value(_pooled(call, kind, windows, x) if found is None else found, call.shape)
+    cumulative = _cumulative(call, kind, windows, x)
+    return Value(_pooled(call, kind, windows, x) if cumulative is None else cumulative, call.shape)
 
 
 def _cumulative(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
-    """A window over all that stands before, or behind: sums that grow."""
+    """Translate a window over all preceding or following elements to a cumulative op."""
     if len(windows.moved) != 1 or kind not in ("add", "multiply"):
         return None
     dim = windows.moved[0]
@@ -88,7 +88,7 @@ def _cumulative(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
 
 
 def _pooled(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
-    """A pooling over two dims; over others, with these brought to the end."""
+    """Translate to a pool over two dims, with the pooled dims moved to the end."""
     moved, shape, write = windows.moved, shape_of(x), call.write
     if len(moved) > 2 or kind not in ("add", "maximum", "minimum"):
         raise Unsupported(f"windows over {len(moved)} dims with {kind or 'a region of its own'}")
@@ -102,8 +102,8 @@ def _pooled(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
     sizes = [shape[i] for i in order]
     flat = write.reshape(write.permute(x, order), [math.prod(sizes[:-2]), 1, *sizes[-2:]])
     pair = (last[0], last[1])
-    found = _pool(call, kind, flat, {**windows.pooling(pair), "layout": "NCHW"})
-    apart = write.reshape(found, [*sizes[:-2], *shape_of(found)[-2:]])
+    pooled = _pool(call, kind, flat, {**windows.pooling(pair), "layout": "NCHW"})
+    apart = write.reshape(pooled, [*sizes[:-2], *shape_of(pooled)[-2:]])
     return write.permute(apart, [order.index(i) for i in range(len(order))])
 
 
@@ -118,7 +118,7 @@ def _pool(call: HloCall, kind: str, x: Any, how: dict[str, Any]) -> Any:
 
 
 def _select_and_scatter(call: HloCall) -> Value:
-    """The gradient of a pooling that takes the largest: each goes to where that came from."""
+    """Translate the gradient of a max pool, scattered to the maxima."""
     regions = [applied(call.region(index)) for index in range(2)]
     steps = call.region(0).operations
     direction = str(steps[0].attributes.get("comparison_direction"))
@@ -134,9 +134,9 @@ def _select_and_scatter(call: HloCall) -> Value:
     order = [0, 3, 1, 2] if dims == (1, 2) else [0, 1, 2, 3]
     x, grad = (write.permute(call.whole(index), order) for index in range(2))
     how = windows.pooling(dims)
-    found = write.emit(_op.grad.max_pool2d_backward(grad, x, **how))
+    gradient = write.emit(_op.grad.max_pool2d_backward(grad, x, **how))
     back = [order.index(i) for i in range(4)]
-    return Value(write.permute(found, back), call.shape)
+    return Value(write.permute(gradient, back), call.shape)
 
 
 CONVERTERS: dict[str, Converter] = {

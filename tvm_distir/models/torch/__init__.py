@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""torch.export in: operators of ATen one by one, archives, weights."""
+"""Import torch.export programs: ATen operators, archives and weights."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``.pt2`` archives: opened with nothing of them run."""
+"""Open ``.pt2`` archives without running their code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvm_distir.support import ModelError
 
 
 def read_archive(path: str | Path) -> ExportedProgram:
-    """Load what ``torch.export.save`` wrote.
+    """Load a file of ``torch.export.save``.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Operators on two tensors, or on a tensor and a number, element by element.
+"""Translate elementwise operators on two tensors, or on a tensor and a number.
 
 TVM's importer gives a scalar the type of the tensor (``ints * 0.5`` multiplied by 0) and drops the
 factor ``alpha`` of sums; here the type of the result, or of the comparison, is torch's own.
@@ -35,7 +35,7 @@ def _wide_binary(make: Callable[[Any, Any], Any]) -> Converter:
 
 
 def _scaled_sum(make: Callable[[Any, Any], Any]) -> Converter:
-    """``self + alpha * other``, or a difference of them."""
+    """Return ``self + alpha * other``, or a difference."""
 
     def convert(call: AtenCall) -> Any:
         a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
@@ -47,7 +47,7 @@ def _scaled_sum(make: Callable[[Any, Any], Any]) -> Converter:
 
 
 def _reversed_difference(call: AtenCall) -> Any:
-    """``other - alpha * self``."""
+    """Return ``other - alpha * self``."""
     a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
     if call["alpha"] != 1:
         a = call.emit(_op.multiply(a, constant(call["alpha"], call.dtype)))
@@ -59,7 +59,7 @@ def _logical(make: Callable[..., Any], *names: str) -> Converter:
 
 
 def _bitwise(make: Callable[[Any, Any], Any], of_bools: Callable[[Any, Any], Any]) -> Converter:
-    """With an op of its own for bools."""
+    """Return a converter with a separate op for bools."""
 
     def convert(call: AtenCall) -> Any:
         a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Operators of backward parts that torch leaves whole."""
+"""Translate backward operators that torch does not decompose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _op = relax.op
 
 
 def _embedding(call: AtenCall) -> Any:
-    """Rows of the gradient added up by index, without those of the padding's."""
+    """Sum the rows of the gradient by index, without those of the padding index."""
     gradient, index = call["grad_output"], call["indices"]
     if call["scale_grad_by_freq"]:
         raise Unsupported("gradients scaled by how often an index occurs")
@@ -32,7 +32,7 @@ def _embedding(call: AtenCall) -> Any:
 
 
 def _convolution(call: AtenCall) -> Any:
-    """Gradients of the image, the kernel and the bias, as TVM's own gradient writes them."""
+    """Return the gradients of the image, the kernel and the bias, by TVM's gradient."""
     gradient, x, w = call["grad_output"], call["input"], call["weight"]
     rank = len(shape_of(w)) - 2
     if call["transposed"] or rank != 2:

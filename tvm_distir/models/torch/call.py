@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One call of an ATen operator while it is translated: arguments by name, what is emitted."""
+"""Represent one ATen call during translation: arguments by name and emitted values."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ HALVES = ("bfloat16", "float16")
 
 
 class Unsupported(Exception):
-    """A form of an operator that is not translated, in words."""
+    """Unsupported form of an operator, with the reason."""
 
 
 @dataclass(frozen=True)
 class Absent:
-    """A result of a call that is not computed; what reads it is refused."""
+    """Result of a call that is not computed, whose readers are rejected."""
 
     what: str
 
 
 def dtype_name(dtype: Any) -> str:
-    """TVM's name of a type of torch.
+    """Return TVM's name of a torch dtype.
 
     Raises
     ------
@@ -46,13 +46,13 @@ def dtype_name(dtype: Any) -> str:
 
 
 def dtype_of(value: Any) -> str:
-    """Name of the type of a tensor's elements."""
+    """Return the element type of a tensor."""
     dtype = value.ty.dtype
     return str(dtype.dtype if hasattr(dtype, "dtype") else dtype)
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Static shape of a tensor.
+    """Return the static shape of a tensor.
 
     Raises
     ------
@@ -66,12 +66,12 @@ def shape_of(value: Any) -> tuple[int, ...]:
 
 
 def is_float(dtype: str) -> bool:
-    """Whether a type is one of floats."""
+    """Return whether a dtype is a float."""
     return "float" in dtype
 
 
 def translated(value: Any, env: Mapping[fx.Node, Any]) -> Any:
-    """An argument of a node with all nodes in it replaced by their values."""
+    """Return an argument with all nodes in it replaced by their values."""
     if isinstance(value, fx.Node):
         return env[value]
     if isinstance(value, (list, tuple)):
@@ -82,7 +82,7 @@ def translated(value: Any, env: Mapping[fx.Node, Any]) -> Any:
 
 
 class AtenCall:
-    """A call of an ATen operator.
+    """Call of an ATen operator.
 
     ``call["dim"]`` is the argument that the operator's schema names so, translated: a Relax
     expression, a number, a list of either, or None; the schema's default where none is given.
@@ -110,11 +110,11 @@ class AtenCall:
 
     @property
     def names(self) -> list[str]:
-        """Names of the arguments that the overload has, given or not."""
+        """Return the names of the overload's arguments, given or not."""
         return [spec.name for spec in self._schema]
 
     def argument(self, name: str) -> Any:
-        """An argument by its schema's name, as the node has it: nodes are not translated."""
+        """Return an argument by its schema name, without translating nodes."""
         for index, spec in enumerate(self._schema):
             if spec.name != name:
                 continue
@@ -129,7 +129,7 @@ class AtenCall:
         return self.value(self.argument(name))
 
     def value(self, argument: Any) -> Any:
-        """An argument translated, nodes in lists too.
+        """Return a translated argument, including nodes in lists.
 
         Raises
         ------
@@ -143,21 +143,21 @@ class AtenCall:
 
     @property
     def results(self) -> list[Any]:
-        """What torch says of the results: tensors without values."""
+        """Return the result tensors of torch's metadata, without values."""
         value = self.node.meta["val"]
         return list(value) if isinstance(value, (list, tuple)) else [value]
 
     @property
     def dtype(self) -> str:
-        """Type of the (first) result's elements."""
+        """Return the element type of the (first) result."""
         return self.result_dtype(0)
 
     def result_dtype(self, index: int) -> str:
-        """Type of the elements of one of several results."""
+        """Return the element type of one of several results."""
         return dtype_name(self.results[index].dtype)
 
     def common_dtype(self, *names: str) -> str:
-        """Type to which torch brings two arguments before it compares them."""
+        """Return the type to which torch promotes two arguments for a comparison."""
         import torch
 
         values = [self.argument(name) for name in names]
@@ -165,30 +165,30 @@ class AtenCall:
         return dtype_name(torch.result_type(*known))
 
     def absent(self, index: int) -> Absent:
-        """A mark for one of several results that is not computed."""
+        """Return a marker for a result that is not computed."""
         return Absent(f"result {index} of {self.node.name}")
 
     def is_read(self, index: int) -> bool:
-        """Whether anything reads one of several results."""
+        """Return whether one of several results is read."""
         return any(len(user.args) > 1 and user.args[1] == index for user in self.node.users)
 
     def emit(self, value: Any) -> Any:
-        """Bind an expression to a variable, named by the module that computes it."""
+        """Bind an expression to a variable, named after the module that computes it."""
         return self.builder.emit(value, self._hint)
 
     def in_float32(self, make: Callable[..., Any], *values: Any) -> Any:
-        """What an op makes of tensors, in float32 where they are of half precision."""
+        """Apply an op to tensors, in float32 if they are of half precision."""
         if dtype_of(values[0]) not in HALVES:
             return self.emit(make(*values))
         wide = self.emit(make(*(self.cast(value, "float32") for value in values)))
         return self.cast(wide, dtype_of(values[0]))
 
     def normalized(self, value: Any) -> Any:
-        """An expression with its type inferred, not bound."""
+        """Return an unbound expression with its type inferred."""
         return self.builder.normalize(value)
 
     def cast(self, value: Any, dtype: str) -> Any:
-        """A tensor or a number as a tensor of a type."""
+        """Return a tensor or a number as a tensor of a type."""
         if not isinstance(value, relax.Expr):
             return constant(value, dtype)
         if dtype_of(value) == dtype:
@@ -196,13 +196,13 @@ class AtenCall:
         return self.emit(relax.op.astype(value, dtype))
 
     def broadcast(self, value: Any, shape: Sequence[int]) -> Any:
-        """A tensor spread to a shape."""
+        """Broadcast a tensor to a shape."""
         if shape_of(value) == tuple(shape):
             return value
         return self.emit(relax.op.broadcast_to(value, list(shape)))
 
     def reshaped(self, value: Any, shape: Sequence[int]) -> Any:
-        """A tensor in another shape of as many elements."""
+        """Reshape a tensor."""
         if shape_of(value) == tuple(shape):
             return value
         return self.emit(relax.op.reshape(value, list(shape)))
@@ -213,7 +213,7 @@ Converter = Callable[[AtenCall], Any]
 
 
 def constant(value: Any, dtype: str) -> Any:
-    """A scalar or an array as a constant; a float becomes an integer as torch casts it."""
+    """Return a scalar or an array as a constant, cast from float to integer as torch does."""
     if isinstance(value, float) and not is_float(dtype):
         if not math.isfinite(value):
             raise Unsupported(f"{value} as {dtype}")
@@ -224,7 +224,7 @@ def constant(value: Any, dtype: str) -> Any:
 
 
 def name_hint(node: fx.Node) -> str:
-    """The module that a node stands in and its operator: ``layers_0_attn_q_proj_linear``."""
+    """Name a node by its module and operator, such as ``layers_0_attn_q_proj_linear``."""
     stack = node.meta.get("nn_module_stack") or {}
     path = str(next(reversed(list(stack.values())))[0]) if stack else ""
     operator = str(getattr(node.target, "__name__", "value")).partition(".")[0].strip("_")
@@ -232,12 +232,12 @@ def name_hint(node: fx.Node) -> str:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis counted from the front."""
+    """Return an axis counted from the front."""
     return axis + rank if axis < 0 else axis
 
 
 def axes_of(axes: int | Sequence[int] | None, rank: int) -> list[int]:
-    """Axes counted from the front; all of them where none is named."""
+    """Return axes counted from the front, or all if none is given."""
     if axes is None or (isinstance(axes, (list, tuple)) and not axes):
         return list(range(rank))
     listed = [axes] if isinstance(axes, int) else axes

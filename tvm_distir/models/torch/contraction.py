@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Products of matrices, attention and convolutions.
+"""Translate products of matrices, attention and convolutions.
 
 TVM's importer gives products the type float32 whatever their operands have; here they keep it.
 """
@@ -30,19 +30,19 @@ def _product(second: str) -> Converter:
 
 
 def _product_and_sum(first: str, second: str) -> Converter:
-    """``beta * self + alpha * first @ second``."""
+    """Return ``beta * self + alpha * first @ second``."""
 
     def convert(call: AtenCall) -> Any:
         dtype = call.dtype
-        found = call.emit(_op.matmul(call[first], call[second]))
+        product = call.emit(_op.matmul(call[first], call[second]))
         if call["alpha"] != 1:
-            found = call.emit(_op.multiply(found, constant(call["alpha"], dtype)))
+            product = call.emit(_op.multiply(product, constant(call["alpha"], dtype)))
         if call["beta"] == 0:
-            return found
+            return product
         added = call["self"]
         if call["beta"] != 1:
             added = call.emit(_op.multiply(added, constant(call["beta"], dtype)))
-        return call.emit(_op.add(found, added))
+        return call.emit(_op.add(product, added))
 
     return convert
 
@@ -51,8 +51,8 @@ def _linear(call: AtenCall) -> Any:
     turned = call["weight"]
     if len(shape_of(turned)) == 2:
         turned = call.emit(_op.permute_dims(turned, [1, 0]))
-    found = call.emit(_op.matmul(call["input"], turned))
-    return found if call["bias"] is None else call.emit(_op.add(found, call["bias"]))
+    product = call.emit(_op.matmul(call["input"], turned))
+    return product if call["bias"] is None else call.emit(_op.add(product, call["bias"]))
 
 
 def _attention(call: AtenCall) -> Any:
@@ -73,24 +73,24 @@ def _attention(call: AtenCall) -> Any:
     q, k, v = (call.emit(_op.permute_dims(x, [0, 2, 1, 3])) for x in (q, k, v))
     q, scale = _scaled(call, q)
     causal = "TopLeft" if call["is_causal"] else None
-    found = call.emit(_op.nn.attention(q, k, v, mask, scale, causal))
-    found = call.emit(_op.permute_dims(found, [0, 2, 1, 3]))
-    return call.reshaped(found, [*shape[:-1], shape_of(found)[-1]])
+    mixed = call.emit(_op.nn.attention(q, k, v, mask, scale, causal))
+    mixed = call.emit(_op.permute_dims(mixed, [0, 2, 1, 3]))
+    return call.reshaped(mixed, [*shape[:-1], shape_of(mixed)[-1]])
 
 
 def _scaled(call: AtenCall, q: Any) -> tuple[Any, float | None]:
-    """Queries and a scale; TVM's kernel of half precision takes no scale but its own."""
-    own = shape_of(q)[-1] ** -0.5
-    scale = own if call["scale"] is None else float(call["scale"])
-    if abs(scale - own) <= 1e-6 * own:
+    """Return queries and a scale; TVM's half-precision kernel supports only its default scale."""
+    default = shape_of(q)[-1] ** -0.5
+    scale = default if call["scale"] is None else float(call["scale"])
+    if abs(scale - default) <= 1e-6 * default:
         return q, None
     if dtype_of(q) not in HALVES:
         return q, scale
-    return call.emit(_op.multiply(q, constant(scale / own, dtype_of(q)))), None
+    return call.emit(_op.multiply(q, constant(scale / default, dtype_of(q)))), None
 
 
 def _as_batch(call: AtenCall, x: Any) -> Any:
-    """Four dims: the batch (one or all leading ones), heads, positions, width."""
+    """Reshape to four dims: batch (all leading dims), heads, positions, width."""
     shape = shape_of(x)
     batch = 1
     for n in shape[:-3]:
@@ -99,7 +99,7 @@ def _as_batch(call: AtenCall, x: Any) -> Any:
 
 
 def _mask(call: AtenCall, mask: Any, dtype: str, shape: Sequence[int]) -> Any:
-    """A mask as what is added to the scores."""
+    """Convert a mask to a term of the scores."""
     if dtype_of(mask) == "bool":
         low = -6e4 if dtype == "float16" else -1e30
         mask = call.emit(_op.where(mask, constant(0.0, dtype), constant(low, dtype)))
@@ -111,7 +111,7 @@ def _mask(call: AtenCall, mask: Any, dtype: str, shape: Sequence[int]) -> Any:
 
 
 def sizes(value: int | Sequence[int], rank: int) -> list[int]:
-    """One number per spatial dim; torch writes one for all."""
+    """Return a number per spatial dim, where torch may write a single one."""
     listed = [value] if isinstance(value, int) else list(value)
     return listed * (rank if len(listed) == 1 else 1)
 
@@ -135,11 +135,11 @@ def _convolution(call: AtenCall) -> Any:
     if turned:
         options["output_padding"] = sizes(call["output_padding"], rank)
     make = getattr(_op.nn, f"conv{rank}d{'_transpose' if turned else ''}")
-    found = call.emit(make(x, w, **options))
+    result = call.emit(make(x, w, **options))
     if bias is not None:
         line = call.emit(_op.reshape(bias, [1, shape_of(bias)[0], *[1] * rank]))
-        found = call.emit(_op.add(found, line))
-    return found if batched else call.emit(_op.squeeze(found, [0]))
+        result = call.emit(_op.add(result, line))
+    return result if batched else call.emit(_op.squeeze(result, [0]))
 
 
 CONVERTERS: dict[str, Converter] = {

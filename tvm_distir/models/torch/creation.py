@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors made of numbers, copies and casts."""
+"""Translate tensor creation, copies and casts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _op = relax.op
 
 
 def filled(call: AtenCall, shape: list[int], value: Any, dtype: str) -> Any:
-    """A tensor of one value; TVM's ``full`` does not compile an infinite one."""
+    """Return a tensor of one value, infinite ones included, which TVM's ``full`` rejects."""
     number = constant(value, dtype)
     if isinstance(value, float) and not math.isfinite(value):
         return call.emit(_op.broadcast_to(number, shape))
@@ -68,12 +68,12 @@ def _cast(call: AtenCall) -> Any:
 
 
 def _copied(call: AtenCall) -> Any:
-    """What ``copy_(self, src)`` leaves in ``self``."""
+    """Return the value that ``copy_(self, src)`` leaves in ``self``."""
     return call.broadcast(call.cast(call["src"], call.dtype), shape_of(call["self"]))
 
 
 def _dropout(call: AtenCall) -> Any:
-    """The identity, of a model that is exported for inference."""
+    """Return the input, as the model is exported for inference."""
     x = call[call.names[0]]
     if call["train"] is not False and call["p"]:
         raise Unsupported("dropout of a model in training mode")
@@ -91,7 +91,7 @@ def _triangle(make: Any) -> Converter:
 
 
 def _cumulative(make: Any) -> Converter:
-    """Sums of integers and bools are int64, as those of torch; TVM keeps int32."""
+    """Return a cumulative op whose integers and bools are int64 as in torch, unlike in TVM."""
 
     def convert(call: AtenCall) -> Any:
         x = call.cast(call["self"], call.dtype)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of one tensor, element by element; of integers many of them give floats."""
+"""Translate elementwise functions of one tensor, many of which convert integers to floats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _unary(make: Callable[[Any], Any], computes_in_floats: bool = False) -> Conv
 
 
 def _wide_unary(make: Callable[[Any], Any]) -> Converter:
-    """For what TVM has no kernels of half precision of."""
+    """Return a converter for a function without half-precision kernels in TVM."""
     return lambda call: call.in_float32(make, call.cast(call["self"], call.dtype))
 
 
@@ -38,7 +38,7 @@ def _classified(make: Callable[[Any], Any]) -> Converter:
 
 
 def _sign(call: AtenCall) -> Any:
-    """Zero of NaN, of which ``R.sign`` gives NaN, as NumPy does."""
+    """Return the sign, with zero for NaN, unlike ``R.sign``."""
     x = call["self"]
     sign = call.emit(_op.sign(x))
     if "float" not in dtype_of(x):
@@ -54,8 +54,8 @@ def _gelu(call: AtenCall) -> Any:
 
 def _scaled_log(base: float) -> Converter:
     def convert(call: AtenCall) -> Any:
-        found = call.emit(_op.log(call.cast(call["self"], call.dtype)))
-        return call.emit(_op.multiply(found, constant(1 / math.log(base), call.dtype)))
+        logarithm = call.emit(_op.log(call.cast(call["self"], call.dtype)))
+        return call.emit(_op.multiply(logarithm, constant(1 / math.log(base), call.dtype)))
 
     return convert
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A program's graph, node by node, into the body of ``main``."""
+"""Translate a program's graph, node by node, into the body of ``main``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 
 def scope_of(node: fx.Node) -> str:
-    """Path of the module that a node stands in."""
+    """Return the path of the module of a node."""
     stack = node.meta.get("nn_module_stack") or {}
     return str(next(reversed(list(stack.values())))[0]) if stack else ""
 
@@ -33,7 +33,7 @@ def _place(node: fx.Node) -> str:
 
 
 def check_operators(graphs: Iterable[fx.Graph]) -> None:
-    """Refuse (DIST0360) operators that are not translated, each with the first node that has it."""
+    """Reject unsupported operators, each with its first node (DIST0360)."""
     first: dict[str, str] = {}
     for graph in graphs:
         for node in graph.nodes:
@@ -56,7 +56,7 @@ def _is_known(node: fx.Node) -> bool:
 
 
 def is_region(node: fx.Node) -> bool:
-    """Whether a node calls a graph in a region without gradients or with autocast off."""
+    """Return whether a node calls a subgraph without gradients or with autocast off."""
     name = str(getattr(node.target, "__name__", ""))
     if name not in _REGIONS:
         return False
@@ -64,7 +64,7 @@ def is_region(node: fx.Node) -> bool:
 
 
 def _is_of_sizes(node: fx.Node) -> bool:
-    """Whether a node computes with sizes of dims."""
+    """Return whether a node computes with sizes of dims."""
     return getattr(node.target, "__module__", "") in (
         "_operator",
         "torch",
@@ -74,7 +74,7 @@ def _is_of_sizes(node: fx.Node) -> bool:
 
 
 class Translation:
-    """Writes graphs into the block that a builder is at.
+    """Translator of graphs into the current block of a builder.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class Translation:
         self._builder = builder
 
     def run(self, owner: Any, graph: fx.Graph, env: dict[fx.Node, Any]) -> list[Any]:
-        """Translate a graph; return what its output node holds, flat.
+        """Translate a graph; return the flat values of its output node.
 
         Parameters
         ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Exported programs in: taken apart as far as needed, then written as ``main``."""
+"""Import exported programs: decompose as far as needed, then translate to ``main``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def from_exported_program(
 
 
 def _graphs(owner: Any) -> Iterator[fx.Graph]:
-    """The graph of a module of torch.fx, and those of its regions."""
+    """Return the graph of a torch.fx module, and those of its regions."""
     yield owner.graph
     for node in owner.graph.nodes:
         if node.op == "call_function" and is_region(node):
@@ -70,7 +70,7 @@ def _graphs(owner: Any) -> Iterator[fx.Graph]:
 
 
 def _prepared(program: ExportedProgram, place: str) -> ExportedProgram:
-    """The program with operators that are not translated taken apart by torch.
+    """Return the program with unsupported operators decomposed by torch.
 
     That runs the model again without values, which takes longer than the whole import: programs
     that need none of it, and write into no tensor, are left as they are.
@@ -107,15 +107,15 @@ def _is_taken_apart(target: Any) -> bool:
 
 
 def _written(program: ExportedProgram, inputs: Inputs, outputs: str) -> ir.IRModule:
-    """The module, with no variable that stands for a constant or another variable."""
+    """Return the module, without variables that alias constants or other variables."""
     wanted = wanted_outputs(program, outputs)
     named = [*inputs.data, *inputs.weights]
     builder = relax.BlockBuilder()
     with builder.function("main", [var for _, var in named]):
         with builder.dataflow():
             module = program.graph_module
-            found = Translation(builder).run(module, module.graph, dict(inputs.env))
-            values = [_result(found, index, spec) for index, spec in wanted]
+            results = Translation(builder).run(module, module.graph, dict(inputs.env))
+            values = [_result(results, index, spec) for index, spec in wanted]
             result = builder.emit_output(values[0] if len(values) == 1 else relax.Tuple(values))
         builder.emit_func_output(result)
     passes = transform.Sequential(
@@ -138,8 +138,8 @@ def _written(program: ExportedProgram, inputs: Inputs, outputs: str) -> ir.IRMod
     return noted_step(mod, gradients)
 
 
-def _result(found: list[Any], index: int, spec: Any) -> Any:
-    value = found[index]
+def _result(results: list[Any], index: int, spec: Any) -> Any:
+    value = results[index]
     if isinstance(value, Absent) or not isinstance(value, relax.Expr):
         raise ModelError(
             "DIST0361",

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Look-ups by indices, and writes at them."""
+"""Translate look-ups and writes by indices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _gather(call: AtenCall) -> Any:
 
 
 def _is_counted(node: Any) -> bool:
-    """Whether a node's values are known not to be negative."""
+    """Return whether a node's values are known to be non-negative."""
     while isinstance(node, fx.Node):
         name = str(getattr(node.target, "__name__", ""))
         if name.startswith(_COUNTED):
@@ -46,7 +46,7 @@ def _is_counted(node: Any) -> bool:
 
 
 def _counted_from_front(call: AtenCall, node: Any, index: Any, size: int) -> Any:
-    """Indices with ``size`` added where they are negative, as torch reads them."""
+    """Add ``size`` to negative indices, as torch reads them."""
     if dtype_of(index) == "bool":
         raise Unsupported("an index that is a mask: the size of its result depends on data")
     if _is_counted(node):
@@ -60,18 +60,18 @@ def _counted_from_front(call: AtenCall, node: Any, index: Any, size: int) -> Any
 
 
 def _indices(call: AtenCall, shape: tuple[int, ...]) -> tuple[list[int], list[Any]]:
-    """Axes that are indexed, and their indices."""
-    axes, found = [], []
+    """Return the indexed axes, and their indices."""
+    axes, indices = [], []
     for axis, node in enumerate(call.argument("indices")):
         if node is not None:
             axes.append(axis)
             value = call.value(node)
-            found.append(_counted_from_front(call, node, value, shape[axis]))
-    return axes, found
+            indices.append(_counted_from_front(call, node, value, shape[axis]))
+    return axes, indices
 
 
 def _joined(call: AtenCall, shape: tuple[int, ...], axes: list[int], indices: list[Any]) -> Any:
-    """One index into the flattened axes, which stand side by side."""
+    """Return a single index into the flattened adjacent axes."""
     if axes != list(range(axes[0], axes[0] + len(axes))):
         raise Unsupported("indices of axes with others between them")
     total = call.cast(indices[0], "int64")
@@ -82,7 +82,7 @@ def _joined(call: AtenCall, shape: tuple[int, ...], axes: list[int], indices: li
 
 
 def _index(call: AtenCall) -> Any:
-    """Several indices are taken together, element by element; TVM's importer crosses them."""
+    """Index by several tensors elementwise; TVM's importer takes their cross product."""
     x = call["self"]
     shape = shape_of(x)
     axes, indices = _indices(call, shape)

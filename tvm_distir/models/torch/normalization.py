@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Norms, in float32 where the tensors are of half precision.
+"""Translate norms, in float32 for half precision.
 
 All results are written that anything reads: the mean and the reciprocal deviation too, which TVM's
 importer gives as the normalised tensor, or as zeros.
@@ -21,7 +21,7 @@ _op = relax.op
 
 
 def _filled(value: Any, shape: Sequence[int], number: float, dtype: str) -> Any:
-    """A weight or, where the model has none, the number that changes nothing."""
+    """Return a weight or, if the model has none, the neutral number."""
     if value is not None:
         return value
     return constant(np.full([int(n) for n in shape], number, "float32"), dtype)
@@ -33,12 +33,12 @@ def _inverse_deviation(call: AtenCall, variance: Any, epsilon: float) -> Any:
 
 
 def _moments(call: AtenCall, x: Any, axes: list[int], epsilon: float, keeps: bool) -> list[Any]:
-    """Mean and reciprocal deviation, computed in float32: results 1 and 2 of a norm."""
+    """Return the mean and reciprocal deviation in float32: results 1 and 2 of a norm."""
     wide = call.cast(x, "float32")
     variance = call.emit(_op.variance(wide, axes, keeps))
     mean = call.emit(_op.mean(wide, axes, keeps))
-    found = (mean, _inverse_deviation(call, variance, epsilon))
-    return [call.cast(value, call.result_dtype(i)) for i, value in enumerate(found, 1)]
+    moments = (mean, _inverse_deviation(call, variance, epsilon))
+    return [call.cast(value, call.result_dtype(i)) for i, value in enumerate(moments, 1)]
 
 
 def _layer_norm(call: AtenCall) -> Any:
@@ -46,14 +46,14 @@ def _layer_norm(call: AtenCall) -> Any:
     epsilon, axes = float(call["eps"]), list(range(-len(shape), 0))
     weight = _filled(call["weight"], shape, 1.0, dtype_of(x))
     bias = _filled(call["bias"], shape, 0.0, dtype_of(x))
-    found = call.in_float32(
+    normalized = call.in_float32(
         lambda *values: _op.nn.layer_norm(*values, axes=axes, epsilon=epsilon), x, weight, bias
     )
     if len(call.results) == 1:
-        return found
+        return normalized
     if not (call.is_read(1) or call.is_read(2)):
-        return [found, call.absent(1), call.absent(2)]
-    return [found, *_moments(call, x, axes, epsilon, True)]
+        return [normalized, call.absent(1), call.absent(2)]
+    return [normalized, *_moments(call, x, axes, epsilon, True)]
 
 
 def _rms_norm(call: AtenCall) -> Any:
@@ -77,7 +77,7 @@ def _group_norm(call: AtenCall) -> Any:
     weight = _filled(call["weight"], shape[1:2], 1.0, dtype_of(x))
     bias = _filled(call["bias"], shape[1:2], 0.0, dtype_of(x))
     epsilon, axes = float(call["eps"]), list(range(2, len(shape)))
-    found = call.in_float32(
+    normalized = call.in_float32(
         lambda *values: _op.nn.group_norm(
             *values, num_groups=groups, channel_axis=1, axes=axes, epsilon=epsilon
         ),
@@ -86,15 +86,15 @@ def _group_norm(call: AtenCall) -> Any:
         bias,
     )
     if not native:
-        return found
+        return normalized
     if not (call.is_read(1) or call.is_read(2)):
-        return [found, call.absent(1), call.absent(2)]
+        return [normalized, call.absent(1), call.absent(2)]
     parts = call.reshaped(x, [shape[0], groups, math.prod(shape[1:]) // groups])
-    return [found, *_moments(call, parts, [2], epsilon, False)]
+    return [normalized, *_moments(call, parts, [2], epsilon, False)]
 
 
 def _batch_norm(call: AtenCall) -> Any:
-    """With the statistics of the model."""
+    """Normalize by the statistics of the model."""
     x, mean, variance = call["input"], call["running_mean"], call["running_var"]
     kind, epsilon = dtype_of(x), float(call["eps"])
     weight = _filled(call["weight"], shape_of(mean), 1.0, kind)
@@ -102,12 +102,12 @@ def _batch_norm(call: AtenCall) -> Any:
     wide = "float32" if kind in ("bfloat16", "float16") else kind
     values = [call.cast(value, wide) for value in (x, weight, bias, mean, variance)]
     triple = call.emit(_op.nn.batch_norm(*values, axis=1, epsilon=epsilon, training=False))
-    found = call.cast(call.emit(relax.TupleGetItem(triple, 0)), kind)
-    return [found, *(call.absent(i) for i in range(1, len(call.results)))]
+    normalized = call.cast(call.emit(relax.TupleGetItem(triple, 0)), kind)
+    return [normalized, *(call.absent(i) for i in range(1, len(call.results)))]
 
 
 def _batch_norm_training(call: AtenCall) -> Any:
-    """With the statistics of the batch: the result, mean, deviation, and new running ones.
+    """Normalize by the batch; return the result, mean, deviation, and running statistics.
 
     Torch's running variance is that of a sample (n - 1), TVM's that of a population (n).
     """
@@ -121,11 +121,15 @@ def _batch_norm_training(call: AtenCall) -> Any:
     inverse = _inverse_deviation(call, variance, epsilon)
     line = [1, shape[1], *[1] * (len(shape) - 2)]
     centred = call.emit(_op.subtract(wide, call.reshaped(mean, line)))
-    found = call.emit(_op.multiply(centred, call.reshaped(inverse, line)))
+    normalized = call.emit(_op.multiply(centred, call.reshaped(inverse, line)))
     for name, make in (("weight", _op.multiply), ("bias", _op.add)):
         if call[name] is not None:
-            found = call.emit(make(found, call.reshaped(call.cast(call[name], "float32"), line)))
-    results = [call.cast(v, call.result_dtype(i)) for i, v in enumerate((found, mean, inverse))]
+            normalized = call.emit(
+                make(normalized, call.reshaped(call.cast(call[name], "float32"), line))
+            )
+    results = [
+        call.cast(v, call.result_dtype(i)) for i, v in enumerate((normalized, mean, inverse))
+    ]
     count = math.prod(shape[axis] for axis in axes)
     news = ((mean, "running_mean", 1.0), (variance, "running_var", count / max(count - 1, 1)))
     for new, name, factor in news[: len(call.results) - 3]:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts and joins: slices, parts, padding, and what is put together of them."""
+"""Translate slices, splits, padding and concatenation."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _unbind(call: AtenCall) -> Any:
 
 
 def sliced(call: AtenCall, x: Any, axis: int, begin: int, end: int, step: int = 1) -> Any:
-    """``x[begin:end:step]`` along an axis, bounds as Python takes them."""
+    """Return ``x[begin:end:step]`` along an axis, with bounds as in Python."""
     whole = shape_of(x)[axis]
     first, last, _ = slice(begin, end, step).indices(whole)
     if (first, step) == (0, 1) and last >= whole:

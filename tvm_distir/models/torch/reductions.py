@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions, searches and sorts.
+"""Translate reductions, searches and sorts.
 
 Sums and means of half precision run in float32, as torch's own do.
 """
@@ -57,21 +57,21 @@ def _extreme(make: Callable[..., Any]) -> Converter:
 
 
 def _quantifier(make: Callable[..., Any]) -> Converter:
-    """``any`` and ``all``: of bytes, which have a maximum."""
+    """Translate ``any`` and ``all`` to the maximum or minimum of bytes."""
 
     def convert(call: AtenCall) -> Any:
         x = call["self"]
         if dtype_of(x) != "bool":
             x = call.emit(_op.not_equal(x, constant(0, dtype_of(x))))
         axes = _axes(call, x)
-        found = call.emit(make(call.cast(x, "int8"), axes, _keeps(call))) if axes else x
-        return call.cast(found, "bool")
+        reduced = call.emit(make(call.cast(x, "int8"), axes, _keeps(call))) if axes else x
+        return call.cast(reduced, "bool")
 
     return convert
 
 
 def _variance(call: AtenCall, x: Any, axes: list[int]) -> Any:
-    """Of float32 values, with torch's correction (1 where none is given)."""
+    """Return the variance of float32 values, with torch's correction (1 by default)."""
     correction = 1 if call["correction"] is None else call["correction"]
     count = math.prod(shape_of(x)[axis] for axis in axes)
     spread = call.emit(_op.variance(x, axes, _keeps(call)))
@@ -109,7 +109,7 @@ def _vector_norm(call: AtenCall) -> Any:
 
 
 def _ordered(call: AtenCall, x: Any) -> Any:
-    """As numbers that TVM's sorts order: bfloat16 they take for integers, silently."""
+    """Cast to a type that TVM's sorts order; they silently treat bfloat16 as integers."""
     return call.cast(x, "float32") if dtype_of(x) in HALVES else x
 
 
@@ -119,7 +119,7 @@ def _valid(call: AtenCall, place: Any, shape: tuple[int, ...], axis: int | None)
 
 
 def _place(make: Callable[..., Any]) -> Converter:
-    """``argmax`` and ``argmin``."""
+    """Translate ``argmax`` and ``argmin``."""
 
     def convert(call: AtenCall) -> Any:
         x, dim = call["self"], call["dim"]
@@ -133,11 +133,11 @@ def _extreme_and_place(value: Callable[..., Any], place: Callable[..., Any]) -> 
     def convert(call: AtenCall) -> Any:
         x, keeps = call["self"], _keeps(call)
         axis = axis_of(call["dim"], len(shape_of(x)))
-        found = call.emit(value(x, [axis], keeps))
+        extreme = call.emit(value(x, [axis], keeps))
         if not call.is_read(1):
-            return [found, call.absent(1)]
+            return [extreme, call.absent(1)]
         where = place(_ordered(call, x), axis, keeps)
-        return [found, _valid(call, where, shape_of(x), axis)]
+        return [extreme, _valid(call, where, shape_of(x), axis)]
 
     return convert
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Views: what gives the elements another shape or order."""
+"""Translate views, which reshape or reorder the elements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _op = relax.op
 
 
 def _size(call: AtenCall) -> list[int]:
-    """Shape of the result, -1 as a size resolved."""
+    """Return the shape of the result, with -1 resolved."""
     shape = [int(n) for n in call["shape" if "shape" in call.names else "size"]]
     if -1 in shape:
         whole, known = 1, 1
@@ -86,7 +86,7 @@ def _unsqueeze(call: AtenCall) -> Any:
 
 
 def _squeeze(call: AtenCall) -> Any:
-    """Dims of another size than 1 stay, named or not."""
+    """Squeeze only dims of size 1, even if others are given."""
     x = call["self"]
     shape = shape_of(x)
     axes = list(range(len(shape)))

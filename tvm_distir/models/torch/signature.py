@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What goes into a program and what comes out: data, weights, constants, results."""
+"""Classify the inputs and outputs of a program: data, weights, constants, results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CONSTANT_BYTES = 1 << 16
 
 @dataclass
 class Inputs:
-    """Parameters of ``main`` and what the program's placeholders are.
+    """Parameters of ``main`` and the kinds of the program's placeholders.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ def _placeholders(program: ExportedProgram) -> Iterator[tuple[fx.Node, Any]]:
 def read_inputs(
     program: ExportedProgram, batch: int | None, dims: Mapping[str, int], place: str
 ) -> Inputs:
-    """Sort the placeholders of a program.
+    """Classify the placeholders of a program.
 
     Parameters are weights, and so are buffers that are floats or that a checkpoint holds. What
     else has values and is small (tables of positions, constants of the code) stays a constant.
@@ -100,7 +100,7 @@ def read_inputs(
 
 
 def weight_values(program: ExportedProgram) -> dict[str, Any]:
-    """Tensors of the weights that the program has values of, by name."""
+    """Return the tensors of the weights that the program stores, by name."""
     tables, values = _tables(program), stored_values(program)
     names = [
         str(spec.target)
@@ -111,38 +111,38 @@ def weight_values(program: ExportedProgram) -> dict[str, Any]:
 
 
 def _is_unread(node: fx.Node, spec: Any) -> bool:
-    """Whether it is a buffer that nothing reads."""
+    """Return whether a placeholder is an unread buffer."""
     return spec.kind in _STORED[1:] and not node.users
 
 
 def _tables(program: ExportedProgram) -> dict[str, Any]:
-    """Tensors that stand in the module as constants, by name."""
+    """Return the tensors that are constants of the module, by name."""
     mutated = set(program.graph_signature.buffers_to_mutate.values())
-    values, found = stored_values(program), {}
+    values, tables = stored_values(program), {}
     for spec in program.graph_signature.input_specs:
         value = values.get(spec.target or "")
         if value is None or spec.kind is InputKind.PARAMETER or spec.target in mutated:
             continue
         is_small = value.numel() * value.element_size() <= _CONSTANT_BYTES
         if is_small and not (spec.persistent and value.is_floating_point()):
-            found[str(spec.target)] = value
-    return found
+            tables[str(spec.target)] = value
+    return tables
 
 
 def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, Any]]:
-    """Positions and specifications of the results that are asked for.
+    """Return the positions and specifications of the requested results.
 
     Raises
     ------
     ModelError
-        DIST0362 where there is none, or one is no tensor.
+        DIST0362 if there is none, or one is no tensor.
     """
-    found = []
+    wanted = []
     for index, spec in enumerate(program.graph_signature.output_specs):
         if outputs == "user" and spec.kind not in _RESULTS:
             continue
         if isinstance(spec.arg, TensorArgument):
-            found.append((index, spec))
+            wanted.append((index, spec))
         elif not (isinstance(spec.arg, ConstantArgument) and spec.arg.value is None):
             raise ModelError(
                 "DIST0362",
@@ -150,8 +150,8 @@ def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, An
                 place=f"{spec.arg}",
                 remedy="Export a module that returns tensors.",
             )
-    if not found:
+    if not wanted:
         raise ModelError(
             "DIST0362", "the program has no result", place="output", remedy="Return a tensor."
         )
-    return found
+    return wanted

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes for the dims that a program leaves open."""
+"""Determine sizes for the dynamic dims of a program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvm_distir.support import ModelError, nearest
 
 
 class OpenDims:
-    """The symbols of a program, and the sizes that were asked for.
+    """Symbols of a program, and the requested sizes.
 
     Parameters
     ----------
@@ -91,12 +91,12 @@ class OpenDims:
                 )
 
     def shape(self, sizes: Sequence[Any], name: str) -> tuple[int, ...]:
-        """Static shape of an input.
+        """Return the static shape of an input.
 
         Raises
         ------
         ModelError
-            DIST0313 where a dim has no size.
+            DIST0313 if a dim has no size.
         """
         return tuple(self._size(size, name, index) for index, size in enumerate(sizes))
 
@@ -117,7 +117,7 @@ class OpenDims:
 
 
 def _expression(size: Any) -> Any:
-    """Of a symbolic size, as SymPy has it."""
+    """Return the SymPy expression of a symbolic size."""
     return size.node.expr
 
 

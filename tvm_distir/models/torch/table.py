@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""All operators that are translated, and those of them that torch would take apart."""
+"""Collect all translated operators, and those among them that torch would decompose."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ NOTES += ("sym_constrain_range_for_size.default", "sym_constrain_range.default")
 
 
 def overload_name(target: Any) -> str:
-    """``add.Tensor`` for ``torch.ops.aten.add.Tensor``; the name of what is no operator of ATen."""
+    """Return ``add.Tensor`` for ``torch.ops.aten.add.Tensor``, or the name of other targets."""
     if getattr(target, "namespace", None) == "aten":
         return str(target.__name__)
     return str(target)
 
 
 def is_translated(target: Any) -> bool:
-    """Whether calls of an overload are written here."""
+    """Return whether calls of an overload are translated."""
     return overload_name(target) in CONVERTERS

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors that a program holds, as arrays."""
+"""Read the tensors of a program as arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 
 def stored_values(program: ExportedProgram) -> dict[str, Any]:
-    """Parameters, buffers and constants that the program has values of, by name."""
+    """Return the stored parameters, buffers and constants of the program, by name."""
     held: dict[str, Any] = {**program.constants, **program.state_dict}
     return {name: value for name, value in held.items() if _has_values(value)}
 
@@ -26,10 +26,10 @@ def _has_values(value: Any) -> bool:
 
 
 def as_array(value: Any) -> npt.NDArray[np.generic]:
-    """A tensor's values, bfloat16 as NumPy's of ml_dtypes; a view where that is possible."""
+    """Return a tensor's values, bfloat16 by ml_dtypes, as a view if possible."""
     value = value.detach().cpu().contiguous()
     if value.dtype is torch.bfloat16:
         bits: npt.NDArray[np.generic] = value.view(torch.uint16).numpy()
         return bits.view(ml_dtypes.bfloat16)
-    found: npt.NDArray[np.generic] = value.numpy()
-    return found
+    array: npt.NDArray[np.generic] = value.numpy()
+    return array

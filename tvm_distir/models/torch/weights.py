@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The weights that a program or an archive holds, as arrays."""
+"""Read the weights of a program or an archive as arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .values import as_array
 
 
 def load_weights(source: ExportedProgram | str | Path) -> dict[str, npt.NDArray[np.generic]]:
-    """Read the weights of a program or of its archive, by the names that parameters have.
+    """Read the weights of a program or of its archive, by parameter name.
 
     Raises
     ------

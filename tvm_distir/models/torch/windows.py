@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Pools over windows, and images resized."""
+"""Translate pools over windows, and image resizes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _op = relax.op
 
 
 def _in_batch(call: AtenCall, x: Any, rank: int, make: Callable[[Any], Any]) -> Any:
-    """What is made of an image, or of a batch of them."""
+    """Apply a function of batches to an image or to a batch of images."""
     if len(shape_of(x)) == rank + 2:
         return call.emit(make(x))
     return call.emit(_op.squeeze(call.emit(make(call.emit(_op.expand_dims(x, 0)))), [0]))
 
 
 def window(call: AtenCall, rank: int) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Extent of a pool's windows, and the keys that TVM's pools share."""
+    """Return the extent of a pool's windows, and the options that TVM's pools share."""
     kernel = sizes(call["kernel_size"], rank)
     stride = sizes(call["stride"], rank) if call["stride"] else kernel
     return tuple(kernel), {
@@ -39,10 +39,10 @@ def _max_pool(rank: int) -> Converter:
     def convert(call: AtenCall) -> Any:
         kernel, options = window(call, rank)
         dilation = tuple(sizes(call["dilation"], rank))
-        found = _in_batch(
+        pooled = _in_batch(
             call, call["self"], rank, lambda x: make(x, kernel, dilation=dilation, **options)
         )
-        return found if len(call.results) == 1 else [found, call.absent(1)]
+        return pooled if len(call.results) == 1 else [pooled, call.absent(1)]
 
     return convert
 

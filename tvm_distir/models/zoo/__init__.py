@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Models of any size, built in memory without weights: transformers, convolutional nets, MLPs."""
+"""Build models of any size without weights: transformers, convolutional nets, MLPs."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def mlp(**keys: Any) -> ir.IRModule:
 
 
 class _Model(NamedTuple):
-    """What builds a model, its configurations by size, and the size where none is named."""
+    """Builder of a model, its configurations by size, and the default size."""
 
     make: Callable[..., ir.IRModule]
     presets: Mapping[str, Any]
@@ -255,7 +255,7 @@ NAMES = tuple(_MODELS)
 
 
 def config(name: str, keys: Mapping[str, Any]) -> Any:
-    """Configuration of a model, such as :class:`GptConfig`, as its maker reads it from keys.
+    """Return the configuration of a model, such as :class:`GptConfig`, read from keys.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The BERT encoder in relax.nn (Devlin et al. 2019): norms after blocks, two heads to choose."""
+"""Define the BERT encoder in relax.nn (Devlin et al. 2019): post-norm blocks and two heads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EPS = 1e-12
 
 @dataclass(frozen=True)
 class BertConfig(FourfoldFfn):
-    """A BERT encoder.
+    """Configuration of a BERT encoder.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class BertConfig(FourfoldFfn):
     nested: int = 1
 
     def faults(self) -> Iterator[Fault]:
-        """Yield what is wrong: also heads that do not divide, and too few positions."""
+        """Yield faults, including heads that do not divide, and too few positions."""
         yield from super().faults()
         yield from indivisible("hidden", self.hidden, "heads", self.heads)
         if self.seq > self.positions:
@@ -76,7 +76,7 @@ PRESETS = {
 
 
 class BertLayer(nn.Module):  # type: ignore[misc]
-    """One encoder layer."""
+    """Encoder layer."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -86,13 +86,13 @@ class BertLayer(nn.Module):  # type: ignore[misc]
         self.mlp_norm = LayerNorm(config.hidden, config.dtype, EPS)
 
     def forward(self, x: Any, mask: Any) -> Any:
-        """(batch, seq, hidden) to the same shape."""
+        """Map (batch, seq, hidden) to the same shape."""
         x = self.attn_norm(nn.op.add(x, self.attn(x, mask)))
         return self.mlp_norm(nn.op.add(x, self.mlp(x)))
 
 
 class Embeddings(nn.Module):  # type: ignore[misc]
-    """Token, position and type embeddings, summed and normed."""
+    """Sum of token, position and type embeddings, normalized."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Embeddings(nn.Module):  # type: ignore[misc]
         self.norm = LayerNorm(config.hidden, config.dtype, EPS)
 
     def forward(self, ids: Any, types: Any) -> Any:
-        """Two times (batch, seq) to (batch, seq, hidden)."""
+        """Map two times (batch, seq) to (batch, seq, hidden)."""
         tokens = nn.op.take(self.tokens.weight, ids, axis=0, name="tokens")
         places = nn.op.take(self.positions.weight, positions(ids.shape[1]), axis=0, name="places")
         kinds = nn.op.take(self.types.weight, types, axis=0, name="kinds")
@@ -110,7 +110,7 @@ class Embeddings(nn.Module):  # type: ignore[misc]
 
 
 class MlmHead(nn.Module):  # type: ignore[misc]
-    """Dense layer and norm before the tied decoder; the decoder's bias."""
+    """Dense layer and norm before the tied decoder, with the decoder's bias."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class MlmHead(nn.Module):  # type: ignore[misc]
         self.bias = nn.Parameter((config.vocab,), config.dtype)
 
     def forward(self, x: Any, table: Any) -> Any:
-        """(batch, seq, hidden) and (vocab, hidden) to (batch, seq, vocab)."""
+        """Map (batch, seq, hidden) and (vocab, hidden) to (batch, seq, vocab)."""
         x = self.norm(nn.op.gelu(self.dense(x)))
         logits = nn.op.matmul(x, nn.op.permute_dims(table), name="scores")
         return nn.op.add(logits, self.bias, name="logits")
@@ -134,7 +134,7 @@ class ClassifyHead(nn.Module):  # type: ignore[misc]
         self.classifier = nn.Linear(config.hidden, config.classes, dtype=config.dtype)
 
     def forward(self, x: Any) -> Any:
-        """(batch, seq, hidden) to (batch, classes)."""
+        """Map (batch, seq, hidden) to (batch, classes)."""
         batch, _, hidden = x.shape
         first = emit(relax.op.strided_slice(x._expr, [1], [0], [1]), "first")
         pooled = nn.op.tanh(self.pooler(nn.op.reshape(first, (batch, hidden))))
@@ -142,7 +142,7 @@ class ClassifyHead(nn.Module):  # type: ignore[misc]
 
 
 class Bert(nn.Module):  # type: ignore[misc]
-    """Token ids, token types and attention mask to logits."""
+    """Model from token ids, token types and attention mask to logits."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Bert(nn.Module):  # type: ignore[misc]
             self.classify = ClassifyHead(config)
 
     def main(self, input_ids: Any, token_type_ids: Any, attention_mask: Any) -> Any:
-        """Int32 (batch, seq) each; the mask is 0 where a token is padding."""
+        """Map int32 (batch, seq) inputs to logits; the mask is 0 at padding tokens."""
         batch, seq = attention_mask.shape
         mask = nn.op.not_equal(attention_mask, Tensor.from_scalar(0, "int32"), name="counts")
         mask = nn.op.reshape(mask, (batch, 1, 1, seq))
@@ -169,7 +169,7 @@ class Bert(nn.Module):  # type: ignore[misc]
 
 
 def build(config: BertConfig) -> ir.IRModule:
-    """Build the module of a BERT; no weight memory is touched."""
+    """Build the module of a BERT without allocating weights."""
     tokens = ((config.batch, config.seq), "int32")
     return export_model(
         Bert(config), input_ids=tokens, token_type_ids=tokens, attention_mask=tokens

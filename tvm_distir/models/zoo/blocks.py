@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the zoo's models share: attention, norms in float32, and the export to an IRModule."""
+"""Share attention, float32 norms and the export to an IRModule between the zoo's models."""
 
 from __future__ import annotations
 
@@ -23,62 +23,62 @@ Tensor = nn.Tensor
 
 
 def emit(expr: Any, name: str) -> Any:
-    """Bind a Relax expression and give it back as a tensor of relax.nn."""
+    """Bind a Relax expression and return it as a tensor of relax.nn."""
     return nn.op.wrap_nested(expr, name)
 
 
 def positions(count: int) -> Any:
-    """Token positions 0..count-1 as an int32 constant of shape (count,)."""
+    """Return the positions 0..count-1 as an int32 constant of shape (count,)."""
     return Tensor.from_const(np.arange(count, dtype="int32"))
 
 
 def causal_mask(places: Any) -> Any:
-    """Bool (seq, seq) of the positions (seq,): True where the column is not after the row."""
+    """Return a bool (seq, seq) mask, True where the column is not after the row."""
     rows = nn.op.unsqueeze(places, 1, name="rows")
     columns = nn.op.unsqueeze(places, 0, name="columns")
     return nn.op.less_equal(columns, rows, name="mask")
 
 
 def in_float32(x: Any) -> Any:
-    """``x`` cast to float32 unless it is already."""
+    """Cast ``x`` to float32 if needed."""
     return x if x.dtype == "float32" else nn.op.astype(x, "float32")
 
 
 def back_to(x: Any, dtype: str) -> Any:
-    """``x`` cast to ``dtype`` unless it is already."""
+    """Cast ``x`` to ``dtype`` if needed."""
     return x if x.dtype == dtype else nn.op.astype(x, dtype)
 
 
 def split_heads(x: Any, heads: int) -> Any:
-    """(batch, seq, heads * width) to (batch, heads, seq, width)."""
+    """Split (batch, seq, heads * width) into (batch, heads, seq, width)."""
     batch, seq, hidden = x.shape
     x = nn.op.reshape(x, (batch, seq, heads, hidden // heads))
     return nn.op.permute_dims(x, [0, 2, 1, 3])
 
 
 def merge_heads(x: Any) -> Any:
-    """(batch, heads, seq, width) to (batch, seq, heads * width)."""
+    """Merge (batch, heads, seq, width) into (batch, seq, heads * width)."""
     batch, heads, seq, width = x.shape
     x = nn.op.permute_dims(x, [0, 2, 1, 3])
     return nn.op.reshape(x, (batch, seq, heads * width))
 
 
 def dropped(x: Any, rate: float) -> Any:
-    """``x`` with a share of its elements dropped in training; itself where that is 0."""
+    """Apply dropout to ``x`` in training, unless the rate is 0."""
     return emit(relax.op.nn.dropout(x._expr, rate), "dropout")[0] if rate else x
 
 
 def attend_at_once(q: Any, k: Any, v: Any) -> Any:
-    """Causal attention as one op: (batch, seq, heads, width) to the same shape."""
+    """Compute causal attention as one op: (batch, seq, heads, width) to the same shape."""
     width = q.shape[3]
-    found = relax.op.nn.attention(
+    mixed = relax.op.nn.attention(
         q._expr, k._expr, v._expr, scale=1.0 / math.sqrt(width), causal_mask="TopLeft"
     )
-    return emit(found, "mixed")
+    return emit(mixed, "mixed")
 
 
 def attend(q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0) -> Any:
-    """Scaled dot product attention, softmax in float32.
+    """Compute scaled dot product attention, with softmax in float32.
 
     Parameters
     ----------
@@ -190,13 +190,16 @@ class BatchNorm(nn.Module):  # type: ignore[misc]
         """Normalise (batch, width, rows, columns)."""
         given = (x, self.weight, self.bias, self.mean, self.variance)
         out = relax.op.nn.batch_norm(
-            *(in_float32(one)._expr for one in given), axis=1, epsilon=self.eps, training=False
+            *(in_float32(tensor)._expr for tensor in given),
+            axis=1,
+            epsilon=self.eps,
+            training=False,
         )
         return back_to(emit(out, "batch_norm")[0], x.dtype)
 
 
 def layer_class(base: type, nested: int, name: str = "Layer") -> Any:
-    """Fresh subclass of a layer, whose calls go to one private function when ``nested``.
+    """Return a layer subclass, whose calls go to one private function when ``nested``.
 
     relax.nn keeps made subroutines on the class, so each export needs a class of its own; the
     functions are called as the class, in snake case.
@@ -239,7 +242,7 @@ def export_tokens(model: Any, batch: int, seq: int) -> ir.IRModule:
 
 @relax.expr_functor.mutator
 class _Renamer(relax.PyExprMutator):  # type: ignore[misc]
-    """Gives a function's parameters other names."""
+    """Mutator that renames a function's parameters."""
 
     def rename(self, fn: relax.Function, names: list[str]) -> relax.Function:
         """Return the function with parameters named ``names``."""

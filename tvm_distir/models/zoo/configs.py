@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of the zoo's models: how they are read and checked, and those of the decoders.
+"""Read and check the keys of the zoo's models, and define the decoders' configurations.
 
 Architectures: GPT-2 (Radford et al. 2019, table 2), GPT-3 (Brown et al. 2020, table 2.1),
 Llama 2 (Touvron et al. 2023, table 1) and Llama 3 (Grattafiori et al. 2024, table 3).
@@ -23,7 +23,7 @@ Fault = tuple[str, str]
 
 @dataclass(frozen=True)
 class Config:
-    """What the configurations of all models share.
+    """Base class of all configurations.
 
     A field whose default is 0 or 1 and that is listed in ``FLAGS`` takes these two values only;
     every other number must be positive, or may be zero too when it is listed in ``MAY_BE_ZERO``.
@@ -35,7 +35,7 @@ class Config:
     """The most of what is built one by one; other integers may be up to ``MAX_INT``."""
 
     def faults(self) -> Iterator[Fault]:
-        """Yield what is wrong, and its remedy, the values of single fields first."""
+        """Yield faults and remedies, the values of single fields first."""
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in self.FLAGS:
@@ -60,7 +60,7 @@ def indivisible(what: str, size: int, by: str, count: int) -> Iterator[Fault]:
 
 
 class FourfoldFfn(Config):
-    """A config whose feed-forward block is four times as wide as ``hidden`` where ``ffn`` is 0."""
+    """Config with ``ffn`` defaulting to four times ``hidden``."""
 
     MAY_BE_ZERO = frozenset({"ffn"})
 
@@ -70,13 +70,13 @@ class FourfoldFfn(Config):
 
     @property
     def ffn_dim(self) -> int:
-        """Width of the hidden layer of the feed-forward block."""
+        """Return the width of the hidden layer of the feed-forward block."""
         return self.ffn or 4 * self.hidden
 
 
 @dataclass(frozen=True)
 class GptConfig(FourfoldFfn):
-    """A GPT-2 style decoder.
+    """Configuration of a GPT-2 style decoder.
 
     Attributes
     ----------
@@ -119,11 +119,11 @@ class GptConfig(FourfoldFfn):
 
     @property
     def head_dim(self) -> int:
-        """Width of a head."""
+        """Return the width of a head."""
         return self.hidden // self.heads
 
     def faults(self) -> Iterator[Fault]:
-        """Yield what is wrong: also heads that do not divide, and too few positions."""
+        """Yield faults, including heads that do not divide, and too few positions."""
         yield from super().faults()
         if self.dropout >= 1:
             yield f"dropout={self.dropout}", "Give a share below 1."
@@ -139,7 +139,7 @@ class GptConfig(FourfoldFfn):
 
 @dataclass(frozen=True)
 class LlamaConfig(Config):
-    """A Llama style decoder.
+    """Configuration of a Llama style decoder.
 
     Attributes
     ----------
@@ -172,11 +172,11 @@ class LlamaConfig(Config):
 
     @property
     def head_dim(self) -> int:
-        """Width of a head."""
+        """Return the width of a head."""
         return self.hidden // self.heads
 
     def faults(self) -> Iterator[Fault]:
-        """Yield what is wrong: also heads that do not divide, and an odd width of a head."""
+        """Yield faults, including heads that do not divide, and an odd width of a head."""
         yield from super().faults()
         yield from indivisible("hidden", self.hidden, "heads", self.heads)
         yield from indivisible("heads", self.heads, "kv_heads", self.kv_heads)
@@ -217,7 +217,7 @@ LLAMA_PRESETS: dict[str, LlamaConfig] = {
 def configure(
     name: str, presets: Mapping[str, AnyConfig], default_size: str, keys: Mapping[str, Any]
 ) -> AnyConfig:
-    """Preset with single keys overridden.
+    """Return a preset with single keys overridden.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The GPT-2 architecture in relax.nn: learned positions, norms before blocks, tied LM head."""
+"""Define the GPT-2 architecture in relax.nn: learned positions, pre-norm, tied LM head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .layers import Attention, FeedForward, FusedAttention
 
 
 class GptLayer(nn.Module):  # type: ignore[misc]
-    """One transformer layer."""
+    """Transformer layer."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -32,13 +32,13 @@ class GptLayer(nn.Module):  # type: ignore[misc]
         )
 
     def forward(self, x: Any, mask: Any) -> Any:
-        """(batch, seq, hidden) to the same shape."""
+        """Map (batch, seq, hidden) to the same shape."""
         x = nn.op.add(x, self.attn(self.ln_1(x), mask))
         return nn.op.add(x, self.mlp(self.ln_2(x)))
 
 
 class Gpt(nn.Module):  # type: ignore[misc]
-    """Token ids to logits."""
+    """Model from token ids to logits."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
         self.ln_f = LayerNorm(config.hidden, config.dtype)
 
     def main(self, input_ids: Any) -> Any:
-        """Ids (batch, seq) to logits (batch, seq, vocab)."""
+        """Map ids (batch, seq) to logits (batch, seq, vocab)."""
         places = positions(self.seq)
         tokens = nn.op.take(self.wte.weight, input_ids, axis=0, name="tokens")
         x = nn.op.add(tokens, nn.op.take(self.wpe.weight, places, axis=0, name="places"))
@@ -63,5 +63,5 @@ class Gpt(nn.Module):  # type: ignore[misc]
 
 
 def build(config: GptConfig) -> ir.IRModule:
-    """Build the module of a GPT; no weight memory is touched."""
+    """Build the module of a GPT without allocating weights."""
     return export_tokens(Gpt(config), config.batch, config.seq)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Attention and feed-forward blocks that GPT, BERT, ViT and the U-Net share."""
+"""Define attention and feed-forward blocks that GPT, BERT, ViT and the U-Net share."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         self.o_proj = nn.Linear(width, width, dtype=dtype)
 
     def forward(self, x: Any, mask: Any = None, source: Any = None) -> Any:
-        """(batch, seq, width) to the same shape; keys and values from ``source`` if given."""
+        """Map (batch, seq, width) to the same shape; keys and values from ``source`` if given."""
         source = x if source is None else source
         q, k, v = (
             split_heads(proj(given), self.heads)
@@ -79,12 +79,12 @@ class FusedAttention(nn.Module):  # type: ignore[misc]
         self.o_proj = nn.Linear(width, width, dtype=dtype)
 
     def forward(self, x: Any, mask: Any) -> Any:
-        """(batch, seq, width) to the same shape."""
+        """Map (batch, seq, width) to the same shape."""
         batch, seq, width = x.shape
-        found = nn.op.reshape(
+        projected = nn.op.reshape(
             self.qkv_by_head(x), (batch, seq, self.heads, 3 * width // self.heads)
         )
-        parts = nn.op.split(found, 3, axis=3)
+        parts = nn.op.split(projected, 3, axis=3)
         if self.flash:
             mixed = nn.op.reshape(attend_at_once(*parts), (batch, seq, width))
         else:
@@ -121,7 +121,7 @@ class FeedForward(nn.Module):  # type: ignore[misc]
         self.approximate = approximate
 
     def forward(self, x: Any) -> Any:
-        """(batch, seq, width) to the same shape."""
+        """Map (batch, seq, width) to the same shape."""
         out = self.down_proj(nn.op.gelu(self.up_proj(x), approximate=self.approximate))
         return dropped(out, self.dropout)
 

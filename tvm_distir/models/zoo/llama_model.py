@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The Llama architecture in relax.nn: RMSNorm, rotary positions, grouped queries, SwiGLU."""
+"""Define the Llama architecture in relax.nn: RMSNorm, rotary positions, grouped queries, SwiGLU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .configs import LlamaConfig
 
 
 def rotary_tables(config: LlamaConfig, places: Any) -> tuple[Any, Any]:
-    """Cosines and signed sines of the rotary embedding, both float32 (seq, width).
+    """Return cosines and signed sines of the rotary embedding, both float32 (seq, width).
 
     ``places`` holds the positions, int32 (seq,).
 
@@ -48,7 +48,7 @@ def rotary_tables(config: LlamaConfig, places: Any) -> tuple[Any, Any]:
 
 
 def rotate(x: Any, cos: Any, sin: Any) -> Any:
-    """Rotary embedding of (batch, heads, seq, width), computed in float32."""
+    """Apply rotary embedding to (batch, heads, seq, width), computed in float32."""
     dtype, width = x.dtype, x.shape[3]
     x = in_float32(x)
     first = emit(relax.op.strided_slice(x._expr, [3], [0], [width // 2]), "first")
@@ -71,7 +71,7 @@ class GroupedQueryAttention(nn.Module):  # type: ignore[misc]
         self.o_proj = nn.Linear(width, width, bias=False, dtype=config.dtype)
 
     def forward(self, x: Any, mask: Any, cos: Any, sin: Any) -> Any:
-        """(batch, seq, hidden) to the same shape."""
+        """Map (batch, seq, hidden) to the same shape."""
         q = rotate(split_heads(self.q_proj(x), self.heads), cos, sin)
         k = rotate(split_heads(self.k_proj(x), self.kv_heads), cos, sin)
         v = split_heads(self.v_proj(x), self.kv_heads)
@@ -88,13 +88,13 @@ class SwiGlu(nn.Module):  # type: ignore[misc]
         self.down_proj = nn.Linear(config.ffn, config.hidden, bias=False, dtype=config.dtype)
 
     def forward(self, x: Any) -> Any:
-        """(batch, seq, hidden) to the same shape."""
+        """Map (batch, seq, hidden) to the same shape."""
         gate = nn.op.silu(self.gate_proj(x))
         return self.down_proj(nn.op.multiply(gate, self.up_proj(x)))
 
 
 class LlamaLayer(nn.Module):  # type: ignore[misc]
-    """One transformer layer; ``feed_forward`` makes the block after attention."""
+    """Transformer layer, with the block after attention built by ``feed_forward``."""
 
     feed_forward: type = SwiGlu
 
@@ -106,13 +106,13 @@ class LlamaLayer(nn.Module):  # type: ignore[misc]
         self.mlp = self.feed_forward(config)
 
     def forward(self, x: Any, mask: Any, cos: Any, sin: Any) -> Any:
-        """(batch, seq, hidden) to the same shape."""
+        """Map (batch, seq, hidden) to the same shape."""
         x = nn.op.add(x, self.self_attn(self.input_layernorm(x), mask, cos, sin))
         return nn.op.add(x, self.mlp(self.post_attention_layernorm(x)))
 
 
 class Llama(nn.Module):  # type: ignore[misc]
-    """Token ids to logits, by layers of the class ``layer``."""
+    """Model from token ids to logits, with layers of the class ``layer``."""
 
     layer: type = LlamaLayer
 
@@ -126,7 +126,7 @@ class Llama(nn.Module):  # type: ignore[misc]
         self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False, dtype=config.dtype)
 
     def main(self, input_ids: Any) -> Any:
-        """Ids (batch, seq) to logits (batch, seq, vocab)."""
+        """Map ids (batch, seq) to logits (batch, seq, vocab)."""
         x = nn.op.take(self.embed_tokens.weight, input_ids, axis=0, name="tokens")
         places = positions(self.config.seq)
         mask = causal_mask(places)
@@ -137,5 +137,5 @@ class Llama(nn.Module):  # type: ignore[misc]
 
 
 def build(config: LlamaConfig) -> ir.IRModule:
-    """Build the module of a Llama; no weight memory is touched."""
+    """Build the module of a Llama without allocating weights."""
     return export_tokens(Llama(config), config.batch, config.seq)

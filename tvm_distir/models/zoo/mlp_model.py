@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers with a ReLU between them."""
+"""Define linear layers with a ReLU between them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .configs import Config
 
 @dataclass(frozen=True)
 class MlpConfig(Config):
-    """A perceptron of equally wide layers.
+    """Configuration of a perceptron of equally wide layers.
 
     Attributes
     ----------
@@ -47,19 +47,19 @@ PRESETS = {"tiny": MlpConfig(3, 32, batch=8), "base": MlpConfig()}
 
 
 class MlpLayer(nn.Module):  # type: ignore[misc]
-    """A linear layer and a ReLU."""
+    """Linear layer and ReLU."""
 
     def __init__(self, config: MlpConfig) -> None:
         super().__init__()
         self.linear = linear(config)
 
     def forward(self, x: Any) -> Any:
-        """(batch, hidden) to the same shape."""
+        """Map (batch, hidden) to the same shape."""
         return nn.op.relu(self.linear(x))
 
 
 class Mlp(nn.Module):  # type: ignore[misc]
-    """Rows to rows."""
+    """Model of stacked linear layers."""
 
     def __init__(self, config: MlpConfig) -> None:
         super().__init__()
@@ -68,17 +68,17 @@ class Mlp(nn.Module):  # type: ignore[misc]
         self.head = linear(config)
 
     def main(self, x: Any) -> Any:
-        """(batch, hidden) to the same shape."""
+        """Map (batch, hidden) to the same shape."""
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
 
 
 def linear(config: MlpConfig) -> Any:
-    """A linear layer as wide as all others."""
+    """Return a linear layer as wide as all others."""
     return nn.Linear(config.hidden, config.hidden, bool(config.bias), config.dtype)
 
 
 def build(config: MlpConfig) -> ir.IRModule:
-    """Build the module of a perceptron; no weight memory is touched."""
+    """Build the module of a perceptron without allocating weights."""
     return export_model(Mlp(config), x=((config.batch, config.hidden), config.dtype))

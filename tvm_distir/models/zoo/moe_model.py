@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts in relax.nn: Llama layers whose feed-forward block is Mixtral's.
+"""Define a mixture of experts in relax.nn: Llama layers with Mixtral's feed-forward block.
 
 Each sample is a group of tokens (Lepikhin et al. 2021, "GShard", section 2.2): a token goes to
 its ``top_k`` experts, an expert takes at most ``capacity`` tokens of a group, first choices
@@ -28,7 +28,7 @@ from .llama_model import Llama, LlamaLayer
 
 @dataclass(frozen=True)
 class MoeConfig(LlamaConfig):
-    """A Mixtral style decoder: the keys of :class:`LlamaConfig`, and these.
+    """Configuration of a Mixtral style decoder, which extends :class:`LlamaConfig`.
 
     Attributes
     ----------
@@ -49,14 +49,14 @@ class MoeConfig(LlamaConfig):
 
     @property
     def capacity(self) -> int:
-        """Slots of an expert for one sample."""
+        """Return the slots of an expert for one sample."""
         if not self.capacity_factor:
             return self.seq
         even = self.seq * self.top_k * self.capacity_factor / self.experts
         return min(self.seq, max(1, math.ceil(even)))
 
     def faults(self) -> Iterator[Fault]:
-        """Yield what is wrong: also fewer experts than a token needs."""
+        """Yield faults, including fewer experts than a token needs."""
         yield from super().faults()
         if self.top_k > self.experts:
             yield (
@@ -76,7 +76,7 @@ PRESETS = {
 
 
 class Router(nn.Module):  # type: ignore[misc]
-    """Which token goes into which slot of which expert, and with what weight.
+    """Router of tokens to slots of experts, with weights.
 
     The weight table is (hidden, experts), as it is multiplied.
     """
@@ -119,7 +119,7 @@ class Router(nn.Module):  # type: ignore[misc]
 
     @staticmethod
     def _one_hot(indices: Any, size: int) -> Any:
-        """Int32 (...) to float32 (..., size): 1 at the index, nowhere when it is beyond."""
+        """Map int32 (...) to float32 (..., size), with 1 at the index if it is in range."""
         numbers = Tensor.from_const(np.arange(size, dtype="int32"))
         same = nn.op.equal(nn.op.unsqueeze(indices, indices.ndim), numbers)
         return nn.op.astype(same, "float32")
@@ -139,7 +139,7 @@ class Experts(nn.Module):  # type: ignore[misc]
         self.down_proj = nn.Parameter(down, config.dtype)
 
     def forward(self, x: Any) -> Any:
-        """(groups, seq, hidden) to the same shape."""
+        """Map (groups, seq, hidden) to the same shape."""
         groups, seq, hidden = x.shape
         experts, capacity = self.config.experts, self.config.capacity
         dispatch, combine = self.router(x)
@@ -162,17 +162,17 @@ class Experts(nn.Module):  # type: ignore[misc]
 
 
 class MoeLayer(LlamaLayer):
-    """One transformer layer with experts."""
+    """Transformer layer with experts."""
 
     feed_forward = Experts
 
 
 class Moe(Llama):
-    """Token ids to logits."""
+    """Model from token ids to logits."""
 
     layer = MoeLayer
 
 
 def build(config: MoeConfig) -> ir.IRModule:
-    """Build the module of a mixture of experts; no weight memory is touched."""
+    """Build the module of a mixture of experts without allocating weights."""
     return export_tokens(Moe(config), config.batch, config.seq)

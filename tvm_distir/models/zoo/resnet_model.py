@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""ResNets in relax.nn (He et al. 2016; the stride on the 3x3 convolution), for inference."""
+"""Define ResNets in relax.nn (He et al. 2016; stride on the 3x3 convolution), for inference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEPTHS: dict[int, tuple[int, tuple[int, ...]]] = {
 
 @dataclass(frozen=True)
 class ResnetConfig(Config):
-    """A ResNet that classifies.
+    """Configuration of a ResNet that classifies.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class ResnetConfig(Config):
     nested: int = 1
 
     def faults(self) -> Iterator[Fault]:
-        """Yield what is wrong: also a depth that is not known."""
+        """Yield faults, including an unknown depth."""
         yield from super().faults()
         if self.depth not in DEPTHS:
             yield f"depth={self.depth}", f"Give one of {', '.join(map(str, DEPTHS))}."
@@ -80,7 +80,7 @@ PRESETS = {
 
 
 class ConvNorm(nn.Module):  # type: ignore[misc]
-    """A convolution that keeps the size (before its stride), and its batch norm."""
+    """Size-preserving convolution (before its stride), and its batch norm."""
 
     def __init__(
         self, config: ResnetConfig, inputs: int, outputs: int, kernel: int, stride: int = 1
@@ -98,13 +98,13 @@ class ConvNorm(nn.Module):  # type: ignore[misc]
         self.norm = None if config.folded else BatchNorm(outputs, config.dtype)
 
     def forward(self, x: Any) -> Any:
-        """(batch, inputs, rows, columns) to (batch, outputs, ...)."""
+        """Map (batch, inputs, rows, columns) to (batch, outputs, ...)."""
         x = self.conv(x)
         return x if self.norm is None else self.norm(x)
 
 
 class ResidualBlock(nn.Module):  # type: ignore[misc]
-    """A residual block: two 3x3 convolutions, or a 3x3 between two 1x1."""
+    """Residual block of two 3x3 convolutions, or of a 3x3 between two 1x1."""
 
     def __init__(self, config: ResnetConfig, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class ResidualBlock(nn.Module):  # type: ignore[misc]
         self.shortcut = None if same else ConvNorm(config, inputs, outputs, 1, stride)
 
     def forward(self, x: Any) -> Any:
-        """(batch, inputs, rows, columns) to (batch, outputs, rows / stride, ...)."""
+        """Map (batch, inputs, rows, columns) to (batch, outputs, rows / stride, ...)."""
         before = x if self.shortcut is None else self.shortcut(x)
         last = len(self.convs) - 1
         for i, conv in enumerate(self.convs):
@@ -128,7 +128,7 @@ class ResidualBlock(nn.Module):  # type: ignore[misc]
 
 
 class Resnet(nn.Module):  # type: ignore[misc]
-    """Images to logits."""
+    """Model from images to logits."""
 
     def __init__(self, config: ResnetConfig) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Resnet(nn.Module):  # type: ignore[misc]
         self.head = nn.Linear(inputs, config.classes, dtype=config.dtype)
 
     def main(self, images: Any) -> Any:
-        """(batch, channels, image, image) to (batch, classes)."""
+        """Map (batch, channels, image, image) to (batch, classes)."""
         x = nn.op.relu(self.stem(images))
         x = emit(relax.op.nn.max_pool2d(x._expr, (3, 3), (2, 2), (1, 1)), "pooled")
         for block in self.blocks:
@@ -154,6 +154,6 @@ class Resnet(nn.Module):  # type: ignore[misc]
 
 
 def build(config: ResnetConfig) -> ir.IRModule:
-    """Build the module of a ResNet; no weight memory is touched."""
+    """Build the module of a ResNet without allocating weights."""
     shape = (config.batch, config.channels, config.image, config.image)
     return export_model(Resnet(config), images=(shape, config.dtype))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of the diffusion U-Net."""
+"""Define the configuration of the diffusion U-Net."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .configs import Config, Fault, indivisible
 
 @dataclass(frozen=True)
 class UnetConfig(Config):
-    """A U-Net that predicts the noise of an image, or of a latent.
+    """Configuration of a U-Net that predicts the noise of an image, or of a latent.
 
     Attributes
     ----------
@@ -61,12 +61,12 @@ class UnetConfig(Config):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Channels of each level."""
+        """Return the channels of each level."""
         words = self.multipliers.split("-")
         return tuple(self.channels * (parse_int(word) or 0) for word in words)
 
     def faults(self) -> Iterator[Fault]:
-        """Yield what is wrong: also multipliers that cannot be read, and sizes that do not fit."""
+        """Yield faults, including invalid multipliers, and sizes that do not fit."""
         yield from super().faults()
         words = self.multipliers.split("-")
         if not all(parse_int(word, 1) for word in words):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The U-Net of diffusion models in relax.nn (Ho et al. 2020; Rombach et al. 2022, appendix).
+"""Define the diffusion U-Net in relax.nn (Ho et al. 2020; Rombach et al. 2022, appendix).
 
 Residual blocks with group norm and a time embedding, transformers on the finer levels and in the
 middle, a skip connection from every block on the way down to one on the way up.
@@ -32,7 +32,7 @@ PRESETS = {
 
 
 class ResBlock(nn.Module):  # type: ignore[misc]
-    """Norm, silu, convolution, twice; the time is added between."""
+    """Residual block of norm, silu and convolution, twice, with the time added between."""
 
     def __init__(self, config: UnetConfig, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class ResBlock(nn.Module):  # type: ignore[misc]
         self.shortcut = None if same else nn.Conv2D(inputs, outputs, 1, dtype=dtype)
 
     def forward(self, x: Any, time: Any) -> Any:
-        """(batch, inputs, rows, columns) and (batch, time width) to (batch, outputs, ...)."""
+        """Map (batch, inputs, rows, columns) and (batch, time width) to (batch, outputs, ...)."""
         y = self.conv_1(nn.op.silu(self.norm_1(x)))
         shift = self.time(nn.op.silu(time))
         y = nn.op.add(y, nn.op.reshape(shift, (*shift.shape, 1, 1)))
@@ -55,7 +55,7 @@ class ResBlock(nn.Module):  # type: ignore[misc]
 
 
 class GatedFeedForward(nn.Module):  # type: ignore[misc]
-    """GEGLU: down(up(x) * gelu(gate(x)))."""
+    """GEGLU block: down(up(x) * gelu(gate(x)))."""
 
     def __init__(self, width: int, dtype: str) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class GatedFeedForward(nn.Module):  # type: ignore[misc]
         self.down_proj = nn.Linear(4 * width, width, dtype=dtype)
 
     def forward(self, x: Any) -> Any:
-        """(batch, seq, width) to the same shape."""
+        """Map (batch, seq, width) to the same shape."""
         return self.down_proj(nn.op.multiply(self.up_proj(x), nn.op.gelu(self.gate_proj(x))))
 
 
@@ -87,7 +87,7 @@ class Transformer(nn.Module):  # type: ignore[misc]
         self.proj_out = nn.Conv2D(width, width, 1, dtype=dtype)
 
     def forward(self, x: Any, text: Any = None) -> Any:
-        """(batch, width, rows, columns) to the same shape; text: (batch, tokens, context)."""
+        """Map (batch, width, rows, columns) to the same shape; text: (batch, tokens, context)."""
         batch, width, rows, columns = x.shape
         y = nn.op.reshape(self.proj_in(self.norm(x)), (batch, width, rows * columns))
         y = nn.op.permute_dims(y, [0, 2, 1])
@@ -100,7 +100,7 @@ class Transformer(nn.Module):  # type: ignore[misc]
 
 
 def doubled(x: Any) -> Any:
-    """Each pixel of (batch, channels, rows, columns) twice in both directions."""
+    """Repeat each pixel of (batch, channels, rows, columns) twice in both directions."""
     size = [2 * int(n) for n in x.shape[2:]]
     out = relax.op.image.resize2d(
         x._expr,
@@ -113,7 +113,7 @@ def doubled(x: Any) -> Any:
 
 
 class TimeEmbedding(nn.Module):  # type: ignore[misc]
-    """Cosines and sines of the time at ``channels / 2`` speeds, and two linear layers."""
+    """Embedding of the time by cosines and sines at ``channels / 2`` speeds."""
 
     def __init__(self, config: UnetConfig) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class TimeEmbedding(nn.Module):  # type: ignore[misc]
         self.linear_2 = nn.Linear(width, width, dtype=config.dtype)
 
     def forward(self, timesteps: Any) -> Any:
-        """Float32 (batch,) to (batch, time width)."""
+        """Map float32 (batch,) to (batch, time width)."""
         half = self.channels // 2
         speeds = np.exp(-math.log(LONGEST_PERIOD) * np.arange(half) / half).astype("float32")
         angles = nn.op.multiply(
@@ -135,7 +135,7 @@ class TimeEmbedding(nn.Module):  # type: ignore[misc]
 
 
 class Unet(nn.Module):  # type: ignore[misc]
-    """A noisy sample and its time to the noise; what each data input is, subclasses say."""
+    """Model from a noisy sample and its time to the noise; subclasses declare the inputs."""
 
     def __init__(self, config: UnetConfig) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class Unet(nn.Module):  # type: ignore[misc]
         self.conv_out = nn.Conv2D(width, config.inputs, 3, padding=1, dtype=dtype)
 
     def _block(self, inputs: int, outputs: int, level: int) -> Any:
-        """Residual block, and a transformer where the level has them."""
+        """Apply a residual block, and a transformer where the level has them."""
         block = [self._res(self.config, inputs, outputs)]
         if level < self.config.attention:
             block.append(self._transformer(self.config, outputs))
@@ -187,7 +187,7 @@ class Unet(nn.Module):  # type: ignore[misc]
         return block[1](x, *text) if len(block) > 1 else x
 
     def noise(self, sample: Any, timesteps: Any, text: tuple[Any, ...]) -> Any:
-        """Noise of the sample, in its shape; ``text`` holds one tensor, or none."""
+        """Return the noise of the sample, in its shape; ``text`` holds at most one tensor."""
         config, levels = self.config, len(self.config.widths)
         time = self.time(timesteps)
         x = self.conv_in(sample)
@@ -210,23 +210,23 @@ class Unet(nn.Module):  # type: ignore[misc]
 
 
 class TextUnet(Unet):
-    """A U-Net that looks at a text."""
+    """U-Net conditioned on a text."""
 
     def main(self, sample: Any, timesteps: Any, text: Any) -> Any:
-        """Noise of the sample, in its shape."""
+        """Return the noise of the sample, in its shape."""
         return self.noise(sample, timesteps, (text,))
 
 
 class PlainUnet(Unet):
-    """A U-Net of the sample and the time alone."""
+    """U-Net without a text."""
 
     def main(self, sample: Any, timesteps: Any) -> Any:
-        """Noise of the sample, in its shape."""
+        """Return the noise of the sample, in its shape."""
         return self.noise(sample, timesteps, ())
 
 
 def build(config: UnetConfig) -> ir.IRModule:
-    """Build the module of a U-Net; no weight memory is touched."""
+    """Build the module of a U-Net without allocating weights."""
     shape = (config.batch, config.inputs, config.image, config.image)
     data: dict[str, tuple[tuple[int, ...], str]] = {
         "sample": (shape, config.dtype),

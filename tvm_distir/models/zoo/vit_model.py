@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The Vision Transformer in relax.nn (Dosovitskiy et al. 2021): patches and a class token."""
+"""Define the Vision Transformer in relax.nn (Dosovitskiy et al. 2021)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class VitConfig(FourfoldFfn):
-    """A Vision Transformer that classifies.
+    """Configuration of a Vision Transformer that classifies.
 
     Attributes
     ----------
@@ -51,11 +51,11 @@ class VitConfig(FourfoldFfn):
 
     @property
     def patches(self) -> int:
-        """Patches of an image."""
+        """Return the number of patches of an image."""
         return (self.image // self.patch) ** 2
 
     def faults(self) -> Iterator[Fault]:
-        """Yield what is wrong: also heads and patches that do not divide."""
+        """Yield faults, including heads and patches that do not divide."""
         yield from super().faults()
         yield from indivisible("hidden", self.hidden, "heads", self.heads)
         yield from indivisible("image", self.image, "patch", self.patch)
@@ -71,7 +71,7 @@ PRESETS = {
 
 
 class VitLayer(nn.Module):  # type: ignore[misc]
-    """One encoder layer."""
+    """Encoder layer."""
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
@@ -81,13 +81,13 @@ class VitLayer(nn.Module):  # type: ignore[misc]
         self.mlp = FeedForward(config.hidden, config.ffn_dim, config.dtype)
 
     def forward(self, x: Any) -> Any:
-        """(batch, seq, hidden) to the same shape."""
+        """Map (batch, seq, hidden) to the same shape."""
         x = nn.op.add(x, self.attn(self.ln_1(x)))
         return nn.op.add(x, self.mlp(self.ln_2(x)))
 
 
 class Vit(nn.Module):  # type: ignore[misc]
-    """Images to logits."""
+    """Model from images to logits."""
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Vit(nn.Module):  # type: ignore[misc]
         self.head = nn.Linear(config.hidden, config.classes, dtype=config.dtype)
 
     def main(self, images: Any) -> Any:
-        """(batch, channels, image, image) to (batch, classes)."""
+        """Map (batch, channels, image, image) to (batch, classes)."""
         config = self.config
         batch, hidden = config.batch, config.hidden
         x = nn.op.reshape(self.embed(images), (batch, hidden, config.patches))
@@ -117,6 +117,6 @@ class Vit(nn.Module):  # type: ignore[misc]
 
 
 def build(config: VitConfig) -> ir.IRModule:
-    """Build the module of a ViT; no weight memory is touched."""
+    """Build the module of a ViT without allocating weights."""
     shape = (config.batch, config.channels, config.image, config.image)
     return export_model(Vit(config), images=(shape, config.dtype))

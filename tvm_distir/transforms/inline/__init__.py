@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Private functions back into their callers."""
+"""Inline private functions into their callers."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a function with calls of others opened."""
+"""Write a function whose calls of private functions are replaced by their bodies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tvm_distir.core import (
 
 
 def _callee_of(binding: Any, callees: dict[str, Any]) -> str | None:
-    """Name of the function to inline that a binding calls."""
+    """Return the name of the function to inline that a binding calls."""
     value = getattr(binding, "value", None)
     if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
         name = str(value.op.name_hint)
@@ -30,7 +30,7 @@ def _callee_of(binding: Any, callees: dict[str, Any]) -> str | None:
 
 @relax.expr_functor.mutator
 class Inliner(relax.PyExprMutator):  # type: ignore[misc]
-    """Inlines into one function. The callees hold no calls to inline any more."""
+    """Inliner of calls in one function, whose callees have been inlined already."""
 
     def __init__(self, callees: dict[str, Any]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         return with_annotated(fn, body, self.stationary, self.open_axes)
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
-        """Visit a dataflow block; it becomes a plain one where control flow comes into it."""
+        """Visit a dataflow block; it becomes a plain block if control flow is inlined."""
         names = [_callee_of(binding, self.callees) for binding in block.bindings]
         plain = any(name and _has_branches(self.callees[name]) for name in names)
         return self._visit_block(block, dataflow=not plain, dissolving=plain)
@@ -95,7 +95,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         return new
 
     def _fresh(self, name: str) -> str:
-        """Return the name, or the name with the first free number."""
+        """Return the name, or the name with the first free number appended."""
         plain = plain_name(name)
         if plain not in self.taken:
             self.taken.add(plain)
@@ -108,14 +108,14 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         return f"{name}_{number}"
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
-        """Take the field, where an argument is a tuple written out (TVMScript would too)."""
+        """Take the field directly if an argument is a tuple literal, as TVMScript does."""
         value = self.visit_expr(item.tuple_value)
         if isinstance(value, relax.Tuple):
             return value.fields[item.index]
         return relax.TupleGetItem(value, item.index)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Put a callee's body in place of its call."""
+        """Replace a call by the body of its callee."""
         name = _callee_of(binding, self.callees)
         if name is None:
             super().visit_var_binding_(binding)
@@ -131,16 +131,16 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         last = inner[-1] if inner and _gives_result(inner[-1], body) else None
         if last is not None and str(last.var.name) in {*stationary, *opened}:
             last = None
-        for one in inner if last is None else inner[:-1]:
-            new = self._emit(one)
-            self._note(str(one.var.name), new, stationary, opened)
+        for inner_binding in inner if last is None else inner[:-1]:
+            new = self._emit(inner_binding)
+            self._note(str(inner_binding.var.name), new, stationary, opened)
         result = self.visit_expr(body.body if last is None else last.value)
         result = self.builder_.normalize(result)
         self.renaming = False
         self._bind(binding.var, target, result)
 
     def _bind(self, original: relax.Var, target: relax.Var, value: Any) -> None:
-        """Bind the call's variable, with the type of the value where that says more."""
+        """Bind the variable of the call, with the type of the value where that is more precise."""
         if not tvm_ffi.structural_equal(target.ty, value.ty):
             target = type(target)(str(target.name), value.ty)
             self.set_var_remap(original, target)
@@ -149,14 +149,14 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
     def _note(
         self, name: str, var: relax.Var, stationary: set[str], opened: dict[str, list[int]]
     ) -> None:
-        """Hand a callee's notes on an annotated variable over to this function."""
+        """Copy the annotations of a callee's variable to this function."""
         if name in stationary:
             self.stationary.append(str(var.name))
         if name in opened:
             self.open_axes[str(var.name)] = opened[name]
 
     def _emit(self, binding: Any) -> relax.Var:
-        """Copy a callee's binding under a free name."""
+        """Copy a binding of a callee under a free name."""
         value = self.builder_.normalize(self.visit_expr(binding.value))
         kind = relax.DataflowVar if self.in_dataflow else relax.Var
         cast = isinstance(binding, relax.MatchCast)
@@ -167,7 +167,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         return new
 
     def _opened(self, callee: relax.Function, args: Sequence[Any]) -> relax.SeqExpr:
-        """Return a fresh copy of a callee's body with arguments for its parameters."""
+        """Return a fresh copy of a callee's body with its parameters replaced by arguments."""
         fresh = relax.utils.copy_with_new_vars(callee)
         sizes: dict[Any, Any] = {}
         for param, arg in zip(fresh.params, args, strict=True):
@@ -180,7 +180,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         return fresh.bind_params(bound).body
 
     def _cast(self, param: relax.Var, arg: Any) -> relax.Var:
-        """Bind an argument whose type does not say what the parameter's does."""
+        """Bind an argument whose type is less precise than that of the parameter."""
         kind = relax.DataflowVar if self.in_dataflow else relax.Var
         new = kind(self._fresh(str(param.name)), param.ty)
         self.builder_.emit_normalized(relax.MatchCast(new, arg, param.ty))
@@ -188,7 +188,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
 
 
 def _gives_result(binding: Any, body: relax.SeqExpr) -> bool:
-    """Whether a plain binding defines the variable that is the result."""
+    """Return whether a plain binding defines the variable that is the result."""
     is_var = isinstance(body.body, relax.Var) and isinstance(binding, relax.VarBinding)
     return is_var and bool(binding.var.same_as(body.body))
 
@@ -200,23 +200,23 @@ def _has_branches(fn: relax.Function) -> bool:
 
 
 def _is_at_least(given: Any, wanted: Any) -> bool:
-    """Whether a type says all that another does."""
+    """Return whether a type is at least as precise as another."""
     return bool(
         relax.analysis.type_base_check(wanted, given) == relax.analysis.BaseCheckResult.PASS
     )
 
 
 def _match_sizes(param: Any, arg: Any, sizes: dict[Any, Any]) -> None:
-    """Note what an argument's type says of the symbolic sizes in a parameter's."""
+    """Bind the symbolic sizes in a parameter's type to those of the argument's type."""
     if isinstance(param, relax.TupleType) and isinstance(arg, relax.TupleType):
-        for one, other in zip(param.fields, arg.fields):
-            _match_sizes(one, other, sizes)
+        for field, other in zip(param.fields, arg.fields):
+            _match_sizes(field, other, sizes)
         return
     wanted, given = _dims(param), _dims(arg)
     if len(wanted) == len(given):
-        for one, other in zip(wanted, given):
-            if isinstance(one, tirx.Var) and one not in sizes:
-                sizes[one] = other
+        for field, other in zip(wanted, given):
+            if isinstance(field, tirx.Var) and field not in sizes:
+                sizes[field] = other
 
 
 def _dims(ty: Any) -> list[Any]:

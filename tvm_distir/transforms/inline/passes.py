@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""InlinePrivateFunctions: calls of private Relax functions become their bodies.
+"""Define InlinePrivateFunctions, which replaces calls of private functions by their bodies.
 
 Before::
 
@@ -40,7 +40,7 @@ from .inliner import Inliner
 
 @module_pass(("global", "annotated", "local"))
 def InlinePrivateFunctions(names: Sequence[str] | None = None) -> Rewrite:
-    """Inline calls of private functions, and remove those no longer used.
+    """Inline calls of private functions, and remove the functions that become unused.
 
     Variables keep their names; where a name is taken a number follows. The variable a call was
     bound to is bound to the body's result. Functions that are also used other than by calls
@@ -62,7 +62,7 @@ def InlinePrivateFunctions(names: Sequence[str] | None = None) -> Rewrite:
 
 
 def inline_module(mod: ir.IRModule, names: Sequence[str] | None = None) -> ir.IRModule:
-    """Do what the pass does; the input is unchanged."""
+    """Apply the pass to a copy of the module."""
     functions = {
         str(gv.name_hint): fn for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)
     }
@@ -80,7 +80,7 @@ def inline_module(mod: ir.IRModule, names: Sequence[str] | None = None) -> ir.IR
 
 
 def _choose(functions: dict[str, Any], names: Sequence[str] | None) -> list[str]:
-    """Names of the functions to inline, in alphabetical order."""
+    """Return the names of the functions to inline, in alphabetical order."""
     private = sorted(
         name for name, fn in functions.items() if is_private(fn) and branch_of(fn) is None
     )
@@ -113,14 +113,14 @@ def _refuse_dtensors(name: str, fn: relax.Function) -> None:
 
 
 def _called(fn: relax.Function) -> list[str]:
-    """Names of the functions that a function calls directly, each once."""
+    """Return the names of the functions that a function calls directly, without duplicates."""
     values = (getattr(binding, "value", None) for binding in all_bindings(fn.body))
     calls = (v for v in values if isinstance(v, ir.Call) and isinstance(v.op, ir.GlobalVar))
     return list(dict.fromkeys(str(call.op.name_hint) for call in calls))
 
 
 def _callees_first(functions: dict[str, Any], chosen: list[str]) -> list[str]:
-    """Order in which every function comes after those inlined into it (DIST0408 on a circle)."""
+    """Order the functions so that callees precede their callers (DIST0408 on a cycle)."""
     done: dict[str, None] = {}
     for start in sorted(functions):
         path = [start]
@@ -145,7 +145,7 @@ def _callees_first(functions: dict[str, Any], chosen: list[str]) -> list[str]:
 
 
 def _still_used(functions: dict[str, Any], chosen: list[str]) -> set[str]:
-    """Names of the functions that stay: all not chosen, and what those still mention."""
+    """Return the names of the functions that stay: those not inlined and those they reference."""
     kept = {name for name in functions if name not in chosen}
     waiting = sorted(kept)
     while waiting:

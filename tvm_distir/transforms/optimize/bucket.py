@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Small collectives of one kind in one, at level 5."""
+"""Merge small collectives of one kind into buckets (level 5)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Key = tuple[Any, ...]
 
 @module_pass("local")
 def BucketReductions(bucket_bytes: int = BUCKET_BYTES) -> Rewrite:
-    """Reduce small tensors together.
+    """Merge reductions of small tensors.
 
     ``all_reduce`` calls (and ``reduce_scatter`` calls, among themselves) along the same axes, of
     one reduction and dtype, that do not depend on each other are flattened, concatenated, reduced
@@ -61,11 +61,11 @@ def BucketReductions(bucket_bytes: int = BUCKET_BYTES) -> Rewrite:
 
 @module_pass("local")
 def BucketGathers(bucket_bytes: int = BUCKET_BYTES) -> Rewrite:
-    """Gather small tensors together.
+    """Merge gathers of small tensors.
 
     ``all_gather`` calls along the same axes and of one dtype, by the rules of
     :func:`BucketReductions`: shards of weights, above all, each of which would pay a latency of
-    its own. A bucket lies whole from its gather until its last reader: ``bucket_bytes`` bounds
+    its own. A bucket is resident from its gather until its last reader: ``bucket_bytes`` bounds
     what that takes. What is gathered twice, to be freed in between, is never in one bucket twice.
 
     Parameters
@@ -86,7 +86,7 @@ def _step(kinds: tuple[str, ...], bucket_bytes: int) -> FunctionStep:
 
 @dataclass
 class Bucket:
-    """Collectives that are joined: their variables, operands, and the bytes together."""
+    """Collectives that are merged, with their variables, operands and total bytes."""
 
     members: list[Any] = field(default_factory=list)
     operands: set[Any] = field(default_factory=set)
@@ -94,7 +94,7 @@ class Bucket:
 
 
 class _Buckets(Editor):
-    """Rewrites block by block: bindings may change places."""
+    """Rewriter of a function block by block, which may reorder bindings."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class _Buckets(Editor):
         self.bucket_bytes = bucket_bytes
 
     def run(self) -> relax.Function:
-        """Return the function, or itself where nothing can be joined."""
+        """Return the rewritten function, or the given one if nothing can be merged."""
         blocks, changed = [], False
         for block, rows in zip(self.fn.body.blocks, self.scan.blocks, strict=True):
             buckets = _fill(rows, self.joined, self.bucket_bytes)
@@ -136,7 +136,7 @@ def _key(var: Any, value: ir.Call, kind: str) -> Key:
 
 
 def _fill(rows: list[Any], joined: tuple[str, ...], most_bytes: int) -> dict[Any, Bucket]:
-    """Buckets of two or more, by the variables of their members.
+    """Return the buckets of two or more collectives, by the variables of their members.
 
     A collective joins the open bucket of its kind unless it depends on a member of an open one:
     then those are closed first. So no bucket ever waits for another that waits for it.
@@ -153,8 +153,8 @@ def _fill(rows: list[Any], joined: tuple[str, ...], most_bytes: int) -> dict[Any
             del open_[key]
 
     for _, var, value, kind in rows:
-        found = [waits[used] for used in variables(value) if used in waits]
-        deps: frozenset[int] = frozenset().union(*found) - closed
+        wait_numbers = [waits[used] for used in variables(value) if used in waits]
+        deps: frozenset[int] = frozenset().union(*wait_numbers) - closed
         if deps and (kind is not None or _is_barrier(value)):
             close(deps)
             deps = frozenset()
@@ -181,7 +181,7 @@ def _fill(rows: list[Any], joined: tuple[str, ...], most_bytes: int) -> dict[Any
 
 
 def _whole_bytes(var: Any, value: ir.Call) -> int | None:
-    """Bytes of the larger end of a collective; None where a size is not known."""
+    """Return the bytes of the larger side of a collective, or None if a size is unknown."""
     ends = var, value.args[0]
     if any(known_shape(end.ty) is None for end in ends):
         return None
@@ -189,13 +189,13 @@ def _whole_bytes(var: Any, value: ir.Call) -> int | None:
 
 
 def _is_barrier(value: Any) -> bool:
-    """Whether a binding is not moved: it has effects, calls a function, or is an ``If``."""
+    """Return whether a binding must not be moved: it has effects, is a call or an ``If``."""
     calls = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
     return calls or isinstance(value, relax.If) or not is_pure(value)
 
 
 class _Emission:
-    """Writes the bindings of a block: each bucket at its last member, its readers after it."""
+    """Writer of a block's bindings, with each bucket at its last member and readers after it."""
 
     def __init__(self, writer: BlockWriter, buckets: Mapping[Any, Bucket]) -> None:
         self.writer, self.buckets = writer, buckets

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Times of the bindings of a level-5 function on a system: those that the simulator gives them."""
+"""Compute the times of the bindings of a level-5 function, as the simulator does."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class BindingCosts:
         self._functions: dict[str, int] = {}
 
     def of(self, reading: FunctionView, devices: Collection[int] = ()) -> BodyCosts:
-        """Times of the bindings of a body; ``devices`` run it, where not all of its mesh do."""
+        """Return the times of a body, run by ``devices`` if not by its whole mesh."""
         return BodyCosts(self, reading, devices)
 
     def branch(self, body: relax.SeqExpr) -> int:
-        """Sum of the times of the bindings of a branch."""
+        """Return the sum of the times of the bindings of a branch."""
         return self._sum(relax.Function([], body, body.body.ty))
 
     def function(self, gv: ir.GlobalVar) -> int | None:
-        """Sum of the times of a function's bindings; None of a PrimFunc."""
+        """Return the sum of the times of a function's bindings, or None for a PrimFunc."""
         name, fn = str(gv.name_hint), self.mod[gv]
         if not isinstance(fn, relax.Function):
             return None
@@ -65,12 +65,12 @@ class BindingCosts:
         return self._functions[name]
 
     def collective(self, kind: str, call: ir.Call, var: Any) -> int:
-        """Time of a collective, or of its start, on the wire."""
+        """Return the communication time of a collective or of its start."""
         payload = payload_bytes(kind, call, var.ty)
         return self.clock.collective_ps(kind, payload, self._groups(call), str(var.name))
 
     def transfer(self, kind: str, call: ir.Call, var: Any, devices: Collection[int]) -> int:
-        """Time of a transfer between two meshes on the wire."""
+        """Return the communication time of a transfer between two meshes."""
         here, there = (call.attrs[key] for key in ("device_mesh", "peer_mesh"))
         key = (mesh_key(here), mesh_key(there))
         if key not in self._layouts:
@@ -94,7 +94,7 @@ class BindingCosts:
 
 
 class BodyCosts:
-    """Times of the bindings of one body, by their numbers; like ones are computed once.
+    """Times of the bindings of one body by number, computed once for equal bindings.
 
     Parameters
     ----------
@@ -114,9 +114,9 @@ class BodyCosts:
         self._views: dict[tuple[int, bool], bool] = {}
 
     def picoseconds(self, number: int) -> int:
-        """Time of a binding; of a collective (or its start) or a transfer, that on the wire.
+        """Return the time of a binding; for communication, that on the network.
 
-        Of an ``If``, that of the dearer branch. Of a call, the sum of the callee's bindings.
+        Of an ``If``, the more expensive branch. Of a call, the sum of the callee's bindings.
         """
         key = self.kernels.key(number)
         if key not in self._spent_ps:
@@ -148,7 +148,7 @@ class BodyCosts:
         ).duration_ps
 
     def is_view(self, number: int) -> bool:
-        """Whether a call's result is its operand's memory."""
+        """Return whether the result of a call aliases its operand."""
         key = self.kernels.key(number)
         view = self._views.get(key)
         if view is None:

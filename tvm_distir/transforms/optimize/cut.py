@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls run on shards along mesh axes: how they can be cut, and the call that is."""
+"""Determine how a call can run on shards along mesh axes, and write the sharded call."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .editing import Editor, operands_of
 
 @dataclass(frozen=True)
 class Cut:
-    """A way to run a call on shards along mesh axes.
+    """Way to run a call on shards along mesh axes.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Cut:
 
     @property
     def label(self) -> int:
-        """How the result lies along the axes: by a dim of it, or ``R`` of terms."""
+        """Return the label of the result along the axes: a dim, or ``R`` for partial sums."""
         dim = self.factor.outs[0]
         return R if dim is None or self.factor.reduces else dim
 
@@ -59,7 +59,7 @@ class Cut:
 def cut_at(
     edit: Editor, call: ir.Call, axes: Sequence[int], position: int | None, dim: int
 ) -> Cut | None:
-    """How a call can be cut along mesh axes through a dim of an operand (None: of the result)."""
+    """Find how a call can be sharded through a dim of an operand (None: of the result)."""
     operands = operands_of(call)
     if not all(isinstance(e, ir.GenericConst) or isinstance(e.ty, DTensorType) for e in operands):
         return None
@@ -76,11 +76,11 @@ def cut_at(
 
 
 def fits(cut: Cut, ty: Any) -> bool:
-    """Whether the devices along the axes can share the factor, which gives a result of a type."""
+    """Return whether the devices along the axes can share the factor for a result type."""
     sizes = mesh_shape(ty.device_mesh)
-    own = math.prod(sizes[axis] for axis in cut.axes)
+    size = math.prod(sizes[axis] for axis in cut.axes)
     tied = [(e.ty, d) for e, d in zip(cut.operands, cut.factor.ins) if d is not None]
-    most = own
+    most = size
     for own_ty, dim in [*tied, *([(ty, cut.label)] if cut.label != R else [])]:
         if not isinstance(own_ty, DTensorType):
             continue
@@ -89,13 +89,13 @@ def fits(cut: Cut, ty: Any) -> bool:
             return False
         labels = [dim if a in cut.axes else x for a, x in enumerate(labels)]
         most = max(most, shard_counts(labels, sizes, int(own_ty.tensor_ty.ndim))[dim])
-    alone = len(cut.axes) == 1 and most == own
+    alone = len(cut.axes) == 1 and most == size
     uneven = cut.factor.uneven and (alone or not cut.factor.adjacent)
     return uneven or int(cut.factor.size) % most == 0
 
 
 def on_shards(edit: Editor, var: Any, call: ir.Call, cut: Cut, given: dict[Any, Any]) -> Any:
-    """Write a call on shards; ``given`` are operands that are sliced. None where it cannot be."""
+    """Write a call on shards, with ``given`` operands sliced; return None if impossible."""
     mesh, labels = var.ty.device_mesh, list(labels_of(var.ty.placement))
     dims: dict[Any, int] = {}
     for expr, dim in zip(cut.operands, cut.factor.ins):

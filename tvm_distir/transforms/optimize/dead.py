@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Bindings that nobody reads, found by what a sweep has told of a function."""
+"""Remove unread bindings, based on a scan of the function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tvm_distir.core import (
 
 
 def without_dead(member: Member, readings: Readings) -> Member:
-    """A function without the bindings that nobody reads: they may read fields of results."""
+    """Return a function without its unread bindings, which may read fields of results."""
     fn, reading = member.fn, member.reading
     taken = _fields_taken(reading)
     live, pure = set(reading.result), dict[int, bool]()
@@ -55,7 +55,7 @@ def without_dead(member: Member, readings: Readings) -> Member:
 
 
 def _fields_taken(reading: FunctionView) -> dict[int, int]:
-    """Bindings that take a field of a tuple that was just made: from which variable it was made.
+    """Map bindings that take a field of a tuple literal to the variable of that field.
 
     Only of variables that no block hides.
     """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the bindings of a block wait for, and the memory that an order of them takes."""
+"""Compute the dependences of a block's bindings and the peak memory of an order of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STARTS = frozenset(start_name(kind) for kind in COLLECTIVES)
 
 @dataclass
 class BlockNode:
-    """A binding of a block.
+    """Binding of a block, with its dependences and sizes.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class BlockNode:
 def block_nodes(
     scan: Scan, costs: BodyCosts, meets_in_order: bool = False
 ) -> list[list[BlockNode]]:
-    """Nodes of each block of a function.
+    """Return the nodes of each block of a function.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def block_nodes(
     """
     reading, params = scan.reading, scan.reading.params
     sizes = _Sizes(reading)
-    found: list[list[BlockNode]] = []
+    blocks: list[list[BlockNode]] = []
     end = params
     last_read = _last_read(scan)
     for rows in scan.blocks:
@@ -111,12 +111,12 @@ def block_nodes(
             nodes.append(node)
             for dep in node.deps:
                 nodes[dep].readers.append(i)
-        found.append(nodes)
-    return found
+        blocks.append(nodes)
+    return blocks
 
 
 def _last_read(scan: Scan) -> list[int]:
-    """Per variable the number of the last variable bound to what reads it.
+    """Return, per variable, the number of the last variable whose binding reads it.
 
     That of none, one more than there are, where the function's result does.
     """
@@ -132,14 +132,14 @@ def _last_read(scan: Scan) -> list[int]:
 
 
 class _Sizes:
-    """Bytes of variables; those of a type are computed once."""
+    """Byte sizes of variables, computed once per type."""
 
     def __init__(self, reading: FunctionView) -> None:
         self.reading = reading
         self._known: dict[int, int] = {}
 
     def of(self, number: int) -> int:
-        """Bytes of a variable on one device."""
+        """Return the bytes of a variable on one device."""
         kind = self.reading.types[number]
         if kind not in self._known:
             types = flat_types(self.reading.variables[number].ty)
@@ -148,7 +148,7 @@ class _Sizes:
 
 
 def _may_meet(value: Any, kind: str | None) -> bool:
-    """Whether other devices may have to take part."""
+    """Return whether a binding may need other devices to take part."""
     if kind is not None:
         return kind in _STARTS or kind in COLLECTIVES
     calls = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
@@ -156,14 +156,14 @@ def _may_meet(value: Any, kind: str | None) -> bool:
 
 
 def _shares(value: Any, kind: int, number: int, costs: BodyCosts) -> bool:
-    """Whether a binding needs no memory of its own."""
+    """Return whether a binding needs no memory for its result."""
     if kind in (OP_CALL, FUNCTION_CALL, OTHER_CALL):
         return costs.is_view(number)
     return kind != IF and type(value) is not ir.GenericConst
 
 
 def peak_bytes(nodes: Sequence[BlockNode], order: Sequence[int]) -> int:
-    """Most bytes of results that are alive at once, when the bindings run in an order."""
+    """Return the peak of live result bytes when the bindings run in a given order."""
     last = [-1] * len(nodes)
     for step, i in enumerate(order):
         last[i] = max(last[i], step)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rewriting the bindings of one function in order: what the passes of this stage share."""
+"""Rewrite the bindings of one function in order: shared base of the passes of this stage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .scan import Scan
 
 
 class FunctionStep:
-    """A rewrite of single functions: a subclass of :class:`Editor` with its arguments.
+    """Rewrite of single functions, given as a subclass of :class:`Editor` with its arguments.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class FunctionStep:
         self.editor, self.kinds, self.arguments = editor, frozenset(kinds), arguments
 
     def apply(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> relax.Function:
-        """Return the function rewritten, or itself where nothing changes.
+        """Return the rewritten function, or the given one if nothing changes.
 
         Every branch of an ``If`` is a scope of its own, in which what stands before the ``If``
         is known as parameters are: nothing moves into a branch, out of it, or over it to where
@@ -70,7 +70,7 @@ class FunctionStep:
 
 
 def rewrite_of(steps: Sequence[FunctionStep], level: int = 4) -> Rewrite:
-    """Make what a pass does of steps that rewrite every function by itself.
+    """Build the body of a pass from steps that rewrite each function separately.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def stepped(
     level: int,
     readings: Readings | None = None,
 ) -> ir.IRModule:
-    """Apply steps to the functions of a module of a level.
+    """Apply steps to the functions of a module at a level.
 
     At level 4 the branches of an ``If`` are functions (:mod:`tvm_distir.core.ir.branches`). What a
     step has moved to the boundary of one goes inside, and the steps run again. ``readings``
@@ -121,12 +121,12 @@ def _stepped(
 
 
 def axes_dim(call: ir.Call) -> tuple[tuple[int, ...], int]:
-    """Mesh axes and dim of an ``all_gather``, ``local_slice`` or ``reduce_scatter``."""
+    """Return the axes and dim of an ``all_gather``, ``local_slice`` or ``reduce_scatter``."""
     return call_axes(call), int(call.attrs["dim"])
 
 
 def signature(value: ir.Call) -> Any:
-    """What two equal collectives have in common: op, operand, attributes."""
+    """Return a key that equal collectives share: op, operand and attributes."""
     attrs = [
         (str(k), mesh_key(v) if str(k).endswith("mesh") else str(v)) for k, v in value.attrs.items()
     ]
@@ -137,7 +137,7 @@ def signature(value: ir.Call) -> Any:
 
 
 def is_plain_op(value: Any, var: Any) -> bool:
-    """Whether a value is a call of an op, not a collective, that gives one DTensor."""
+    """Return whether a value is an op call other than a collective that returns one DTensor."""
     return (
         isinstance(var.ty, DTensorType)
         and isinstance(value, ir.Call)
@@ -149,12 +149,12 @@ def is_plain_op(value: Any, var: Any) -> bool:
 
 
 def operands_of(call: ir.Call) -> list[Any]:
-    """Tensor operands of a call, tuples opened."""
+    """Return the tensor operands of a call, with tuples unpacked."""
     return [expr for arg in tensor_args(call) for expr, _, _ in leaves_of(arg)]
 
 
 class Editor:
-    """Rewrites a function: passes the bindings of interest through :meth:`visit`.
+    """Rewriter of a function that passes the bindings of interest through :meth:`visit`.
 
     Of interest are the collectives, and what :attr:`watched` holds.
 
@@ -180,12 +180,12 @@ class Editor:
 
     @functools.cached_property
     def known(self) -> dict[Any, Any]:
-        """See the class; most editors never ask."""
+        """Return the values of all variables, computed on first use."""
         return dict(self.scan.values)
 
     @functools.cached_property
     def readers(self) -> Counter[Any]:
-        """See the class; most editors never ask."""
+        """Return the number of readers per variable, computed on first use."""
         return Counter(self.scan.counts)
 
     @functools.cached_property
@@ -196,16 +196,16 @@ class Editor:
 
     @functools.cached_property
     def branch_results(self) -> Mapping[Any, Any]:
-        """What lifted branches of an ``If`` give, by variable."""
+        """Return the results of hoisted branches of an ``If``, by variable."""
         return branch_results(self.mod, self.fn)
 
     def unfinished(self, expr: Any) -> frozenset[int]:
-        """Mesh axes along which an operand of a call of the function is a partial sum."""
+        """Return the mesh axes along which an operand of a call is a partial sum."""
         known = self._origin.get(expr, expr) if isinstance(expr, ir.Var) else expr
         return frozenset().union(*self._partial.of(known))
 
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
-        """Return the value to bind ``var`` to, or a variable to replace it by.
+        """Return the value to bind ``var`` to, or a variable that replaces it.
 
         ``kind`` names the ``R.dist`` op that is called, if it is one.
         """
@@ -226,17 +226,17 @@ class Editor:
         return var
 
     def single(self, var: Any) -> Any:
-        """The value of a variable that is read once, else None."""
+        """Return the value of a variable that is read once, else None."""
         return self.known.get(var) if self.readers[var] == 1 else None
 
     def normalize(self, value: Any) -> Any:
-        """Give a new value its type; its operands get a reader."""
+        """Infer the type of a new value and count its reads."""
         for used in variables(value):
             self.readers[used] += 1
         return self.builder.normalize(value)
 
     def run(self) -> relax.Function:
-        """Return the function without what nobody reads any more, or as it was."""
+        """Return the function without the bindings that became unread."""
         fn, blocks = self.fn, []
         for block, rows in zip(fn.body.blocks, self.scan.blocks, strict=True):
             self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
@@ -280,7 +280,7 @@ class Editor:
         self._release(old)
 
     def _release(self, value: Any) -> None:
-        """Count off what a value read that is no longer bound, and what only that had read."""
+        """Drop the reads of a value that is no longer bound, recursively."""
         waiting = [value]
         while waiting:
             for used in variables(waiting.pop()):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Two collectives in a row that are one."""
+"""Fuse two consecutive collectives into one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .sends import dim_to_scatter
 
 @module_pass("legalized")
 def FuseCollectives() -> Rewrite:
-    """Make one collective of two in a row.
+    """Fuse two consecutive collectives into one.
 
     ======================================  ==========================  =====================
     two                                     one                         wire bytes
@@ -36,7 +36,7 @@ def FuseCollectives() -> Rewrite:
                                             each device sends its part  stays
     ======================================  ==========================  =====================
 
-    Each only where nobody else reads what stands between them. The last but one changes the
+    Each only where nothing else reads what stands between them. The last but one changes the
     order of a sum over two axes: of the whole group instead of one axis after the other. The
     others change no number. The last is done where no device sends or receives more for it,
     both meshes seen together.
@@ -50,7 +50,7 @@ def FuseCollectives() -> Rewrite:
 
 class _Fuse(Editor):
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
-        """Join a collective with the one that made its operand."""
+        """Fuse a collective with the one that computed its operand."""
         if kind == "send":
             return self._sent(var, value)
         if kind == "recv":
@@ -63,7 +63,7 @@ class _Fuse(Editor):
         return value if joined is None else self.normalize(joined)
 
     def _sent(self, var: Any, value: ir.Call) -> Any:
-        """Reduce and send: each device sends the part that it reduces."""
+        """Fuse a reduction and a send: each device sends the part that it reduces."""
         first = self.single(value.args[0])
         if first is None or dist_op_name(first) != "all_reduce":
             return value
@@ -79,7 +79,7 @@ class _Fuse(Editor):
         return self.emit(ops.send(part, **attrs), str(var.name))
 
     def _received(self, value: ir.Call) -> Any:
-        """Receive from where the sender is now."""
+        """Fuse two transfers: receive from the original source."""
         sent = self.known.get(value.args[0]) if len(value.args) else None
         if sent is None or dist_op_name(sent) != "send":
             return value
@@ -91,7 +91,7 @@ class _Fuse(Editor):
 
 
 def _scattered(edit: _Fuse, var: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
-    """Sum and keep a part: a ``reduce_scatter``, or of the part."""
+    """Fuse a sum and a slice into a ``reduce_scatter``."""
     (axes, dim), reduced = axes_dim(second), call_axes(first)
     mesh, op = second.attrs["device_mesh"], str(first.attrs["op"])
     if not set(axes) & set(reduced):
@@ -105,7 +105,7 @@ def _scattered(edit: _Fuse, var: Any, first: ir.Call, second: ir.Call) -> ir.Cal
 
 
 def _exchanged(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
-    """Gather one dim and keep a part of another: an ``all_to_all``."""
+    """Fuse a gather of one dim and a slice of another into an ``all_to_all``."""
     (axes, gathered), (again, dim) = axes_dim(first), axes_dim(second)
     if axes != again or gathered == dim:
         return None
@@ -113,7 +113,7 @@ def _exchanged(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | 
 
 
 def _gathered(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
-    """Move the cut to another dim and gather that: gather at once."""
+    """Fuse an exchange and a gather into a gather of the original dim."""
     if (call_axes(first), int(first.attrs["split_dim"])) != axes_dim(second):
         return None
     axes, gather_dim = call_axes(first), int(first.attrs["gather_dim"])
@@ -121,7 +121,7 @@ def _gathered(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | N
 
 
 def _reduced(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
-    """Sum parts and gather them: an ``all_reduce``."""
+    """Fuse a scattered sum and its gather into an ``all_reduce``."""
     if axes_dim(first) != axes_dim(second):
         return None
     op = str(first.attrs["op"])
@@ -129,7 +129,7 @@ def _reduced(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | No
 
 
 def _reduced_at_once(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
-    """Reduce along some axes, then along others: along all of them."""
+    """Fuse reductions along different axes into one along all of them."""
     op = str(second.attrs["op"])
     if str(first.attrs["op"]) != op:
         return None

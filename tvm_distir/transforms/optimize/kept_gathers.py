@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the forward part of a training step gathers and its backward part reads, at level 4.
+"""Find values that the forward pass gathers and the backward pass reads (level 4).
 
 Every tensor that a variable or a function's result holds is a *slot*. Slots between which a value
-is handed on as it is, through tuples, other names and calls of private functions, are one class,
-of one type. A class that begins at gathers of the forward part, and that only the backward part
+is passed on as it is, through tuples, other names and calls of private functions, are one class,
+of one type. A class that begins at gathers of the forward pass, and that only the backward pass
 computes with, may as well hold what was gathered.
 """
 
@@ -38,7 +38,7 @@ from tvm_distir.core import (
 
 @dataclass(frozen=True)
 class Gathered:
-    """A gathered value.
+    """Value gathered from a smaller one.
 
     Attributes
     ----------
@@ -53,14 +53,14 @@ class Gathered:
 
     @property
     def way(self) -> tuple[str, ...]:
-        """What those have in common that can be handed on to one place, as text."""
+        """Return a textual key of the gathers, equal for values that can share a slot."""
         types = (self.source.ty, *(step.ty for step in self.steps))
         done = ((*call_axes(step), step.attrs["dim"]) for step in self.steps)
         return tuple(map(str, (*types, *done)))
 
 
 class KeptGathers:
-    """The classes of a module, and which of them may hold what was gathered.
+    """Equivalence classes of the slots of a module, and which may hold gathered values.
 
     Parameters
     ----------
@@ -72,9 +72,9 @@ class KeptGathers:
     Attributes
     ----------
     own : dict of Var to Gathered
-        Variables bound to gathers of the forward part, and other names of these.
+        Variables bound to gathers of the forward pass, and other names of these.
     late : set of Var
-        What is bound in backward parts.
+        What is bound in backward passes.
     """
 
     def __init__(self, members: Sequence[Member], axes: Mapping[str, tuple[int, ...]]) -> None:
@@ -97,11 +97,11 @@ class KeptGathers:
         self._kept = self._chosen()
 
     def of(self, var: Any) -> list[Gathered | None]:
-        """Of each tensor of a variable, how it is made of what is kept; None: it stays."""
+        """Return how each tensor of a variable is gathered from its saved form, or None."""
         return [self._kept.get(self._root[slot]) for slot in self._slot[var]]
 
     def of_result(self, name: str) -> list[Gathered | None]:
-        """The same of the result of a function."""
+        """Return the same for the result of a function."""
         return [self._kept.get(self._root[slot]) for slot in self._results[name]]
 
     def __bool__(self) -> bool:
@@ -112,7 +112,7 @@ class KeptGathers:
         return range(first, self._count)
 
     def _take_ends(self, member: Member) -> None:
-        """Number parameters and results; what is handed in or out of the module stays."""
+        """Number parameters and results; what crosses the module boundary is unchanged."""
         fn = member.fn
         params = self._params[member.name] = list(fn.params)
         self._slot.update((param, self._new(param.ty)) for param in params)
@@ -122,7 +122,7 @@ class KeptGathers:
                 self._barred.update(slots)
 
     def _take(self, member: Member, forward: bool) -> None:
-        """Read what a function binds."""
+        """Record what a function binds."""
         reading = member.reading
         early = {binding.var for binding in forward_part(member)} if forward else set()
         for binding, kind in zip(reading.bindings, reading.kinds, strict=True):
@@ -147,21 +147,21 @@ class KeptGathers:
         self._join(self._results[name], slots)
 
     def _compute(self, var: Any, value: Any) -> None:
-        """Take in a value that is computed."""
+        """Record a computed value."""
         late = var in self.late
         for used in variables(value):
             if late:
                 self._read_late.update(self._slot[used])
             elif used not in self.own:
                 self._barred.update(self._slot[used])
-        found = None if late else self._gathered(value)
-        if found is None:
+        gathered = None if late else self._gathered(value)
+        if gathered is None:
             self._barred.update(self._slot[var])
         else:
-            self.own[var] = found
+            self.own[var] = gathered
 
     def _gathered(self, value: Any) -> Gathered | None:
-        """Of a gather along the axes of a variable what that was, before earlier ones too."""
+        """Return the value before all gathers, for a gather along the axes of a variable."""
         if dist_op_name(value) != "all_gather" or not isinstance(value.args[0], ir.Var):
             return None
         source = value.args[0]
@@ -171,7 +171,7 @@ class KeptGathers:
         return Gathered(before.source, (*before.steps, value))
 
     def _slots(self, expr: Any) -> Sequence[int]:
-        """Slots of what is handed on; -1 of what is no variable."""
+        """Return the slots of the leaves of a value; -1 for leaves that are not variables."""
         if isinstance(expr, ir.Var):
             return self._slot[expr]
         if isinstance(expr, relax.Tuple):
@@ -190,21 +190,23 @@ class KeptGathers:
                 self._joined += (2, slot, other)
 
     def _chosen(self) -> dict[int, Gathered]:
-        """Per class that is kept as it was, how the gathered value is made of it."""
+        """Return, per class that is saved before its gather, how the gathered value is computed."""
         root = self._root
         barred = {root[slot] for slot in self._barred}
         wanted = {root[slot] for slot in self._read_late} - barred
         result: dict[int, Gathered] = {}
         for var, gathered in self.own.items():
             (slot,) = self._slot[var]
-            one = result.setdefault(root[slot], gathered)
-            if one.way != gathered.way:
+            previous = result.setdefault(root[slot], gathered)
+            if previous.way != gathered.way:
                 wanted.discard(root[slot])
-        return {number: one for number, one in result.items() if number in wanted}
+        return {
+            number: first_gathered for number, first_gathered in result.items() if number in wanted
+        }
 
 
 def forward_part(member: Member) -> Sequence[Any]:
-    """Bindings of a function that may run in the forward part: of a whole step those it has."""
+    """Return the bindings of a function that may run in the forward pass."""
     fn = member.fn
     if is_private(fn) or (fn.attrs and ROLE_ATTR in fn.attrs):
         return member.reading.bindings
@@ -212,19 +214,19 @@ def forward_part(member: Member) -> Sequence[Any]:
 
 
 def forward_functions(members: Sequence[Member]) -> set[str]:
-    """Names of the functions that run in the forward part, though not there alone."""
-    found = set[str]()
+    """Return the names of the functions that run in the forward pass, perhaps not only there."""
+    names = set[str]()
     by_name = {member.name: member for member in members}
     waiting = [member for member in members if not is_private(member.fn)]
     while waiting:
         member = waiting.pop()
         attrs = member.fn.attrs
         phase = attrs[PHASE_ATTR] if attrs and PHASE_ATTR in attrs else FORWARD_PHASE
-        if member.name in found or phase != FORWARD_PHASE:
+        if member.name in names or phase != FORWARD_PHASE:
             continue
-        found.add(member.name)
+        names.add(member.name)
         for binding in forward_part(member):
             value = binding.value
             if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
                 waiting += [by_name[n] for n in (str(value.op.name_hint),) if n in by_name]
-    return found
+    return names

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The gathers of a function's parameters, taken out into a function of their own."""
+"""Hoist the gathers of a function's parameters into a separate function."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MOVES = frozenset(COLLECTIVES) - frozenset(REDUCTIONS)
 
 
 def laid_out(value: Any, known: Collection[Any]) -> bool:
-    """Whether a value is another layout, part or type of what is known, on the same device."""
+    """Return whether a value is a device-local layout change, slice or cast of known values."""
     if type(value) in (ir.Var, relax.DataflowVar):
         return value in known
     if type(value) is not ir.Call or type(value.op) is not ir.Op:
@@ -59,7 +59,7 @@ def _all_known(value: Any, known: Collection[Any]) -> bool:
 
 @dataclass(frozen=True)
 class HoistedGathers:
-    """A function in two.
+    """Function split into its gathers and the rest.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class HoistedGathers:
 
 
 class GatherPrologue:
-    """The collectives of a function that read parameters alone, or other layouts of them.
+    """Collectives of a function that depend only on parameters, or on layouts of them.
 
     Parameters
     ----------
@@ -103,27 +103,27 @@ class GatherPrologue:
         self.costs = costs.of(self.scan.reading)
         self._ps = [self.costs.picoseconds(number) for number in range(len(self.bindings))]
         known = {fn.params[n] for n in early}
-        found: dict[Any, int] = {}
+        numbers: dict[Any, int] = {}
         needed: dict[Any, int] = {}
         dones: dict[Any, Any] = {}
         for number, binding in enumerate(self.bindings):
             value = binding.value
             if started_op(value) in _MOVES and _all_known(value, known):
-                found[binding.var] = number
+                numbers[binding.var] = number
             elif laid_out(value, known):
                 known.add(binding.var)
-            elif is_done(value) and value.args[0] in found:
+            elif is_done(value) and value.args[0] in numbers:
                 dones[binding.var] = value.args[0]
             else:
                 for var in variables(value):
                     if var in dones:
                         needed.setdefault(dones[var], number)
         last = len(self.bindings)
-        self.starts = sorted(found, key=lambda var: (needed.get(var, last), found[var]))
-        self._number = found
+        self.starts = sorted(numbers, key=lambda var: (needed.get(var, last), numbers[var]))
+        self._number = numbers
 
     def fitting(self, most_bytes: int) -> int:
-        """How many of the starts, the first needed first, to take out.
+        """Return how many of the starts to hoist, in order of first use.
 
         As few as make a call shortest, of many calls in a row, when those of the next call are
         started at the beginning of this one. Their bytes stay within ``most_bytes``, those of the
@@ -144,7 +144,7 @@ class GatherPrologue:
         return best
 
     def _needed(self, out: Iterable[Any]) -> list[int]:
-        """Numbers of some starts and of all bindings that they read."""
+        """Return the numbers of some starts and of all bindings that they read."""
         wanted, numbers = set(out), list[int]()
         for number in range(len(self.bindings) - 1, -1, -1):
             binding = self.bindings[number]
@@ -154,7 +154,7 @@ class GatherPrologue:
         return numbers[::-1]
 
     def _spent_ps(self, out: Collection[Any]) -> int:
-        """How long a call takes when these starts were begun before, and are for the next one."""
+        """Return the time of a call whose starts run before it, while those of the next one run."""
         ends_ps = dict.fromkeys(out, 0)
         now_ps, wire_ps = 0, self._wire_ps(out)
         for binding, spent_ps in zip(self.bindings, self._ps, strict=True):
@@ -173,7 +173,7 @@ class GatherPrologue:
         return sum(self._ps[self._number[var]] for var in out)
 
     def lifted(self, count: int) -> HoistedGathers:
-        """Take the first starts out."""
+        """Hoist the first starts."""
         out = self.starts[:count]
         given, gathers = self._gathers(out)
         kept, rest = self._rest(out)
@@ -214,7 +214,7 @@ class GatherPrologue:
         return kept, _noted(new, names, {"params": [len(kept)]})
 
     def _late(self, bindings: list[Any], gathered: Any) -> list[Any]:
-        """Put off what waits for the gathered, and layouts that cost nothing, to the first use."""
+        """Move readers of the gathered values, and free layout changes, down to their first use."""
         waits = {gathered}
         for binding, spent_ps in zip(bindings, self._ps, strict=True):
             value = binding.value
@@ -239,7 +239,7 @@ def _tuple_type(out: Iterable[Any]) -> Any:
 def _noted(
     fn: relax.Function, names: Collection[str], flying: Mapping[str, Iterable[int]]
 ) -> relax.Function:
-    """Keep some attributes of a function, and say what is in flight."""
+    """Copy some attributes of a function, and record what is in flight."""
     for name in list(fn.attrs.keys()) if fn.attrs else []:
         if name not in names:
             fn = fn.without_attr(name)

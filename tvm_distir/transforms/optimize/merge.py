@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions below linear ops: the sum of two reduced values is reduced once."""
+"""Move reductions below linear ops, so that the sum of two reduced values is reduced once."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def MergeReductions(*, scatters: bool = False) -> Rewrite:
 
 @dataclass(frozen=True)
 class Pending:
-    """A value that is a reduction, or a chain of linear ops on one.
+    """Value that is a reduction, or a chain of linear ops on one.
 
     Attributes
     ----------
@@ -87,39 +87,39 @@ class _Merge(Editor):
         self.pending: dict[Any, Pending] = {}
 
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
-        """Write an op on what its operands were before their reductions, if that saves bytes."""
+        """Apply an op to its operands before their reductions, if that saves bytes."""
         if kind in self.reductions and str(value.attrs["op"]) == "sum":
             self._hold(var, Pending(value))
         if not is_plain_op(value, var):
             return value
         operands = operands_of(value)
-        found = {
+        pending = {
             arg: self.pending[arg]
             for arg in operands
             if isinstance(arg, ir.Var) and arg in self.pending
         }
-        roots = [one.root for one in found.values()]
+        roots = [part.root for part in pending.values()]
         if not roots or any(_kind(root) != _kind(roots[0]) for root in roots[1:]):
             return value
-        if not self._is_linear(value, [arg in found for arg in operands]):
+        if not self._is_linear(value, [arg in pending for arg in operands]):
             return value
         before, after = sum(local_bytes(root.ty) for root in roots), local_bytes(var.ty)
-        if len(found) == 1 and after == before:
+        if len(pending) == 1 and after == before:
             # Nothing saved here; perhaps where a later op adds it to another.
-            (arg,) = found
-            self._hold(var, Pending(roots[0], (var, value, arg, found[arg].chain)))
+            (arg,) = pending
+            self._hold(var, Pending(roots[0], (var, value, arg, pending[arg].chain)))
             return value
-        return value if after > before else self._merged(var, value, found)
+        return value if after > before else self._merged(var, value, pending)
 
-    def _merged(self, var: Any, value: ir.Call, found: dict[Any, Pending]) -> Any:
-        """Reduce the result of a call instead of its operands, if that is legal."""
-        root = next(iter(found.values())).root
+    def _merged(self, var: Any, value: ir.Call, pending: dict[Any, Pending]) -> Any:
+        """Reduce the result of a call instead of its operands, if that is valid."""
+        root = next(iter(pending.values())).root
         mesh, axes = root.attrs["device_mesh"], call_axes(root)
-        links = [link for one in found.values() for link in _links(one)]
-        legal = _completes(var.ty, root) and self._carries(var, value, set(found), axes)
+        links = [link for part in pending.values() for link in _links(part)]
+        legal = _completes(var.ty, root) and self._carries(var, value, set(pending), axes)
         if not legal or not all(self._carries(v, c, {arg}, axes) for v, c, arg, _ in links):
             return value
-        raw = {arg: self._raw(one, axes) for arg, one in found.items()}
+        raw = {arg: self._raw(part, axes) for arg, part in pending.items()}
         terms = self.emit(_on_terms(value, raw, var, axes), f"{var.name}_terms")
         if dist_op_name(root) == "all_reduce":
             done = ops.all_reduce(terms, mesh, axes, "sum")
@@ -129,20 +129,20 @@ class _Merge(Editor):
         self._hold(var, Pending(done))
         return done
 
-    def _hold(self, var: Any, one: Pending) -> None:
+    def _hold(self, var: Any, pending: Pending) -> None:
         if self.readers[var] == 1:
-            self.pending[var] = one
+            self.pending[var] = pending
             self.watch_reader(var)
 
-    def _raw(self, one: Pending, axes: Sequence[int]) -> Any:
-        """The operand of a reduction, after the linear ops that followed it."""
-        value = one.root.args[0]
-        for var, call, arg, _ in _links(one):
+    def _raw(self, pending: Pending, axes: Sequence[int]) -> Any:
+        """Return the operand of a reduction, after the linear ops that followed it."""
+        value = pending.root.args[0]
+        for var, call, arg, _ in _links(pending):
             value = self.emit(_on_terms(call, {arg: value}, var, axes), f"{var.name}_terms")
         return value
 
     def _is_linear(self, call: ir.Call, members: list[bool]) -> bool:
-        """Whether an op is linear in some of its operands."""
+        """Return whether an op is linear in a subset of its operands."""
         chosen = {i for i, member in enumerate(members) if member}
         try:
             return any(set(group) == chosen for group in rule_of(call, self.mod).linear)
@@ -150,7 +150,7 @@ class _Merge(Editor):
             return False
 
     def _carries(self, var: Any, call: ir.Call, args: set[Any], axes: Sequence[int]) -> bool:
-        """Whether a call whose operands ``args`` are unfinished gives the unfinished result."""
+        """Return whether a call on partial operands ``args`` returns the partial result."""
         operands = operands_of(call)
         others = [e for e in operands if e not in args]
         if any(self.unfinished(e) & set(axes) for e in others):
@@ -167,13 +167,13 @@ class _Merge(Editor):
         return handed == sums(axes) and not needed
 
 
-def _links(one: Pending) -> list[Any]:
-    """Ops after a reduction, first to last."""
-    found, chain = [], one.chain
+def _links(pending: Pending) -> list[Any]:
+    """Return the ops after a reduction, first to last."""
+    links, chain = [], pending.chain
     while chain is not None:
-        found.append(chain)
+        links.append(chain)
         chain = chain[-1]
-    return found[::-1]
+    return links[::-1]
 
 
 def _kind(root: ir.Call) -> tuple[Any, ...]:
@@ -181,7 +181,7 @@ def _kind(root: ir.Call) -> tuple[Any, ...]:
 
 
 def _whole(ty: Any, axes: Sequence[int]) -> Any:
-    """A DTensor type, whole along mesh axes."""
+    """Return a DTensor type that is replicated along mesh axes."""
     labels = list(labels_of(ty.placement))
     for axis in axes:
         labels[axis] = R
@@ -189,13 +189,13 @@ def _whole(ty: Any, axes: Sequence[int]) -> Any:
 
 
 def _on_terms(call: ir.Call, raw: dict[Any, Any], var: Any, axes: Sequence[int]) -> ir.Call:
-    """Write a call on other operands; its result is whole along the axes."""
+    """Write a call on other operands, with its result replicated along the axes."""
     args = [substitute(arg, raw) for arg in call.args]
     return rebuild(call, call.op, args, _whole(var.ty, axes))
 
 
 def _completes(ty: Any, root: ir.Call) -> bool:
-    """Whether a value of a type can be the result of the same kind of reduction."""
+    """Return whether a value of a type can be the result of the same kind of reduction."""
     labels, axes = labels_of(ty.placement), call_axes(root)
     if dist_op_name(root) == "all_reduce":
         return all(labels[a] == R for a in axes)
@@ -205,6 +205,6 @@ def _completes(ty: Any, root: ir.Call) -> bool:
 
 
 def merge_step(scatters: bool) -> FunctionStep:
-    """Make the step of :func:`MergeReductions`."""
+    """Return the step of :func:`MergeReductions`."""
     kinds = ("all_reduce", "reduce_scatter") if scatters else ("all_reduce",)
     return FunctionStep(_Merge, kinds, reductions=kinds)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gathers and slices moved over ops to where they are smaller."""
+"""Move gathers and slices across ops to where their tensors are smaller."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .scan import Scan
 
 @module_pass("legalized")
 def MoveGathers(*, above: bool = False) -> Rewrite:
-    """Gather after an op instead of before where that is no more.
+    """Gather after an op instead of before it where that moves no more bytes.
 
     An ``all_gather`` that one op reads moves below it when the op maps the dim to one of its
     result's and the result is no larger: below casts to narrower types, sums over other dims,
@@ -55,7 +55,7 @@ def MoveGathers(*, above: bool = False) -> Rewrite:
 def MoveSlices() -> Rewrite:
     """Slice the operands of an op instead of its result.
 
-    A ``local_slice`` of what nobody else reads moves above the ops that map its dim: the devices
+    A ``local_slice`` of what nothing else reads moves above the ops that map its dim: the devices
     share their work, and the slice meets the ``all_reduce`` or ``all_gather`` it makes cheaper.
     No number changes.
 
@@ -120,11 +120,11 @@ class _Gathers(Editor):
         return None
 
     def _dies(self, cut: Cut, expr: Any) -> bool:
-        """Whether nobody but the call reads an operand."""
+        """Return whether the call is the only reader of an operand."""
         return self.readers[expr] == sum(bool(e.same_as(expr)) for e in cut.operands)
 
     def _above(self, gather: ir.Call) -> Any:
-        """Write an op on gathered operands, when those are smaller than the gathered result."""
+        """Compute an op on gathered operands if those are smaller than the gathered result."""
         shard = gather.args[0]
         value = self.single(shard)
         if value is None or not is_plain_op(value, shard):
@@ -162,7 +162,7 @@ class _Slices(Editor):
         self.shards: dict[Any, Any] = {}
 
     def _wanted(self) -> dict[Any, tuple[tuple[int, ...], int]]:
-        """Values that only a slice reads, it and the ops between: mesh axes and dim."""
+        """Find values read only by a slice, directly or through ops, with its mesh axes and dim."""
         result: dict[Any, tuple[tuple[int, ...], int]] = {}
         rows = [row for rows in self.scan.blocks for row in rows]
         for _, var, value, kind in reversed(rows):
@@ -184,7 +184,7 @@ class _Slices(Editor):
         return cut if cut and cut.factor.kind == "map" and fits(cut, var.ty) else None
 
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
-        """Write an op that only a slice reads on shards too; the whole then has no reader."""
+        """Compute an op read only by a slice on shards, so that the full value has no reader."""
         if kind == "local_slice":
             return self.shards.get(value.args[0], value)
         cut = self._cut(var, value, *self.wanted[var]) if var in self.wanted else None
@@ -200,5 +200,5 @@ SLICES = FunctionStep(_Slices, ("local_slice",))
 
 
 def gathers_step(above: bool) -> FunctionStep:
-    """Make the step of :func:`MoveGathers`."""
+    """Return the step of :func:`MoveGathers`."""
     return FunctionStep(_Gathers, ("all_gather",), above=above)

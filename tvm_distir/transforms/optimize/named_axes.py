@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Mesh axes by name: what a pass gets of a plan, as a module has them."""
+"""Map the axis names of a plan to the axes of a module's meshes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tvm_distir.support import MeshError, nearest
 def numbers_of_axes(
     mod: ir.IRModule, axes: Sequence[str], place: str
 ) -> dict[str, tuple[int, ...]]:
-    """Per mesh, by its text, the numbers of the axes of these names.
+    """Return, per mesh text, the numbers of the axes with the given names.
 
     Raises
     ------
     MeshError
-        DIST0206 where no mesh has such an axis; ``place`` says who asks.
+        DIST0206 if no mesh has such an axis; ``place`` says who asks.
     """
     names = mesh_axes(mod)
     known = {name for row in names for name in row}

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Private functions of fewer parameters and results, and the calls of them."""
+"""Remove parameters and results of private functions, and adapt their calls."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tvm_distir.core import (
 
 @dataclass(frozen=True)
 class KeptParts:
-    """Positions of the parameters of a function, and of the fields of its result, that stay."""
+    """Positions of a function's parameters and result fields that are retained."""
 
     params: tuple[int, ...]
     fields: tuple[int, ...]
 
 
 def narrowed(fn: relax.Function, read: set[int] | None) -> tuple[relax.Function, KeptParts]:
-    """Drop the parameters of a private function, and fields of its result, that nobody reads."""
+    """Drop the unread parameters and result fields of a private function."""
     result, fields = _narrow_result(fn, read)
     blocks, result = let_out(fn.body.blocks[:], result)
     blocks, _ = pruned(blocks, result)
@@ -67,7 +67,7 @@ def _narrow_result(fn: relax.Function, read: set[int] | None) -> tuple[Any, tupl
 
 
 def result_value(fn: relax.Function) -> Any:
-    """What a function returns, looked up where it is a variable."""
+    """Return the result of a function, looked up if it is a variable."""
     result = fn.body.body
     if not isinstance(result, ir.Var):
         return result
@@ -76,7 +76,7 @@ def result_value(fn: relax.Function) -> Any:
 
 
 def _attributes(fn: relax.Function, params: Sequence[int], fields: Sequence[int]) -> Any:
-    """Attributes of a function of fewer parameters and results."""
+    """Return the attributes of a function with fewer parameters and results."""
     attrs = dict(fn.attrs.items()) if fn.attrs else {}
     if PARAM_NAMES_ATTR in attrs:
         names = list(attrs[PARAM_NAMES_ATTR])
@@ -100,7 +100,7 @@ def _attributes(fn: relax.Function, params: Sequence[int], fields: Sequence[int]
 
 
 def _renumbered(table: Any, sizes: Sequence[int], chosen: Sequence[int]) -> dict[str, Any]:
-    """Entries of flattened tensors, by their numbers among those that stay."""
+    """Renumber the entries of flattened tensors after removals."""
     new: dict[str, Any] = {}
     at = 0
     for i in chosen:
@@ -113,7 +113,7 @@ def _renumbered(table: Any, sizes: Sequence[int], chosen: Sequence[int]) -> dict
 
 
 class ChangedCalls:
-    """Rewrites the calls of functions that have changed; drops what nobody reads."""
+    """Rewriter of the calls of changed functions, which drops unread bindings."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class ChangedCalls:
         self.fields: dict[Any, tuple[int, ...]] = {}
 
     def run(self) -> relax.Function:
-        """Return the function."""
+        """Return the rewritten function."""
         fn, blocks = self.fn, []
         for block in fn.body.blocks[:]:
             dataflow = isinstance(block, relax.DataflowBlock)
@@ -153,7 +153,7 @@ class ChangedCalls:
         return binding if new is value else make_binding(var, new)
 
     def _call(self, var: Any, value: ir.Call) -> Any:
-        """A call of a function that has changed."""
+        """Rewrite a call of a changed function."""
         kept, callee = self.kept[str(value.op.name_hint)], self.env[value.op]
         old, ty = value.args[:], callee.ty.ret
         call = rebuild(value, callee, [substitute(old[i], self.env) for i in kept.params], ty)

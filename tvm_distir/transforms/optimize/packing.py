@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Several collectives of a kind as one, on tensors that lie flat side by side, at level 5.
+"""Merge collectives of a kind into one on flattened and concatenated tensors (level 5).
 
 An operand becomes a row per rank (one row where every rank takes part in all of it), so that
 tensors of any shape stand side by side; what comes back is cut and shaped again.
@@ -21,7 +21,7 @@ from tvm_distir.core.ir import ops
 def one_for_all(
     writer: BlockWriter, members: Sequence[tuple[Any, ir.Call]], name: str = "bucket"
 ) -> None:
-    """Write one collective in the place of several, and bind their variables.
+    """Write one collective in place of several, and bind their variables.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def _collective(kind: str, like: ir.Call, x: Any) -> ir.Call:
 
 
 def _row(writer: BlockWriter, kind: str, var: Any, call: ir.Call) -> Any:
-    """Operand as ``(elements,)``, ``(ranks, elements of each)`` or ``(1, elements)``."""
+    """Reshape an operand to ``(elements,)``, ``(ranks, elements of each)`` or ``(1, elements)``."""
     x, name = call.args[0], f"{var.name}_flat"
     shape = known_shape(x.ty) or ()
     if kind == "reduce_scatter":
@@ -73,7 +73,7 @@ def _row(writer: BlockWriter, kind: str, var: Any, call: ir.Call) -> Any:
 
 
 def _to_front(writer: BlockWriter, x: Any, dim: int, ranks: int, name: str) -> Any:
-    """Cut a dim in one block per rank, and put the blocks first."""
+    """Split a dim into one block per rank, and move the blocks to the front."""
     if dim == 0:
         return x
     shape = [int(n) for n in x.ty.shape]
@@ -90,16 +90,16 @@ def _shaped(writer: BlockWriter, x: Any, shape: Sequence[int], name: str) -> Any
 
 
 def _bind_part(writer: BlockWriter, kind: str, var: Any, call: ir.Call, part: Any) -> None:
-    """Bind a member to its part of the result, in its own shape."""
+    """Bind a member to its part of the result, in its original shape."""
     shape, name = list(known_shape(var.ty) or ()), f"{var.name}_part"
     part = writer.builder.normalize(part)
     dim = int(call.attrs["dim"]) if kind == "all_gather" else 0
     if dim:
         # One row per rank: its block of the gathered dim, which goes back between the others.
-        own = [int(n) for n in call.args[0].ty.shape]
+        local_shape = [int(n) for n in call.args[0].ty.shape]
         rows = writer.emit(part, name)
-        rows = writer.emit(relax.op.reshape(rows, [_group(call), *own]), name)
-        order = [*range(1, dim + 1), 0, *range(dim + 1, len(own) + 1)]
+        rows = writer.emit(relax.op.reshape(rows, [_group(call), *local_shape]), name)
+        order = [*range(1, dim + 1), 0, *range(dim + 1, len(local_shape) + 1)]
         part = writer.builder.normalize(relax.op.permute_dims(rows, order))
     if [int(n) for n in part.ty.shape] != shape:
         part = relax.op.reshape(writer.emit(part, name), shape)

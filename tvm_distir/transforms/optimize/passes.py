@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The pass ``OptimizeCollectives``: those below that never cost anything, in order."""
+"""Define ``OptimizeCollectives``, a sequence of passes that never increase the cost."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = (*STEPS, "unused")
 
 @module_pass("legalized")
 def OptimizeCollectives(*, without: Sequence[str] = ()) -> Rewrite:
-    """Remove, join and move collectives where that never costs anything.
+    """Remove, merge and move collectives where that never increases the cost.
 
     The passes of :data:`NAMES`, each as its factory makes it without arguments: none of them
     sends more bytes. See their factories for what they do, and which change the order of a sum.

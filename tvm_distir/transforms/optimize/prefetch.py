@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gathers of parameters begin before the function that needs them is called."""
+"""Start gathers of parameters before the function that needs them is called."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .scan import Scan
 def PrefetchGathers(
     system: System | str = "dgx-a100", *, ahead_bytes: int | None = None
 ) -> Rewrite:
-    """Begin gathers of parameters before the function is called that needs them.
+    """Start gathers of parameters before the call of the function that needs them.
 
     What a private function gathers of its parameters, where these are there early (weights), is
     started by a function of its own, ``layer_gathers``, whose result is in flight (the attribute
@@ -68,7 +68,7 @@ def PrefetchGathers(
 
 
 class _Prefetch:
-    """Looks at a module, takes gathers out, and has them called."""
+    """Rewriter of a module that hoists gathers out of functions and into their callers."""
 
     def __init__(self, mod: ir.IRModule, system: System, ahead_bytes: int | None) -> None:
         self.mod, self.ahead_bytes = mod, ahead_bytes
@@ -88,7 +88,7 @@ class _Prefetch:
         self._bounds: dict[Any, int] = {}
 
     def run(self) -> ir.IRModule:
-        """Return the module, or itself where nothing is to be begun earlier."""
+        """Return the module, or the given one if nothing can start earlier."""
         if any(_shares_mesh(fn) for fn in self.functions.values()):
             return self.mod
         parts: dict[Any, HoistedGathers] = {}
@@ -108,17 +108,17 @@ class _Prefetch:
         callers = {caller for gv in parts for caller, _ in self.sites[gv]}
         functions: dict[Any, Any] = {}
         for gv, fn in made.items():
-            own = named.get(gv)
-            body = fn if own is None else own.lifted.rest
+            split = named.get(gv)
+            body = fn if split is None else split.lifted.rest
             if gv in callers:
                 body = _Caller(body, named, self.costs).run()
-            if own is not None:
-                functions[own.gathers] = own.lifted.gathers
-            functions[gv if own is None else own.rest] = body
+            if split is not None:
+                functions[split.gathers] = split.lifted.gathers
+            functions[gv if split is None else split.rest] = body
         return ir.IRModule(functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
 
     def _lifted(self, gv: Any, fn: relax.Function) -> HoistedGathers | None:
-        """What is taken out of a function, None where it is nothing."""
+        """Return the gathers hoisted out of a function, or None if there are none."""
         if not is_private(fn) or gv in self.barred or not self.sites[gv]:
             return None
         if len(fn.body.blocks) != 1 or (fn.attrs and IN_FLIGHT_ATTR in fn.attrs):
@@ -133,20 +133,20 @@ class _Prefetch:
         return head.lifted(count) if count else None
 
     def _most_bytes(self, caller: Any) -> int:
-        """Most bytes that may lie ready beyond those of the caller's values."""
+        """Return the most bytes that prefetched values may occupy beyond the caller's values."""
         if self.ahead_bytes is not None:
             return self.ahead_bytes
         if caller not in self._bounds:
             fn = self.functions[caller]
             scan = Scan.of(fn)
-            found = block_nodes(scan, self.costs.of(scan.reading))
-            most = max((peak_bytes(nodes, range(len(nodes))) for nodes in found), default=0)
+            blocks = block_nodes(scan, self.costs.of(scan.reading))
+            most = max((peak_bytes(nodes, range(len(nodes))) for nodes in blocks), default=0)
             given = sum(local_bytes(t) for param in fn.params for t in flat_types(param.ty))
             self._bounds[caller] = (given + most) // 16
         return self._bounds[caller]
 
     def _early_params(self, gv: Any) -> set[int]:
-        """Parameters of a function that are there from the beginning of the step."""
+        """Return the parameters of a function that are available from the start of the step."""
         fn = self.functions[gv]
         early = set(range(len(fn.params)))
         for caller, call in self.sites[gv] if is_private(fn) else ():
@@ -166,14 +166,14 @@ class _Prefetch:
 
 
 class SplitPrefetch:
-    """A function in two, with their names in the new module."""
+    """Function split in two, with both names in the new module."""
 
     def __init__(self, lifted: HoistedGathers, gathers: Any, rest: Any) -> None:
         self.lifted, self.gathers, self.rest = lifted, gathers, rest
 
 
 class _Caller:
-    """Has gathers begun before the functions are called that wait for them."""
+    """Rewriter of a caller that starts gathers before the calls that wait for them."""
 
     def __init__(
         self, fn: relax.Function, named: Mapping[Any, SplitPrefetch], costs: BindingCosts
@@ -181,7 +181,7 @@ class _Caller:
         self.fn, self.named, self.costs = fn, named, costs
 
     def run(self) -> relax.Function:
-        """Return the function with its calls in two."""
+        """Return the function with its calls split in two."""
         costs = self.costs.of(Scan.of(self.fn).reading)
         blocks, first = [], 0
         for block in self.fn.body.blocks:
@@ -214,7 +214,7 @@ class _Caller:
     def _place(
         self, bindings: list[Any], spent_ps: Callable[[int], int], earlier: int, number: int
     ) -> int:
-        """Before which binding to begin: the last one from which on there is time enough.
+        """Return the last binding before which a start still leaves enough time.
 
         Not before the call ``earlier``, so that at most one is ahead, nor before another
         collective of the caller, which may be needed first.
@@ -246,7 +246,7 @@ class _Caller:
 
 
 def _callee(value: Any) -> Any:
-    """The function that a value calls, None of others."""
+    """Return the function that a value calls, or None."""
     calls = type(value) is ir.Call and type(value.op) is ir.GlobalVar
     return value.op if calls else None
 

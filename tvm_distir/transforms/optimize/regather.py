@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a training step keeps for its backward part is kept in parts and gathered there again.
+"""Save activations sharded for the backward pass, and gather them again there.
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2: of what is gathered in
-front of a product each device stores its own part, and the backward part has one more gather.
+front of a product each device stores its own part, and the backward pass has one more gather.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .named_axes import numbers_of_axes
 
 @module_pass("legalized")
 def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
-    """Keep what the backward part needs as it was before a gather, and gather it there again.
+    """Save activations before their gather, and gather them again in the backward pass.
 
     Before, in a step whose layer gathers a norm's result along ``tp`` for its products::
 
@@ -49,11 +49,11 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
             g = saved[0]
             w_grad = R.einsum((g, grad), ...)
 
-    After: the forward part returns ``(y, (n,))``, and the backward part begins with
+    After: the forward pass returns ``(y, (n,))``, and the backward pass begins with
     ``g_again = R.dist.all_gather(g, ...)`` where ``g`` is first computed with. So of what is kept
     each device has its part, and one gather more is sent for each value that was gathered. Values
     are followed through calls, tuples and results of private functions; in a step without them,
-    what follows the loss gathers anew. What the forward part computes with outside of the function
+    what follows the loss gathers anew. What the forward pass computes with outside of the function
     that gathered it stays gathered. No number changes.
 
     Parameters
@@ -64,7 +64,7 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
     Returns
     -------
     pass : tvm.transform.Pass
-        It raises MeshError DIST0206 where no mesh has such an axis.
+        It raises MeshError DIST0206 if no mesh has such an axis.
     """
 
     def gather_again(mod: ir.IRModule) -> ir.IRModule:
@@ -77,7 +77,7 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
         for gv, fn, _ in members:
             ends = [(p.ty, kept_gathers.of(p)) for p in fn.params]
             ends.append((fn.ret_ty, kept_gathers.of_result(str(gv.name_hint))))
-            if any(one for _, kept in ends for one in kept):
+            if any(is_kept for _, kept in ends for is_kept in kept):
                 *params, result = (_type(ty, iter(kept)) for ty, kept in ends)
                 renamed[gv] = retyped(gv, relax.FuncType(params, result, bool(fn.is_pure)))
         functions = dict(mod.functions.items())
@@ -90,7 +90,7 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
 
 
 def _type(ty: Any, leaves: Iterator[Gathered | None]) -> Any:
-    """The type of what is kept instead."""
+    """Return the type of the saved value."""
     if isinstance(ty, relax.TupleType):
         return relax.TupleType([_type(field, leaves) for field in ty.fields])
     kept = next(leaves)
@@ -98,19 +98,21 @@ def _type(ty: Any, leaves: Iterator[Gathered | None]) -> Any:
 
 
 class _Regathering:
-    """Writes a function that hands on what was gathered, and gathers where it computes.
+    """Rewriter of a function that passes on ungathered values and gathers them for compute.
 
-    ``kept`` is what stands for a variable where it is handed on.
+    ``kept`` is what represents a variable where it is passed on.
     """
 
-    def __init__(self, fn: relax.Function, found: KeptGathers, renamed: Mapping[Any, Any]) -> None:
-        self.fn, self.found, self.renamed = fn, found, renamed
+    def __init__(
+        self, fn: relax.Function, gathers: KeptGathers, renamed: Mapping[Any, Any]
+    ) -> None:
+        self.fn, self.found, self.renamed = fn, gathers, renamed
         self.kept: dict[Any, Any] = {}
         self._again: dict[Any, Any] = {}
         self._builder = relax.BlockBuilder()
 
     def run(self) -> relax.Function:
-        """Return the function, itself where nothing changes."""
+        """Return the function, or the given one if nothing changes."""
         fn = self.fn
         params = [self._held(p) for p in fn.params]
         blocks = []
@@ -126,7 +128,7 @@ class _Regathering:
         return with_body(fn, params, blocks, result, bool(fn.is_pure))
 
     def _held(self, var: Any) -> Any:
-        """The variable, or one of what is kept that stands for it from now on."""
+        """Return the variable, or the saved one that replaces it."""
         leaves = self.found.of(var)
         if not any(leaves):
             return var
@@ -152,7 +154,7 @@ class _Regathering:
             writer.bindings.append(binding) if not env else writer.bind(var, substitute(value, env))
 
     def _handed_on(self, value: Any, ty: Any) -> Any:
-        """A tuple, an item of one or a call of a function, of what is kept."""
+        """Rewrite a tuple, a field of one, or a call of a function, of saved values."""
         if isinstance(value, relax.Tuple):
             return substitute(value, self.kept)
         if isinstance(value, relax.TupleGetItem):
@@ -164,12 +166,12 @@ class _Regathering:
         return rebuild(value, callee, [substitute(arg, self.kept) for arg in value.args], ty)
 
     def _computed(self, var: Any, value: Any) -> list[Any]:
-        """What a value is computed from that is gathered for it."""
+        """Return the operands of a value that must be gathered for it."""
         late = var in self.found.late
         return [v for v in variables(value) if v in self.kept and (late or v not in self.found.own)]
 
     def _gathered(self, writer: BlockWriter, var: Any) -> Any:
-        """The variable gathered, once in a function."""
+        """Return the gathered variable, computed once per function."""
         kept = self.kept[var]
         if kept not in self._again:
             (way,) = self.found.of(var)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Attention block by block around a ring, at level 5: no device ever holds all keys.
+"""Compute attention block by block around a ring (level 5), so no device holds all keys.
 
 Liu et al. 2023, "Ring Attention with Blockwise Transformers"; the running maximum and sum are those
 of Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
@@ -38,7 +38,7 @@ from .scan import Row, Scan
 
 @module_pass("local")
 def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
-    """Let keys and values of attention travel around a ring instead of gathering them.
+    """Pass keys and values of attention around a ring instead of gathering them.
 
     Where keys and values are gathered along a mesh axis of ``n`` devices, for ``nn.attention`` or
     products and a softmax over the keys, each device starts with its own block of them and hands
@@ -47,9 +47,9 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
     maximum, sum and result, in float32 at least. As many bytes are sent as by the gathers; one
     block is held besides the own one. Sums are in another order.
 
-    In training the backward part does the same, and what is reduced to the owners of keys and
+    In training the backward pass does the same, and what is reduced to the owners of keys and
     values, their gradients, follows these around. Where all keys have to come by before the next
-    op can work on one of them, as in a softmax that is made again, they go around once more.
+    op can work on one of them, as in a softmax that is recomputed, they go around once more.
 
     Parameters
     ----------
@@ -59,14 +59,17 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
     Returns
     -------
     pass : tvm.transform.Pass
-        It raises MeshError DIST0206 where no mesh has such an axis, LoweringError DIST0511 where
+        It raises MeshError DIST0206 if no mesh has such an axis, LoweringError DIST0511 if
         rows gathered along one are read by what cannot be done in blocks, or there are none.
     """
 
     def ring_attention(mod: ir.IRModule) -> ir.IRModule:
         numbers = numbers_of_axes(mod, axes, "RingAttention")
         kinds = ("all_gather",)
-        steps = [FunctionStep(one, kinds, axes=numbers) for one in (AttentionAsProducts, _Ring)]
+        steps = [
+            FunctionStep(transform, kinds, axes=numbers)
+            for transform in (AttentionAsProducts, _Ring)
+        ]
         new = stepped(mod, steps, 5)
         if new is mod and axes:
             raise LoweringError(
@@ -81,7 +84,7 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
 
 
 class _Ring(Editor):
-    """Writes what runs over gathered keys around a ring.
+    """Rewriter of computations over gathered keys into steps around a ring.
 
     Bindings keep their order, but that each phase of a region stands before the first that reads
     what it gives, and behind all that it reads.
@@ -101,7 +104,7 @@ class _Ring(Editor):
         ]
 
     def run(self) -> relax.Function:
-        """Return the function, itself where nothing runs over gathered keys."""
+        """Return the function, or the given one if it has no attention over gathered keys."""
         if not any(self._regions):
             return self.fn
         fn, blocks = self.fn, []
@@ -117,7 +120,7 @@ class _Ring(Editor):
 
 
 class _Order:
-    """Writes the bindings of a block and the phases of its regions, each when it is needed."""
+    """Writer of a block's bindings and the phases of its regions, in order of demand."""
 
     def __init__(self, editor: _Ring, rows: Sequence[Row], regions: Sequence[Region]) -> None:
         self._editor, self._rows = editor, rows
@@ -139,7 +142,7 @@ class _Order:
         self._done: set[Any] = set()
 
     def run(self) -> None:
-        """Write all that is not done in blocks, and before each what it needs."""
+        """Write everything outside of the regions, and before each binding what it needs."""
         readers = self._editor.scan.readers
         for _, var, _, _ in self._rows:
             beyond = any(reader not in self._row for reader in readers.get(var, ()))
@@ -147,7 +150,7 @@ class _Order:
                 self._demand(var)
 
     def _demand(self, var: Any) -> None:
-        """Write a binding, after all that it needs."""
+        """Write a binding after everything that it needs."""
         waiting: list[Any] = [self._task(var)]
         while waiting:
             task = waiting[-1]
@@ -161,7 +164,7 @@ class _Order:
                 self._write(task)
 
     def _task(self, var: Any) -> Any:
-        """What makes a variable: the number of a phase, or the variable of a binding."""
+        """Return what computes a variable: the number of a phase, or the variable of a binding."""
         return self._from.get(var, var)
 
     def _needs(self, task: Any) -> list[Any]:

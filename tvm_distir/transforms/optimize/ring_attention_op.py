@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``relax.nn.attention`` of keys gathered along a ring, written as the products that it is."""
+"""Expand ``relax.nn.attention`` of keys gathered along a ring into its products."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .scan import Scan
 
 
 class AttentionAsProducts(Editor):
-    """Writes out attention whose keys and values are gathered along a ring and read by it alone.
+    """Expansion of attention whose keys and values are gathered along a ring for it alone.
 
     Operands ``(batch, positions, heads, width)``; heads come first in the products. Queries that
     are whole under a causal mask are left: no device has a part of them to itself.
@@ -61,7 +61,7 @@ class AttentionAsProducts(Editor):
         return self.normalize(relax.op.permute_dims(mixed, [0, 2, 1, 3]))
 
     def _again(self, gathered: Gathered, order: list[int], name: str) -> Any:
-        """Gather a block once more, with its dims in another order."""
+        """Gather a block again, with its dims in another order."""
         call, dim = gathered.call, order.index(1)
         block = self.emit(relax.op.permute_dims(gathered.block, order), name)
         mesh, (axis,) = call.attrs["device_mesh"], call_axes(call)

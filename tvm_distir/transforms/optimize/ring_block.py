@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What one step around a ring makes of one block of keys, at level 5."""
+"""Compute the contribution of one key block in one step around a ring (level 5)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Stats = dict[Any, tuple[Any, Any]]
 
 
 class Block:
-    """What one step of one phase makes of a block of keys."""
+    """Contribution of one key block in one step of a phase."""
 
     def __init__(
         self, region: Region, emit: Emit, me: Any, step: int, env: dict[Any, Any], stats: Stats
@@ -37,7 +37,7 @@ class Block:
         self.unfinished: dict[Any, Any] = {}
 
     def clone(self, node: Node) -> Any:
-        """Do a node on the block."""
+        """Compute a node on the block."""
         if node.kind in ("same", "pad"):
             return self._env[next(variables(node.value))]
         softmax = self._region.softmaxes.get(node.var)
@@ -46,14 +46,14 @@ class Block:
         return self._again(node, self._env)
 
     def ended(self, node: Node, path: Sequence[Node]) -> Any:
-        """The part of a sum over the keys, in the wide type."""
+        """Return the contribution to a sum over the keys, in the wide type."""
         env = dict(self._env)
         if node.online is not None:
             env[node.online] = self._narrowed(self.unfinished[node.online], node.online)
-            for one in path:
-                plain = one.kind == "same"
-                arg = next(variables(one.value))
-                env[one.var] = env[arg] if plain else self._again(one, env)
+            for step in path:
+                plain = step.kind == "same"
+                arg = next(variables(step.value))
+                env[step.var] = env[arg] if plain else self._again(step, env)
         elif self._region.padded:
             for arg, dim in zip(node.value.args[:], node.walks, strict=True):
                 if dim is not None and isinstance(arg, ir.Var) and arg in env:
@@ -61,14 +61,14 @@ class Block:
         return self._wide(self._again(node, env), f"{node.var.name}_terms")
 
     def own_keys(self, node: Node) -> Any:
-        """What a scatter adds for the block, in the wide type."""
+        """Return what a scatter adds for the block, in the wide type."""
         value = self._env[node.value.args[0]]
         if self._region.padded:
             value = self._kept(value, int(node.value.attrs["dim"]))
         return self._wide(value, f"{node.var.name}_terms")
 
     def scores(self, var: Any) -> Any:
-        """Scores of the block in the wide type; the least where there is no key."""
+        """Return the scores of the block in the wide type, masked to the minimum without a key."""
         value = self._wide(self._env[var], f"{var.name}_wide")
         if not self._region.padded:
             return value
@@ -78,13 +78,13 @@ class Block:
         return self._emit(relax.op.where(valid, value, least), f"{var.name}_valid")
 
     def below(self, scores: Any, top: Any, name: str) -> Any:
-        """Exponentials of scores below a maximum; zero where there is no key."""
+        """Return exponentials of scores minus a maximum, zero where there is no key."""
         shifted = self._emit(relax.op.subtract(scores, top), f"{name}_shifted")
         raised = self._emit(relax.op.exp(shifted), f"{name}_exp")
         return self._kept(raised, len(raised.ty.shape) - 1) if self._region.padded else raised
 
     def _weights(self, node: Node, scores: Any) -> Any:
-        """Finished weights of the block."""
+        """Return the normalized weights of the block."""
         top, total = self._stats[node.var]
         raised = self.below(self.scores(scores), top, str(node.var.name))
         value = self._emit(relax.op.divide(raised, total), str(node.var.name))
@@ -102,13 +102,13 @@ class Block:
         return self._emit(relax.op.astype(value, WIDE), name)
 
     def _kept(self, value: Any, dim: int) -> Any:
-        """A value of the block, zero where there is no key."""
+        """Return a value of the block, zeroed where there is no key."""
         valid = self._valid(len(value.ty.shape), dim)
         zero = scalar(0.0, str(value.ty.dtype))
         return self._emit(relax.op.where(valid, value, zero), "kept")
 
     def _valid(self, ndim: int, dim: int) -> Any:
-        """Which rows of the block are keys, along a dim."""
+        """Return which rows of the block are keys, along a dim."""
         shape = tuple(self._region.rows if d == dim else 1 for d in range(dim, ndim))
         if shape not in self._masks:
             valid = relax.op.less(self._places(), int64(self._region.whole))
@@ -119,7 +119,7 @@ class Block:
         return self._masks[shape]
 
     def _places(self) -> Any:
-        """Positions of the keys that I have after so many steps: those of rank ``me - step``."""
+        """Return the positions of the keys held after some steps: those of rank ``me - step``."""
         if self._positions is None:
             region, owner = self._region, self._me
             if self._step:
@@ -127,12 +127,12 @@ class Block:
                 owner = self._emit(owner, "owner")
                 owner = self._emit(relax.op.floor_mod(owner, int64(region.count)), "owner")
             first = self._emit(relax.op.multiply(owner, int64(region.rows)), "first")
-            own = self._emit(relax.op.arange(0, region.rows, 1, "int64"), "places")
-            self._positions = self._emit(relax.op.add(own, first), "places")
+            offsets = self._emit(relax.op.arange(0, region.rows, 1, "int64"), "places")
+            self._positions = self._emit(relax.op.add(offsets, first), "places")
         return self._positions
 
     def _again(self, node: Node, env: Mapping[Any, Any]) -> Any:
-        """A call on the block: what else runs over the keys is cut to it."""
+        """Rewrite a call on the block, with other operands over the keys sliced to it."""
         args = list(node.value.args)
         for i, dim in enumerate(node.walks):
             known = env.get(args[i]) if isinstance(args[i], ir.Var) else None

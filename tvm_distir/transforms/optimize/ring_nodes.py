@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What walks over the keys of attention: bindings, and what they are of."""
+"""Represent the bindings of a region of attention, and follow them to their softmax."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LINEAR = ("astype", "multiply")
 
 @dataclass(frozen=True)
 class Node:
-    """A binding of a region.
+    """Binding of a region.
 
     Attributes
     ----------
     var, value : Var, expression
     kind : str
-        ``map`` works on each key, ``same`` hands on, ``pad`` adds rows for a scatter, ``sum``
+        ``map`` works on each key, ``same`` passes on, ``pad`` adds rows for a scatter, ``sum``
         sums over keys, ``scatter`` leaves a device its own, ``softmax``, ``stat`` is part of one.
     walks : tuple of int or None
         Per argument, the dim that runs over the keys.
@@ -48,7 +48,7 @@ class Node:
 
 @dataclass
 class Region:
-    """What walks over the same keys.
+    """Region of bindings over the same keys.
 
     Attributes
     ----------
@@ -77,24 +77,24 @@ class Region:
 
     @property
     def padded(self) -> bool:
-        """Whether the last device's block has rows that are no keys."""
+        """Return whether the last device's block has padding rows."""
         return self.rows * self.count > self.whole
 
 
 def weights_of(nodes: Mapping[Any, Node], var: Any) -> Any:
-    """The softmax that a value is a multiple of; None where it is of none."""
+    """Return the softmax that a value is a multiple of, or None."""
     node = nodes.get(var)
     if node is None or node.kind == "softmax":
         return None if node is None else node.var
     if not _linear(node):
         return None
-    found = [weights_of(nodes, arg) for arg in variables(node.value)]
-    known = [weights for weights in found if weights is not None]
+    candidates = [weights_of(nodes, arg) for arg in variables(node.value)]
+    known = [weights for weights in candidates if weights is not None]
     return known[0] if len(known) == 1 else None
 
 
 def handed_on(nodes: Mapping[Any, Node], var: Any) -> Any:
-    """The softmax that a value is, in another type at most; None where it is none."""
+    """Return the softmax that a value equals up to its type, or None."""
     node = nodes.get(var)
     while node is not None and node.kind != "softmax":
         if node.kind != "same" and op_name(node.value) != "astype":
@@ -104,7 +104,7 @@ def handed_on(nodes: Mapping[Any, Node], var: Any) -> Any:
 
 
 def path_between(nodes: Mapping[Any, Node], var: Any, weights: Any) -> list[Node]:
-    """The nodes from a softmax to a multiple of it, in order."""
+    """Return the nodes from a softmax to a multiple of it, in order."""
     path: list[Node] = []
     while not var.same_as(weights):
         node = nodes[var]
@@ -115,7 +115,7 @@ def path_between(nodes: Mapping[Any, Node], var: Any, weights: Any) -> list[Node
 
 
 def path_to(region: Region, node: Node) -> list[Node]:
-    """The nodes between a softmax and a sum over unfinished weights, in order."""
+    """Return the nodes between a softmax and a sum over unnormalized weights, in order."""
     return path_between(region.nodes, node.value.args[0], node.online)
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One phase of a region, key block by key block around the ring, at level 5."""
+"""Write one phase of a region, key block by key block around the ring (level 5)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .ring_nodes import Node, Region, path_to
 
 
 class Phase:
-    """Writes the ``n`` blocks of one phase.
+    """Writer of the ``n`` blocks of one phase.
 
     Each device begins with its own keys and hands what it has to the next ``n - 1`` times. Sums
     over the keys grow on the device; what belongs to the keys, as their gradient, travels behind
@@ -53,45 +53,45 @@ class Phase:
 
     @property
     def has_softmax(self) -> bool:
-        """Whether it finds the maxima and sums of a softmax."""
+        """Return whether the phase computes the maxima and sums of a softmax."""
         return bool(self._softmaxes)
 
     @property
     def outputs(self) -> list[Any]:
-        """Variables that the phase gives."""
-        found = [node.var for node in (*self._sums, *self._scatters)]
+        """Return the variables that the phase computes."""
+        variables_out = [node.var for node in (*self._sums, *self._scatters)]
         for node in self._softmaxes:
             softmax = self._region.softmaxes[node.var]
-            found += [v for v in (softmax.top, softmax.total) if v is not None]
-            found += [node.var] if node.var in self._region.whole_softmaxes else []
-        return found
+            variables_out += [v for v in (softmax.top, softmax.total) if v is not None]
+            variables_out += [node.var] if node.var in self._region.whole_softmaxes else []
+        return variables_out
 
     @property
     def reads(self) -> list[Any]:
-        """Variables that it reads."""
-        own = set(self._region.nodes) | set(self._region.sources)
-        found: dict[Any, None] = dict.fromkeys(root for root, _ in self._roots.values())
+        """Return the variables that the phase reads."""
+        inner = set(self._region.nodes) | set(self._region.sources)
+        reads: dict[Any, None] = dict.fromkeys(root for root, _ in self._roots.values())
         ends = [*self._sums, *self._scatters]
         between = [
             n for end in self._sums if end.online is not None for n in path_to(self._region, end)
         ]
         for node in (*self._needed.values(), *ends, *between):
-            found.update(dict.fromkeys(v for v in variables(node.value) if v not in own))
-        return list(found)
+            reads.update(dict.fromkeys(v for v in variables(node.value) if v not in inner))
+        return list(reads)
 
     def _path(self, node: Node) -> list[Node]:
-        """The nodes between unfinished weights and a sum of them."""
+        """Return the nodes between unnormalized weights and a sum of them."""
         return [] if node.online is None else path_to(self._region, node)
 
     def _closure(self) -> dict[Any, Node]:
-        """What is made of each block of keys, in order; softmaxes of this phase stay out."""
+        """Return the nodes per key block in order, without the softmaxes of this phase."""
         region = self._region
         waiting: list[Any] = [self._region.softmaxes[n.var].scores for n in self._softmaxes]
         for node in (*self._sums, *self._scatters):
             path = self._path(node)
             inner = {n.var for n in path} | {node.online}
-            for one in (*path, node):
-                waiting.extend(v for v in variables(one.value) if v not in inner)
+            for member in (*path, node):
+                waiting.extend(v for v in variables(member.value) if v not in inner)
         wanted: set[Any] = set()
         while waiting:
             var = waiting.pop()
@@ -108,7 +108,7 @@ class Phase:
         return {v: n for v, n in region.nodes.items() if v in wanted}
 
     def run(self) -> dict[Any, Any]:
-        """Write the blocks; return the values of the outputs, of their types."""
+        """Write the blocks; return the values of the outputs in their types."""
         region = self._region
         held = {root: root for root, _ in self._roots.values()}
         self._me = self._emit(ops.axis_index(region.mesh, region.axis), "rank")
@@ -122,12 +122,12 @@ class Phase:
         return self._finished()
 
     def _handed_on(self, block: Any) -> Any:
-        """What the rank before me has."""
+        """Receive the block of the preceding rank."""
         moved = ops.collective_permute(block, self._region.mesh, self._region.axis, 1, wrap=True)
         return self._emit(moved, f"{block.name}_handed_on")
 
     def _step(self, step: int, held: Mapping[Any, Any]) -> None:
-        """What a block of keys adds."""
+        """Add the contribution of a key block."""
         env: dict[Any, Any] = {}
         walker = Block(self._region, self._emit, self._me, step, env, self._stats)
         for source, (root, views) in self._roots.items():
@@ -160,7 +160,7 @@ class Phase:
             self._moving[node.var] = value
 
     def _weighed(self, node: Node, walker: Block) -> Any:
-        """Exponentials of a block's scores below the highest so far; what shrinks those before."""
+        """Return exponentials relative to the running maximum, and the factor for earlier ones."""
         var = node.var
         softmax = self._region.softmaxes[var]
         scores = walker.scores(softmax.scores)
@@ -184,7 +184,7 @@ class Phase:
         return factor
 
     def _finished(self) -> dict[Any, Any]:
-        """The outputs, once all blocks have come by."""
+        """Return the outputs after all blocks."""
         result: dict[Any, Any] = {}
         self._stats.update(self._running)
         for node in self._sums:
@@ -213,7 +213,7 @@ class Phase:
         return self._emit(relax.op.astype(value, str(var.ty.dtype)), str(var.name))
 
     def _in_order(self, node: Node) -> Any:
-        """Weights of all keys, in their order, of the scores of all blocks."""
+        """Return the weights of all keys in their order, from the scores of all blocks."""
         region, name = self._region, str(node.var.name)
         key = np.arange(region.whole)
         owner = self._emit(relax.op.subtract(self._me, int64(key // region.rows)), "step")

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What of a function runs over the keys of attention, gathered along a mesh axis, at level 5.
+"""Find the computations over gathered keys of attention in a function (level 5).
 
 A *walk* is the dim of a value that runs over all keys. It begins at a gather, goes through ops that
 work on each key by itself, as their rules say, and ends in a sum over the keys, in a softmax, or
@@ -26,7 +26,7 @@ from .scan import Row
 
 
 class RegionFinder:
-    """Finds the regions of one binding block.
+    """Finder of the regions of one binding block.
 
     Parameters
     ----------
@@ -63,15 +63,15 @@ class RegionFinder:
         Raises
         ------
         LoweringError
-            DIST0511 where a product reads gathered rows otherwise.
+            DIST0511 if a product reads gathered rows otherwise.
         """
         for _, var, value, kind in self._rows:
             self._visit(var, value, kind)
         groups: dict[Any, list[Any]] = {}
         for var in (*self._sources, *self._nodes):
             groups.setdefault(self._root(var), []).append(var)
-        found = [self._region(members) for members in groups.values()]
-        return [region for region in found if region is not None]
+        regions = [self._region(members) for members in groups.values()]
+        return [region for region in regions if region is not None]
 
     # walking
 
@@ -158,7 +158,7 @@ class RegionFinder:
         return None
 
     def _summed(self, var: Any, call: ir.Call, walks: Any, phase: int) -> Node:
-        """A sum over keys; one of unfinished weights where all else is there."""
+        """Record a sum over keys, or one of unnormalized weights where all else matches."""
         weights = weights_of(self._nodes, call.args[0])
         last = len(call.args[0].ty.shape) - 1
         name = op_name(call)
@@ -181,7 +181,7 @@ class RegionFinder:
         return good and int(call.attrs["dim"]) == dim
 
     def _pads(self, var: Any) -> bool:
-        """Whether a padding is read by scatters alone."""
+        """Return whether a padding is read only by scatters."""
         readers = self._readers.get(var, ())
         kinds = [dist_op_name(self._values[r]) if r is not None else None for r in readers]
         return bool(kinds) and all(kind == "reduce_scatter" for kind in kinds)
@@ -189,7 +189,7 @@ class RegionFinder:
     # judging
 
     def _region(self, members: Sequence[Any]) -> Region | None:
-        """The members as a region, None where they are no attention."""
+        """Return the members as a region, or None if they are not attention."""
         nodes = {var: self._nodes[var] for var in members if var in self._nodes}
         sources = {var: self._sources[var] for var in members if var in self._sources}
         products = [n for n in nodes.values() if n.dim is not None and op_name(n.value) in PRODUCTS]
@@ -215,7 +215,7 @@ class RegionFinder:
     def _judge(
         self, var: Any, reader: Any, products: bool, wholes: set[Any], nodes: Mapping[Any, Node]
     ) -> None:
-        """Refuse a reader beyond the region, but of finished sums and of a softmax."""
+        """Reject readers outside of the region, except of finished sums and of a softmax."""
         value = self._values.get(reader) if reader is not None else None
         if var in nodes and nodes[var].dim is None:
             return

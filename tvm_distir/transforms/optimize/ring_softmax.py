@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A softmax over keys, as one op or written out with its maximum and sum."""
+"""Find softmaxes over keys, as one op or written out with maximum and sum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOFTMAX = "nn.softmax"
 
 @dataclass(frozen=True)
 class Softmax:
-    """A softmax over the last dim.
+    """Softmax over the last dim.
 
     Attributes
     ----------
@@ -43,11 +43,11 @@ def written_softmaxes(
 
     Returns
     -------
-    found : dict of Var to Softmax
+    softmaxes : dict of Var to Softmax
     parts : set of Var
         Maximum, difference, exponential and sum of each.
     """
-    found: dict[Any, Softmax] = {}
+    softmaxes: dict[Any, Softmax] = {}
     parts: set[Any] = set()
     for _, var, value, _ in rows:
         if op_name(value) != "divide":
@@ -66,13 +66,13 @@ def written_softmaxes(
         if not all(_over_last(values[v], last) for v in (top, total)):
             continue
         if len(readers[raised]) == 2 and len(readers[moved[0]]) == 1:
-            found[var] = Softmax(scores, var, top, total)
+            softmaxes[var] = Softmax(scores, var, top, total)
             parts.update((top, moved[0], raised, total))
-    return found, parts
+    return softmaxes, parts
 
 
 def _operands(values: Mapping[Any, Any], var: Any, name: str) -> list[Any]:
-    """Arguments of the call of an op that a variable is bound to; none where it is not."""
+    """Return the arguments of a call of an op bound to a variable, or none."""
     value: Any = values.get(var)
     return list(value.args) if op_name(value) == name else []
 

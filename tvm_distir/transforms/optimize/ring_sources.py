@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gathers along a ring: where keys and values of attention come from, at level 5."""
+"""Find gathers along a ring, the source of keys and values of attention (level 5)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REMEDY = 'Use "context_parallel:form=all_to_all" or "form=gather".'
 
 @dataclass(frozen=True)
 class Gathered:
-    """A tensor that is gathered along a mesh axis.
+    """Tensor that is gathered along a mesh axis.
 
     Attributes
     ----------
@@ -37,39 +37,39 @@ class Gathered:
 
     @property
     def block(self) -> Any:
-        """What a device holds before."""
+        """Return the block that a device holds before the gather."""
         return self.call.args[0]
 
     @property
     def dim(self) -> int:
-        """Which is gathered."""
+        """Return the dim that is gathered."""
         return int(self.call.attrs["dim"])
 
     @property
     def rows(self) -> int:
-        """Extent of the dim on a device."""
+        """Return the extent of the dim on a device."""
         return int(self.block.ty.shape[self.dim])
 
     @property
     def mesh(self) -> Any:
-        """The mesh of the gather."""
+        """Return the mesh of the gather."""
         return self.call.attrs["device_mesh"]
 
     @property
     def axis(self) -> int:
-        """Its axis."""
+        """Return the mesh axis of the gather."""
         return call_axes(self.call)[0]
 
     @property
     def count(self) -> int:
-        """Devices along it."""
+        """Return the number of devices along the axis."""
         return int(self.mesh.shape[self.axis])
 
 
 def gathered(
     var: Any, values: Mapping[Any, Any], axes: Mapping[str, Collection[int]]
 ) -> Gathered | None:
-    """The gather along a ring that a value is, padding cut off.
+    """Return the gather along a ring that a value is, with padding sliced off.
 
     Parameters
     ----------
@@ -103,29 +103,29 @@ def gathered_values(
     readers: Mapping[Any, Sequence[Any]],
     axes: Mapping[str, Collection[int]],
 ) -> dict[Any, Gathered]:
-    """What is gathered in a block, by variable; what is cut off of others counts alone."""
-    found = {}
+    """Return the gathered values of a block by variable; a sliced one hides its source."""
+    result = {}
     for _, var, _, _ in rows:
         known = gathered(var, values, axes)
         if known is not None:
-            found[var] = known
-    for var in list(found):
-        inner = [r for r in readers.get(var, ()) if r in found]
+            result[var] = known
+    for var in list(result):
+        inner = [r for r in readers.get(var, ()) if r in result]
         if inner and len(inner) == len(readers[var]):
-            del found[var]
-    return found
+            del result[var]
+    return result
 
 
 def travelling(
     sources: Mapping[Any, Gathered], values: Mapping[Any, Any]
 ) -> dict[Any, tuple[Any, list[Any]]]:
-    """Per gathered value the block that travels, and the transpositions that make its own of that.
+    """Return, per gathered value, the travelling block and the transpositions from it.
 
     Two that are gathered of one block, one of them transposed, travel once.
     """
-    bare = {var: _untransposed(one.block, values) for var, one in sources.items()}
+    bare = {var: _untransposed(source.block, values) for var, source in sources.items()}
     count = Counter(root for root, _ in bare.values())
-    known = {var: found if count[found[0]] > 1 else None for var, found in bare.items()}
+    known = {var: key if count[key[0]] > 1 else None for var, key in bare.items()}
     return {var: known[var] or (sources[var].block, []) for var in sources}
 
 
@@ -138,7 +138,7 @@ def _untransposed(var: Any, values: Mapping[Any, Any]) -> tuple[Any, list[Any]]:
 
 
 def _from_zero(call: ir.Call) -> bool:
-    """Whether a ``strided_slice`` takes first elements, each of them."""
+    """Return whether a ``strided_slice`` takes a contiguous range from 0."""
     begins, *strides = [[int(x) for x in call.args[i].fields] for i in range(2, len(call.args), 2)]
     return not any(begins) and all(n == 1 for row in strides for n in row)
 

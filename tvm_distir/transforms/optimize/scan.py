@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What passes want to know of a function before they rewrite it, found when asked for."""
+"""Collect facts about a function for the passes, computed on first use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = tuple[Any, Any, Any, "str | None"]
 
 
 class Scan:
-    """A function read once, for all passes that leave it as it is.
+    """Facts about a function that are shared by all passes that leave it unchanged.
 
     Parameters
     ----------
@@ -39,22 +39,22 @@ class Scan:
 
     @staticmethod
     def of(fn: relax.Function) -> Scan:
-        """Read a function."""
+        """Scan a function."""
         return Scan(fn, read_functions([fn])[0])
 
     @functools.cached_property
     def _names(self) -> list[str | None]:
-        """Per binding the name of the ``R.dist`` op that it calls, if it does."""
+        """Return, per binding, the name of the ``R.dist`` op that it calls, if any."""
         return dist_ops(self.reading)
 
     @functools.cached_property
     def kinds(self) -> frozenset[str]:
-        """The ``R.dist`` ops it holds, those of branches not counted."""
+        """Return the ``R.dist`` ops of the function, without those in branches."""
         return frozenset(name for name in self._names if name is not None)
 
     @functools.cached_property
     def blocks(self) -> list[list[Row]]:
-        """Its bindings, block by block."""
+        """Return the bindings, block by block."""
         reading = self.reading
         bound = reading.variables[reading.params :]
         rows: list[Row] = list(zip(reading.bindings, bound, reading.values, self._names))
@@ -66,13 +66,13 @@ class Scan:
 
     @functools.cached_property
     def used(self) -> list[list[int]]:
-        """Per binding the numbers of the variables that it reads, one per mention.
+        """Return, per binding, the numbers of the variables that it reads, one per use.
 
         Of an ``If`` each once.
         """
         reading = self.reading
         begin, reads = reading.begin, reading.reads
-        found = [
+        uses = [
             [used for used in reads[begin[n] : begin[n + 1]] if used >= 0]
             for n in range(len(reading.bindings))
         ]
@@ -81,32 +81,32 @@ class Scan:
             for number, kind in enumerate(reading.kinds):
                 if kind in (IF, FUNCTION):
                     inside = variables(reading.values[number])
-                    found[number] = [at[var] for var in inside if var in at]
-        return found
+                    uses[number] = [at[var] for var in inside if var in at]
+        return uses
 
     @functools.cached_property
     def readers(self) -> dict[Any, list[Any]]:
-        """Per variable the variables bound to what reads it, None for the function's result.
+        """Return, per variable, its readers, with None for the result of the function.
 
         One entry per mention.
         """
         reading = self.reading
-        found: list[list[Any]] = [[] for _ in reading.variables]
+        readers: list[list[Any]] = [[] for _ in reading.variables]
         for var, some in zip(reading.variables[reading.params :], self.used):
             for used in some:
-                found[used].append(var)
+                readers[used].append(var)
         for used in reading.result:
             if used >= 0:
-                found[used].append(None)
-        return {var: some for var, some in zip(reading.variables, found) if some}
+                readers[used].append(None)
+        return {var: some for var, some in zip(reading.variables, readers) if some}
 
     @functools.cached_property
     def counts(self) -> dict[Any, int]:
-        """How often each variable is read."""
-        return {var: len(found) for var, found in self.readers.items()}
+        """Return how often each variable is read."""
+        return {var: len(users) for var, users in self.readers.items()}
 
     @functools.cached_property
     def values(self) -> dict[Any, Any]:
-        """What each variable is bound to."""
+        """Return the value of each variable."""
         reading = self.reading
         return dict(zip(reading.variables[reading.params :], reading.values))

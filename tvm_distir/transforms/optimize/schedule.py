@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Order of the bindings of level 5: starts early, dones late, other work between."""
+"""Order level-5 bindings to start collectives early, wait late and compute between."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ScheduleCollectives(
     memory_limit_bytes: int | None = None,
     ahead_bytes: int | None = None,
 ) -> Rewrite:
-    """Let other work run while collectives are in flight.
+    """Schedule other work while collectives are in flight.
 
     Orders the bindings of every block by a simulated clock: a start is issued as soon as its
     operand is there, a done when its collective has ended, or when nothing else can run; between
@@ -88,10 +88,12 @@ class _Schedule(Editor):
         self.costs = BindingCosts(mod, system).of(scan.reading, self.devices)
 
     def run(self) -> relax.Function:
-        """Return the function with its blocks in another order."""
+        """Return the function with the bindings of its blocks reordered."""
         blocks, first = [], 0
-        found = block_nodes(self.scan, self.costs, bool(self.devices))
-        for block, rows, nodes in zip(self.fn.body.blocks, self.scan.blocks, found, strict=True):
+        nodes_of_blocks = block_nodes(self.scan, self.costs, bool(self.devices))
+        for block, rows, nodes in zip(
+            self.fn.body.blocks, self.scan.blocks, nodes_of_blocks, strict=True
+        ):
             order = self._best(nodes, rows, first)
             first += len(rows)
             kind = (
@@ -104,7 +106,7 @@ class _Schedule(Editor):
         return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
 
     def _best(self, nodes: Sequence[BlockNode], rows: Sequence[Any], first: int) -> Sequence[int]:
-        """The order that runs ahead most within the limit; that of the block if none does.
+        """Return the best order within the memory limit, or the original one.
 
         ``first`` is the number of the block's first binding.
         """
@@ -125,12 +127,12 @@ class _Schedule(Editor):
         return given
 
     def _spent_ps(self, kind: str | None, number: int) -> int:
-        """Time on the stream of a binding; transfers have one of their own, beside both."""
+        """Return the time of a binding on its stream; transfers have a separate stream."""
         return 0 if kind in TRANSFERS else self.costs.picoseconds(number)
 
 
 def _due(nodes: Sequence[BlockNode], spent_ps: Sequence[int]) -> list[int]:
-    """Rank of each binding: its position, earlier for what only prepares a start.
+    """Return the rank of each binding: its position, or earlier if it only prepares a start.
 
     A start is due once the last of what it needs is made that others need too; so are the
     bindings between, not before, so that their results do not wait. What leaves less than
@@ -162,7 +164,7 @@ def _due(nodes: Sequence[BlockNode], spent_ps: Sequence[int]) -> list[int]:
 
 
 def _in_time(nodes: Sequence[BlockNode], spent_ps: Sequence[int], start: int) -> int:
-    """The last place at which a start is early enough, other collectives on their way counted."""
+    """Return the last position at which a start is early enough, with others in flight."""
     place = min((r for done in nodes[start].readers for r in nodes[done].readers), default=start)
     left_ps = spent_ps[start]
     while left_ps > 0 and place > 0:
@@ -175,7 +177,7 @@ def _in_time(nodes: Sequence[BlockNode], spent_ps: Sequence[int], start: int) ->
 def _order(
     nodes: Sequence[BlockNode], spent_ps: Sequence[int], due: Sequence[int], window: int | None
 ) -> list[int]:
-    """List scheduling of one compute stream and one for collectives."""
+    """Run list scheduling with one compute stream and one for collectives."""
     missing = [len(node.deps) for node in nodes]
     at_rank = [0] * len(nodes)
     for i, rank in enumerate(due):

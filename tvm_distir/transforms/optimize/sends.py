@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of a reduced value each device sends to another mesh: all of it, or its own."""
+"""Choose which part of a reduced value each device sends to another mesh."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tvm_distir.core import (
 def received_elements(
     shape: tuple[int, ...], src: tuple[Any, Labels], dst: tuple[Any, Labels]
 ) -> list[int]:
-    """Elements that each device of ``dst`` gets from others in a transfer.
+    """Return the elements that each device of ``dst`` receives from others in a transfer.
 
     Parameters
     ----------
@@ -40,19 +40,19 @@ def received_elements(
     has = {device: (low[i], high[i]) for i, device in enumerate(devices)}
     (sizes, devices), labels = dst
     wanted = bounds_of(shape, labels, sizes)
-    found = []
+    counts = []
     for device, start, stop in zip(devices, *wanted):
-        own = 0
+        local = 0
         if device in has:
             first, last = has[device]
             overlap = zip(start.tolist(), stop.tolist(), first.tolist(), last.tolist())
-            own = math.prod(max(0, min(b, d) - max(a, c)) for a, b, c, d in overlap)
-        found.append(math.prod((stop - start).tolist()) - own)
-    return found
+            local = math.prod(max(0, min(b, d) - max(a, c)) for a, b, c, d in overlap)
+        counts.append(math.prod((stop - start).tolist()) - local)
+    return counts
 
 
 def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
-    """Dim along which a value had better be scattered when it is reduced only to be sent.
+    """Return the dim to scatter along when a value is reduced only to be sent.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
     dtype = element_type(reduction.ty)
 
     def price(kind: str, given: Labels) -> tuple[int, int]:
-        """The most that one device moves, and what all do."""
+        """Return the most elements that one device moves, and the total."""
         part = size_bytes(tuple(local_shape(shape, given, here[0])), dtype)
         reduced = wire_bytes(kind, part, count)
         moved = [
@@ -87,16 +87,16 @@ def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
         given = _scattered(shape, labels, here[0], axes, dim)
         if given is None:
             continue
-        found = price("reduce_scatter", given)
-        if found[0] < best[0] and found[1] <= best[1]:
-            best, chosen = found, dim
+        cost = price("reduce_scatter", given)
+        if cost[0] < best[0] and cost[1] <= best[1]:
+            best, chosen = cost, dim
     return chosen
 
 
 def _scattered(
     shape: tuple[int, ...], labels: Labels, mesh: Sequence[int], axes: Sequence[int], dim: int
 ) -> Labels | None:
-    """Placement after a scatter into equal parts without padding; None where there are none."""
+    """Return the placement after an even scatter without padding, or None."""
     if blocks_fault(labels, axes, dim):
         return None
     given = tuple(dim if a in axes else x for a, x in enumerate(labels))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Equal collectives once, and none that the next one undoes."""
+"""Remove duplicate collectives and those that the next one undoes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INVERSES = {"local_slice": "all_gather", "all_gather": "local_slice"}
 
 @module_pass("legalized")
 def ShareCollectives() -> Rewrite:
-    """Bind equal collectives once, anywhere in a function.
+    """Bind equal collectives once per function.
 
     Two are equal when op, operand and attributes are. What is shared lives until its last
     reader. No number changes.
@@ -37,7 +37,7 @@ def CancelCollectives() -> Rewrite:
     """Remove collectives that undo each other.
 
     ``local_slice`` of ``all_gather`` and the reverse along one mesh axis and dim, also where
-    moves along other axes and dims stand between them that nobody else reads; an ``all_to_all``
+    moves along other axes and dims stand between them that nothing else reads; an ``all_to_all``
     back to where the value came from. No number changes.
 
     Returns
@@ -56,7 +56,7 @@ class _Share(Editor):
         ] = {}  # by operand, while it has one collective
 
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
-        """Replace a collective that was met before by the first of its kind."""
+        """Replace a collective by an earlier equal one."""
         if kind in IMPURE or len(value.args) != 1:
             return value
         operand = value.args[0]
@@ -73,7 +73,7 @@ class _Share(Editor):
 
 class _Cancel(Editor):
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
-        """Replace a collective that undoes an earlier one by the operand of that."""
+        """Replace a collective that undoes an earlier one by the operand of that one."""
         if kind == "all_to_all":
             source: Any = self.known.get(value.args[0])
             if dist_op_name(source) == kind and _is_way_back(value, source):
@@ -88,7 +88,7 @@ class _Cancel(Editor):
         return self.normalize(_again(between[-1], start)) if between else start
 
     def _undone(self, value: ir.Call) -> tuple[list[ir.Call], Any]:
-        """Moves between a collective and the one it undoes, first to last, and what that moved."""
+        """Return the moves between a collective and the one it undoes, with the moved one."""
         axes, dim = axes_dim(value)
         wanted, at = INVERSES[str(dist_op_name(value))], value.args[0]
         between: list[ir.Call] = []
@@ -107,7 +107,7 @@ class _Cancel(Editor):
 
 
 def _again(call: ir.Call, x: Any) -> ir.Call:
-    """Write a gather or slice once more, of another operand."""
+    """Write a gather or slice of another operand."""
     make = getattr(ops, str(dist_op_name(call)))
     axes, dim = axes_dim(call)
     return make(x, call.attrs["device_mesh"], axes, dim)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives as a start and a done, at level 5."""
+"""Split collectives into a start and a done (level 5)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .editing import Editor, FunctionStep, rewrite_of
 
 @module_pass("local")
 def SplitCollectives() -> Rewrite:
-    """Write every collective as a start and, right after it, its done.
+    """Split every collective into a start followed by its done.
 
     ``y = R.dist.all_reduce(x, ...)`` becomes ``t = R.dist.all_reduce_start(x, ...)`` and
     ``y = R.dist.collective_done(t)``. By itself this changes nothing: :func:`ScheduleCollectives`

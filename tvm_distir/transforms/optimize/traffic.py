@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of the collectives of a module, at levels 4 and 5: the measure of what passes save."""
+"""Count the bytes of the collectives of a module at levels 4 and 5."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tvm_distir.core import (
 
 @dataclass(frozen=True, order=True)
 class TrafficKind:
-    """Collectives that are counted together: op, axes (names joined by ``,``) and group size."""
+    """Key of collectives that are counted together: op, axis names and group size."""
 
     op: str
     axes: str
@@ -44,7 +44,7 @@ class TrafficKind:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the collectives of one device move in a run, those of calls at every call.
+    """Collectives of one device in a run, counted at every call.
 
     Attributes
     ----------
@@ -60,12 +60,12 @@ class Traffic:
 
     @property
     def total_count(self) -> int:
-        """Collectives that each device takes part in."""
+        """Return the number of collectives that each device takes part in."""
         return sum(self.counts.values())
 
     @property
     def total_wire_bytes(self) -> int:
-        """Bytes that each device sends."""
+        """Return the bytes that each device sends."""
         return sum(self.wire_bytes.values())
 
     def add(self, kind: TrafficKind, size_bytes: int) -> None:
@@ -75,7 +75,7 @@ class Traffic:
         self.wire_bytes[kind] += wire_bytes(kind.op, size_bytes, kind.group_size)
 
     def include(self, other: Traffic) -> None:
-        """Count all of another."""
+        """Add the counts of another instance."""
         for mine, theirs in zip(
             (self.counts, self.result_bytes, self.wire_bytes),
             (other.counts, other.result_bytes, other.wire_bytes),
@@ -84,7 +84,7 @@ class Traffic:
                 mine[kind] += number
 
     def to_text(self) -> str:
-        """One line: counts by kind, and the bytes sent in all."""
+        """Return one line with the counts by kind and the total bytes sent."""
         words = [f"{number} {kind.op}({kind.axes})" for kind, number in sorted(self.counts.items())]
         return f"{', '.join(words) or 'no collectives'}: {self.total_wire_bytes:,} bytes sent"
 
@@ -113,7 +113,7 @@ def traffic(mod: ir.IRModule) -> Traffic:
 
 
 def _roots(functions: dict[str, relax.Function]) -> dict[tuple[int, ...], list[str]]:
-    """Public functions, those that share meshes with others by the devices that run them."""
+    """Return the public functions, grouped by the devices that run them if meshes overlap."""
     roots: dict[tuple[int, ...], list[str]] = {}
     for name, fn in functions.items():
         if not is_private(fn):
@@ -123,7 +123,7 @@ def _roots(functions: dict[str, relax.Function]) -> dict[tuple[int, ...], list[s
 
 
 class _Count:
-    """Counts what the functions of a module move, each function once.
+    """Counter of the collectives of a module's functions, each visited once.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ class _Count:
         self.known: dict[str, Traffic] = {}
 
     def function(self, name: str, fn: relax.Function) -> Traffic:
-        """What a call of a function moves; nothing, while it is being counted."""
+        """Return the traffic of a call of a function, or nothing for a recursive call."""
         if name not in self.known:
             self.known[name] = Traffic()
             sides = [choice.calls for choice in choices(self.mod, fn)]
@@ -145,39 +145,39 @@ class _Count:
         return self.known[name]
 
     def body(self, seq: relax.SeqExpr, sides: Sequence[tuple[Any, Any]] = ()) -> Traffic:
-        """What a body moves; of an ``If``, and of calls that become one, the dearer branch."""
-        found = Traffic()
+        """Return the traffic of a body, with the more expensive branch of an ``If``."""
+        total = Traffic()
         chosen = {call.var for calls in sides for call in calls}
         for var, value in bindings_in(seq):
             if isinstance(value, relax.If):
-                found.include(_dearer(*map(self.body, branches_of(value))))
+                total.include(_dearer(*map(self.body, branches_of(value))))
             elif var not in chosen:
-                found.include(self.value(var, value))
+                total.include(self.value(var, value))
         for calls in sides:
-            found.include(_dearer(*(self.value(call.var, call.value) for call in calls)))
-        return found
+            total.include(_dearer(*(self.value(call.var, call.value) for call in calls)))
+        return total
 
     def value(self, var: Any, value: Any) -> Traffic:
-        """What a binding moves."""
-        found = Traffic()
+        """Return the traffic of a binding."""
+        total = Traffic()
         if not isinstance(value, ir.Call):
-            return found
+            return total
         if isinstance(value.op, ir.GlobalVar):
             fn = self.mod[value.op]
             if isinstance(fn, relax.Function):
-                found.include(self.function(str(value.op.name_hint), fn))
-            return found
+                total.include(self.function(str(value.op.name_hint), fn))
+            return total
         for kind in _kinds(self.mod, value):
             first = int(mesh_devices(value.attrs["device_mesh"]).flat[0])
             if not self.devices or first in self.devices:
-                found.add(kind, payload_bytes(kind.op, value, var.ty))
-        return found
+                total.add(kind, payload_bytes(kind.op, value, var.ty))
+        return total
 
 
-def _dearer(one: Traffic, other: Traffic) -> Traffic:
-    """The one that sends more bytes, or else has more collectives."""
-    sizes = [(t.total_wire_bytes, t.total_count) for t in (one, other)]
-    return one if sizes[0] >= sizes[1] else other
+def _dearer(first: Traffic, other: Traffic) -> Traffic:
+    """Return the traffic with more bytes, or else with more collectives."""
+    sizes = [(t.total_wire_bytes, t.total_count) for t in (first, other)]
+    return first if sizes[0] >= sizes[1] else other
 
 
 def _kinds(mod: ir.IRModule, value: ir.Call) -> Iterator[TrafficKind]:
@@ -197,14 +197,14 @@ def _kinds(mod: ir.IRModule, value: ir.Call) -> Iterator[TrafficKind]:
 
 @dataclass(frozen=True)
 class Change:
-    """What a pass did to the collectives."""
+    """Collectives before and after a pass."""
 
     pass_name: str
     before: Traffic
     after: Traffic
 
     def to_text(self) -> str:
-        """Two lines: before and after."""
+        """Return two lines: before and after."""
         return (
             f"{self.pass_name}\n  before: {self.before.to_text()}\n  after:  {self.after.to_text()}"
         )
@@ -212,7 +212,7 @@ class Change:
 
 @tvm.instrument.pass_instrument
 class TrafficInstrument:
-    """A TVM pass instrument: the collectives before and after each pass of this package.
+    """TVM pass instrument that counts collectives before and after each pass of this package.
 
     ``with tvm.transform.PassContext(instruments=[TrafficInstrument()])`` around the passes;
     ``changes`` then holds a :class:`Change` per pass that began at level 4 or 5.
@@ -223,12 +223,12 @@ class TrafficInstrument:
         self._before: list[Traffic | None] = []
 
     def run_before_pass(self, mod: ir.IRModule, info: Any) -> None:
-        """Count what is there."""
+        """Count the collectives before a pass."""
         ours = str(info.name).startswith("tvm_distir.")
         self._before.append(traffic(mod) if ours else None)
 
     def run_after_pass(self, mod: ir.IRModule, info: Any) -> None:
-        """Count what is left."""
+        """Count the collectives after a pass."""
         before = self._before.pop()
         after = traffic(mod) if before is not None else None
         if before is not None and after is not None and (before.counts or after.counts):

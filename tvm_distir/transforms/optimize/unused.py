@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What nobody reads: bindings, and parameters and results of private functions."""
+"""Remove unread bindings, and unread parameters and results of private functions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .narrow import ChangedCalls, KeptParts, narrowed, result_value
 
 @module_pass("legalized")
 def RemoveUnused() -> Rewrite:
-    """Remove what nobody reads, through private functions too.
+    """Remove unread values, through private functions too.
 
     Pure bindings, collectives among them, and the parameters and the fields of the result of
     private functions that no function or caller reads; those of all branches of an ``If`` alike.
@@ -43,7 +43,7 @@ def RemoveUnused() -> Rewrite:
 
 
 def removed(mod: ir.IRModule, readings: Readings | None = None) -> ir.IRModule:
-    """Apply :func:`RemoveUnused`; ``readings`` are those of its functions, as far as there are."""
+    """Apply :func:`RemoveUnused` with the ``readings`` of its functions that are available."""
     readings = Readings() if readings is None else readings
     while True:
         members = [without_dead(m, readings) for m in read_module(mod, readings=readings)]
@@ -81,7 +81,7 @@ def removed(mod: ir.IRModule, readings: Readings | None = None) -> ir.IRModule:
 
 
 def _all_kept(member: Member, read: set[int] | None) -> KeptParts | None:
-    """What stays of a function of which everything does, else None."""
+    """Return the positions of a function that is retained completely, else None."""
     fn, reading = member.fn, member.reading
     fields = len(fn.ret_ty.fields) if isinstance(fn.ret_ty, relax.TupleType) else 0
     if read is not None and fields and len(read) < fields:
@@ -93,14 +93,14 @@ def _all_kept(member: Member, read: set[int] | None) -> KeptParts | None:
 
 
 def _size(fn: relax.Function) -> tuple[int, int]:
-    """Numbers of parameters and of fields of the result."""
+    """Return the number of parameters and of result fields."""
     fields = len(fn.ret_ty.fields) if isinstance(fn.ret_ty, relax.TupleType) else 1
     return len(fn.params), fields
 
 
 def _fields_read(members: Sequence[Member]) -> dict[str, set[int] | None]:
-    """Fields of the results of private functions that callers read; None: all of them."""
-    found: dict[str, set[int] | None] = {
+    """Return the result fields of private functions that callers read (None: all of them)."""
+    fields_read: dict[str, set[int] | None] = {
         m.name: None if WHOLE_ATTR in (m.fn.attrs or {}) else set()
         for m in members
         if is_private(m.fn)
@@ -111,27 +111,27 @@ def _fields_read(members: Sequence[Member]) -> dict[str, set[int] | None]:
         for number, kind in enumerate(reading.kinds):
             used = reading.used(number)
             if kind == ITEM and reading.like[number] >= 0 and used[0] in calls:
-                fields = found[calls[used[0]]]
+                fields = fields_read[calls[used[0]]]
                 if fields is not None:
                     fields.add(int(reading.values[number].index))
                 continue
             for n in used:
                 if n in calls:
-                    found[calls[n]] = None
+                    fields_read[calls[n]] = None
             if kind == FUNCTION_CALL:
                 callee = str(reading.values[number].op.name_hint)
-                if callee in found:
+                if callee in fields_read:
                     calls[reading.params + number] = callee
         for n in reading.result:
             if n in calls:
-                found[calls[n]] = None
-    return found
+                fields_read[calls[n]] = None
+    return fields_read
 
 
 def _alike(
     order: Sequence[tuple[Any, relax.Function]], reads: dict[str, set[int] | None]
 ) -> dict[str, set[int] | None]:
-    """Let all branches of an ``If`` keep the same fields: those that anybody reads of any."""
+    """Make all branches of an ``If`` return the union of the fields that are read."""
     groups: dict[str, list[tuple[str, relax.Function]]] = {}
     for gv, fn in order:
         branch = branch_of(fn)

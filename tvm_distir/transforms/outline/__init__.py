@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the repeated layers of flat functions and moves them into private functions."""
+"""Find the repeated layers of flat functions and move them into private functions."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the private function of a repeat, and the arguments of its calls."""
+"""Build the private function of a repeat, and the arguments of its calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Notes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Outlined:
-    """A private function that takes the place of a repeat.
+    """Private function that replaces a repeat.
 
     Attributes
     ----------
@@ -85,8 +85,8 @@ def build(
     if len(relax.analysis.defined_symbolic_vars(function)):
         function = relax.utils.copy_with_new_vars(function)
     weights = [[names[v] for v in column] for column in classes if all(v in names for v in column)]
-    own = [given for given in weights if len(set(given)) > 1]
-    name = taken.fresh(function_name(own, bound, _convolves(sequence, repeat)))
+    differing = [given for given in weights if len(set(given)) > 1]
+    name = taken.fresh(function_name(differing, bound, _convolves(sequence, repeat)))
     arguments = [[classes[c][i] for c in order] for i in range(len(repeat.starts))]
     return Outlined(repeat, name, function, arguments)
 
@@ -94,7 +94,7 @@ def build(
 def _parameters(
     wiring: np.typing.NDArray[np.int64], columns: list[tuple[Any, ...]]
 ) -> tuple[list[int | None], list[tuple[Any, ...]]]:
-    """Per operand the number of its parameter (None: inside, or a constant), and their values."""
+    """Return the parameter number per operand (None: inside or a constant), and the arguments."""
     slots: list[int | None] = []
     classes: list[tuple[Any, ...]] = []
     known: dict[Any, int] = {}
@@ -120,14 +120,14 @@ def _all_equal(constants: tuple[Any, ...]) -> bool:
 
 
 def _computed(sequence: Sequence, column: tuple[Any, ...]) -> bool:
-    """Whether some stretch gets a binding's value for the parameter."""
+    """Return whether any occurrence gets a computed value for the parameter."""
     return any(isinstance(v, ir.Var) and v in sequence.position for v in column)
 
 
 def _wish(
     sequence: Sequence, repeat: Repeat, column: tuple[Any, ...], names: Mapping[Any, str]
 ) -> str:
-    """The name to give a parameter, if it is free."""
+    """Return the preferred name of a parameter."""
     if _computed(sequence, column):
         handed = sum(_inside_of(sequence, repeat, i - 1, v) for i, v in enumerate(column) if i)
         if 2 * handed >= len(column) - 1:
@@ -145,14 +145,14 @@ def _name(value: Any, names: Mapping[Any, str]) -> str:
 
 
 def _inside_of(sequence: Sequence, repeat: Repeat, number: int, value: Any) -> bool:
-    """Whether a stretch computes a value."""
+    """Return whether an occurrence computes a value."""
     start = repeat.starts[number]
     at = sequence.position.get(value, NOWHERE) if isinstance(value, ir.Var) else NOWHERE
     return start <= at < start + repeat.length
 
 
 def _inside(notes: Notes, bound: list[str]) -> dict[str, Any]:
-    """Notes on the annotated variables among those bound."""
+    """Return the annotations of the variables bound in an occurrence."""
     stationary = {str(name) for name in notes.get(STATIONARY_ATTR, [])}
     open_axes = {str(name): list(axes) for name, axes in notes.get(OPEN_AXES_ATTR, {}).items()}
     attrs: dict[str, Any] = {}
@@ -171,7 +171,7 @@ def _function(
     wiring: np.typing.NDArray[np.int64],
     attrs: dict[str, Any],
 ) -> Any:
-    """Copy the first stretch with new variables."""
+    """Copy the first occurrence with new variables."""
     start = repeat.starts[0]
     dataflow = sequence.dataflow[start]
     made: list[Any] = []

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which stretches of a sequence become functions: greedily those that save most bindings."""
+"""Choose the repeats of a sequence to outline, greedily by the bindings saved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CUTS_TRIED = 4
 
 @dataclass(frozen=True)
 class Repeat:
-    """Stretches with the same bindings, wired in the same way.
+    """Occurrences of the same bindings with the same dataflow.
 
     Attributes
     ----------
@@ -37,13 +37,13 @@ class Repeat:
 
     @property
     def saved(self) -> int:
-        """How many bindings fewer the module has with this as a function."""
+        """Return how many bindings outlining this repeat saves."""
         call = 1 if len(self.outputs) == 1 else 1 + len(self.outputs)
         return len(self.starts) * (self.length - call) - self.length
 
 
 def choose_repeats(sequence: Sequence, min_repeats: int, min_bindings: int) -> list[Repeat]:
-    """Find the stretches to outline.
+    """Choose the repeats to outline.
 
     Runs of equal parts are found by :func:`tandem_runs`. Each is cut where the fewest values
     cross the cuts; equal stretches elsewhere join; those wired differently part. The repeat
@@ -69,7 +69,7 @@ def choose_repeats(sequence: Sequence, min_repeats: int, min_bindings: int) -> l
 
 
 class _Chooser:
-    """Takes repeats out of the sequence, whose symbols there become unlike all others."""
+    """Chooser that takes repeats out of a sequence and makes their symbols unique."""
 
     def __init__(self, sequence: Sequence, min_repeats: int, min_bindings: int) -> None:
         self.sequence = sequence
@@ -80,14 +80,14 @@ class _Chooser:
         self.chosen: list[Repeat] = []
 
     def round(self) -> bool:
-        """Look for runs once and take what pays; whether to look again."""
+        """Search for runs once and take those that pay off; return whether to search again."""
         runs = tandem_runs(self.symbols, self.min_bindings, 2)
         # First by what a run saves at most; worked out when its turn comes, and put back.
         waiting = [
             (-(run.count - 1) * run.period, False, number) for number, run in enumerate(runs)
         ]
         heapq.heapify(waiting)
-        found: dict[int, list[Repeat]] = {}
+        repeats_of: dict[int, list[Repeat]] = {}
         taken = np.zeros(len(self.symbols), bool)
         disturbed = False
         while waiting:
@@ -97,11 +97,11 @@ class _Chooser:
                 disturbed = True
                 continue
             if not known:
-                found[number] = self._work_out(run)
-                if found[number]:
-                    heapq.heappush(waiting, (-saved(found[number]), True, number))
+                repeats_of[number] = self._work_out(run)
+                if repeats_of[number]:
+                    heapq.heappush(waiting, (-saved(repeats_of[number]), True, number))
                 continue
-            for repeat in found[number]:
+            for repeat in repeats_of[number]:
                 if any(taken[s : s + repeat.length].any() for s in repeat.starts):
                     disturbed = True
                     continue
@@ -117,17 +117,17 @@ class _Chooser:
             self.next_symbol += repeat.length
 
     def _work_out(self, run: Run) -> list[Repeat]:
-        """The best repeats to make of a run, several where its parts are wired differently."""
+        """Return the best repeats of a run, several where the dataflow of its parts differs."""
         best: list[Repeat] = []
         for first, count in self._cuts(run):
-            own = [first + i * run.period for i in range(count)]
-            repeats = self._repeats(self._with_others(own, run.period), run.period)
+            starts = [first + i * run.period for i in range(count)]
+            repeats = self._repeats(self._with_others(starts, run.period), run.period)
             if saved(repeats) > saved(best):
                 best = repeats
         return best
 
     def _cuts(self, run: Run) -> list[tuple[int, int]]:
-        """Ways to cut a run into its parts, those that the fewest values cross first."""
+        """Return ways to split a run into parts, in order of the values that cross them."""
         ways: list[tuple[int, int, int]] = []
         for count in (run.count, run.count - 1):
             if count < 2:
@@ -140,20 +140,20 @@ class _Chooser:
             ways += [(int(starts[i]), count, int(cost[i])) for i in order]
         return [(start, count) for start, count, _ in ways]
 
-    def _with_others(self, own: list[int], length: int) -> list[int]:
-        """Starts of a run's parts and of the stretches elsewhere that equal them."""
-        pattern = self.symbols[own[0] : own[0] + length]
-        others = list(own)
+    def _with_others(self, starts: list[int], length: int) -> list[int]:
+        """Return the starts of a run's parts and of equal occurrences elsewhere."""
+        pattern = self.symbols[starts[0] : starts[0] + length]
+        others = list(starts)
         free_from = 0
         for start in occurrences(self.symbols, pattern):
-            inside = start + length > own[0] and start < own[-1] + length
+            inside = start + length > starts[0] and start < starts[-1] + length
             if start >= free_from and not inside:
                 others.append(start)
                 free_from = start + length
         return sorted(others)
 
     def _repeats(self, starts: Iterable[int], length: int) -> list[Repeat]:
-        """Group stretches by their wiring; those groups that pay."""
+        """Group occurrences by their dataflow, and return the groups that pay off."""
         groups: dict[bytes, list[int]] = {}
         for start in starts:
             key = self.sequence.wiring(start, start + length).tobytes()
@@ -173,12 +173,12 @@ class _Chooser:
 
 
 def saved(repeats: list[Repeat]) -> int:
-    """How many bindings fewer the module has with all of these as functions."""
+    """Return how many bindings outlining all these repeats saves."""
     return sum(repeat.saved for repeat in repeats)
 
 
 def _crossing(last_use: Ints) -> Ints:
-    """For each cut before position c: how many values made before it are read from there on."""
+    """Count, per split position, the values that are computed before it and read after it."""
     count = len(last_use)
     change = np.zeros(count + 2, np.int64)
     used = np.flatnonzero(last_use > np.arange(count))

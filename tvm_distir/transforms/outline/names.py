@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Readable names of outlined functions and their parameters."""
+"""Choose readable names for outlined functions and their parameters."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SEPARATORS = "._/: "
 
 
 class Names:
-    """Hands out names that are not taken."""
+    """Allocator of unique names."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self.taken = {plain_name(name) for name in taken}
         self.numbers: dict[str, int] = {}
 
     def fresh(self, wish: str) -> str:
-        """Return the name, or the name with the first free number; free as TVMScript prints it."""
+        """Return the name, or with the first free number, unique as TVMScript prints it."""
         if not wish or wish[0].isdigit():
             wish = f"p{wish}"
         plain = plain_name(wish)
@@ -67,10 +67,10 @@ def _after(split: list[list[str]], i: int) -> range:
 
 
 def weight_name(names: Sequence[str]) -> str:
-    """Name of a parameter whose arguments are parameters: what the model calls it in a layer."""
-    found = common_name(names)
-    if found is not None:
-        return found[1].strip(_SEPARATORS) or found[0].strip(_SEPARATORS) or "w"
+    """Name a parameter whose arguments are parameters, as the model names them in a layer."""
+    common = common_name(names)
+    if common is not None:
+        return common[1].strip(_SEPARATORS) or common[0].strip(_SEPARATORS) or "w"
     words = [re.split(r"[._/:]+", name) for name in names]
     shared: list[str] = []
     for column in zip(*(reversed(parts) for parts in words)):
@@ -81,14 +81,14 @@ def weight_name(names: Sequence[str]) -> str:
 
 
 def value_name(names: Sequence[str]) -> str:
-    """Name of a parameter whose arguments are computed: ``softmax`` of ``softmax7`` and 9."""
+    """Name a parameter whose arguments are computed: ``softmax`` for ``softmax7`` and 9."""
     before, after = common_name(names) or ("", "")
     name = after.strip(_SEPARATORS) or before.strip(_SEPARATORS)
     return "x" if re.fullmatch(r"((lv|gv)_?\d*)?", name) else name
 
 
 def function_name(weights: Iterable[Sequence[str]], bound: Sequence[str], convolves: bool) -> str:
-    """Name of a function: what most of its weights have before the layer's number.
+    """Name a function by what most of its weights have before the layer's number.
 
     Parameters
     ----------
@@ -101,14 +101,14 @@ def function_name(weights: Iterable[Sequence[str]], bound: Sequence[str], convol
     """
     votes: Counter[str] = Counter()
     for names in weights:
-        found = common_name(names)
-        words = re.findall(r"[A-Za-z]\w*", found[0].replace("_", " ")) if found else []
-        if words and found is not None and found[1]:
+        common = common_name(names)
+        words = re.findall(r"[A-Za-z]\w*", common[0].replace("_", " ")) if common else []
+        if words and common is not None and common[1]:
             votes[words[-1]] += 1
     name = "block" if convolves else "layer"
     if votes:
         word = max(votes, key=lambda w: votes[w])
         if len(word) >= SHORTEST_NAME:
             name = word[:-1] if word.endswith("s") and not word.endswith("ss") else word
-    backward = sum("adjoint" in one for one in bound)
+    backward = sum("adjoint" in title for title in bound)
     return f"{name}_backward" if 4 * backward > len(bound) else name

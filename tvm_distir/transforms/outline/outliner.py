@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""OutlineRepeatedLayers: repeated stretches of a flat function become private functions.
+"""Define OutlineRepeatedLayers, which moves repeated layers into private functions.
 
 Before::
 
@@ -115,7 +115,7 @@ def outline_module(
     min_bindings: int = 4,
     functions: Sequence[str] | None = None,
 ) -> ir.IRModule:
-    """Do what the pass does; the input is unchanged."""
+    """Apply the pass to a copy of the module."""
     chosen = _choose(mod, functions)
     taken = Names(str(gv.name_hint) for gv in mod.functions)
     made: dict[Any, Any] = {}
@@ -131,7 +131,7 @@ def outline_module(
 
 
 def _choose(mod: ir.IRModule, names: Sequence[str] | None) -> set[str]:
-    """Names of the functions to look into."""
+    """Return the names of the functions to search."""
     relax_functions = {
         str(gv.name_hint): fn for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)
     }
@@ -186,20 +186,20 @@ def _outline(
 def _repeats(
     fn: relax.Function, min_repeats: int, min_bindings: int
 ) -> tuple[relax.Function, Bindings, list[Repeat]]:
-    """A function, what the layers share in front of them where that saves more, and its repeats."""
+    """Return a function and its repeats, with shared values hoisted if that saves more."""
     sequence = sequence_of(fn)
-    found = choose_repeats(sequence, min_repeats, min_bindings)
-    ordered = shared_in_front(fn, sequence, found)
+    repeats = choose_repeats(sequence, min_repeats, min_bindings)
+    ordered = shared_in_front(fn, sequence, repeats)
     if ordered is not None:
         other = sequence_of(ordered)
         more = choose_repeats(other, min_repeats, min_bindings)
-        if saved(more) > saved(found):
+        if saved(more) > saved(repeats):
             return ordered, other, more
-    return fn, sequence, found
+    return fn, sequence, repeats
 
 
 class _Caller:
-    """Puts calls in the place of the stretches that were outlined."""
+    """Rewriter that replaces outlined occurrences by calls."""
 
     def __init__(self, fn: relax.Function, starts: dict[int, tuple[Outlined, Any, int]]) -> None:
         self.fn, self.starts = fn, starts
@@ -227,12 +227,12 @@ class _Caller:
         made: list[Any] = []
         i = 0
         while i < len(old):
-            found = self.starts.get(first + i)
-            if found is None:
+            entry = self.starts.get(first + i)
+            if entry is None:
                 made.append(old[i])
                 i += 1
                 continue
-            outlined, gv, number = found
+            outlined, gv, number = entry
             stretch = [binding.var for binding in old[i : i + outlined.repeat.length]]
             self.moved |= {str(var.name) for var in stretch}
             made += self._call(outlined, gv, number, stretch, dataflow)
@@ -242,7 +242,7 @@ class _Caller:
     def _call(
         self, outlined: Outlined, gv: Any, number: int, stretch: list[Any], dataflow: bool
     ) -> list[Any]:
-        """Bindings of a call and, where it gives several, of its results."""
+        """Return the bindings of a call and, if it returns several, of its results."""
         call = ir.Call(gv, outlined.arguments[number])
         outputs = [stretch[offset] for offset in outlined.repeat.outputs]
         if len(outputs) == 1:
@@ -258,7 +258,7 @@ class _Caller:
         return made
 
     def _attrs(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Drop the notes on variables whose annotation moved."""
+        """Remove the annotations of variables that were outlined."""
         if STATIONARY_ATTR in attrs:
             kept = [str(n) for n in attrs.pop(STATIONARY_ATTR) if str(n) not in self.moved]
             if kept:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Tandem repeats in a sequence of numbers, found in O(n log^2 n)."""
+"""Find tandem repeats in a sequence of numbers in O(n log^2 n)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Run:
-    """A stretch that repeats itself: ``s[i] == s[i + period]`` wherever both are inside.
+    """Periodic range: ``s[i] == s[i + period]`` wherever both are inside.
 
     Attributes
     ----------
@@ -30,17 +30,17 @@ class Run:
 
     @property
     def count(self) -> int:
-        """How often the period fits into the stretch."""
+        """Return how often the period fits into the range."""
         return (self.stop - self.start) // self.period
 
     @property
     def slack(self) -> int:
-        """How far the first period may be moved with all ``count`` of them still inside."""
+        """Return how far the first period can shift with all ``count`` periods inside."""
         return (self.stop - self.start) % self.period
 
 
 def tandem_runs(symbols: Ints, least_period: int, least_count: int) -> list[Run]:
-    """Find stretches that consist of ``least_count`` or more equal parts.
+    """Find ranges that consist of ``least_count`` or more equal parts.
 
     For windows of growing width, each is compared with the nearest earlier equal one. Where
     that lies the same distance back for a row of neighbours, the row repeats with this
@@ -105,7 +105,7 @@ def _windows(symbols: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 def _joined(left: Ints, left_width: int, right: Ints) -> Ints:
-    """Numbers of the windows made of a left one and the right one after it."""
+    """Number the windows composed of a left one and the adjacent right one."""
     count = max(0, len(right) - left_width)
     if not count:
         return np.zeros(0, np.int64)
@@ -117,7 +117,7 @@ def _joined(left: Ints, left_width: int, right: Ints) -> Ints:
 def _pieces(
     names: Ints, width: int, least_period: int, least_count: int
 ) -> list[tuple[int, int, int]]:
-    """Rows of neighbouring windows with the same distance, as (period, start, stop)."""
+    """Return runs of adjacent windows with the same distance, as (period, start, stop)."""
     order = np.argsort(names, kind="stable")
     again = names[order[1:]] == names[order[:-1]]
     distance = np.zeros(len(names), np.int64)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A function as a sequence of bindings with a number each: equal where bindings are alike."""
+"""Represent a function as a sequence of binding numbers, equal for equal bindings."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NOWHERE = -1
 
 
 class Numbering:
-    """Gives objects numbers in order of arrival, the same number to structurally equal ones."""
+    """Map from objects to consecutive numbers, equal for structurally equal objects."""
 
     def __init__(self) -> None:
         self.buckets: dict[int, list[tuple[Any, int]]] = {}
         self.keys: dict[Hashable, int] = {}
 
     def of(self, node: Any) -> int:
-        """Return the number of a node of the IR. Free variables equal themselves only."""
+        """Return the number of an IR node; a free variable equals only itself."""
         bucket = self.buckets.setdefault(tvm_ffi.structural_hash(node), [])
         for known, number in bucket:
             if known.same_as(node) or tvm_ffi.structural_equal(known, node):
@@ -82,17 +82,17 @@ class Sequence:
         return len(self.bindings)
 
     def wiring(self, start: int, stop: int) -> Ints:
-        """Per leaf of a stretch the offset of its producer in it; NOWHERE for those outside."""
+        """Return, per leaf of a range, the offset of its producer in it, or NOWHERE."""
         producers = self.producers[self.leaf_start[start] : self.leaf_start[stop]]
         return np.where(producers >= start, producers - start, NOWHERE)
 
     def operands(self, start: int, stop: int) -> list[Any]:
-        """All leaves of a stretch, in order."""
+        """Return all leaves of a range, in order."""
         return [leaf for leaves in self.leaves[start:stop] for leaf in leaves]
 
 
 def sequence_of(fn: relax.Function) -> Sequence:
-    """Read a function's bindings, without a recursion over them."""
+    """Read a function's bindings, without recursion over them."""
     reader = _Reader(fn)
     for block in fn.body.blocks:
         reader.block(block)
@@ -120,18 +120,18 @@ def _rebuilt_operand(expr: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _is_leaf(expr: Any) -> bool:
-    """Whether an expression is a constant or a variable other than a symbolic size."""
+    """Return whether an expression is a constant or a non-symbolic variable."""
     if isinstance(expr, ir.GenericConst):
         return True
     return isinstance(expr, ir.Var) and not isinstance(expr.ty, ir.PrimType)
 
 
 class _Fixed(Exception):
-    """What a binding holds has no place in a function of its own."""
+    """Signal for a binding that cannot be moved into another function."""
 
 
 class _Reader:
-    """Fills a Sequence binding by binding."""
+    """Builder of a Sequence, binding by binding."""
 
     def __init__(self, fn: relax.Function) -> None:
         self.made = Sequence()
@@ -149,14 +149,14 @@ class _Reader:
         }
 
     def block(self, block: Any) -> None:
-        """Append the bindings of a block, and an end."""
+        """Append the bindings of a block and an end marker."""
         dataflow = isinstance(block, relax.DataflowBlock)
         for binding in block.bindings:
             self._append(binding, dataflow)
         self._close(None, dataflow, None, ())
 
     def finish(self, result: Any) -> Sequence:
-        """Note what the function returns and fill the arrays."""
+        """Record the result of the function and fill the arrays."""
         made = self.made
         count = len(made.bindings)
         self.reads += [(made.position[v], count) for v in variables(result) if v in made.position]
@@ -185,7 +185,7 @@ class _Reader:
     def _close(
         self, binding: Any, dataflow: bool, key: Hashable | None, leaves: tuple[Any, ...]
     ) -> None:
-        """Append one element; without a key it equals nothing."""
+        """Append one element, which is unique if it has no key."""
         here = len(self.made.bindings)
         self.symbols.append(self.numbering.of_key(("alone", here) if key is None else key))
         for leaf in leaves:
@@ -238,14 +238,14 @@ class _Reader:
 
 
 def variables(expr: Any) -> list[Any]:
-    """All variables an expression mentions, those of branches and local functions too."""
+    """Return all variables of an expression, including branches and local functions."""
     if isinstance(expr, ir.Var):
         return [expr]
-    found: list[Any] = []
+    result: list[Any] = []
 
     def visit(node: Any) -> None:
         if isinstance(node, ir.Var):
-            found.append(node)
+            result.append(node)
 
     relax.analysis.post_order_visit(expr, visit)
-    return found
+    return result

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What all layers read and the first of them makes: in front of it, the first is like the others.
+"""Hoist values that the first layer computes and all layers read in front of the layers.
 
 Exporters leave it where it is first needed. Before::
 
@@ -27,7 +27,7 @@ from .sequence import Sequence, variables
 def shared_in_front(
     fn: relax.Function, sequence: Sequence, repeats: Iterable[Repeat]
 ) -> relax.Function | None:
-    """The function with the values that all stretches of a repeat read at the front of its blocks.
+    """Hoist the values that all occurrences of a repeat read to the front of their blocks.
 
     What these values are made of goes with them; all else keeps its order. What the first repeat
     reads comes first: what a decoder reads is made by all of the encoder.
@@ -68,7 +68,7 @@ def shared_in_front(
 
 
 def _shared(sequence: Sequence, repeat: Repeat) -> set[int]:
-    """Positions of the values that stand at one place of all stretches."""
+    """Return the positions of the values that have one position in all occurrences."""
     stretches = [sequence.operands(s, s + repeat.length) for s in repeat.starts]
     result = set()
     for same in zip(*stretches, strict=True):
@@ -79,12 +79,12 @@ def _shared(sequence: Sequence, repeat: Repeat) -> set[int]:
 
 
 def _made_of(sequence: Sequence, places: set[int]) -> set[int]:
-    """These positions and those of all that they are made of."""
-    found, waiting = set(places), list(places)
+    """Return these positions and those of all values they depend on."""
+    result, waiting = set(places), list(places)
     while waiting:
         for var in variables(sequence.bindings[waiting.pop()].value):
             place = sequence.position.get(var)
-            if place is not None and place not in found:
-                found.add(place)
+            if place is not None and place not in result:
+                result.add(place)
                 waiting.append(place)
-    return found
+    return result

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""TrainStep: a forward model becomes one step of training.
+"""Define TrainStep, which turns a forward model into a training step.
 
 Before::
 
@@ -46,7 +46,7 @@ def TrainStep(
     system: System | str | None = None,
     schedule: str = "none",
 ) -> Rewrite:
-    """Make a step of training out of a model; its functions stay functions.
+    """Turn a model into a training step whose functions remain functions.
 
     What :func:`tvm_distir.train_step` does, as a pass.
 
@@ -57,11 +57,11 @@ def TrainStep(
     optimizer : str
         The optimizer and its options, as adamw:rate=0.001.
     reread : bool
-        Whether the backward part reads the weights anew.
+        Whether the backward pass reads the weights anew.
     clip : float
         Most that the norm of all gradients together may be; 0 for any.
     loss_scale : str
-        What the loss is multiplied with for the backward part: a number, or dynamic.
+        What the loss is multiplied with for the backward pass: a number, or dynamic.
     master : bool
         Whether weights of half precision have float32 copies that the optimizer works on.
     rate_input : bool
@@ -85,7 +85,7 @@ def TrainStep(
     Raises
     ------
     UsageError
-        DIST0152 where the options of the optimizer are no numbers.
+        DIST0152 if the options of the optimizer are no numbers.
     """
     name, options = read_optimizer(optimizer, "TrainStep")
     settings: dict[str, Any] = dict(options)

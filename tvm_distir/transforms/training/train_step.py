@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``train_step``: a forward model becomes one step of training."""
+"""Turn a forward model into a training step (``train_step``)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def train_step(
     schedule: Schedule | Mapping[str, Any] | str | None = None,
     **options: float,
 ) -> ir.IRModule:
-    """Make a step of training out of a model.
+    """Turn a model into a training step.
 
     The gradient of a private function is a private function: ``layer`` becomes
     ``layer_forward`` and ``layer_backward``, and what one call makes gradients of ``layer_update``
@@ -71,13 +71,13 @@ def train_step(
     optimizer : str
         ``sgd``, ``adam``, ``adamw``, ``lion``, or one that another package offers.
     reread : bool
-        The backward part reads the weights anew (as values that end in ``_again``, which plans
+        The backward pass reads the weights anew (as values that end in ``_again``, which plans
         place as the weights). Where weights of ``main`` are stored in shards, they are then
         gathered once for either part, and not held in between (ZeRO stage 3).
     clip : float
         Most that the norm of all gradients together may be, larger ones are scaled down; 0: any.
     loss_scale : float or str
-        What the loss is multiplied with for the backward part, so that gradients of half precision
+        What the loss is multiplied with for the backward pass, so that gradients of half precision
         do not vanish; ``dynamic``: an input that halves after a step whose gradients overflow,
         which then changes no weight, and doubles after 2000 that do not.
     master : bool
@@ -87,7 +87,7 @@ def train_step(
     frozen : sequence of str
         Patterns of weights that are not trained.
     recompute : str or mapping of str to str
-        What the backward part of a function makes again instead of keeping it: ``none``,
+        What the backward pass of a function makes again instead of keeping it: ``none``,
         ``megatron`` (nothing; masks of dropouts and the narrower of casts are kept),
         ``attention`` (its weights, of the sums of their rows), ``core`` (scores of attention and
         what has their size), ``selective`` (what takes little work), ``full`` (all that is read),
@@ -143,21 +143,21 @@ def train_step(
     )
     mod, given = with_streams(without_statistics(mod), given=stages is not None), mod
     functions = Functions(mod)
-    found = functions.of.get("main")
-    if not isinstance(found, relax.Function):
+    main = functions.of.get("main")
+    if not isinstance(main, relax.Function):
         raise unfit("there is no function main")
-    if training_notes(found, "updated"):
+    if training_notes(main, "updated"):
         raise unfit("the model is a training step already")
-    if plain_name(TARGETS) in map(plain_name, param_names(found)):
+    if plain_name(TARGETS) in map(plain_name, param_names(main)):
         raise unfit(f'a parameter is called "{TARGETS}": the model is a training step already')
     check_functions(
         recipe, [str(gv.name_hint) for gv, fn in relax_functions(given) if is_private(fn)]
     )
     warn_of_constants(given)
-    data, streams = data_positions(given["main"]), len(found.params) - len(given["main"].params)
+    data, streams = data_positions(given["main"]), len(main.params) - len(given["main"].params)
 
     def params() -> Parameters:
-        forward = relax.utils.copy_with_new_vars(found)
+        forward = relax.utils.copy_with_new_vars(main)
         return Parameters(forward, data, streams, recipe, functions)
 
     auto = recipe.recompute

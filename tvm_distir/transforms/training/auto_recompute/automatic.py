@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``recompute="auto"``: the least time of making values again, within a memory bound.
+"""Minimize the recomputation time within a memory bound (``recompute="auto"``).
 
 The step is written once without recomputation. A chain of the calls of ``main``
 (:mod:`.call_chain`) tells what lives there beside what the calls keep, and what each may keep; a
@@ -26,7 +26,7 @@ GIB = 2**30
 
 
 def chain_of(writer: StepWriter, main: Any, auto: Auto) -> tuple[Chain, list[ChainCall], list[int]]:
-    """The calls of ``main`` as a chain, its links and its gaps.
+    """Return the calls of ``main`` as a chain, with their links and gaps.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def chain_of(writer: StepWriter, main: Any, auto: Auto) -> tuple[Chain, list[Cha
 
 
 def decided(trial: StepWriter, auto: Auto) -> Recomputation:
-    """Choose what the calls of a step make again.
+    """Choose what the calls of a step recompute.
 
     Parameters
     ----------
@@ -67,9 +67,9 @@ def decided(trial: StepWriter, auto: Auto) -> Recomputation:
     Raises
     ------
     ModelError
-        DIST0351 where the memory is not known.
+        DIST0351 if the memory is not known.
     InfeasibleError
-        DIST0803 where nothing stays within it.
+        DIST0803 if nothing stays within it.
     """
     bound = bound_of(trial.recipe, auto)
     chain, links, gaps = chain_of(trial, trial.run(), auto)
@@ -79,11 +79,11 @@ def decided(trial: StepWriter, auto: Auto) -> Recomputation:
     policies: dict[str, list[str]] = {}
     for place, option in zip(chain.places, chosen, strict=True):
         policies.setdefault(place.call.pair.name, []).append(option.policy)
-    return Recomputation(tuple((name, Runs.of(found)) for name, found in policies.items()))
+    return Recomputation(tuple((name, Runs.of(choices)) for name, choices in policies.items()))
 
 
 def bound_of(recipe: Recipe, auto: Auto) -> int:
-    """Bytes of a device (ModelError DIST0351 where nothing says it)."""
+    """Return the memory bound of a device in bytes (ModelError DIST0351 if unknown)."""
     system = recipe.system
     if auto.memory_gib:
         return int(auto.memory_gib * GIB)
@@ -98,7 +98,7 @@ def bound_of(recipe: Recipe, auto: Auto) -> int:
 
 
 def too_little(what: str, needed: int, bound: int) -> InfeasibleError:
-    """Error about a bound (DIST0803)."""
+    """Return the error about an infeasible bound (DIST0803)."""
     return InfeasibleError(
         "DIST0803",
         f"{what} needs {needed / GIB:.3g} GiB on each device with all "

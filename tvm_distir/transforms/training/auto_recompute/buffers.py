@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions as calls over buffers."""
+"""Represent functions as calls over buffers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Tree = Any
 
 
 def leaves(tree: Tree) -> Iterator[Buffer]:
-    """Buffers of a tree, in order."""
+    """Return the buffers of a tree, in order."""
     if isinstance(tree, tuple):
         for part in tree:
             yield from leaves(part)
@@ -44,7 +44,7 @@ def leaves(tree: Tree) -> Iterator[Buffer]:
 
 @dataclass
 class Task:
-    """A call in a function.
+    """Call in a function.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Task:
 
 @dataclass
 class Body:
-    """A function.
+    """Body of a function.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ def read_body(
 def _bound(
     body: Body, binding: Any, in_place: bool, kernels: ir.IRModule, results: Results
 ) -> Tree:
-    """What a binding binds; its task is added, where it has one."""
+    """Return what a binding binds, and add its task if it has one."""
     var, value = binding.var, binding.value
     if not isinstance(value, ir.Call):
         return tree_of(value, body.trees)
@@ -158,7 +158,7 @@ def _made(ty: Any, make: Callable[[Any], Buffer]) -> Tree:
 
 
 def tree_of(value: Any, trees: Mapping[Any, Tree]) -> Tree:
-    """Buffers of an expression over variables."""
+    """Return the tree of buffers of an expression over variables."""
     if isinstance(value, ir.Var):
         return trees[value]
     if isinstance(value, relax.Tuple):

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of a function that holds forward and backward parts, as links of a chain.
+"""Model the calls of a function with forward and backward passes as links of a chain.
 
-Between the forward and the backward parts of the calls lives what the calls keep, and what others
+Between the forward and the backward passes of the calls lives what the calls keep, and what others
 hold. Each call's options are the policies and the minimum cuts of its function, written and
 measured. A value that several calls get, as a mask, is taken to live as it does without
 recomputation; where one of them needs it longer, that call counts it.
@@ -32,7 +32,7 @@ from .live import Live
 
 @dataclass(frozen=True)
 class _Place:
-    """A call of ``main`` with both its parts.
+    """Call of ``main`` with its forward and backward passes.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class _Place:
 
 
 class Measured:
-    """Lives of buffers in a step that is written without recomputation.
+    """Live ranges of buffers in a step without recomputation.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Measured:
         self.live = Live(pairs.functions.of, pairs.times.kernels, self.size)
 
     def size(self, buffer: Buffer) -> int:
-        """Bytes of a buffer on one device."""
+        """Return the bytes of a buffer on one device."""
         parts = self.auto.weights if buffer.weight else self.auto.activations
         return self._rounded(-(-buffer.size_bytes // parts))
 
@@ -72,26 +72,26 @@ class Measured:
 
     @property
     def constant_bytes(self) -> int:
-        """Bytes of constants, which are whole on each device."""
+        """Return the bytes of constants, which are replicated on each device."""
         return sum(map(self._rounded, self.live.constants))
 
     def sizes(self, buffers: Collection[Buffer]) -> int:
-        """Bytes of some."""
+        """Return the total bytes of some buffers."""
         return sum(map(self.size, buffers))
 
     def flag(self, pair: ForwardBackward, args: Sequence[Any], weights: Collection[str]) -> None:
-        """Say which results of a backward part are gradients of weights."""
+        """Mark the results of a backward pass that are gradients of weights."""
         flags = tuple(_name(args[i]) in weights for i in pair.given)
         self.live.gradients[str(pair.backward.name_hint)] = flags
 
 
 class Chain:
-    """The calls of a function without recomputation, and what lives around them.
+    """Calls of a function without recomputation, and the buffers that are live around them.
 
     Parameters
     ----------
     measured : Measured
-        Knows which results of the calls' backward parts are gradients of weights.
+        Knows which results of the calls' backward passes are gradients of weights.
     body : Body
         The function.
     calls : sequence of CallGradient
@@ -102,7 +102,7 @@ class Chain:
         Parameters that live from the beginning to their last use; others are there all the time,
         and not counted.
     later : callable, optional
-        Bytes that the first half of a pair's backward part hands on to the other one.
+        Bytes that the first half of a pair's backward pass passes on to the other one.
     """
 
     def __init__(
@@ -128,26 +128,26 @@ class Chain:
         return list(leaves(tree_of(value, self.main.trees)))
 
     def _unread(self) -> dict[int, set[Buffer]]:
-        """What backward parts read of what their calls kept, and of values that they alone get."""
+        """Return the saved values, and results of calls, that only one backward pass reads."""
         given = [
             {b for arg in place.call.args for b in self._buffers(arg) if self._is_value(b)}
             for place in self.places
         ]
         readers = Counter(buffer for buffers in given for buffer in buffers)
         return {
-            place.backward: {*self._saved(place.call), *(b for b in own if readers[b] == 1)}
-            for place, own in zip(self.places, given, strict=True)
+            place.backward: {*self._saved(place.call), *(b for b in buffers if readers[b] == 1)}
+            for place, buffers in zip(self.places, given, strict=True)
         }
 
     def _saved(self, call: CallGradient) -> list[Buffer]:
         return [] if call.saved is None else self._buffers(call.saved)
 
     def _is_value(self, buffer: Buffer) -> bool:
-        """Whether a buffer is made in the step, and of data."""
+        """Return whether a buffer is computed in the step from data."""
         return not buffer.weight and buffer not in self.resident
 
     def _kept(self) -> set[Buffer]:
-        """What the calls keep and nobody else has."""
+        """Return the buffers that are retained only by the calls."""
         result: set[Buffer] = set()
         for place in self.places:
             shown = set(self._buffers(place.call.made)[: -len(self._saved(place.call)) or None])
@@ -155,7 +155,7 @@ class Chain:
         return result
 
     def links(self) -> list[ChainCall]:
-        """Links of the chain."""
+        """Return the links of the chain."""
         return [
             ChainCall(
                 tuple(self._options_of(place)),
@@ -166,7 +166,7 @@ class Chain:
         ]
 
     def gaps(self) -> list[int]:
-        """Most that lives beside what the first i calls keep, between calls."""
+        """Return the peak of other live bytes between calls, by the number of calls done."""
         gaps = [0] * (len(self.places) + 1)
         ends = {k for place in self.places for k in (place.forward, place.backward)}
         for number, (_, most) in enumerate(self.profile):
@@ -176,7 +176,7 @@ class Chain:
         return gaps
 
     def candidates(self, call: CallGradient) -> list[tuple[str, int, ForwardBackward]]:
-        """Policies of a call's function, their times and pairs."""
+        """Return the policies of a call's function with their times and pairs."""
         key = (call.pair.name, call.pair.roles)
         if key not in self._options:
             draft = self.pairs.draft(*key)
@@ -186,17 +186,17 @@ class Chain:
                 math.ceil(100 * point.size_bytes / max(plain, 1)) for point in draft.frontier.points
             ]
             cuts = [f"{CUT}{share / 100:g}" for share in shares if 0 < share < 100]
-            found = []
+            candidates = []
             for policy in dict.fromkeys((NONE, FULL, SELECTIVE, *cuts)):
                 _, again = kept_by(policy, *parts)
                 time = sum(self.pairs.times.of(binding.value) for binding in again)
-                found.append((policy, time, self.pairs.pair_with(*key, policy)))
-                self.measured.flag(found[-1][2], call.args, self.weights)
-            self._options[key] = found
+                candidates.append((policy, time, self.pairs.pair_with(*key, policy)))
+                self.measured.flag(candidates[-1][2], call.args, self.weights)
+            self._options[key] = candidates
         return self._options[key]
 
     def _options_of(self, place: _Place) -> list[Option]:
-        """Options of a call, without those that another one is as good as."""
+        """Return the options of a call that no other option dominates."""
         options: list[Option] = []
         for policy, time, pair in self.candidates(place.call):
             later = 0 if self._later is None else self._later(pair)
@@ -209,7 +209,7 @@ class Chain:
         return options
 
     def _bytes(self, place: _Place, pair: ForwardBackward) -> tuple[int, int, int]:
-        """Bytes kept, and the peaks inside both parts."""
+        """Return the saved bytes, and the peaks inside both passes."""
         live, args = self.live, place.call.args
         given = [b for arg in args for b in self._buffers(arg)]
         needed = [b for i in pair.needed for b in self._buffers(args[i])]
@@ -231,7 +231,7 @@ class Chain:
         )
 
     def _width(self, place: _Place) -> int:
-        """How many buffers the gradient of a call's result has."""
+        """Return the number of buffers of the gradient of a call's result."""
         made = self._buffers(place.call.made)
         return len(made) - len(self._saved(place.call))
 

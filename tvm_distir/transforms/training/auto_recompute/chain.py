@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The least extra time of a chain of calls under a memory bound, by dynamic programming.
+"""Minimize the extra time of a chain of calls within a memory bound by dynamic programming.
 
 Calls run forward 1, 2, ... n and backward n, ... 2, 1. What call j keeps lives from its forward to
-its backward part, so that what is kept at any moment is that of the calls 1..i for some i. After i
+its backward pass, so that what is kept at any moment is that of the calls 1..i for some i. After i
 calls only the bytes kept, the most that was needed and the time so far matter: of two ways with
 none larger the other is never better. Where nobody else keeps as much as these calls do, what is
 needed is known to fit or not at once, and does not matter later.
@@ -22,18 +22,18 @@ MOST_WAYS = 1 << 14
 
 @dataclass(frozen=True)
 class Option:
-    """What a call may do.
+    """Option of a call.
 
     Attributes
     ----------
     policy : str
     time : int
-        Of what is made again.
+        Of what is recomputed.
     kept_bytes : int
-        Kept from the forward to the backward part.
+        Kept from the forward to the backward pass.
     forward_bytes, backward_bytes : int
         Largest memory inside the two parts beside what other calls keep and others hold: of the
-        forward part its values, of the backward part what it was kept as well.
+        forward pass its values, of the backward pass what it was kept as well.
     later_bytes : int
         Handed on to the gradients of weights, where these are made later.
     """
@@ -48,7 +48,7 @@ class Option:
 
 @dataclass(frozen=True)
 class ChainCall:
-    """A call of the chain.
+    """Call of the chain.
 
     Attributes
     ----------
@@ -63,13 +63,13 @@ class ChainCall:
     before_backward: int
 
     def beside(self, size_bytes: int) -> ChainCall:
-        """The same beside as many bytes more."""
+        """Return the same call beside additional live bytes."""
         before = self.before_forward + size_bytes, self.before_backward + size_bytes
         return ChainCall(self.options, *before)
 
 
 class PartialChoice(NamedTuple):
-    """Options of the calls so far.
+    """Choice of options for a prefix of the calls.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class PartialChoice(NamedTuple):
     before: PartialChoice | None
 
     def options(self, links: Sequence[ChainCall]) -> list[Option]:
-        """The option of each call."""
+        """Return the option of each call."""
         chosen: list[Option] = []
         way = self
         for link in reversed(links):
@@ -103,7 +103,7 @@ Fits = Callable[[int, int], bool]
 
 
 def least_time(links: Sequence[ChainCall], gaps: Sequence[int], bound: int) -> list[Option] | None:
-    """Choose an option for each call; None where no choice fits.
+    """Choose an option for each call, or return None if no choice fits.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def least_time(links: Sequence[ChainCall], gaps: Sequence[int], bound: int) -> l
     ways = all_ways(links, gaps, lambda _, need: need <= bound, bound, is_final=True)
     if not ways:
         return None
-    return min(ways, key=lambda one: (one.time, one.kept_bytes)).options(links)
+    return min(ways, key=lambda way: (way.time, way.kept_bytes)).options(links)
 
 
 def all_ways(
@@ -128,7 +128,7 @@ def all_ways(
     *,
     is_final: bool = False,
 ) -> list[PartialChoice]:
-    """Ways through the chain of which none keeps, needs and takes no more than another one.
+    """Return the Pareto-optimal choices by saved bytes, needed bytes and time.
 
     Parameters
     ----------
@@ -147,14 +147,16 @@ def all_ways(
 
     ways = [PartialChoice(0, known(gaps[0]), 0, 0, -1, None)] if fits(0, gaps[0]) else []
     for link, gap in zip(links, gaps[1:], strict=True):
-        found = [way for way in _followed(ways, link, gap) if fits(way.kept_bytes, way.need_bytes)]
-        found = [way._replace(need_bytes=0) for way in found] if is_final else found
-        ways = _coarser(_best(found), most)
+        candidates = [
+            way for way in _followed(ways, link, gap) if fits(way.kept_bytes, way.need_bytes)
+        ]
+        candidates = [way._replace(need_bytes=0) for way in candidates] if is_final else candidates
+        ways = _coarser(_best(candidates), most)
     return ways
 
 
 def least_bytes(links: Sequence[ChainCall], gaps: Sequence[int]) -> int:
-    """The smallest bound under which some choice fits."""
+    """Return the smallest bound within which some choice fits."""
     low, high = (
         -1,
         max(gaps)
@@ -174,9 +176,9 @@ def least_bytes(links: Sequence[ChainCall], gaps: Sequence[int]) -> int:
 
 
 def _followed(ways: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[PartialChoice]:
-    """Ways with one call more."""
+    """Extend choices by one call."""
     order = sorted(range(len(link.options)), key=lambda k: -link.options[k].kept_bytes)
-    found = []
+    candidates = []
     for rank, number in enumerate(order):
         option = link.options[number]
         inside = max(
@@ -184,7 +186,7 @@ def _followed(ways: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[
             link.before_backward + option.backward_bytes,
             option.kept_bytes + gap,
         )
-        found += [
+        candidates += [
             PartialChoice(
                 way.kept_bytes + option.kept_bytes,
                 max(way.need_bytes, way.kept_bytes + inside),
@@ -195,11 +197,11 @@ def _followed(ways: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[
             )
             for way in ways
         ]
-    return found
+    return candidates
 
 
 def _best(ways: list[PartialChoice]) -> list[PartialChoice]:
-    """Those for which no other keeps, needs and takes no more."""
+    """Return the choices that no other dominates."""
     ways.sort(key=lambda way: way[:4])
     result: list[PartialChoice] = []
     needs: list[int] = []  # of those found, rising, while times fall
@@ -217,7 +219,7 @@ def _best(ways: list[PartialChoice]) -> list[PartialChoice]:
 
 
 def _coarser(ways: list[PartialChoice], most: int) -> list[PartialChoice]:
-    """At most :data:`MOST_WAYS` of them, bytes rounded up."""
+    """Return at most :data:`MOST_WAYS` of the choices, with bytes rounded up."""
     unit = 1
     while len(ways) > MOST_WAYS:
         unit = max(2 * unit, most // MOST_WAYS)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Live bytes of functions, calls followed.
+"""Compute the live bytes of functions, following calls.
 
 A buffer lives from the call that makes it to the last call that reads it, wherever in the callees
 that is; views keep what they look at alive, and what a function returns lives to its end.
@@ -18,7 +18,7 @@ Size = Callable[[Buffer], int]
 
 
 class Live:
-    """Peaks of functions.
+    """Memory peaks of functions.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Live:
         self._peaks: dict[tuple[str, Flags, Flags], int] = {}
 
     def read(self, name: str, weights: Flags) -> Body:
-        """Read a function whose parameters' leaves are weights or not."""
+        """Read a function, given which leaves of its parameters are weights."""
         key = (name, weights)
         if key not in self._bodies:
             body = read_body(self.functions[name], weights, self.kernels, self.results)
@@ -50,12 +50,12 @@ class Live:
 
     @property
     def constants(self) -> list[int]:
-        """Bytes of the constants of all functions that were read, each function's own."""
+        """Return the bytes of the constants of all functions that were read."""
         bodies = {name: body for (name, _), body in self._bodies.items()}
         return [size for body in bodies.values() for size in body.constants]
 
     def results(self, name: str, args: Sequence[Buffer]) -> tuple[Tree, list[Buffer]]:
-        """What a call of a function returns, and which buffers of that it makes."""
+        """Return the results of a call of a function, and which of them it allocates."""
         body = self.read(name, tuple(arg.weight for arg in args))
         known = dict(zip(body.params, args, strict=True))
         made: list[Buffer] = []
@@ -71,7 +71,7 @@ class Live:
         return shown(body.result), made
 
     def peak(self, name: str, args: Sequence[Buffer], dying: Collection[Buffer]) -> int:
-        """Most bytes inside a call: of its values, and of the arguments that die in it."""
+        """Return the peak bytes inside a call, of its values and of arguments last used in it."""
         left, flags = set(dying), []
         for arg in args:
             flags.append(arg in left)
@@ -79,8 +79,8 @@ class Live:
         key = (name, tuple(arg.weight for arg in args), tuple(flags))
         if key not in self._peaks:
             body = self.read(*key[:2])
-            own = [b for b, dies in zip(body.params, flags, strict=True) if dies]
-            self._peaks[key] = max((n for _, n in self.profile(body, own)), default=0)
+            dying_params = [b for b, dies in zip(body.params, flags, strict=True) if dies]
+            self._peaks[key] = max((n for _, n in self.profile(body, dying_params)), default=0)
         return self._peaks[key]
 
     def profile(
@@ -90,7 +90,7 @@ class Live:
         others: Collection[Buffer] = (),
         last: Mapping[Buffer, int] | None = None,
     ) -> list[tuple[int, int]]:
-        """Live bytes at each task of a function.
+        """Return the live bytes at each task of a function.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class Live:
         for buffer in params:
             live += self.size(buffer)
             free.setdefault(last.get(buffer, -1), []).append(buffer)
-        for buffer in free.get(-1, ()):  # nobody reads it
+        for buffer in free.get(-1, ()):  # nothing reads it
             live -= self.size(buffer)
         result = []
         for number, task in enumerate(body.tasks):
@@ -130,7 +130,7 @@ class Live:
         return result
 
     def inside(self, task: Task, made: Collection[Buffer], dying: Collection[Buffer]) -> int:
-        """Most bytes while a task runs, of what it makes and what dies in it."""
+        """Return the peak bytes inside a task, of its results and of what is last used in it."""
         if task.callee is not None:
             return self.peak(task.callee, task.reads, dying)
         return sum(map(self.size, made)) + sum(map(self.size, dying))
@@ -138,13 +138,13 @@ class Live:
     def last_uses(
         self, body: Body, without: Mapping[int, Collection[Buffer]] | None = None
     ) -> dict[Buffer, int]:
-        """Number of the last task that reads each buffer; what is returned is read at the end.
+        """Return the last task that reads each buffer; results are read at the end.
 
         ``without``: buffers that some tasks are taken not to read.
         """
-        found: dict[Buffer, int] = {}
+        result: dict[Buffer, int] = {}
         for number, task in enumerate(body.tasks):
             left_out = (without or {}).get(number, ())
-            found.update((b, number) for b in task.reads if b not in left_out)
-        found.update(dict.fromkeys(leaves(body.result), len(body.tasks)))
-        return found
+            result.update((b, number) for b in task.reads if b not in left_out)
+        result.update(dict.fromkeys(leaves(body.result), len(body.tasks)))
+        return result

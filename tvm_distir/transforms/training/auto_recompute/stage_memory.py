@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a kind of stage needs of a device's memory, by what its calls keep.
+"""Compute the device memory of a stage kind, depending on what its calls save.
 
 One micro-batch forward and backward is a function, whose calls are a chain (:mod:`.call_chain`);
 the stages behind stand in it as a task that turns the results into their gradients. What is done
@@ -45,7 +45,7 @@ _ARRIVING = (ACTIVATION, GRADIENT, STREAM)
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes on a device of a kind of stage.
+    """Device bytes of a stage kind.
 
     Attributes
     ----------
@@ -64,10 +64,10 @@ class StageMemory:
     begun : int
         Of that what the first one makes beside its gradients, which become the sums otherwise.
     kept : int
-        Of a micro-batch from its forward to its backward part, without what calls keep.
+        Of a micro-batch from its forward to its backward pass, without what calls keep.
     later : int
-        Of a micro-batch from its backward part to its gradients of weights, without what calls
-        hand on.
+        Of a micro-batch from its backward pass to its gradients of weights, without what calls
+        pass on.
     adding : int
         What adding a micro-batch's gradients to the sums takes.
     end : int
@@ -91,7 +91,7 @@ class StageMemory:
     results: int
 
     def handing_on(self, most: int) -> StageMemory:
-        """With those options alone whose calls hand on no more than so many bytes."""
+        """Restrict to the options whose calls pass on at most a given number of bytes."""
         links = [
             replace(link, options=tuple(o for o in link.options if o.later_bytes <= most))
             for link in self.links
@@ -101,12 +101,12 @@ class StageMemory:
 
 
 def memory_of(written: Written, stage: int, auto: Auto) -> StageMemory:
-    """Measure a stage of a step that is written without recomputation."""
+    """Measure a stage of a step without recomputation."""
     return _Measuring(written, stage, auto).run()
 
 
 class _Measuring:
-    """See :func:`memory_of`."""
+    """Implementation of :func:`memory_of`."""
 
     def __init__(self, written: Written, stage: int, auto: Auto) -> None:
         self.written, self.tools = written, written.tools
@@ -120,7 +120,7 @@ class _Measuring:
         self.weights = {str(param.name) for param in self.draft.params[self.first :]}
 
     def run(self) -> StageMemory:
-        """Measure all."""
+        """Measure all parts of the stage."""
         splits = self.tools.schedule.splits_backward
         for call in self.draft.calls:
             self.measured.flag(call.pair, call.args, self.weights)
@@ -160,7 +160,7 @@ class _Measuring:
         return sum(self._size(b) for param in params for b in leaves(body.trees[param]))
 
     def _micro_batch(self, draft: DraftPair) -> tuple[Body, int]:
-        """Both parts as one function; and the task between them."""
+        """Return both passes as one function, and the task between them."""
         results = tuple_of([draft.result, *draft.gradients])
         block = relax.DataflowBlock([*draft.before, *draft.after])
         params = [*draft.params, draft.grad]
@@ -187,7 +187,7 @@ class _Measuring:
         return body, boundary
 
     def _once(self) -> Body:
-        """The stage's own function; what goes to other stages is none of its results.
+        """Return the stage's function without the results that go to other stages.
 
         Nor is what replaces a weight or a state, in whose memory it lies.
         """
@@ -205,12 +205,12 @@ class _Measuring:
         return body
 
     def _is_let_go(self, note: str) -> bool:
-        """Whether a result is sent, or lies in the memory of what it replaces."""
+        """Return whether a result is sent, or shares memory with what it replaces."""
         replaces = note in self.pipeline.inputs and not self.tools.schedule.stash
         return replaces or _kind(note) in _ARRIVING
 
     def _backward(self) -> list[tuple[Any, tuple[bool, ...]]]:
-        """Functions of the backward part, and which of their results are gradients of weights."""
+        """Return the functions of the backward pass, and which results are gradients of weights."""
         flags = [number >= self.first for number in self.pair.given]
         if not self.tools.schedule.splits_backward:
             return [(self.pair.backward, tuple(flags))]
@@ -221,7 +221,7 @@ class _Measuring:
         ]
 
     def _resident(self, once: Body) -> int:
-        """Data of all micro-batches, weights and states."""
+        """Return the bytes of data of all micro-batches, weights and states."""
         total, pipeline = 0, self.pipeline
         for var, note in zip(
             self.writer.params.ports.vars, self.writer.params.ports.notes, strict=True
@@ -232,7 +232,7 @@ class _Measuring:
         return total
 
     def _sums(self, once: Body) -> tuple[int, int, int, int, int]:
-        """Bytes of what is made once before; sums, those beside gradients, adding; the end."""
+        """Return the bytes of values computed once, gradient sums, their addition and the end."""
         profile = self.live.profile(once, ())
         phases = [self._phase(task) for task in once.tasks]
         places = [i for i, phase in enumerate(phases) if phase in (ACCUMULATE_PHASE, EACH_PHASE)]
@@ -252,7 +252,7 @@ class _Measuring:
         return "" if fn is None else phase_of(fn)
 
     def _later(self, chain: Chain, once: Body) -> int:
-        """What the halves of the backward part hand on, without what calls do."""
+        """Return what the parts of a split backward pass on, without that of calls."""
         inputs = str(self.writer.halves.inputs.name_hint)
         task = next(task for task in once.tasks if task.callee == inputs)
         crossing = {b for b in leaves(once.trees[task.var][-1]) if not b.weight}
@@ -260,7 +260,7 @@ class _Measuring:
         return sum(map(self._size, crossing)) - calls
 
     def _handed_on(self, pair: ForwardBackward) -> int:
-        """What the halves of a call's backward part hand on, what it is given included."""
+        """Return what the parts of a call's split backward pass on, including its arguments."""
         flags = self.live.gradients[str(pair.backward.name_hint)]
         early = [k for k, of_weight in enumerate(flags) if not of_weight]
         halves = self.tools.splitter.split(pair.backward, early)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``recompute="auto"`` of a step in stages: the least time of each kind of stage in a memory bound.
+"""Minimize the time of each stage kind within a memory bound (``recompute="auto"``).
 
 The step is written once without recomputation. Stages of a kind share their functions, so that
 what is chosen for a kind holds for the tightest of its stages. Of each, :mod:`.stage_memory` says
@@ -28,7 +28,7 @@ from .stage_memory import StageMemory, memory_of
 
 @dataclass(frozen=True)
 class PeakMoment:
-    """A moment at which a kind of stage runs a unit.
+    """Moment at which a stage kind runs a task.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class PeakMoment:
 
 
 class StageKinds:
-    """Kinds of stages, and what is there while they run.
+    """Stage kinds, and the live memory while they run.
 
     Parameters
     ----------
@@ -60,11 +60,11 @@ class StageKinds:
         self.memories, self.kind_of, self.rank_of = memories, kind_of, schedule.rank_of
         self.end = 0
         crowds: list[dict[int, int]] = [{} for _ in memories]
-        for own in holdings(schedule):
-            kinds = [memories[kind_of[held.stage]] for held in own]
+        for stage_ranges in holdings(schedule):
+            kinds = [memories[kind_of[held.stage]] for held in stage_ranges]
             resident = sum(kind.resident + kind.constants for kind in kinds)
-            total, beside = np.zeros_like(own[0].kept), np.zeros_like(own[0].kept)
-            for held, kind in zip(own, kinds, strict=True):
+            total, beside = np.zeros_like(stage_ranges[0].kept), np.zeros_like(stage_ranges[0].kept)
+            for held, kind in zip(stage_ranges, kinds, strict=True):
                 total = total + held.kept
                 beside = beside + (
                     np.where(held.summing, kind.sums, kind.begun)
@@ -73,7 +73,7 @@ class StageKinds:
                     + (held.gradients + held.results) * kind.results
                 )
             self.end = max(self.end, resident + sum(kind.end for kind in kinds))
-            for held in own:
+            for held in stage_ranges:
                 known = crowds[kind_of[held.stage]]
                 pairs = zip(total[held.running], beside[held.running], strict=True)
                 for stashes, more in pairs:
@@ -82,26 +82,26 @@ class StageKinds:
 
     @property
     def groups(self) -> list[list[int]]:
-        """Kinds that share ranks, directly or by others."""
-        found: list[set[int]] = []
+        """Return the kinds that share ranks, transitively."""
+        groups: list[set[int]] = []
         for rank in sorted(set(self.rank_of)):
-            own = {k for k, r in zip(self.kind_of, self.rank_of, strict=True) if r == rank}
-            meeting = [group for group in found if group & own]
-            found = [group for group in found if not group & own]
-            found.append(own.union(*meeting))
-        return [sorted(group) for group in found]
+            kinds = {k for k, r in zip(self.kind_of, self.rank_of, strict=True) if r == rank}
+            meeting = [group for group in groups if group & kinds]
+            groups = [group for group in groups if not group & kinds]
+            groups.append(kinds.union(*meeting))
+        return [sorted(group) for group in groups]
 
     def needed(self, kind: int, stash: int, need: int) -> int:
-        """Most bytes while a kind runs; ``stash``: of a micro-batch, of whichever kind."""
+        """Return the peak bytes while a kind runs, with stashes of at most ``stash`` bytes."""
         inside = max(need, self.memories[kind].adding)
-        return max(one.beside + one.stashes * stash for one in self.crowds[kind]) + inside
+        return max(crowd.beside + crowd.stashes * stash for crowd in self.crowds[kind]) + inside
 
     def stash(self, kind: int, way: PartialChoice) -> int:
-        """Bytes of a micro-batch between its forward and its backward part."""
+        """Return the bytes of a micro-batch between its forward and backward pass."""
         return self.memories[kind].kept + way.kept_bytes
 
     def ways(self, kind: int, bound: int) -> list[PartialChoice]:
-        """Ways of a kind that fit, beside others whose stashes are no larger."""
+        """Return the choices of a kind that fit beside stashes that are no larger."""
         memory = self.memories[kind]
 
         def fits(kept: int, need: int) -> bool:
@@ -110,11 +110,11 @@ class StageKinds:
         return all_ways(memory.links, memory.gaps, fits, bound)
 
     def chosen(self, group: Sequence[int], bound: int) -> dict[int, PartialChoice] | None:
-        """The ways with which the slowest rank takes least time; None where none fit."""
+        """Return the choices that minimize the time of the slowest rank, or None if none fit."""
         ways = {kind: self.ways(kind, bound) for kind in group}
         result = []
         for stash in self._stashes(ways):
-            own = {
+            choices = {
                 kind: [
                     way
                     for way in ways[kind]
@@ -123,16 +123,16 @@ class StageKinds:
                 ]
                 for kind in group
             }
-            if all(own.values()):
+            if all(choices.values()):
                 best = {
-                    kind: min(some, key=lambda one: (one.time, one.kept_bytes))
-                    for kind, some in own.items()
+                    kind: min(some, key=lambda choice: (choice.time, choice.kept_bytes))
+                    for kind, some in choices.items()
                 }
                 result.append((self._times(best), best))
-        return min(result, key=lambda one: one[0])[1] if result else None
+        return min(result, key=lambda choice: choice[0])[1] if result else None
 
     def least(self, group: Sequence[int]) -> int:
-        """The smallest bound under which some ways fit."""
+        """Return the smallest bound within which some choices fit."""
         ways = {}
         for kind in group:
             memory = self.memories[kind]
@@ -143,46 +143,46 @@ class StageKinds:
             ways[kind] = all_ways(links, memory.gaps, lambda *_: True, 1 << 62)
         needs = []
         for stash in self._stashes(ways):
-            own = [
+            needed = [
                 [
                     self.needed(kind, stash, way.need_bytes)
-                    for way in found
+                    for way in options
                     if self.stash(kind, way) <= stash
                 ]
-                for kind, found in ways.items()
+                for kind, options in ways.items()
             ]
-            if all(own):
-                needs.append(max(map(min, own)))
+            if all(needed):
+                needs.append(max(map(min, needed)))
         return min(needs)
 
     @property
     def is_open(self) -> bool:
-        """Whether every call has an option."""
+        """Return whether every call has an option."""
         return all(link.options for memory in self.memories for link in memory.links)
 
     def all_chosen(self, bound: int) -> tuple[tuple[int, int], dict[int, list[Option]]] | None:
-        """Times of the slowest rank and of all, and options of each kind; None where none fit."""
+        """Return the slowest rank's time, the total, and the options per kind, or None."""
         chosen: dict[int, PartialChoice] = {}
         for group in self.groups if self.end <= bound else ():
-            found = self.chosen(group, bound)
-            if found is None:
+            choices = self.chosen(group, bound)
+            if choices is None:
                 return None
-            chosen.update(found)
+            chosen.update(choices)
         if not chosen:
             return None
         options = {kind: way.options(self.memories[kind].links) for kind, way in chosen.items()}
         return self._times(chosen), options
 
     def all_least(self) -> int:
-        """The smallest bound under which some ways of all kinds fit."""
+        """Return the smallest bound within which choices of all kinds fit."""
         return max(self.end, *map(self.least, self.groups))
 
     def _stashes(self, ways: Mapping[int, Sequence[PartialChoice]]) -> list[int]:
-        """Sizes that the largest stash of a group may have."""
-        return sorted({self.stash(kind, way) for kind, found in ways.items() for way in found})
+        """Return the possible sizes of the largest stash of a group."""
+        return sorted({self.stash(kind, way) for kind, options in ways.items() for way in options})
 
     def _times(self, ways: Mapping[int, PartialChoice]) -> tuple[int, int]:
-        """Of the slowest rank, and of all."""
+        """Return the time of the slowest rank and the total."""
         times: dict[int, int] = {}
         for kind, rank in zip(self.kind_of, self.rank_of, strict=True):
             if kind in ways:
@@ -191,7 +191,7 @@ class StageKinds:
 
 
 def _tightest(known: Mapping[int, int]) -> list[PeakMoment]:
-    """Moments, without those beside which another one has no fewer stashes and bytes."""
+    """Return the moments that no other dominates in stashes and bytes."""
     result: list[PeakMoment] = []
     for stashes, beside in sorted(known.items(), reverse=True):
         if not result or beside > result[-1].beside:
@@ -200,7 +200,7 @@ def _tightest(known: Mapping[int, int]) -> list[PeakMoment]:
 
 
 def decided_in_stages(written: Written, recipe: Recipe, auto: Auto) -> Recomputation:
-    """Choose what the calls of a step in stages make again, each kind of stage for itself.
+    """Choose what the calls of a pipelined step recompute, for each stage kind separately.
 
     Parameters
     ----------
@@ -212,9 +212,9 @@ def decided_in_stages(written: Written, recipe: Recipe, auto: Auto) -> Recomputa
     Raises
     ------
     ModelError
-        DIST0351 where the memory is not known.
+        DIST0351 if the memory is not known.
     InfeasibleError
-        DIST0803 where nothing stays within it.
+        DIST0803 if nothing stays within it.
     """
     bound = bound_of(recipe, auto)
     names = [note.function for note in written.pipeline.stages]
@@ -229,16 +229,20 @@ def decided_in_stages(written: Written, recipe: Recipe, auto: Auto) -> Recomputa
         for most in sorted(handed or {0})
     ]
     tried = [kinds for kinds in tried if kinds.is_open]
-    found = [one for one in (kinds.all_chosen(bound) for kinds in tried) if one is not None]
-    if not found:
+    solutions = [
+        solution
+        for solution in (kinds.all_chosen(bound) for kinds in tried)
+        if solution is not None
+    ]
+    if not solutions:
         raise too_little("the step", min(kinds.all_least() for kinds in tried), bound)
-    _, options = min(found, key=lambda one: one[0])
+    _, options = min(solutions, key=lambda solution: solution[0])
     policies: dict[str, list[str]] = {}
     for part, kind in zip(written.parts, kind_of, strict=True):
-        own = dict(zip(memories[kind].calls, [o.policy for o in options[kind]], strict=True))
+        policy_of = dict(zip(memories[kind].calls, [o.policy for o in options[kind]], strict=True))
         for number, layer in enumerate(part.stage.layers):
-            policies.setdefault(layer.name, []).append(own.get(number, NONE))
-    return Recomputation(tuple((name, Runs.of(found)) for name, found in policies.items()))
+            policies.setdefault(layer.name, []).append(policy_of.get(number, NONE))
+    return Recomputation(tuple((name, Runs.of(choices)) for name, choices in policies.items()))
 
 
 __all__ = ["decided_in_stages"]

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reverse-mode differentiation of Relax functions."""
+"""Differentiate Relax functions in reverse mode."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of a training step: those of the model, and those that are written for it."""
+"""Collect the functions of a training step: those of the model and generated ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Made = TypeVar("Made")
 
 
 class Functions:
-    """Functions by name, and their global variables.
+    """Functions by name, with their global variables.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Functions:
         self.variables = {str(gv.name_hint): gv for gv in mod.functions}
 
     def add(self, wish: str, fn: relax.Function) -> ir.GlobalVar:
-        """Take a function in, under a name that is free."""
+        """Add a function under a unique name."""
         name, number = wish, 0
         while name in self.of:
             number += 1
@@ -49,20 +49,22 @@ class Functions:
         return gv
 
     def module(self, entries: Mapping[str, relax.Function], attrs: Any) -> ir.IRModule:
-        """Make a module of public functions and of all that they call, PrimFuncs among them."""
-        found: dict[str, Any] = {}
+        """Build a module of public functions and all that they call, including PrimFuncs."""
+        functions_by_name: dict[str, Any] = {}
         waiting = list(entries.values())
         while waiting:
             fn = waiting.pop()
             for name in _named_in(fn) if isinstance(fn, relax.Function) else ():
-                if name not in found:
-                    found[name] = self._taken(name)
-                    waiting.append(found[name])
-        functions = {self.variables[name]: found[name] for name in sorted(found)}
+                if name not in functions_by_name:
+                    functions_by_name[name] = self._taken(name)
+                    waiting.append(functions_by_name[name])
+        functions = {
+            self.variables[name]: functions_by_name[name] for name in sorted(functions_by_name)
+        }
         return ir.IRModule({**entries, **functions}, attrs=attrs)
 
     def _taken(self, name: str) -> Any:
-        """A function by name, as it is run; the kernels that gradients call are taken in."""
+        """Return a function by name, with the kernels that its gradients call."""
         kernel = None if name in self.of else backward_kernel(name)
         if kernel is not None:
             self.variables[name], self.of[name] = kernel
@@ -71,7 +73,7 @@ class Functions:
 
 
 def _named_in(fn: relax.Function) -> list[str]:
-    """Names of the functions that the bindings of a function call or hand to a call."""
+    """Return the functions that the bindings of a function call or pass to a call."""
     return [
         str(named.name_hint)
         for binding in all_bindings(fn.body)
@@ -84,7 +86,7 @@ def _named_in(fn: relax.Function) -> list[str]:
 def written(
     params: Sequence[Any], write: Callable[[relax.BlockBuilder], Made]
 ) -> tuple[list[Any], Made]:
-    """Let something be written into a dataflow block of its own.
+    """Write into a new dataflow block.
 
     Parameters
     ----------
@@ -109,13 +111,13 @@ def written(
 
 
 def only_read(bindings: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """Bindings of one dataflow block without those that none of some results needs."""
+    """Return the bindings of a dataflow block that contribute to the given results."""
     blocks, _ = pruned_bindings([(True, bindings)], tuple_of(results))
     return [binding for block in blocks for binding in block.bindings]
 
 
 def without_unread(fn: relax.Function) -> relax.Function:
-    """A function without what nobody reads: gradients that a gradient of an op wrote besides."""
+    """Return a function without unread values, such as unused gradients of an op."""
     blocks, _ = pruned(fn.body.blocks[:], fn.body.body)
     return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
 
@@ -123,12 +125,12 @@ def without_unread(fn: relax.Function) -> relax.Function:
 def private_function(
     name: str, params: Sequence[Any], bindings: Sequence[Any], result: Any
 ) -> relax.Function:
-    """Make a private function of bindings, with variables of its own.
+    """Build a private function from bindings, with fresh variables.
 
     Raises
     ------
     ModelError
-        DIST0351 where a symbolic size stands in it that the types of its parameters do not say.
+        DIST0351 if a symbolic size stands in it that the types of its parameters do not say.
     """
     blocks, result = let_out([relax.DataflowBlock(list(bindings))], result)
     body = typed(relax.SeqExpr(merged_blocks(blocks), result), result.ty)
@@ -145,7 +147,7 @@ def private_function(
 
 
 def tuple_of(values: Sequence[Any]) -> Any:
-    """A tuple of values that have their types."""
+    """Return a tuple of typed values."""
     return typed(relax.Tuple(list(values)), relax.TupleType([v.ty for v in values]))
 
 

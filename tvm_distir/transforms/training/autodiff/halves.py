@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A backward part in two: gradients of activations first, those of weights later.
+"""Split a backward pass in two: gradients of activations first, those of weights later.
 
 ``layer_backward(grad, saved, w) -> (x's gradient, w's gradient)`` becomes
 ``layer_backward_inputs(grad, saved, w) -> (x's gradient, (crossing...))`` and
@@ -25,7 +25,7 @@ INPUTS_SUFFIX, WEIGHTS_SUFFIX = "_inputs", "_weights"
 
 @dataclass(frozen=True)
 class SplitBackward:
-    """Both halves of a function.
+    """Both parts of a split function.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class SplitBackward:
 
 
 class Splitter:
-    """Splits functions that give tuples, each once per set of first results.
+    """Splitter of functions that return tuples, applied once per set of first results.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Splitter:
         self._made: dict[tuple[str, tuple[int, ...]], SplitBackward] = {}
 
     def split(self, gv: ir.GlobalVar, first: Iterable[int]) -> SplitBackward:
-        """Return the halves of a function.
+        """Return both parts of a function.
 
         Where no result is asked for first, the first half makes what calls in it hand to each
         other.
@@ -103,7 +103,7 @@ class Splitter:
         )
 
     def _is_call(self, value: Any) -> bool:
-        """Whether a value is a call of a private function that gives a tuple."""
+        """Return whether a value is a call of a private function that returns a tuple."""
         if not isinstance(value, ir.Call) or not isinstance(value.op, ir.GlobalVar):
             return False
         fn = self.functions.of.get(str(value.op.name_hint))
@@ -112,23 +112,23 @@ class Splitter:
         return isinstance(fn.ret_ty, relax.TupleType)
 
     def _needed(self, bindings: Sequence[Any], roots: Sequence[Any]) -> dict[Any, set[int] | None]:
-        """What the roots need: per variable which of its fields, None where all of it."""
-        found: dict[Any, set[int] | None] = {v: None for root in roots for v in variables(root)}
+        """Return the fields per variable that the roots depend on, or None for all fields."""
+        needed: dict[Any, set[int] | None] = {v: None for root in roots for v in variables(root)}
         for binding in reversed(bindings):
-            if binding.var not in found:
+            if binding.var not in needed:
                 continue
             value = binding.value
             if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, ir.Var):
-                known = found.setdefault(value.tuple_value, set())
+                known = needed.setdefault(value.tuple_value, set())
                 if known is not None:
                     known.add(int(value.index))
                 continue
-            found.update(dict.fromkeys(variables(value)))
-        return found
+            needed.update(dict.fromkeys(variables(value)))
+        return needed
 
 
 class _Writer:
-    """Puts each binding into one of the halves."""
+    """Writer that assigns each binding to one of the parts."""
 
     def __init__(
         self, splitter: Splitter, params: set[Any], needed: dict[Any, set[int] | None]
@@ -140,7 +140,7 @@ class _Writer:
         self._halves: dict[Any, tuple[SplitBackward, Any, Any]] = {}
 
     def add(self, binding: Any) -> None:
-        """Take the next binding."""
+        """Add the next binding."""
         var, value = binding.var, binding.value
         whole = value.tuple_value if isinstance(value, relax.TupleGetItem) else None
         if whole in self._halves:
@@ -167,27 +167,27 @@ class _Writer:
         halves = self.splitter.split(value.op, wanted)
         functions = self.splitter.functions.of
         both = functions[str(halves.inputs.name_hint)].ret_ty
-        one = relax.Var(str(var.name), both)
+        first_var = relax.Var(str(var.name), both)
         call = typed(ir.Call(halves.inputs, list(value.args)), both)
-        self.first.append(relax.VarBinding(one, call))
+        self.first.append(relax.VarBinding(first_var, call))
         crossing = relax.Var(f"{var.name}_crossing", both.fields[-1])
         at = len(halves.first)
-        field = typed(relax.TupleGetItem(one, at), crossing.ty)
+        field = typed(relax.TupleGetItem(first_var, at), crossing.ty)
         self.first.append(relax.VarBinding(crossing, field))
         rest = functions[str(halves.weights.name_hint)].ret_ty
         two = relax.Var(f"{var.name}_weights", rest)
         self.later.append(relax.VarBinding(two, typed(ir.Call(halves.weights, [crossing]), rest)))
-        self._halves[var] = halves, one, two
+        self._halves[var] = halves, first_var, two
 
     def _field(self, var: Any, whole: Any, index: int) -> None:
-        halves, one, two = self._halves[whole]
+        halves, first_var, two = self._halves[whole]
         early = index in halves.first
         at = (halves.first if early else halves.later).index(index)
-        source = typed(relax.TupleGetItem(one if early else two, at), var.ty)
+        source = typed(relax.TupleGetItem(first_var if early else two, at), var.ty)
         self._bind(self.first if early else self.later, var, source)
 
     def crossing(self, results: Sequence[Any]) -> list[Any]:
-        """Variables of the first half, parameters among them, that the other one reads."""
+        """Return the variables of the first part, including parameters, that the second reads."""
         inside = {b.var for b in self.later}
         read = [v for b in self.later for v in variables(b.value)]
         read += [v for result in results for v in variables(result)]
@@ -195,7 +195,7 @@ class _Writer:
 
 
 def _fields(fn: relax.Function) -> list[Any]:
-    """The fields that a function returns, in order."""
+    """Return the fields that a function returns, in order."""
     result = fn.body.body
     values = {b.var: b.value for b in all_bindings(fn.body)}
     while isinstance(result, ir.Var):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that the backward part of a step reads anew."""
+"""Let the backward pass of a step read parameters again."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ AGAIN_SUFFIX = "_again"
 
 
 class WeightRegather:
-    """Lets the backward part read parameters anew (reshaped to what they are), and their views.
+    """Rewriter of arguments of the backward pass that are parameters or views of them.
 
     Parameters
     ----------
     builder : BlockBuilder
     params : sequence of Var
     bindings : sequence of Binding
-        Of the forward part.
+        Of the forward pass.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class WeightRegather:
         self._views = self._views_of(bindings)
 
     def _views_of(self, bindings: Sequence[Any]) -> dict[Any, ir.Call]:
-        """Values that are a reordered or cast parameter, by variable."""
+        """Return the values that are reordered or cast parameters, by variable."""
         views: dict[Any, ir.Call] = {}
         for binding in bindings:
             source = view_source(binding.value)
@@ -66,11 +66,11 @@ class WeightRegather:
         return self._again[var]
 
     def argument(self, arg: Any) -> Any:
-        """Return an argument of a call read anew where it is a parameter or a view of one."""
+        """Return an argument, computed from the parameter again if it is one or a view of one."""
         return substitute(arg, {v: self._variable(v) for v in variables(arg)})
 
     def __call__(self, call: ir.Call) -> ir.Call:
-        """Return the call with its parameters, and views of them, read anew."""
+        """Return the call with its parameters, and views of them, computed again."""
         if not any(v in self.params or v in self._views for v in variables(call)):
             return call
         env = {v: self._variable(v) for v in variables(call)}

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reverse-mode differentiation of one dataflow block.
+"""Differentiate one dataflow block in reverse mode.
 
 Per op the gradient is ours (:mod:`.gradients`) or the one TVM registers (``FPrimalGradient``).
 Unlike TVM's pass ``Gradient`` it takes bfloat16, writes only what the wanted gradients need, and
@@ -31,20 +31,20 @@ _NO_GRADIENT = "relax.grad.no_grad"
 
 
 def is_differentiable(ty: Any) -> bool:
-    """Whether a value of a type has a gradient: floats, or a tuple that holds some."""
+    """Return whether a type has a gradient: a float tensor, or a tuple that holds one."""
     if isinstance(ty, relax.TupleType):
         return any(is_differentiable(field) for field in ty.fields)
     return is_float(ty)
 
 
 def is_float(ty: Any) -> bool:
-    """Whether a type is a tensor of floats."""
+    """Return whether a type is a tensor of floats."""
     tensor = tensor_type(ty)
     return tensor is not None and "float" in str(tensor.dtype)
 
 
 def active(bindings: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
-    """Variables of a float type that depend on the wanted ones."""
+    """Return the float variables that depend on the given ones."""
     result = set(wanted)
     for binding in bindings:
         if is_differentiable(binding.var.ty) and any(v in result for v in variables(binding.value)):
@@ -53,16 +53,16 @@ def active(bindings: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
 
 
 class Backward(Protocol):
-    """The reverse of a call of a private function."""
+    """Reverse of a call of a private function."""
 
     def write(
         self, builder: relax.BlockBuilder, gradient: Any, reread: WeightRegather | None
     ) -> list[tuple[Any, Any]]:
-        """Emit it; return pairs of an argument and its gradient."""
+        """Emit the reverse; return pairs of an argument and its gradient."""
 
 
 class Reverse:
-    """Writes the gradients of one block.
+    """Writer of the gradients of one block.
 
     A gradient may be wider than its value where that is none of the block's own, a parameter.
 
@@ -75,7 +75,7 @@ class Reverse:
     place : str
         Name of the function, for messages.
     reread : WeightRegather, optional
-        What the backward part reads anew.
+        What the backward pass reads anew.
     calls : mapping of Var to Backward, optional
         Calls of private functions, by the variables of their values.
 
@@ -99,22 +99,22 @@ class Reverse:
         self.sums: dict[Any, Any] = {}
 
     def run(self, bindings: Sequence[Any]) -> None:
-        """Hand gradients on through bindings, the last first."""
+        """Propagate gradients through bindings in reverse order."""
         self._own = {binding.var for binding in bindings}
         for binding in reversed(bindings):
             self.back(binding.var, binding.value)
 
     def total(self, var: Any) -> Any:
-        """Gradient of a variable; zeros where nothing that counts depends on it."""
+        """Return the gradient of a variable, or zeros if it does not affect the loss."""
         gradient = self.of(var)
         return self._zeros(var.ty) if gradient is None else gradient
 
     def rounded(self, var: Any) -> Any:
-        """Gradient of a variable in its type; zeros where nothing that counts depends on it."""
-        found, tensor = self.total(var), tensor_type(var.ty)
-        if tensor is None or str(found.ty.dtype) == str(tensor.dtype):
-            return found
-        return self.builder.emit(astype(found, str(tensor.dtype)))
+        """Return the gradient of a variable in its type, or zeros if the loss ignores it."""
+        total, tensor = self.total(var), tensor_type(var.ty)
+        if tensor is None or str(total.ty.dtype) == str(tensor.dtype):
+            return total
+        return self.builder.emit(astype(total, str(tensor.dtype)))
 
     def _zeros(self, ty: Any) -> Any:
         if isinstance(ty, relax.TupleType):
@@ -128,21 +128,21 @@ class Reverse:
             total = self.builder.emit(total, name + GRAD_SUFFIX)
         self.sums[key] = total
 
-    def _sum(self, one: Any, other: Any) -> Any:
-        """The sum of two gradients, in the wider of their types."""
-        terms = [self.builder.normalize(term) for term in (one, other)]
+    def _sum(self, first: Any, other: Any) -> Any:
+        """Return the sum of two gradients in the wider of their types."""
+        terms = [self.builder.normalize(term) for term in (first, other)]
         kinds = {str(term.ty.dtype) for term in terms}
         if len(kinds) > 1:
             terms = [self.builder.normalize(self._in(term, "float32")) for term in terms]
         return add(*terms)
 
     def _in(self, gradient: Any, dtype: str) -> Any:
-        """A gradient in a type."""
+        """Cast a gradient to a type."""
         gradient = self.builder.normalize(gradient)
         return gradient if str(gradient.ty.dtype) == dtype else astype(gradient, dtype)
 
     def give(self, target: Any, gradient: Any) -> None:
-        """Add a gradient to those of an operand."""
+        """Accumulate a gradient of an operand."""
         target, gradient = before_transposing(self.builder, target, gradient)
         if isinstance(target, relax.Tuple):
             for i, field in enumerate(target.fields):
@@ -168,7 +168,7 @@ class Reverse:
                 self._accumulate(target, gradient, str(target.name))
 
     def of(self, var: Any) -> Any:
-        """Gradient of a variable so far; None when nothing that counts depends on it."""
+        """Return the gradient of a variable so far, or None if there is none."""
         if not isinstance(var.ty, relax.TupleType):
             return self.sums.get(var)
         known = [self.sums.get((var, i)) for i in range(len(var.ty.fields))]
@@ -181,7 +181,7 @@ class Reverse:
         return self.builder.emit(relax.Tuple(fields), str(var.name) + GRAD_SUFFIX)
 
     def back(self, var: Any, value: Any) -> None:
-        """Hand the gradient of a binding on to what it reads."""
+        """Propagate the gradient of a binding to its operands."""
         gradient = self.of(var) if var in self.live else None
         if gradient is None:
             return
@@ -208,15 +208,15 @@ class Reverse:
                 remedy="Kernels need a gradient of their own.",
             )
         name = str(call.op.name)
-        found = GRADIENTS.get(name) or call.op.get_attr("FPrimalGradient")
-        if found is None:
+        rule = GRADIENTS.get(name) or call.op.get_attr("FPrimalGradient")
+        if rule is None:
             raise ModelError(
                 "DIST0350",
                 "the op has no gradient",
                 place=f"{self.place} ({name})",
                 remedy=f'Register one: tvm.relax.op.base.register_gradient("{name}", fn).',
             )
-        return found
+        return rule
 
 
 def _item(gradient: Any, index: int) -> Any:
@@ -250,7 +250,7 @@ def reverse(
     place : str
         Name of the function, for messages.
     reread : WeightRegather, optional
-        What the backward part reads anew.
+        What the backward pass reads anew.
     calls : mapping of Var to Backward, optional
         Calls of private functions, by the variables of their values.
     seed : expression, optional

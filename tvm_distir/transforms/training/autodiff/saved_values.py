@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the forward part of a function keeps for its backward part, and what is made again."""
+"""Choose which values a function saves for its backward pass, and which are recomputed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VIEWS = frozenset(
 
 
 def view_source(value: Any) -> Any:
-    """The variable that a bound value shows in another form; None where it computes."""
+    """Return the variable that a bound value is a view of, or None if it computes."""
     if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
         if str(value.op.name) in VIEWS and isinstance(value.args[0], ir.Var):
             return value.args[0]
@@ -29,17 +29,17 @@ def view_source(value: Any) -> Any:
 def kept_and_again(
     forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Divide what the backward part reads into what is kept for it and what it makes again.
+    """Divide the values that the backward pass reads into saved and recomputed ones.
 
-    Views of parameters and of kept values are made again, and so is what no variable is needed
+    Views of parameters and of kept values are recomputed, and so is what no variable is needed
     for; all else is kept.
 
     Parameters
     ----------
     forward : sequence of Binding
-        The forward part, in order.
+        The forward pass, in order.
     read : sequence of Var
-        What the backward part reads.
+        What the backward pass reads.
     params : sequence of Var
         They are at hand in either part.
 
@@ -66,7 +66,7 @@ def kept_and_again(
 
 
 def _chain(var: Any, values: Mapping[Any, Any], at_hand: set[Any]) -> list[Any] | None:
-    """The views that lead from something at hand to a variable; None where something computes."""
+    """Return the views that lead from an available value to a variable, or None."""
     chain: list[Any] = []
     while var not in at_hand:
         value = values[var]
@@ -81,13 +81,13 @@ def _chain(var: Any, values: Mapping[Any, Any], at_hand: set[Any]) -> list[Any] 
 
 
 def type_bytes(ty: Any) -> int:
-    """Bytes of a tensor of a type; symbolic sizes count as one."""
+    """Return the bytes of a tensor type, with symbolic sizes counted as 1."""
     shape = tuple(n if isinstance(n, int) else 1 for n in known_shape(ty) or ())
     return size_bytes(shape, str(ty.dtype))
 
 
 def kept_bytes(kept: Sequence[Any]) -> int:
-    """Bytes of some variables."""
+    """Return the bytes of some variables."""
     return sum(type_bytes(ty) for var in kept for ty in flat_types(var.ty))
 
 

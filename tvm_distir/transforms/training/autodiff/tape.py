@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the forward part of a function, and remembers what its reverse must know."""
+"""Write the forward pass of a function, and record what its reverse needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Roles = tuple[bool, ...]
 
 @dataclass(frozen=True)
 class ForwardBackward:
-    """A function's forward and backward part.
+    """Forward and backward pass of a function.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class ForwardBackward:
         ``(grad, (*saved,), *needed) -> (*given,)``, without the second where nothing is saved.
     saves : bool
     needed : tuple of int
-        The parameters that the backward part reads.
+        The parameters that the backward pass reads.
     given : tuple of int
         The parameters whose gradients it returns.
     params : tuple of str
@@ -53,18 +53,18 @@ class ForwardBackward:
 
 
 class PairMaker(Protocol):
-    """What makes pairs of a model's functions."""
+    """Protocol of builders of forward and backward functions."""
 
     def differentiates(self, call: Any) -> bool:
-        """Whether a value is a call of a function that has a pair."""
+        """Return whether a value is a call of a function that has a backward pass."""
 
     def pair(self, name: str, roles: Roles, label: str) -> ForwardBackward:
-        """Return the pair of a call of a function, for the gradients that are asked for."""
+        """Return the forward and backward pass of a call, for the requested gradients."""
 
 
 @dataclass
 class CallGradient:
-    """The reverse of one call of a private function.
+    """Reverse of one call of a private function.
 
     Attributes
     ----------
@@ -74,9 +74,9 @@ class CallGradient:
     label : str
         Name of the call's value.
     made : Var or None
-        The call of the forward part, once it is written.
+        The call of the forward pass, once it is written.
     back : Var or None
-        The call of the backward part, once it is written.
+        The call of the backward pass, once it is written.
     """
 
     pair: ForwardBackward
@@ -89,10 +89,10 @@ class CallGradient:
     def write(
         self, builder: relax.BlockBuilder, gradient: Any, reread: WeightRegather | None
     ) -> list[tuple[Any, Any]]:
-        """Emit the call of the backward part; return pairs of an argument and its gradient."""
+        """Emit the call of the backward pass; return pairs of an argument and its gradient."""
         needed = [self.args[i] for i in self.pair.needed]
         if reread is not None:
-            needed = [reread.argument(one) for one in needed]
+            needed = [reread.argument(arg) for arg in needed]
         first = [gradient] if self.saved is None else [gradient, self.saved]
         self.back = builder.emit(
             ir.Call(self.pair.backward, [*first, *needed]), f"{self.label}_back"
@@ -103,7 +103,7 @@ class CallGradient:
 
 
 class Tape:
-    """Emits bindings in order; a call of a private function becomes that of its forward part.
+    """Emitter of bindings in order that replaces calls of private functions by forward passes.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class Tape:
     Attributes
     ----------
     env : dict of Var to Var
-        What stands for the variables of the model.
+        What represents the variables of the model.
     bindings : list of Binding
         What was emitted, values as the model has them.
     calls : dict of Var to CallGradient
@@ -129,7 +129,7 @@ class Tape:
         self.calls: dict[Any, CallGradient] = {}
 
     def add(self, var: Any, value: Any) -> Any:
-        """Emit what a variable of the model is bound to; return what stands for it."""
+        """Emit the value of a variable of the model; return the new value."""
         if isinstance(value, ir.Var):
             self.env[var] = value
             return value
@@ -154,7 +154,7 @@ class Tape:
         return new
 
     def emit(self, value: Any, name: str = "") -> Any:
-        """Emit what the model does not have (a loss) and remember it."""
+        """Emit and record a value that the model does not have, such as a loss."""
         if self.pairs.differentiates(value):
             var = relax.Var(name or "value", self.builder.normalize(value).ty)
             self.live.add(var)
@@ -162,7 +162,7 @@ class Tape:
         return self._remembered(self.builder.emit(value, name))
 
     def output(self, value: Any, name: str) -> Any:
-        """Emit what the model does not have likewise, and let it out of the block."""
+        """Emit and record such a value as an output of the block."""
         if self.pairs.differentiates(value):
             value = self.emit(value)
         return self._remembered(self.builder.emit_output(value, name))
@@ -172,7 +172,7 @@ class Tape:
         return var
 
     def replaced(self, expr: Any) -> Any:
-        """An expression of the model over what was emitted."""
+        """Return an expression of the model over the emitted values."""
         return substitute(expr, self.env)
 
     def _call(self, var: Any, value: Any) -> CallGradient | None:

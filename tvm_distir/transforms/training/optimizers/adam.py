@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Adam, and AdamW."""
+"""Define Adam and AdamW."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEFT = ("left1", "left2")
 
 @dataclass(frozen=True)
 class Adam:
-    """Kingma and Ba 2015, algorithm 1; decay is added to the gradient (L2).
+    """Adam (Kingma and Ba 2015, algorithm 1), with decay added to the gradient (L2).
 
     States: the first and second moments, in the dtype of the weight.
 
@@ -40,15 +40,15 @@ class Adam:
     wide = False
 
     def states(self, weight: Any) -> dict[str, Any]:
-        """The moments."""
+        """Return the types of the moments."""
         return {"m": weight, "v": weight}
 
     def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
-        """What the moments fall short by so far: ``1 - beta^step`` of either."""
-        one = scalar(1.0, "float32")
+        """Return the bias corrections ``1 - beta^step`` of both moments."""
+        unit = scalar(1.0, "float32")
         left = [builder.emit(power(scalar(b, "float32"), step)) for b in (self.beta1, self.beta2)]
         return {
-            name: builder.emit(subtract(one, part)) for name, part in zip(LEFT, left, strict=True)
+            name: builder.emit(subtract(unit, part)) for name, part in zip(LEFT, left, strict=True)
         }
 
     def update(
@@ -59,7 +59,7 @@ class Adam:
         states: Sequence[Any],
         shared: Shared,
     ) -> tuple[Any, list[Any]]:
-        """See :class:`.protocol.Optimizer`."""
+        """Update a weight; see :class:`.protocol.Optimizer`."""
         if self.decay:
             grad = builder.emit(add(grad, scaled(builder, self.decay, weight)))
         ratio, moments = moved(self, builder, grad, states, shared)
@@ -68,7 +68,7 @@ class Adam:
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Loshchilov and Hutter 2019, algorithm 2: Adam whose decay stands beside the gradient.
+    """AdamW (Loshchilov and Hutter 2019, algorithm 2), with decoupled weight decay.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class AdamW(Adam):
         states: Sequence[Any],
         shared: Shared,
     ) -> tuple[Any, list[Any]]:
-        """See :class:`.protocol.Optimizer`."""
+        """Update a weight; see :class:`.protocol.Optimizer`."""
         ratio, moments = moved(self, builder, grad, states, shared)
         move = by_rate(builder, self.rate, shared, ratio)
         if self.decay:
@@ -100,7 +100,7 @@ def moved(
     states: Sequence[Any],
     shared: Shared,
 ) -> tuple[Any, list[Any]]:
-    """The corrected first moment over the root of the second, and the new moments."""
+    """Return the corrected first moment over the root of the second, and the new moments."""
     left = [like(builder, shared[name], grad) for name in LEFT]
     squared = builder.emit(multiply(grad, grad))
     betas, moments = (made.beta1, made.beta2), []

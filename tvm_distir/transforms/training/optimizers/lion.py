@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Lion: the sign of a running mean."""
+"""Define Lion, which follows the sign of a running mean."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .ranges import at_least_zero, share
 
 @dataclass(frozen=True)
 class Lion:
-    """Chen et al. 2023, algorithm 2; decay stands beside the gradient, as in AdamW.
+    """Lion (Chen et al. 2023, algorithm 2), with decoupled weight decay as in AdamW.
 
     State: the running mean of the gradients.
 
@@ -34,11 +34,11 @@ class Lion:
     wide = False
 
     def states(self, weight: Any) -> dict[str, Any]:
-        """The running mean."""
+        """Return the type of the running mean."""
         return {"m": weight}
 
     def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
-        """Nothing is shared."""
+        """Return nothing, as no values are shared."""
         return {}
 
     def update(
@@ -49,7 +49,7 @@ class Lion:
         states: Sequence[Any],
         shared: Shared,
     ) -> tuple[Any, list[Any]]:
-        """See :class:`.protocol.Optimizer`."""
+        """Update a weight; see :class:`.protocol.Optimizer`."""
         near, kept = (
             builder.emit(add(scaled(builder, beta, states[0]), scaled(builder, 1 - beta, grad)))
             for beta in (self.beta1, self.beta2)

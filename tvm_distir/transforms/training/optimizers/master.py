@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Master weights: float32 copies of half-precision weights, which the optimizer works on."""
+"""Keep float32 master copies of half-precision weights for the optimizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MASTER = "master"
 
 @dataclass(frozen=True)
 class Master:
-    """An optimizer of master weights (Micikevicius et al. 2018).
+    """Optimizer of master weights (Micikevicius et al. 2018).
 
     The master is a state beside those of the optimizer, all in float32. A new weight is the new
     master rounded. A weight that is float32 already has none.
@@ -34,18 +34,18 @@ class Master:
 
     @property
     def counts(self) -> bool:
-        """As of the optimizer."""
+        """Return whether the wrapped optimizer reads the step number."""
         return self.inner.counts
 
     def states(self, weight: Any) -> dict[str, Any]:
-        """The master, and its states."""
+        """Return the types of the master weight and its states."""
         if str(weight.dtype) == "float32":
             return self.inner.states(weight)
         wide = relax.TensorType(weight.shape, "float32")
         return {MASTER: wide, **self.inner.states(wide)}
 
     def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
-        """As of the optimizer."""
+        """Return the shared values of the wrapped optimizer."""
         return self.inner.begin(builder, step)
 
     def update(
@@ -56,7 +56,7 @@ class Master:
         states: Sequence[Any],
         shared: Shared,
     ) -> tuple[Any, list[Any]]:
-        """See :class:`.protocol.Optimizer`."""
+        """Update a weight; see :class:`.protocol.Optimizer`."""
         if str(weight.ty.dtype) == "float32":
             return self.inner.update(builder, weight, grad, states, shared)
         new, kept = self.inner.update(builder, states[0], grad, states[1:], shared)

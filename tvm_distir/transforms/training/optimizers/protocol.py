@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a training step asks of an optimizer, and what they are written with."""
+"""Define the interface of optimizers, with helpers to write them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Shared = Mapping[str, Any]
 
 
 class Optimizer(Protocol):
-    """A rule by which gradients change weights, element by element: a state is cut as its weight.
+    """Elementwise update rule of weights, whose states are sharded as their weight.
 
     Attributes
     ----------
@@ -35,17 +35,17 @@ class Optimizer(Protocol):
 
     @property
     def counts(self) -> bool:
-        """Whether the number of the step is read."""
+        """Return whether the step number is read."""
 
     @property
     def wide(self) -> bool:
-        """Whether gradients are float32."""
+        """Return whether gradients are float32."""
 
     def states(self, weight: Any) -> dict[str, Any]:
-        """Types of the states of a weight, by name, for the weight's type."""
+        """Return the types of the states of a weight by name, for the weight's type."""
 
     def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
-        """What all weights share in this step; ``step``, float32 (), counts from 1."""
+        """Return the values all weights share; ``step``, float32 (), counts from 1."""
 
     def update(
         self,
@@ -55,18 +55,18 @@ class Optimizer(Protocol):
         states: Sequence[Any],
         shared: Shared,
     ) -> tuple[Any, list[Any]]:
-        """New weight and new states, the weight not emitted yet."""
+        """Return the new weight, not emitted yet, and its new states."""
 
 
 def scaled(builder: relax.BlockBuilder, factor: float, value: Any) -> Any:
-    """A number times a tensor."""
+    """Multiply a tensor by a number."""
     return builder.emit(multiply(scalar(factor, str(value.ty.dtype)), value))
 
 
 def by_rate(
     builder: relax.BlockBuilder, rate: float, shared: Shared, value: Any, times: float = 1.0
 ) -> Any:
-    """The learning rate, as given or as the input of the step, times a number and a tensor."""
+    """Multiply a tensor by a number and the learning rate, an option or an input of the step."""
     if RATE not in shared:
         return scaled(builder, rate * times, value)
     given = like(builder, shared[RATE], value)
@@ -75,10 +75,10 @@ def by_rate(
 
 
 def like(builder: relax.BlockBuilder, value: Any, other: Any) -> Any:
-    """A value in the dtype of another."""
+    """Cast a value to the dtype of another."""
     return cast(builder, value, str(other.ty.dtype))
 
 
 def cast(builder: relax.BlockBuilder, value: Any, dtype: str) -> Any:
-    """A value in a dtype."""
+    """Cast a value to a dtype."""
     return value if str(value.ty.dtype) == dtype else builder.emit(astype(value, dtype))

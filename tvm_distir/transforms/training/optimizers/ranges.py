@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that an optimizer's options may be, told where the options are declared."""
+"""Declare and check the valid ranges of an optimizer's options."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _WITHIN, _SAID = "tvm_distir.within", "tvm_distir.said"
 
 
 def at_least_zero(default: float) -> Any:
-    """An option that is not negative: a rate, a decay."""
+    """Declare a non-negative option, such as a rate or a decay."""
     said = "a number from 0 to the largest of float32"
     return field(default=default, metadata={_WITHIN: (0.0, _LARGEST), _SAID: said})
 
 
 def share(default: float) -> Any:
-    """An option of at least 0 and less than 1: how much of a running mean is kept."""
+    """Declare an option in [0, 1), such as the decay of a running mean."""
     within = 0.0, math.nextafter(1.0, 0.0)
     return field(default=default, metadata={_WITHIN: within, _SAID: "a number from 0, below 1"})
 
 
 def check_range(name: str, option: Field[Any], value: float) -> None:
-    """Refuse a number out of the range that an option of the optimizer ``name`` declares.
+    """Reject a number outside of the range of an option of the optimizer ``name``.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizers by name: ours, each in its file, and those that other packages offer."""
+"""Look up optimizers by name, including those of plugins."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ OPTIMIZERS = Registry(
         "lion": f"{_HERE}.lion:Lion",
     },
 )
-"""Each stands for a dataclass of numbers that does what :class:`.protocol.Optimizer` says."""
+"""Each represents a dataclass of numbers that does what :class:`.protocol.Optimizer` says."""
 
 
 def optimizer_names() -> tuple[str, ...]:
-    """Names of all optimizers."""
+    """Return the names of all optimizers."""
     return OPTIMIZERS.names()
 
 
@@ -73,7 +73,7 @@ def optimizer_named(name: str, options: Mapping[str, float]) -> Optimizer:
 
 
 def read_optimizer(text: str, place: str) -> tuple[str, dict[str, float]]:
-    """Read ``adam:rate=0.001,beta1=0.9``: a name and numbers (UsageError DIST0152)."""
+    """Parse ``adam:rate=0.001,beta1=0.9``, a name and numbers (UsageError DIST0152)."""
     name, colon, rest = text.partition(":")
     options: dict[str, float] = {}
     for item in rest.split(",") if colon else []:

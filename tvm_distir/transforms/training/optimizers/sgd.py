@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Stochastic gradient descent."""
+"""Define stochastic gradient descent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .ranges import at_least_zero
 
 @dataclass(frozen=True)
 class Sgd:
-    """``w - rate (g + decay w)``; with momentum of the running sum ``m g' = momentum m + g``.
+    """SGD, ``w - rate (g + decay w)``, with momentum of the sum ``m g' = momentum m + g``.
 
     Attributes
     ----------
@@ -31,11 +31,11 @@ class Sgd:
     wide = False
 
     def states(self, weight: Any) -> dict[str, Any]:
-        """The running sum, where there is momentum."""
+        """Return the type of the momentum, if there is any."""
         return {"momentum": weight} if self.momentum else {}
 
     def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
-        """Nothing is shared."""
+        """Return nothing, as no values are shared."""
         return {}
 
     def update(
@@ -46,7 +46,7 @@ class Sgd:
         states: Sequence[Any],
         shared: Shared,
     ) -> tuple[Any, list[Any]]:
-        """See :class:`.protocol.Optimizer`."""
+        """Update a weight; see :class:`.protocol.Optimizer`."""
         kept = []
         if self.decay:
             grad = builder.emit(add(grad, scaled(builder, self.decay, weight)))

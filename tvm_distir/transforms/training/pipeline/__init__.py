@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Steps in stages, written out: as one program in turn, or as one per rank of the pipeline."""
+"""Expand pipelined steps, as one sequential program or as one program per pipeline rank."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The function of a stage: which of its bindings belong to which phase."""
+"""Assign the bindings of a stage's function to its phases."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tvm_distir.core import (
 
 
 class When(enum.IntEnum):
-    """When a binding is run."""
+    """Time at which a binding is run."""
 
     BEGIN = 0
     FORWARD = 1
@@ -64,7 +64,7 @@ _OF_PARAMETER = {
 
 
 class StageBody:
-    """The bindings of a stage, with variables of its own.
+    """Bindings of a stage, with fresh variables.
 
     A binding is run when the last of what it reads is there: once before all micro-batches, in one
     of the phases of each, or once behind all. What could be run before and is read behind all only,
@@ -88,11 +88,11 @@ class StageBody:
     when : dict of Var to When
         Of results and all that is bound.
     carried : list of str
-        Inputs that the forward part of a micro-batch changes for the next one.
+        Inputs that the forward pass of a micro-batch changes for the next one.
     each : set of Var
         What is handed to an update of its own for every micro-batch, and not summed.
     stash : list of Var
-        What the forward part of a micro-batch keeps for its later parts.
+        What the forward pass of a micro-batch keeps for its later parts.
     """
 
     def __init__(self, mod: ir.IRModule, note: StageNote, varying: Iterable[str]) -> None:
@@ -100,27 +100,27 @@ class StageBody:
         fn = copy_with_new_vars(mod[note.function])
         self.params = dict(zip(note.params, fn.params, strict=True))
         result = fn.body.body
-        found = list(all_bindings(fn.body))
-        values = {b.var: b.value for b in found}
+        bindings = list(all_bindings(fn.body))
+        values = {b.var: b.value for b in bindings}
         while isinstance(result, ir.Var) and result in values and len(note.results) > 1:
             result = values[result]
         fields = list(result.fields) if isinstance(result, relax.Tuple) else [result]
         self.results = dict(zip(note.results, fields, strict=True))
         self.when: dict[Any, When] = {}
         self.each: set[Any] = set()
-        own = set(varying)
+        varying_results = set(varying)
         for what, var in self.params.items():
-            kind = When.FORWARD if what in own else When.BEGIN
+            kind = When.FORWARD if what in varying_results else When.BEGIN
             self.when[var] = _OF_PARAMETER.get(what.partition(":")[0], kind)
-        self.carried = [what for what in self.results if what in own]
+        self.carried = [what for what in self.results if what in varying_results]
         self.bindings: dict[When, list[Any]] = {when: [] for when in When}
-        for binding in found:
+        for binding in bindings:
             when = self._when(mod, binding.value)
             if when == When.ACCUMULATE and self._phase(mod, binding.value) == EACH_PHASE:
                 self.each.add(binding.var)
             self.when[binding.var] = when
-        self._put_off(found)
-        for binding in found:
+        self._put_off(bindings)
+        for binding in bindings:
             self.bindings[self.when[binding.var]].append(binding)
         later = (When.BACKWARD, When.WEIGHT, When.ACCUMULATE)
         read = (v for when in later for b in self.bindings[when] for v in variables(b.value))
@@ -129,11 +129,11 @@ class StageBody:
             v for v in dict.fromkeys(read) if self.when.get(v) == When.FORWARD and v not in handed
         ]
 
-    def _put_off(self, found: Sequence[Any]) -> None:
-        """Run behind all micro-batches what is there before them and is read there only."""
+    def _put_off(self, bindings: Sequence[Any]) -> None:
+        """Move bindings that only the end reads behind all micro-batches."""
         sent = [r for what, r in self.results.items() if what.partition(":")[0] in PASSED]
         early = {v for result in sent for v in variables(result)}
-        for binding in reversed(found):
+        for binding in reversed(bindings):
             if self.when[binding.var] == When.BEGIN and binding.var not in early:
                 self.when[binding.var] = When.END
             if self.when[binding.var] != When.END:
@@ -148,7 +148,7 @@ class StageBody:
         return When.END if latest == When.ACCUMULATE else latest
 
     def _phase(self, mod: ir.IRModule, value: Any) -> str:
-        """Phase of the function that a value is a call of; empty of others."""
+        """Return the phase of the function that a value calls, or an empty string."""
         if not isinstance(value, ir.Call) or not isinstance(value.op, ir.GlobalVar):
             return ""
         return phase_of(mod[value.op])

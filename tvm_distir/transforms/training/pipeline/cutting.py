@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a forward model is cut into stages: evenly by work, where little passes."""
+"""Split a forward model into stages of even work at narrow points."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
 from tvm_distir.transforms.training.recompute.times import Times
 
 SLACK = 1.05
-"""How much dearer than need be the dearest stage may be, where less passes between stages."""
+"""Permitted cost of the slowest stage relative to even stages, to send less data."""
 
 
 @dataclass(frozen=True)
 class Flat:
-    """A forward model with its loss, and what of it each stage needs.
+    """Forward model with its loss, and what each stage needs of it.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Flat:
 
     @cached_property
     def anywhere(self) -> set[Any]:
-        """Variables that follow from data and constants alone: each stage makes its own."""
+        """Return the variables that depend only on data and constants, computed in each stage."""
         result: set[Any] = set()
         free = set(self.params) - self.weights
         for binding in self.bindings:
@@ -61,7 +61,7 @@ class Flat:
 
     @cached_property
     def live(self) -> list[list[Any]]:
-        """Per binding the variables that those behind it read, it included, but for parameters.
+        """Return, per binding, the variables that it and later ones read, without parameters.
 
         What :attr:`anywhere` has is left out.
         """
@@ -123,7 +123,7 @@ def _named(flat: Flat, good: Sequence[bool], names: Sequence[str]) -> list[int]:
 
 
 def _even(flat: Flat, functions: Functions, stages: int, good: Sequence[bool]) -> list[int]:
-    """Last binding of each stage but the last."""
+    """Return the last binding of each stage but the last, by even work."""
     work = _Work(functions)
     costs = [work.of(b.value) for b in flat.bindings]
     places = [i for i in range(len(costs) - 1) if good[i]]
@@ -149,7 +149,7 @@ def _even(flat: Flat, functions: Functions, stages: int, good: Sequence[bool]) -
 
 
 def _fewest(cost: npt.NDArray[np.float64], parts: int, joined: Any) -> tuple[float, list[int]]:
-    """Cheapest way from the first place to the last in so many steps, and where these end."""
+    """Return the cheapest path with a given number of steps, as the ends of the steps."""
     count = len(cost)
     best = cost[0]
     came: list[npt.NDArray[np.intp]] = []
@@ -165,14 +165,14 @@ def _fewest(cost: npt.NDArray[np.float64], parts: int, joined: Any) -> tuple[flo
 
 
 class _Work:
-    """FLOPs of values, those of a called function with all that it calls."""
+    """FLOPs of values, including those of called functions."""
 
     def __init__(self, functions: Functions) -> None:
         self.functions, self.kernels = functions, Times(functions, None).kernels
         self._of: dict[str, int] = {}
 
     def of(self, value: Any) -> int:
-        """FLOPs of a bound value; a view counts as nothing."""
+        """Return the FLOPs of a bound value; a view has none."""
         if not isinstance(value, ir.Call):
             return 0
         if not isinstance(value.op, ir.GlobalVar):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A step in stages at level 5: one program per rank of the pipeline."""
+"""Expand a pipelined step at level 5 into one program per pipeline rank."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""RunInTurn, ExpandSchedule: steps in stages written out, at level 1 and at level 5."""
+"""Define RunInTurn and ExpandSchedule, which expand pipelined steps at levels 1 and 5."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .in_turn import run_in_turn
 
 @module_pass("global")
 def RunInTurn() -> Rewrite:
-    """Write a training step in stages as one function for one device.
+    """Write a pipelined training step as one sequential function for one device.
 
     Units follow each other in an order that the schedule allows. Modules without stages stay as
     they are.
@@ -27,7 +27,7 @@ def RunInTurn() -> Rewrite:
 
 @module_pass("local")
 def ExpandSchedule() -> Rewrite:
-    """Write a training step in stages as one program per rank of the pipeline.
+    """Write a pipelined training step as one program per pipeline rank.
 
     Units follow each other as the schedule has them, with sends and receives between stages.
     Modules without stages stay as they are.
@@ -35,6 +35,6 @@ def ExpandSchedule() -> Rewrite:
     Returns
     -------
     Pass
-        A module pass. It raises LoweringError DIST0512 where stages do not fit together.
+        A module pass. It raises LoweringError DIST0512 if stages do not fit together.
     """
     return expand_schedule

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""All stages on one device, unit after unit: what a step in stages means."""
+"""Run all stages of a pipelined step sequentially on one device, as its reference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .unit_writer import UnitWriter
 
 
 def run_in_turn(mod: ir.IRModule) -> ir.IRModule:
-    """Write ``main`` of a step in stages, at level 1; other modules are returned as they are.
+    """Write ``main`` of a pipelined step at level 1; other modules are unchanged.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def run_in_turn(mod: ir.IRModule) -> ir.IRModule:
 
 
 class _InTurn:
-    """Writes the one function."""
+    """Writer of the sequential function."""
 
     def __init__(self, mod: ir.IRModule, pipeline: Pipeline, writer: UnitWriter) -> None:
         self.pipeline, self.writer = pipeline, writer
@@ -74,13 +74,13 @@ class _InTurn:
                     self.params[what] = relax.Var(plain_name(what), ty)
 
     def run(self) -> relax.Function:
-        """Write all units, then all sums over stages, then the updates."""
+        """Write all tasks, then all sums over stages, then the updates."""
         pipeline, writer = self.pipeline, self.writer
         for number, body in enumerate(self.bodies):
             writer.begin(number, body, self.params, pipeline.sliced)
         schedule = pipeline.schedule
-        for one in timeline(schedule.orders, schedule.rank_of, Times()):
-            writer.unit(one.stage, one.unit)
+        for event in timeline(schedule.orders, schedule.rank_of, Times()):
+            writer.unit(event.stage, event.unit)
         for term in pipeline.sums:
             total: Any = None
             for number in term.stages:

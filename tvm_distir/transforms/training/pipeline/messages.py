@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between the ranks of a pipeline, and sums over its stages."""
+"""Write the messages between pipeline ranks, and sums over the stages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .wires import NEXT_STAGE, Wires
 
 
 class Messages:
-    """The messages of one rank.
+    """Messages of one rank.
 
     Parameters
     ----------
@@ -73,14 +73,14 @@ class Messages:
         return self.writer.emit(call, f"{title}_arrived")
 
     def sum(self, name: str, stages: Sequence[int]) -> None:
-        """Add up the terms of all stages, one after the other; the last one tells all."""
+        """Sum the terms of all stages in order; the last stage broadcasts the result."""
         writer, term = self.writer, f"{PART}:{name}"
         title, running = f"{plain_name(name)}_total", None
         for at, number in enumerate(stages):
             rank = self.rank_of[number]
             if rank == self.rank:
                 writer.end(number, [term])
-                own = writer.result(number, term)
+                term_value = writer.result(number, term)
                 if at:
                     before = stages[at - 1]
                     made = self.wires.made(before, term)
@@ -90,9 +90,9 @@ class Messages:
                         running = self._recv(key, self.rank_of[before], made, read, title)
                     else:
                         self.wires.agree(number, term, made, read, NEXT_STAGE)
-                    running = writer.sum_of(running, own, title)
+                    running = writer.sum_of(running, term_value, title)
                 else:
-                    running = own
+                    running = term_value
                 after = stages[at + 1] if at + 1 < len(stages) else None
                 if after is not None and self.rank_of[after] != rank:
                     made = self.wires.made(number, term)
@@ -102,7 +102,7 @@ class Messages:
         self._tell(name, stages, running)
 
     def _tell(self, name: str, stages: Sequence[int], running: Any) -> None:
-        """Hand the whole sum to every stage: once to each rank."""
+        """Broadcast the sum to every stage, once per rank."""
         writer, term, total = self.writer, f"{PART}:{name}", f"{TOTAL}:{name}"
         last = stages[-1]
         made = self.wires.made(last, term)

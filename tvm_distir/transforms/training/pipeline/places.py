@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where the parameters and results of stages lie, and the meshes of the pipeline's ranks."""
+"""Read the placements of the parameters and results of stages, and the meshes of ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvm_distir.support import MeshError
 
 @dataclass(frozen=True)
 class Place:
-    """An item of ``dist.io``.
+    """Entry of ``dist.io``.
 
     Attributes
     ----------
@@ -36,23 +36,23 @@ class Place:
     index_range: tuple[int, ...] = field(default=(), compare=False)
 
     def item(self, index: int, name: str) -> dict[str, Any]:
-        """As an item of another ``dist.io``."""
-        found = {
+        """Return the entry as an item of another ``dist.io``."""
+        item = {
             "index": index,
             "name": name,
             "shape": list(self.shape),
             "dtype": self.dtype,
             "placement": self.placement,
         }
-        return {**found, "index_range": list(self.index_range)} if self.index_range else found
+        return {**item, "index_range": list(self.index_range)} if self.index_range else item
 
     def labels(self, mesh: DeviceMesh) -> tuple[int, ...]:
-        """Labels along the axes of more than one device."""
-        found = zip(mesh_shape(mesh), parse_placement(self.placement), strict=True)
-        return tuple(label for size, label in found if size > 1)
+        """Return the labels along the axes of more than one device."""
+        labels = zip(mesh_shape(mesh), parse_placement(self.placement), strict=True)
+        return tuple(label for size, label in labels if size > 1)
 
     def parts(self, dim: int, mesh: DeviceMesh) -> int:
-        """In how many parts a dim is cut."""
+        """Return the number of shards of a dim."""
         labels = parse_placement(self.placement)
         sizes = mesh_shape(mesh)
         return math.prod(n for n, label in zip(sizes, labels, strict=True) if label == dim)
@@ -60,7 +60,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Ports:
-    """Where all parameters and results of a stage's function lie.
+    """Placements of all parameters and results of a stage's function.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ def read_ports(fn: relax.Function) -> Ports:
 def rank_meshes(
     known: Sequence[DeviceMesh], of_rank: Sequence[int], devices: Sequence[Sequence[int]]
 ) -> list[DeviceMesh]:
-    """Meshes of the ranks: of the shape that the module has for each.
+    """Return the meshes of the ranks, in the shape that the module has for each.
 
     Parameters
     ----------
@@ -111,15 +111,15 @@ def rank_meshes(
     Raises
     ------
     MeshError
-        DIST0202 where the ids do not fit, or two ranks have a device.
+        DIST0202 if the ids do not fit, or two ranks have a device.
     """
     starts = {k: int(mesh_devices(known[k]).ravel()[0]) for k in of_rank}
-    found, owner = [], dict[int, int]()
+    meshes, owner = [], dict[int, int]()
     for rank, number in enumerate(of_rank):
-        shape, own = mesh_shape(known[number]), mesh_devices(known[number]).ravel().tolist()
+        shape, local_ids = mesh_shape(known[number]), mesh_devices(known[number]).ravel().tolist()
         count = math.prod(shape)
         ids = (
-            own
+            local_ids
             if of_rank.count(number) == 1
             else list(range(starts[number], starts[number] + count))
         )
@@ -141,8 +141,8 @@ def rank_meshes(
             )
         owner.update(dict.fromkeys(ids, rank))
         starts[number] += count
-        found.append(known[number] if own == ids else DeviceMesh(list(shape), ids))
-    return found
+        meshes.append(known[number] if local_ids == ids else DeviceMesh(list(shape), ids))
+    return meshes
 
 
 __all__ = ["Place", "Ports", "rank_meshes", "read_ports"]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The program of one rank of a pipeline: units and messages in order, then what is done once."""
+"""Write the program of one pipeline rank: tasks and messages in order, then the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .wires import NEXT_STAGE, Wires, unfit
 
 
 class Program:
-    """What one rank runs.
+    """Program of one rank.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Program:
     name : str
         Of the entry.
     home : mapping of str to int
-        The stage that gives each output of the whole step.
+        The stage that gives each output of the full step.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Program:
                     self._declare(number, what, var)
 
     def _declare(self, number: int, what: str, var: Any) -> None:
-        """A parameter of the whole step; of data that are cut into micro-batches all rows."""
+        """Declare a parameter of the full step; micro-batched data have all rows."""
         place, ty = self.wires.read(number, what), var.ty
         item = place.item(self.pipeline.inputs.index(what), plain_name(what))
         if what in self.pipeline.sliced:
@@ -98,7 +98,7 @@ class Program:
         self.inputs.append(item)
 
     def run(self, steps: Sequence[Step]) -> relax.Function:
-        """Write units and messages, then what is done once."""
+        """Write tasks and messages, then what runs once."""
         writer, pipeline = self.writer, self.pipeline
         self._check_neighbours()
         for number, body in self.bodies.items():
@@ -110,8 +110,8 @@ class Program:
                 move_stash(writer, step.kind, step.stage, step.unit.micro)
             else:
                 self.messages.message(step)
-        for one in pipeline.sums:
-            self.messages.sum(one.name, one.stages)
+        for total in pipeline.sums:
+            self.messages.sum(total.name, total.stages)
         outputs, items = [], []
         for number, body in self.bodies.items():
             writer.end(number)
@@ -123,7 +123,7 @@ class Program:
         return self._function(outputs, items)
 
     def _check_neighbours(self) -> None:
-        """Refuse what is read on this mesh otherwise than it is made: nothing moves it."""
+        """Reject values that are read on this mesh in another placement than they are written."""
         wires = self.wires
         for number, body in self.bodies.items():
             for what in body.carried:
@@ -146,7 +146,7 @@ class Program:
         return self.writer.function(list(self.params.values()), result, False, attrs)
 
     def _training(self) -> dict[str, Any]:
-        """What updates which input, and which inputs are states.
+        """Return which result updates which input, and which inputs are states.
 
         Where weights are stashed, earlier micro-batches read the old ones still.
         """

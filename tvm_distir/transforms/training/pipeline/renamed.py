@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of stages on the meshes of their ranks: copies only of those that communicate."""
+"""Relocate functions of stages to the meshes of their ranks, copying those that communicate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MESH = "device_mesh"
 
 
 class RelocatedFunctions:
-    """A module's functions on other meshes of the same shapes.
+    """Functions of a module on other meshes of the same shapes.
 
     Parameters
     ----------
@@ -52,14 +52,14 @@ class RelocatedFunctions:
     ) -> None:
         self.mod, self.wanted = mod, wanted
         self.source = [mesh_key(known[number]) for number in of_rank]
-        own = {str(gv.name_hint) for gv, fn in relax_functions(mod) if _communicates(fn)}
-        self.moving = callers_closure(mod, own)
+        communicating = {str(gv.name_hint) for gv, fn in relax_functions(mod) if _communicates(fn)}
+        self.moving = callers_closure(mod, communicating)
         self.known = {str(gv.name_hint): (gv, fn) for gv, fn in mod.functions.items()}
         self._modules: dict[int, ir.IRModule] = {}
         self._sums = ContinuedAccumulation()
 
     def module(self, rank: int) -> ir.IRModule:
-        """The functions as a rank has them."""
+        """Return the module of the functions of a rank."""
         if rank not in self._modules:
             if mesh_key(self.wanted[rank]) == self.source[rank]:
                 self._modules[rank] = self.mod
@@ -85,17 +85,17 @@ class RelocatedFunctions:
         return ir.IRModule(functions, global_infos=self.mod.global_infos)
 
     def going_on(self, gv: ir.GlobalVar, rank: int) -> ir.GlobalVar:
-        """The function that goes on with the sums that another one begins."""
+        """Return the function that continues the sums that another one starts."""
         return self._sums.of(self.module(rank), gv)
 
     def functions(self) -> Mapping[Any, Any]:
-        """All private functions of all ranks, and kernels."""
-        found: dict[str, tuple[Any, Any]] = dict(self._sums.functions)
+        """Return all private functions of all ranks, and kernels."""
+        functions: dict[str, tuple[Any, Any]] = dict(self._sums.functions)
         for rank in sorted(self._modules):
             for gv, fn in self._modules[rank].functions.items():
                 if not isinstance(fn, relax.Function) or is_private(fn):
-                    found.setdefault(str(gv.name_hint), (gv, fn))
-        return {gv: fn for _, (gv, fn) in sorted(found.items())}
+                    functions.setdefault(str(gv.name_hint), (gv, fn))
+        return {gv: fn for _, (gv, fn) in sorted(functions.items())}
 
 
 def _communicates(fn: relax.Function) -> bool:
@@ -109,7 +109,7 @@ def _has_mesh(value: Any) -> bool:
 
 
 def _on(mesh: DeviceMesh, fn: relax.Function, env: Mapping[Any, Any]) -> relax.Function:
-    """A function whose collectives run on another mesh."""
+    """Return a function whose collectives run on another mesh."""
     fn = copy_with_new_vars(fn)
     blocks = [
         type(block)([relax.VarBinding(b.var, _moved(b.value, mesh, env)) for b in block.bindings])

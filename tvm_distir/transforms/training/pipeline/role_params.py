@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage's function takes: arrivals, data, weights and their states, counters, sums."""
+"""Declare the parameters of a stage's function: arrivals, data, weights, states and sums."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SQUARES = "squares"
 
 @dataclass(frozen=True)
 class StageInputs:
-    """A stage, and what of the whole step it does.
+    """Stage, and its share of the full step.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class StageInputs:
         Functions of layers that the whole model calls more than once.
     last : bool
     mesh : str
-        Name of the mesh that it is to lie on; empty where there is one.
+        Name of the mesh that it is to be placed on; empty where there is one.
     dropout : Var or None
         The state of dropouts, of the whole model.
     """
@@ -63,7 +63,7 @@ class StageInputs:
 
     @property
     def alike(self) -> tuple[Any, ...]:
-        """Stages of which this is equal have one function."""
+        """Return a key; stages with equal keys share a function."""
         flags = [
             (w in self.trained, w in self.shared, w in self.counted) for w in self.stage.weights
         ]
@@ -72,20 +72,20 @@ class StageInputs:
 
     @property
     def stream(self) -> str:
-        """What the first of the stage's streams of random numbers is."""
+        """Return the first random-number stream of the stage."""
         return f"{STREAM}:{self.stage.first_stream}"
 
 
 @dataclass
 class StageSignature:
-    """Parameters or results of a stage's function, in order, with what they are."""
+    """Parameters or results of a stage's function in order, with their kinds."""
 
     vars: list[Any] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def add(self, var: Any, name: str, note: str) -> Any:
-        """Append one."""
+        """Append an entry."""
         self.vars.append(var)
         self.names.append(name)
         self.notes.append(note)
@@ -93,7 +93,7 @@ class StageSignature:
 
 
 class RoleParams:
-    """The parameters of a stage's function.
+    """Parameters of a stage's function.
 
     Parameters
     ----------
@@ -131,10 +131,10 @@ class RoleParams:
             taken.add(wish)
             return wish
 
-        def arrivals(kind: str, wish: str, found: Sequence[Any]) -> list[Any]:
+        def arrivals(kind: str, wish: str, arrivals_in: Sequence[Any]) -> list[Any]:
             made = []
-            for j, var in enumerate(found):
-                name = fresh(wish if len(found) == 1 else f"{wish}_{j}")
+            for j, var in enumerate(arrivals_in):
+                name = fresh(wish if len(arrivals_in) == 1 else f"{wish}_{j}")
                 made.append(self.ports.add(relax.Var(name, var.ty), name, f"{kind}:{j}"))
             return made
 
@@ -156,12 +156,12 @@ class RoleParams:
             self.ports.add(self.squares, str(self.squares.name), f"{TOTAL}:{SQUARES}")
         self.data_count = len(self.ports.vars)
         weights = [self._like(var) for var in (*stage.weights, *part.unread)]
-        own = dict(zip((*stage.weights, *part.unread), weights, strict=True))
-        self.dropout = own.get(part.dropout)
+        param_of = dict(zip((*stage.weights, *part.unread), weights, strict=True))
+        self.dropout = param_of.get(part.dropout)
         self.args = [*self.activations, *data, *weights[: len(stage.weights)]]
         self.weights: dict[Any, Weight] = {}
         self.totals: dict[Any, Any] = {}
-        for var, mine in own.items():
+        for var, mine in param_of.items():
             if var in part.trained:
                 self._with_states(var, Weight(part.names[var], mine))
         for name, var in scaling.params:
@@ -187,15 +187,15 @@ class RoleParams:
 
     @property
     def states(self) -> dict[str, list[str]]:
-        """Names of what is placed as each weight is."""
-        found = {w.name: list(w.names) for w in self.weights.values()}
+        """Return the names of the values that are placed as each weight."""
+        names_of = {w.name: list(w.names) for w in self.weights.values()}
         for var in self.totals:
-            found[self.weights[var].name].append(f"{self.weights[var].name}.{TOTAL}")
-        return {name: names for name, names in found.items() if names}
+            names_of[self.weights[var].name].append(f"{self.weights[var].name}.{TOTAL}")
+        return {name: names for name, names in names_of.items() if names}
 
 
 def summed(ty: Any) -> Any:
-    """Type of a sum over micro-batches."""
+    """Return the type of a sum over micro-batches."""
     dtype = str(ty.dtype)
     return relax.TensorType(ty.shape, "float32" if dtype in HALF else dtype)
 

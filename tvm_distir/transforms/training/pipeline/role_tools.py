@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the writers of all stages share: functions, pairs, halves, updates, sums."""
+"""Provide what the writers of all stages share: functions, split backwards, updates, sums."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .role_params import summed
 
 
 class Tools:
-    """What the writers of all stages share.
+    """Tools that the writers of all stages share.
 
     Parameters
     ----------
@@ -53,11 +53,11 @@ class Tools:
         self._updates: dict[Any, ir.GlobalVar] = {}
 
     def updates(self, builder: relax.BlockBuilder) -> Updates:
-        """What writes updates; layers alike share a function."""
+        """Return the writer of updates, for which similar layers share a function."""
         return Updates(builder, self.recipe.optimizer, self.functions, self._updates)
 
     def mark(self, gv: ir.GlobalVar, phase: str) -> None:
-        """Note the phase on a function."""
+        """Record the phase on a function."""
         fn = self.functions.of[str(gv.name_hint)]
         fn = fn.with_attr(PHASE_ATTR, phase).with_attr(REPEAT_ATTR, self.schedule.micro_batches)
         self.functions.of[str(gv.name_hint)] = fn
@@ -69,7 +69,7 @@ class Tools:
         terms: Sequence[Any],
         phase: str = ACCUMULATE_PHASE,
     ) -> list[Any]:
-        """Emit the sums over all micro-batches: of half precision in float32."""
+        """Emit the sums over all micro-batches, in float32 for half precision."""
         params = [relax.Var(f"term{i}", term.ty) for i, term in enumerate(terms)]
 
         def write(inside: relax.BlockBuilder) -> Any:

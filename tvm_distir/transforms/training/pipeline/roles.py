@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what a stage does: one micro-batch forward and backward, sums over all, new weights."""
+"""Write the function of a stage: forward and backward of a micro-batch, sums, updates."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LOSS = "loss"
 
 
 class StageWriter:
-    """Writes the function of one stage.
+    """Writer of the function of one stage.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class StageWriter:
     pair : ForwardBackward
         Of the stage's private function.
     halves : SplitBackward
-        Of its backward part, where gradients of weights are a phase of their own.
+        Of its backward pass, where gradients of weights are a phase of their own.
     """
 
     def __init__(self, part: StageInputs, tools: Tools) -> None:
@@ -80,7 +80,7 @@ class StageWriter:
         self.name = ""
 
     def run(self, name: str) -> relax.Function:
-        """Return the function; those that it calls are added to the others."""
+        """Return the function, and add the functions that it calls to the others."""
         builder, self.name = self.builder, name
         with builder.function(name, self.params.ports.vars):
             with builder.dataflow():
@@ -137,31 +137,31 @@ class StageWriter:
             else:
                 at = i - len(self.params.activations) - len(stage.data)
                 gradients[stage.weights[at]] = part
-        if loss is not None:  # what the forward part gives comes first
+        if loss is not None:  # what the forward pass gives comes first
             (total,) = self.tools.accumulated(self.builder, self.title, [loss])
             count = scalar(1.0 / self.tools.schedule.micro_batches, str(total.ty.dtype))
             self._out(multiply(total, count), LOSS, LOSS)
-        for one in given:
-            self._out(*one)
+        for output in given:
+            self._out(*output)
         self._end(gradients)
 
     def _forward_results(self, result: Any) -> Any:
-        """Let out statistics and what later stages read; return the loss where it is its own."""
+        """Output statistics and what later stages read; return the loss, if it is computed."""
         outputs, statistics = self.part.stage.outputs, self.part.stage.statistics
-        one = len(outputs) + len(statistics) == 1
+        is_single = len(outputs) + len(statistics) == 1
         for j, var in enumerate(statistics, len(outputs)):
             name = self.part.names[var]
             new = self._out(relax.TupleGetItem(result, j), plain_name(name) + UPDATED_SUFFIX, name)
             self.updated[name] = str(new.name)
         if self.part.last:
-            return result if one else self.builder.emit(relax.TupleGetItem(result, 0))
+            return result if is_single else self.builder.emit(relax.TupleGetItem(result, 0))
         for j, _ in enumerate(outputs):
-            value = result if one else relax.TupleGetItem(result, j)
+            value = result if is_single else relax.TupleGetItem(result, j)
             self._out(value, "y" if len(outputs) == 1 else f"y_{j}", f"{ACTIVATION}:{j}")
         return None
 
     def _backward(self, pair: ForwardBackward, loss: Any, saved: Any) -> list[Any]:
-        """Emit the backward part, or both its halves; return the gradients in their order."""
+        """Emit the backward pass, split or not; return the gradients in their order."""
         if self.part.last:
             grad = self._seed(loss)
         else:
@@ -185,12 +185,12 @@ class StageWriter:
     def _fields(
         self, gv: ir.GlobalVar, args: Sequence[Any], name: str, fields: Sequence[int]
     ) -> list[Any]:
-        """Emit a call and as many fields of its result."""
+        """Emit a call and its first result fields."""
         made = self.builder.emit(ir.Call(gv, list(args)), name)
         return [self.builder.emit(relax.TupleGetItem(made, k)) for k in range(len(fields))]
 
     def _seed(self, loss: Any) -> Any:
-        """Gradient of one micro-batch's loss: the whole one is the mean of all."""
+        """Return the gradient of a micro-batch's loss: the total loss is the mean of all."""
         dtype, schedule = str(loss.ty.dtype), self.tools.schedule
         count = 1 if schedule.stash else schedule.micro_batches
         if not self.recipe.dynamic:
@@ -201,7 +201,7 @@ class StageWriter:
         return self.builder.emit(divide(scale, scalar(float(count), dtype)))
 
     def _end(self, gradients: dict[Any, Any]) -> None:
-        """What is done once: sums over micro-batches and stages, then new weights."""
+        """Write what runs once: sums over micro-batches and stages, then new weights."""
         builder, part = self.builder, self.part
         phase = EACH_PHASE if self.tools.schedule.stash else ACCUMULATE_PHASE
         terms = list(gradients.values())
@@ -210,10 +210,10 @@ class StageWriter:
         totals = dict(zip(gradients, sums, strict=True))
         for var, weight in self.weights.items():
             if var in self.params.totals:
-                own = self._out(
+                local_result = self._out(
                     totals[var], f"{plain_name(weight.name)}_part", f"{PART}:{weight.name}"
                 )
-                self.updated[f"{weight.name}.{TOTAL}"] = str(own.name)
+                self.updated[f"{weight.name}.{TOTAL}"] = str(local_result.name)
                 totals[var] = self.params.totals[var]
             elif var not in totals:
                 totals[var] = builder.emit(
@@ -228,9 +228,11 @@ class StageWriter:
         squares = None
         if self.scaling.looks_at_gradients:
             counted = {v: totals[v] for v in self.weights if v in part.counted}
-            own = updates.squares(self._groups(counted)) if counted else None
-            own = builder.emit(zeros((), "float32")) if own is None else own
-            self._out(own, "squares_part", f"{PART}:{SQUARES}")
+            local_result = updates.squares(self._groups(counted)) if counted else None
+            local_result = (
+                builder.emit(zeros((), "float32")) if local_result is None else local_result
+            )
+            self._out(local_result, "squares_part", f"{PART}:{SQUARES}")
             squares = self.params.squares
         self._update(updates, totals, squares)
 
@@ -247,11 +249,13 @@ class StageWriter:
             self.updated[name] = str(self._out(value, plain_name(name) + UPDATED_SUFFIX, name).name)
 
     def _groups(self, gradients: Mapping[Any, Any]) -> Groups:
-        """Weights with their gradients, by the layer that they belong to."""
+        """Return weights with their gradients, by the layer that they belong to."""
         groups: Groups = {}
         owners: dict[Any, tuple[Owner, str]] = {}
         layers = self.part.stage.layers
-        reads = Counter(v for one in layers for v in dict.fromkeys(one.args) if v in gradients)
+        reads = Counter(
+            v for member in layers for v in dict.fromkeys(member.args) if v in gradients
+        )
         for layer in self.part.stage.layers:
             if layer.name not in self.part.layered:
                 continue

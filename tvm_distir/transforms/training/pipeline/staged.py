@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A training step in stages and micro-batches: one function per kind of stage."""
+"""Write a pipelined training step with micro-batches: one function per stage kind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENTRY = "stage"
 
 @dataclass(frozen=True)
 class Written:
-    """A step in stages that is written.
+    """Pipelined step that was written.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Written:
 
 
 class StagedStep:
-    """Writes the step of one forward function, stage by stage.
+    """Writer of the step of one forward function, stage by stage.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class StagedStep:
         return Written(module, tuple(parts), tuple(writers), pipeline, tools)
 
     def _flat(self) -> Flat:
-        """The bindings of the model and of its loss."""
+        """Return the bindings of the model and of its loss."""
         forward, objective = self.params.forward, self.params.objective
         bindings = pure_bindings(forward, "main")
         params = [*forward.params, *(var for _, var in objective.inputs)]
@@ -137,7 +137,7 @@ class StagedStep:
         return Flat(tuple(params), weights, tuple(emitted), loss, self.params.stream, statistics)
 
     def _called(self, flat: Flat) -> frozenset[str]:
-        """Private functions that the model calls more than once."""
+        """Return the private functions that the model calls more than once."""
         times = Counter(
             str(b.value.op.name_hint)
             for b in flat.bindings

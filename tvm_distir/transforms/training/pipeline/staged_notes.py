@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a step in stages says of itself: names of the whole step, stages, sums over stages."""
+"""Describe a pipelined step: names of the full step, stages and sums over stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .roles import LOSS, StageWriter
 
 @dataclass(frozen=True)
 class Notes:
-    """Writes the attribute ``dist.pipeline``.
+    """Writer of the attribute ``dist.pipeline``.
 
     Attributes
     ----------
@@ -38,16 +38,16 @@ class Notes:
 
     @functools.cached_property
     def _states(self) -> dict[str, Any]:
-        """Names of the optimizer's states, per trained weight."""
+        """Return the names of the optimizer's states, per trained weight."""
         slots = self.recipe.optimizer.states
         return {n: slots(v.ty) for n, v in self.params.trained}
 
     def stage(self, part: StageInputs, function: str, writer: StageWriter) -> StageNote:
-        """Name the parameters and results of a stage as the whole step does."""
+        """Name the parameters and results of a stage as in the full step."""
         like = writer.part
-        own = (*part.stage.weights, *part.unread, *part.stage.data)
+        stage_params = (*part.stage.weights, *part.unread, *part.stage.data)
         theirs = (*like.stage.weights, *like.unread, *like.stage.data)
-        pairs = [pair for pair in zip(own, theirs, strict=True) if pair[0] in part.names]
+        pairs = [pair for pair in zip(stage_params, theirs, strict=True) if pair[0] in part.names]
         called = {like.names[b]: part.names[a] for a, b in pairs}
         called[like.stream] = part.stream
         known = self._states
@@ -70,12 +70,12 @@ class Notes:
         )
 
     def pipeline(self, parts: Sequence[StageInputs], notes: Sequence[StageNote]) -> Pipeline:
-        """All that is said of the step.
+        """Return the description of the step.
 
         Raises
         ------
         ModelError
-            DIST0351 for a parameter of a name that the step adds; DIST0354 where stages cannot
+            DIST0351 for a parameter of a name that the step adds; DIST0354 if stages cannot
             change their weights after every micro-batch.
         """
         params, slots = self.params, self.recipe.optimizer.states
@@ -116,7 +116,7 @@ class Notes:
         )
 
     def _sliced(self) -> list[str]:
-        """Data that have the batch as their first dim: that of the first one with dims."""
+        """Return the data whose first dim is the batch of the first input that has dims."""
         shapes = {
             n: known_shape(v.ty) for n, v in self.params.data if tensor_type(v.ty) is not None
         }

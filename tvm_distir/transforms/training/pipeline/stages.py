@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A forward model as stages: private functions from one stage's activations to the next one's."""
+"""Split a forward model into stages, each a private function between activations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STAGE = "part"
 
 @dataclass(frozen=True)
 class Layer:
-    """A call of a private function of the model inside a stage.
+    """Call of a private function of the model inside a stage.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Layer:
     args : tuple of Var
         Those of its arguments that are variables of the whole model, by position.
     policy : str
-        What its backward part makes again.
+        What its backward pass makes again.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a forward model.
+    """Stage of a forward model.
 
     Attributes
     ----------
@@ -77,12 +77,12 @@ class Stage:
 
     @property
     def params(self) -> tuple[Any, ...]:
-        """All that the function reads, in order."""
+        """Return all variables that the function reads, in order."""
         return (*self.activations, *self.data, *self.weights)
 
 
 class Policies:
-    """What the calls of a model's functions make again, call by call in its order.
+    """Recomputation policies of the calls of each function, in the order of the calls.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class Policies:
         self._calls: Counter[str] = Counter()
 
     def next(self, name: str) -> str:
-        """Policy of the next call of a function."""
+        """Return the policy of the next call of a function."""
         self._calls[name] += 1
         return self.recompute.of(name).of_call(self._calls[name] - 1)
 
@@ -102,7 +102,7 @@ class Policies:
 def cut_model(
     flat: Flat, functions: Functions, stages: int, names: Sequence[str], recompute: Recomputation
 ) -> list[Stage]:
-    """Cut a forward model; the stages' functions are added to those of the model.
+    """Split a forward model, and add the stages' functions to those of the model.
 
     An activation that a later stage reads goes through all between. Stages alike, whose calls make
     the same again, share a function.
@@ -113,28 +113,30 @@ def cut_model(
         DIST0354 see :func:`.cutting.cut`.
     """
     made: dict[Any, list[ir.GlobalVar]] = {}
-    policies, found = Policies(recompute), list[Stage]()
+    policies, result = Policies(recompute), list[Stage]()
     first, given = 0, tuple[Any, ...]()
     for end in cut(flat, functions, stages, names):
-        own = [b for b in flat.bindings[first : end + 1] if b.var not in flat.anywhere]
+        bindings = [b for b in flat.bindings[first : end + 1] if b.var not in flat.anywhere]
         outputs = tuple(flat.live[end]) or (flat.loss,)
-        found.append(_stage(len(found), flat, own, given, outputs, functions, policies, made))
+        result.append(
+            _stage(len(result), flat, bindings, given, outputs, functions, policies, made)
+        )
         # the order in which one stage gives is that in which the next one takes
         first, given = end + 1, outputs
-    return found
+    return result
 
 
 def _stage(
     number: int,
     flat: Flat,
-    own: list[Any],
+    stage_bindings: list[Any],
     given: tuple[Any, ...],
     outputs: tuple[Any, ...],
     functions: Functions,
     policies: Policies,
     shared: dict[Any, list[ir.GlobalVar]],
 ) -> Stage:
-    bindings = [*_needed(flat, own), *own]
+    bindings = [*_needed(flat, stage_bindings), *stage_bindings]
     first_stream, bindings = from_first_stream(bindings, flat.stream)
     inside = {b.var for b in bindings}
     read = dict.fromkeys(
@@ -144,20 +146,20 @@ def _stage(
     weights = tuple(v for v in read if v in flat.weights)
     env = {v: relax.Var(str(v.name), v.ty) for v in given}  # they were of a dataflow block
     inner = [relax.VarBinding(b.var, substitute(b.value, env)) for b in bindings]
-    statistics = {flat.statistics[b.var]: b.var for b in own if b.var in flat.statistics}
+    statistics = {flat.statistics[b.var]: b.var for b in stage_bindings if b.var in flat.statistics}
     made = [env.get(v, v) for v in (*outputs, *statistics.values())]
     result = made[0] if len(made) == 1 else tuple_of(made)
     fn = private_function(f"{STAGE}{number}", [*env.values(), *data, *weights], inner, result)
-    layers = _layers(own, policies)
+    layers = _layers(stage_bindings, policies)
     gv = _shared(fn, number, functions, tuple(layer.policy for layer in layers), shared)
     return Stage(gv, given, data, weights, outputs, tuple(statistics), layers, first_stream)
 
 
-def _needed(flat: Flat, own: Sequence[Any]) -> list[Any]:
-    """Bindings of what follows from data and constants that some bindings read, in order."""
+def _needed(flat: Flat, bindings: Sequence[Any]) -> list[Any]:
+    """Return the bindings that depend only on data and constants and that others read."""
     values = {b.var: b for b in flat.bindings if b.var in flat.anywhere}
     wanted: set[Any] = set()
-    waiting = [v for b in own for v in variables(b.value)]
+    waiting = [v for b in bindings for v in variables(b.value)]
     while waiting:
         var = waiting.pop()
         if var in values and var not in wanted:
@@ -166,10 +168,10 @@ def _needed(flat: Flat, own: Sequence[Any]) -> list[Any]:
     return [b for b in values.values() if b.var in wanted]
 
 
-def _layers(own: Sequence[Any], policies: Policies) -> tuple[Layer, ...]:
+def _layers(bindings: Sequence[Any], policies: Policies) -> tuple[Layer, ...]:
     calls = [
         (str(b.value.op.name_hint), b)
-        for b in own
+        for b in bindings
         if isinstance(b.value, ir.Call) and isinstance(b.value.op, ir.GlobalVar)
     ]
     return tuple(
@@ -184,7 +186,7 @@ def _shared(
     policies: tuple[str, ...],
     made: dict[Any, list[ir.GlobalVar]],
 ) -> ir.GlobalVar:
-    """The function, or one that is equal to it, its calls' policies too."""
+    """Return the function, or an equal one with equal policies of its calls."""
     key = (int(tvm_ffi.structural_hash(fn, map_free_vars=True)), policies)
     for gv in made.get(key, ()):
         if tvm_ffi.structural_equal(functions.of[str(gv.name_hint)], fn, map_free_vars=True):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Stashes on their way to the host's memory and back, in the program of a rank."""
+"""Move stashes to the host's memory and back in the program of a rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .unit_writer import UnitWriter
 
 
 def move_stash(writer: UnitWriter, kind: str, number: int, micro: int) -> None:
-    """Write the copies of what a stage keeps of a micro-batch.
+    """Write the copies of what a stage saves for a micro-batch.
 
     What is read behind a store is what it made, what is read behind a fetch what that made: the
     tensor on the device lives no longer than to the store.

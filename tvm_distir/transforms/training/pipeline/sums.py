@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that go on with sums over micro-batches which others begin."""
+"""Write functions that continue sums over micro-batches started by other functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvm_distir.core import substitute
 
 
 class ContinuedAccumulation:
-    """Makes each function once.
+    """Builder that writes each function once.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class ContinuedAccumulation:
         self.functions: dict[str, tuple[ir.GlobalVar, relax.Function]] = {}
 
     def of(self, mod: ir.IRModule, gv: ir.GlobalVar) -> ir.GlobalVar:
-        """The function that goes on with the sums that one of a module begins."""
+        """Return the function that continues the sums started by a function of a module."""
         name = f"{gv.name_hint}_on"
         if name not in self.functions:
             fn = _going_on(mod[gv], name)
@@ -36,7 +36,7 @@ class ContinuedAccumulation:
 
 
 def _going_on(fn: relax.Function, name: str) -> relax.Function:
-    """From the function that begins sums to ``(*sums, *terms) -> (*sums + terms,)``."""
+    """Turn a function that starts sums into ``(*sums, *terms) -> (*sums + terms,)``."""
     fn = relax.utils.copy_with_new_vars(fn)
     builder = relax.BlockBuilder()
     sums = [relax.Var(f"sum{k}", ty) for k, ty in enumerate(fn.ret_ty.fields)]

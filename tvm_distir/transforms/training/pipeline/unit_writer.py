@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes units of stages one after the other into one function."""
+"""Write the tasks of stages one after the other into one function."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .body import OF_UNIT, PASSED, StageBody, When
 
 @dataclass
 class Running:
-    """A stage while its units are written.
+    """State of a stage while its tasks are written.
 
     Attributes
     ----------
@@ -55,14 +55,14 @@ class Running:
     now: dict[Any, Any] = field(default_factory=dict)
 
     def micro(self, number: int) -> dict[Any, Any]:
-        """What there is of a micro-batch."""
+        """Return the environment of a micro-batch."""
         if number not in self.micros:
             self.micros[number] = dict(self.env)
         return self.micros[number]
 
 
 class UnitWriter:
-    """Collects bindings.
+    """Collector of bindings.
 
     Parameters
     ----------
@@ -97,24 +97,24 @@ class UnitWriter:
         self._rows: dict[Any, Any] = {}
 
     def emit(self, value: Any, name: str) -> Any:
-        """Bind a new value; its type is inferred."""
+        """Bind a new value, with its type inferred."""
         return self.bind(self.builder.normalize(value), name)
 
     def bind(self, value: Any, name: str, ty: Any = None) -> Any:
-        """Bind a value that has its type."""
+        """Bind a typed value."""
         var = relax.Var(name, value.ty if ty is None else ty)
         self.bindings.append(relax.VarBinding(var, value))
         return var
 
     def whole_type(self, ty: Any) -> Any:
-        """Type of data for all micro-batches, from that for one."""
+        """Return the type of data for all micro-batches, from that for one of them."""
         shape = [int(n) for n in ty.shape]
         return relax.TensorType([shape[0] * self.micro_batches, *shape[1:]], ty.dtype)
 
     def begin(
         self, number: int, body: StageBody, arguments: Mapping[str, Any], sliced: Collection[str]
     ) -> None:
-        """Begin a stage with the parameters of the whole step; ``sliced`` are for all rows."""
+        """Start a stage with the parameters of the full step; ``sliced`` ones have all rows."""
         given = {what: arguments[what] for what in body.params if what in arguments}
         rows = {what: var for what, var in given.items() if what in sliced}
         env = {body.params[what]: var for what, var in given.items() if what not in rows}
@@ -123,12 +123,12 @@ class UnitWriter:
             self._copy(binding, stage.env, "")
 
     def arrive(self, number: int, what: str, micro: int, value: Any) -> None:
-        """Take what another stage made."""
+        """Receive a value of another stage."""
         stage = self.stages[number]
         stage.micro(micro)[stage.body.params[what]] = value
 
     def _slice(self, whole: Any, micro: int) -> Any:
-        """Emit a micro-batch's rows of data: of every ``micro_batches`` one."""
+        """Slice the rows of a micro-batch from data: one row of every ``micro_batches``."""
         count, name = self.micro_batches, str(whole.name)
         if count == 1:
             return whole
@@ -142,7 +142,7 @@ class UnitWriter:
         return self.emit(reshape(part, (rows, *rest)), f"{name}_{micro}")
 
     def unit(self, number: int, unit: PipelineAction) -> None:
-        """Write a unit of a stage, and behind a micro-batch's last one the sums so far.
+        """Write a task of a stage, and after a micro-batch's last task the sums so far.
 
         What it makes for a neighbour in the same function is there for it.
         """
@@ -153,8 +153,8 @@ class UnitWriter:
         whens = [when]
         if when == When.BACKWARD and not self.splits:
             whens.append(When.WEIGHT)
-        for one in whens:
-            for binding in stage.body.bindings[one]:
+        for part in whens:
+            for binding in stage.body.bindings[part]:
                 self._copy(binding, env, f"_{unit.micro}")
         if when == When.FORWARD:
             for what in stage.body.carried:
@@ -167,7 +167,7 @@ class UnitWriter:
         self._hand_on(number, unit)
 
     def _forward_reads(self, stage: Running, env: dict[Any, Any], micro: int) -> None:
-        """Take what is not for every micro-batch as it was for the one before."""
+        """Reuse values that are not computed for every micro-batch."""
         params = stage.body.params
         env.update({params[what]: self._slice(var, micro) for what, var in stage.rows.items()})
         if stage.body.each:  # the weights as they are now
@@ -192,7 +192,7 @@ class UnitWriter:
             stage.env[binding.var] = self.bind(call, f"{binding.var.name}_{micro}", binding.var.ty)
 
     def _update(self, stage: Running, micro: int) -> None:
-        """Write the update that follows one micro-batch; later ones read what it gives."""
+        """Write the update that follows one micro-batch, which later ones read."""
         env = {**stage.env, **stage.now}
         for binding in (*stage.body.bindings[When.BEGIN], *stage.body.bindings[When.END]):
             self._copy(binding, env, f"_{micro}")
@@ -203,12 +203,12 @@ class UnitWriter:
                 stage.now[param] = substitute(stage.body.results[what], env)
 
     def made(self, number: int, what: str, micro: int) -> Any:
-        """What a unit of a micro-batch made for another stage."""
+        """Return what a task of a micro-batch computed for another stage."""
         stage = self.stages[number]
         return substitute(stage.body.results[what], stage.micro(micro))
 
     def _hand_on(self, number: int, unit: PipelineAction) -> None:
-        """Hand what a unit made to the neighbour that is in the same function."""
+        """Pass the results of a task to the neighbouring stage in the same function."""
         if unit.phase not in (FORWARD, BACKWARD):
             return
         kind, ahead = (ACTIVATION, 1) if unit.phase == FORWARD else (GRADIENT, -1)
@@ -220,29 +220,29 @@ class UnitWriter:
                 self.arrive(other, what, unit.micro, self.made(number, what, unit.micro))
 
     def end(self, number: int, wanted: Sequence[str] | None = None) -> None:
-        """Write what is done once behind all micro-batches: for some results, or all of it."""
+        """Write what runs once after all micro-batches, for some results or all of them."""
         stage = self.stages[number]
-        found = stage.body.bindings[When.END]
+        bindings = stage.body.bindings[When.END]
         needed: set[Any] | None = None
         if wanted is not None:
             needed = {v for what in wanted for v in variables(stage.body.results[what])}
-            for binding in reversed(found):
+            for binding in reversed(bindings):
                 if binding.var in needed:
                     needed.update(variables(binding.value))
-        for binding in found:
+        for binding in bindings:
             if binding.var not in stage.ended and (needed is None or binding.var in needed):
                 stage.ended.add(binding.var)
                 self._copy(binding, stage.env, "")
 
     def result(self, number: int, what: str) -> Any:
-        """A result that is made once."""
+        """Return a result that is computed once."""
         stage = self.stages[number]
         return substitute(stage.body.results[what], stage.env)
 
     def function(
         self, params: Sequence[Any], result: Any, is_pure: bool, attrs: Mapping[str, Any]
     ) -> relax.Function:
-        """Make the function of all that was written."""
+        """Build the function of everything that was written."""
         body = relax.SeqExpr([relax.BindingBlock(self.bindings)], result)
         relax.expr._update_type(body, result.ty)
         nodes = ir.make_node("ir.DictAttrs", **attrs)
@@ -263,7 +263,7 @@ class UnitWriter:
         env[binding.var] = self.bind(value, f"{binding.var.name}{suffix}", binding.var.ty)
 
     def _bound(self, arg: Any, name: str) -> Any:
-        """An argument; a tuple as a variable."""
+        """Bind an argument that is a tuple to a variable."""
         if not isinstance(arg, relax.Tuple):
             return arg
         fields = [self._bound(field, name) for field in arg.fields]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where what stages hand each other lies, on the meshes of the pipeline's ranks."""
+"""Match the placements of values that stages exchange, on the meshes of the ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NEXT_STAGE = "the next stage of the same mesh"
 
 
 def unfit(place: str, what: str, remedy: str) -> LoweringError:
-    """Error about stages that do not fit together."""
+    """Return the error about stages that do not fit together."""
     return LoweringError("DIST0512", what, place=place, remedy=remedy)
 
 
 class Wires:
-    """The ends of all messages of a step, and their tags.
+    """Endpoints of all messages of a step, and their tags.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Wires:
     Raises
     ------
     LoweringError
-        DIST0512 the module is not at level 5, or the stages of a rank lie on two meshes.
+        DIST0512 the module is not at level 5, or the stages of a rank are on two meshes.
     MeshError
         DIST0202 see :func:`.places.rank_meshes`.
     """
@@ -56,12 +56,12 @@ class Wires:
         if not all(mod[f].attrs and IO_ATTR in mod[f].attrs for f in pipeline.functions):
             raise unfit(pipeline.functions[0], "the module is not at level 5", "Lower it first.")
         self.ports = {name: read_ports(mod[name]) for name in pipeline.functions}
-        found: dict[int, int] = {}
+        mesh_of: dict[int, int] = {}
         for note, rank in zip(pipeline.stages, self.rank_of, strict=True):
             mesh = self.ports[note.function].mesh
-            if found.setdefault(rank, mesh) != mesh:
+            if mesh_of.setdefault(rank, mesh) != mesh:
                 raise unfit(note.function, "the stages of a rank lie on two meshes", "Use one.")
-        self.of_rank = [found[rank] for rank in range(pipeline.schedule.stages)]
+        self.of_rank = [mesh_of[rank] for rank in range(pipeline.schedule.stages)]
         self.meshes = rank_meshes(meshes(mod), self.of_rank, pipeline.schedule.devices)
         names = mesh_names(mod)
         many = len(self.meshes) > 1
@@ -69,17 +69,17 @@ class Wires:
         self._tags: dict[Any, int] = {}
 
     def made(self, stage: int, what: str) -> Place:
-        """Where a result of a stage lies."""
+        """Return the placement of a result of a stage."""
         note = self.pipeline.stages[stage]
         return self.ports[note.function].outputs[note.results.index(what)]
 
     def read(self, stage: int, what: str) -> Place:
-        """Where a parameter of a stage lies."""
+        """Return the placement of a parameter of a stage."""
         note = self.pipeline.stages[stage]
         return self.ports[note.function].inputs[note.params.index(what)]
 
     def agree(self, stage: int, what: str, made: Place, read: Place, reader: str) -> None:
-        """Refuse (DIST0512) what is read on a stage's mesh otherwise than it is made there."""
+        """Reject values that are read on a stage's mesh in another placement (DIST0512)."""
         mesh = self.meshes[self.rank_of[stage]]
         if made.labels(mesh) != read.labels(mesh):
             raise unfit(
@@ -89,7 +89,7 @@ class Wires:
             )
 
     def tag(self, key: Any) -> int:
-        """Number of a message."""
+        """Return the tag of a message."""
         return self._tags.setdefault(key, len(self._tags))
 
 

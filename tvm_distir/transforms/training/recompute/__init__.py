@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Recomputation: what backward parts make again, by policies or the least within a bound."""
+"""Choose what backward passes recompute, by policies or by a memory bound."""
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The policy ``attention``: of its weights only the maximum and the sum of each row are kept.
+"""Implement the policy ``attention``, which saves the row maxima and sums of the weights.
 
 ``weights = softmax(f(matmul(q, k)))``, ``mixed = matmul(weights, v)`` is written with the maxima
-and sums as values of their own. The backward part makes the scores and from them the weights again,
+and sums as values of their own. The backward pass makes the scores and from them the weights again,
 key by key as it likes, and takes the sum over the keys that the gradient of a softmax has from
 the result instead, ``sum(mixed_grad * mixed)`` (Dao et al. 2022, "FlashAttention", section 3.1 and
 appendix B; what ring attention needs, Liu et al. 2023).
@@ -29,18 +29,18 @@ BATCH_HEADS_ROWS_COLUMNS = 4
 
 @dataclass(frozen=True)
 class Written:
-    """Both parts of a function, written for this policy.
+    """Forward and backward pass of a function, written for this policy.
 
     Attributes
     ----------
     before, after : list of Binding
-        The forward and the backward part.
+        The forward and the backward pass.
     kept : list of Var
-        What is kept of the forward part.
+        What is kept of the forward pass.
     again : list of Binding
-        What the backward part makes again, in order.
+        What the backward pass makes again, in order.
     read : list of Var
-        What the two read of the forward part.
+        What the two read of the forward pass.
     whole : tuple of str
         Weights over positions that are kept all the same: what reads them is no product.
     """
@@ -55,7 +55,7 @@ class Written:
 
 @dataclass(frozen=True)
 class _Site:
-    """Attention in a forward part: weights, scores, result, and the bindings to the scores."""
+    """Attention in a forward pass: weights, scores, result, and the bindings to the scores."""
 
     weights: Any
     scores: Any
@@ -66,14 +66,14 @@ class _Site:
 def keeping_sums(
     before: Sequence[Any], after: Sequence[Any], read: Sequence[Any], params: Sequence[Any]
 ) -> Written:
-    """Write a function's parts so that the weights of attention are made again.
+    """Write a function's passes so that the weights of attention are recomputed.
 
     Parameters
     ----------
     before, after : sequence of Binding
-        The forward and the backward part.
+        The forward and the backward pass.
     read : sequence of Var
-        What the backward part, and what it returns, reads.
+        What the backward pass, and what it returns, reads.
     params : sequence of Var
 
     Returns
@@ -118,7 +118,7 @@ def keeping_sums(
 
 
 def _sites(before: Sequence[Any]) -> list[_Site]:
-    """Attention of which the weights are read by one product."""
+    """Return attention whose weights are read by one product."""
     values = {b.var: b.value for b in before}
     readers: dict[Any, list[Any]] = {}
     for binding in before:
@@ -142,26 +142,26 @@ def _sites(before: Sequence[Any]) -> list[_Site]:
 
 
 def _core(scores: Any, values: Mapping[Any, Any]) -> set[Any]:
-    """What stands between the product of queries and keys and the softmax, the product too."""
-    shape, found = known_shape(scores.ty), set()
+    """Return the values from the product of queries and keys to the softmax."""
+    shape, core = known_shape(scores.ty), set()
     waiting, reached = [scores], False
     while waiting:
         var = waiting.pop()
         value = values.get(var)
-        if var in found or value is None or known_shape(var.ty) != shape:
+        if var in core or value is None or known_shape(var.ty) != shape:
             continue
         if not isinstance(value, ir.Call) or not isinstance(value.op, ir.Op):
             continue
-        found.add(var)
+        core.add(var)
         if op_name(value) == "matmul":
             reached = True
         else:
             waiting.extend(variables(value))
-    return found if reached else set()
+    return core if reached else set()
 
 
 def _forward(writer: BlockWriter, site: _Site) -> list[Any]:
-    """Write a softmax with its maxima and sums; return how the weights are made again of these."""
+    """Write a softmax with its maxima and sums; return how to recompute the weights."""
     name, scores, weights = str(site.weights.name), site.scores, site.weights
     dtype = str(weights.ty.dtype)
     wide = WIDE if str(scores.ty.dtype) in NARROW else str(scores.ty.dtype)
@@ -195,7 +195,7 @@ def _divided(writer: BlockWriter, raised: Any, total: Any, weights: Any, dtype: 
 def _without_sums(
     after: Sequence[Any], sites: Mapping[Any, _Site], before: Sequence[Any]
 ) -> list[Any]:
-    """The backward part with ``sum(mixed_grad * mixed)`` for ``sum(weights_grad * weights)``."""
+    """Use ``sum(mixed_grad * mixed)`` for ``sum(weights_grad * weights)`` in the backward pass."""
     values = {b.var: b.value for b in (*before, *after)}
     writer = BlockWriter(relax.BlockBuilder(), True)
     for binding in after:
@@ -220,7 +220,7 @@ def _typed(writer: BlockWriter, var: Any, dtype: str) -> Any:
 def _along(
     call: Any, values: Mapping[Any, Any], sites: Mapping[Any, _Site]
 ) -> tuple[Any, Any] | None:
-    """The result of attention and its gradient, where a call sums weights times theirs."""
+    """Return the result of attention and its gradient, if a call sums their product."""
     if op_name(call) != "sum" or not call.attrs.keepdims or call.attrs.axis is None:
         return None
     product: Any = values.get(call.args[0])
@@ -241,9 +241,9 @@ def _along(
     return None
 
 
-def _transposed(one: Any, other: Any, values: Mapping[Any, Any]) -> bool:
-    """Whether one value is the other with its last two dims swapped."""
-    for a, b in ((one, other), (other, one)):
+def _transposed(first: Any, other: Any, values: Mapping[Any, Any]) -> bool:
+    """Return whether a value is another one with its last two dims swapped."""
+    for a, b in ((first, other), (other, first)):
         value: Any = values.get(a)
         if op_name(value) == "permute_dims" and value.args[0].same_as(b):
             ndim = len(b.ty.shape)

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The policy ``checkpoint``: a function is run again whole in its backward part.
+"""Implement the policy ``checkpoint``, which runs a function again in its backward pass.
 
 As ``torch.utils.checkpoint`` does, and Megatron-LM's full recomputation: also what no gradient
-reads, the last product and the last collective among it, is made again. ``full`` leaves that out.
+reads, the last product and the last collective among it, is recomputed. ``full`` leaves that out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
 
 
 def checkpointed(pair: ForwardBackward, functions: Functions) -> ForwardBackward:
-    """The pair that runs another one's forward part twice, and keeps nothing.
+    """Return a pair that runs the forward pass twice and saves nothing.
 
     Parameters
     ----------
@@ -62,13 +62,13 @@ def _backward(pair: ForwardBackward, functions: Functions) -> tuple[str, list[An
     needed = [params[i] for i in pair.needed]
     call = ir.Call(pair.backward, [grad, saved, *needed])
     bindings.append(relax.VarBinding(given, typed(call, fn.ret_ty)))
-    # Each gradient by itself: what splits a step's backward part reads them one by one.
+    # Each gradient by itself: what splits a step's backward pass reads them one by one.
     each = tuple_of([_item(given, i) for i in range(len(fn.ret_ty.fields))])
     return pair.name, [grad, *params], bindings, each
 
 
 def _run(pair: ForwardBackward, functions: Functions) -> tuple[list[Any], Any, list[Any]]:
-    """Parameters, and the forward part called with them."""
+    """Return parameters, and a call of the forward pass with them."""
     fn = functions.of[str(pair.forward.name_hint)]
     params = [relax.Var(str(param.name), param.ty) for param in fn.params]
     both = relax.Var("again", fn.ret_ty)

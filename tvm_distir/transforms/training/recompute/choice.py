@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of a training step: policies of functions, or the least time within a bound."""
+"""Parse the recomputation of a training step: policies, or a memory bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Auto:
-    """Recompute what takes least time, so that a step stays within a memory.
+    """Recomputation that takes the least time within a memory bound.
 
     Attributes
     ----------
@@ -34,13 +34,13 @@ class Auto:
 
     @property
     def text(self) -> str:
-        """The text that reads back as this."""
+        """Return the text that parses to this value."""
         given = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(Auto)]
         return f"{AUTO}:{','.join(given[not self.memory_gib :])}"
 
     @staticmethod
     def read(text: str) -> Auto:
-        """Read ``auto`` or ``auto:memory_gib=4,activations=8`` (ModelError DIST0351)."""
+        """Parse ``auto`` or ``auto:memory_gib=4,activations=8`` (ModelError DIST0351)."""
         known = [field.name for field in fields(Auto)]
         memory_gib, parts = 0.0, {"activations": 1, "weights": 1}
         for item in text.partition(":")[2].split(",") if ":" in text else []:
@@ -68,7 +68,7 @@ def _positive(text: str) -> float:
 
 
 def read_recompute(said: str | Mapping[str, str]) -> Recomputation | Auto:
-    """Read what :func:`..step.train_step` is given (ModelError DIST0351)."""
+    """Parse the argument of :func:`..step.train_step` (ModelError DIST0351)."""
     if isinstance(said, str) and said.partition(":")[0].strip() == AUTO:
         return Auto.read(said)
     return Recomputation.read(said, _wrong)

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Within one function: which values to keep, so that making the rest again takes least time.
+"""Choose the values that a function saves to minimize the time of recomputing the rest.
 
-What the backward part reads is kept or made again, and what is made again needs its operands, kept
-or made again in turn. For a price of a byte the least of time and price together is a minimum cut:
+What the backward pass reads is kept or recomputed, and what is recomputed needs its operands, kept
+or recomputed in turn. For a price of a byte the least of time and price together is a minimum cut:
 each value is an edge that its bytes cost, in front of it an edge from the source that its time
 costs, and operands stand behind their readers. Prices from 0 to infinity give the points of the
 lower convex hull of bytes and time.
@@ -30,14 +30,14 @@ DEPTH = 3
 
 @dataclass(frozen=True)
 class Point:
-    """A choice.
+    """Choice of saved values.
 
     Attributes
     ----------
     size_bytes : int
         Of what is kept.
     time : int
-        Of what is made again.
+        Of what is recomputed.
     kept : tuple of Var
     again : tuple of Binding
     """
@@ -49,7 +49,7 @@ class Point:
 
 
 class _Values:
-    """Values of one function that its backward part may need."""
+    """Values of one function that its backward pass may need."""
 
     def __init__(self, forward: Sequence[Any], read: Sequence[Any], times: Times) -> None:
         values = {binding.var: binding for binding in forward}
@@ -68,7 +68,7 @@ class _Values:
         self.free = [_is_never_kept(b.value) for b in self.bindings]
 
     def cut(self, price: int, scale: int) -> Point:
-        """Least of ``price`` times bytes and ``scale`` times time."""
+        """Minimize ``price`` times bytes plus ``scale`` times time."""
         count = len(self.bindings)
         endless = 1 + price * sum(self.bytes) + scale * sum(self.times)
         graph = Cut(2 + 2 * count)
@@ -86,7 +86,7 @@ class _Values:
         return self._point({self.bindings[i].var for i in at_hand})
 
     def _point(self, at_hand: set[Any]) -> Point:
-        """Follow what is read back to what is kept."""
+        """Follow the values that are read back to those that are saved."""
         kept, again = [], []
         wanted = set(self.read)
         for i in reversed(range(len(self.bindings))):
@@ -111,7 +111,7 @@ class Frontier:
     ----------
     forward : sequence of Binding
     read : sequence of Var
-        What the backward part reads.
+        What the backward pass reads.
     times : Times
     """
 
@@ -124,14 +124,14 @@ class Frontier:
 
     @cached_property
     def points(self) -> list[Point]:
-        """Corners of the hull, the one that keeps least first."""
+        """Return the corners of the convex hull, by increasing saved bytes."""
         values = self._graph
         least = values.cut(sum(values.times) + 1, 1)
         most = values.cut(1, sum(values.bytes) + 1)
         return [least, *self._between(least, most, DEPTH)]
 
     def _between(self, low: Point, high: Point, depth: int) -> list[Point]:
-        """Corners after ``low`` up to ``high``."""
+        """Return the corners after ``low`` up to ``high``."""
         if high.size_bytes <= low.size_bytes:
             return []
         price, scale = low.time - high.time, high.size_bytes - low.size_bytes
@@ -144,7 +144,7 @@ class Frontier:
 
 
 def _is_never_kept(value: Any) -> bool:
-    """Whether a value is a view, whose source is kept instead, or made of nothing."""
+    """Return whether a value is never saved: a view, or computed without operands."""
     if view_source(value) is not None:
         return True
     return isinstance(value, ir.Call) and not any(True for _ in variables(value))

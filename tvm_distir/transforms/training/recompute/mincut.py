@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A minimum cut of a small graph, by augmenting along shortest paths (Dinic 1970)."""
+"""Compute a minimum cut of a small graph along shortest augmenting paths (Dinic 1970)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 
 
 class Cut:
-    """A directed graph with integer capacities, between the nodes 0 (source) and 1 (sink).
+    """Directed graph with integer capacities between the nodes 0 (source) and 1 (sink).
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class Cut:
             self.left.append(most)
 
     def source_side(self) -> list[bool]:
-        """Saturate the graph; return per node whether the source still reaches it."""
+        """Saturate the graph; return, per node, whether the source still reaches it."""
         while True:
             level = self._levels()
             if level[1] < 0:
@@ -49,7 +49,7 @@ class Cut:
         return level
 
     def _augment(self, level: list[int], tried: list[int]) -> bool:
-        """Push along one path of rising levels; edges that lead nowhere are not tried again."""
+        """Augment along one path of rising levels, skipping exhausted edges."""
         path: list[int] = []
         node = 0
         while node != 1:

@@ -1,11 +1,11 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The policy ``megatron``: what Megatron-LM's kernels keep where nothing is made again.
+"""Implement the policy ``megatron``, which saves what Megatron-LM's kernels save.
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4,
 ``s b h (34 + 5 a s / h)`` bytes per layer at half precision:
 
-- a dropout's mask, a byte per element, which the backward part reads instead of drawing it again;
+- a dropout's mask, a byte per element, which the backward pass reads instead of drawing it again;
 - of a value that is cast to more bytes, the value before;
 - of a softmax whose result is cast to half precision, that cast. Its gradient takes the rounded
   weights, as kernels of softmax do that read and write half precision. All else has the same bits.
@@ -34,14 +34,14 @@ def keeping_narrow(
     params: Sequence[Any],
     kernels: MaskKernels,
 ) -> Written:
-    """Write a function's parts so that masks and the narrower of casts are kept.
+    """Write a function's passes so that masks and the narrower side of casts are saved.
 
     Parameters
     ----------
     before, after : sequence of Binding
-        The forward and the backward part.
+        The forward and the backward pass.
     read : sequence of Var
-        What the backward part, and what it returns, reads.
+        What the backward pass, and what it returns, reads.
     params : sequence of Var
     kernels : callable
     """
@@ -61,7 +61,7 @@ def keeping_narrow(
 def _with_masks(
     before: Sequence[Any], after: Sequence[Any], kernels: MaskKernels
 ) -> tuple[list[Any], list[Any]]:
-    """Both parts with the masks of dropouts as values of the forward one."""
+    """Return both passes with the masks of dropouts as values of the forward pass."""
     forward, backward = (BlockWriter(relax.BlockBuilder(), True) for _ in range(2))
     masks: dict[tuple[Any, ...], tuple[Any, Any]] = {}
     for binding in before:
@@ -91,7 +91,7 @@ def _with_masks(
 
 
 def _drawn(call: Any) -> tuple[Any, ...]:
-    """What a kernel draws: its handle, and its operands but the first: state, stream, offsets."""
+    """Return the handle of a dropout kernel and its operands: state, stream, offsets."""
     if type(call) is not ir.Call or called_name(call) != "relax.call_tir":
         return ()
     operands = call.args[1].fields if isinstance(call.args[1], relax.Tuple) else ()
@@ -99,7 +99,7 @@ def _drawn(call: Any) -> tuple[Any, ...]:
 
 
 def _with_half_weights(forward: Sequence[Any], backward: Sequence[Any]) -> list[Any]:
-    """The backward part over the rounded results of softmaxes, cast back."""
+    """Return the backward pass over the rounded results of softmaxes, cast back."""
     writer, env = BlockWriter(relax.BlockBuilder(), True), dict[Any, Any]()
     read = {v for b in backward for v in variables(b.value)}
     softmaxes = {b.var for b in forward if op_name(b.value) == "nn.softmax"} & read
@@ -118,7 +118,7 @@ def _with_half_weights(forward: Sequence[Any], backward: Sequence[Any]) -> list[
 
 
 def _narrower(value: Any, var: Any) -> list[Any]:
-    """The value of fewer bytes that a variable is a cast of."""
+    """Return the value of fewer bytes that a variable is a cast of."""
     if op_name(value) != "astype" or not isinstance(value.args[0], ir.Var):
         return []
     source = value.args[0]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The gradient of a private function is a private function.
+"""Differentiate private functions into private functions.
 
 ``layer(x, w) -> y`` becomes ``layer_forward(x, w) -> (y, (saved...))`` and
 ``layer_backward(grad, (saved...), w) -> (x's gradient, w's gradient)``: one pair per function and
@@ -53,7 +53,7 @@ FORWARD_SUFFIX, BACKWARD_SUFFIX = "_forward", "_backward"
 
 @dataclass(frozen=True)
 class DraftPair:
-    """Both parts of a function, before what is kept is chosen.
+    """Forward and backward pass of a function, before the saved values are chosen.
 
     Attributes
     ----------
@@ -61,11 +61,11 @@ class DraftPair:
     given : tuple of int
         Parameters whose gradients are returned.
     before, after : list of Binding
-        The forward and the backward part.
+        The forward and the backward pass.
     grad, result : expression
         The gradient of the result, and the result.
     read : list of Var
-        What the backward part reads.
+        What the backward pass reads.
     gradients : list of Var
     frontier : Frontier
         What may be kept.
@@ -86,7 +86,7 @@ class DraftPair:
 
 
 class Differentiator:
-    """Makes the pairs of a module's private functions when they are asked for.
+    """Differentiator of a module's private functions on demand.
 
     Parameters
     ----------
@@ -117,21 +117,21 @@ class Differentiator:
 
     @property
     def policies(self) -> dict[str, str]:
-        """Policies by function, of those that make something again."""
+        """Return the policies that recompute something, by function."""
         texts = {
             name: self.recompute.of(name).text for name in sorted({n for n, _ in self._drafts})
         }
         return {name: text for name, text in texts.items() if text != NONE}
 
     def differentiates(self, call: Any) -> bool:
-        """Whether a value is a call of a private Relax function."""
+        """Return whether a value is a call of a private Relax function."""
         if not isinstance(call, ir.Call) or not isinstance(call.op, ir.GlobalVar):
             return False
         fn = self.functions.of.get(str(call.op.name_hint))
         return isinstance(fn, relax.Function) and is_private(fn)
 
     def pair(self, name: str, roles: Roles, label: str) -> ForwardBackward:
-        """Return the pair for the next call of a function, with the gradients that are asked for.
+        """Return the pair for the next call of a function, for the requested gradients.
 
         ``label``: name of the call's value.
 
@@ -150,14 +150,14 @@ class Differentiator:
         return self.pair_with(name, roles, policy)
 
     def pair_with(self, name: str, roles: Roles, policy: str) -> ForwardBackward:
-        """Return the pair of a function under a policy; errors as of :meth:`pair`."""
+        """Return the pair of a function under a policy; it raises as :meth:`pair` does."""
         key = (name, roles, policy)
         if key not in self._made:
             self._made[key] = self._write(name, roles, policy)
         return self._made[key]
 
     def draft(self, name: str, roles: Roles) -> DraftPair:
-        """Both parts of a function; errors as of :meth:`pair`."""
+        """Return both passes of a function; it raises as :meth:`pair` does."""
         if (name, roles) not in self._drafts:
             if name in self._open:
                 raise _unfit(name, "it calls itself")
@@ -199,7 +199,7 @@ class Differentiator:
         )
 
     def _leading(self, name: str, result: Any) -> Any:
-        """Of a function's result what gets gradients."""
+        """Return the fields of a function's result that get gradients."""
         count = self.leading.get(name)
         if count is None:
             return result
@@ -240,8 +240,8 @@ class Differentiator:
             [*opened, *body],
             tuple_of(draft.gradients),
         )
-        one = policy == NONE or len(self.recompute.of(name).parts) == 1
-        suffix = "" if one else f"_{plain_name(policy)}"
+        is_single = policy == NONE or len(self.recompute.of(name).parts) == 1
+        suffix = "" if is_single else f"_{plain_name(policy)}"
         forward = self.functions.variables[name]
         if kept:
             both = private_function(name, params, before, tuple_of([draft.result, tuple_of(kept)]))
@@ -266,7 +266,7 @@ def pure_bindings(fn: relax.Function, name: str) -> list[Any]:
     ModelError
         DIST0351 names the first binding that is one of these.
     """
-    found = []
+    bindings = []
     for block in fn.body.blocks:
         for binding in block.bindings:
             what = None
@@ -278,8 +278,8 @@ def pure_bindings(fn: relax.Function, name: str) -> list[Any]:
                 what = f"has effects ({op_name(binding.value)})"
             if what is not None:
                 raise _unfit(name, f"{binding.var.name} {what}")
-            found.append(binding)
-    return found
+            bindings.append(binding)
+    return bindings
 
 
 def _position(bindings: Sequence[Any], var: Any) -> int:

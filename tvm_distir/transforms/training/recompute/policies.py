@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Policies: what a function keeps for its backward part, and what that makes again.
+"""Define policies of what a function saves for its backward pass, and what it recomputes.
 
-Each is for a function's forward bindings, what its backward part reads, and its parameters:
+Each is for a function's forward bindings, what its backward pass reads, and its parameters:
 
 - ``none`` keeps all but views of what is at hand anyway;
 - ``selective`` makes again what takes few FLOPs per byte (Korthikanti et al. 2022, section 5): all
@@ -11,7 +11,7 @@ Each is for a function's forward bindings, what its backward part reads, and its
 - ``core`` makes again the scores of attention and all that has their size (the same section's
   selective recomputation, and what Megatron-LM calls so): cheap contractions that write more than
   they read, and what follows from them up to the next contraction;
-- ``full`` keeps nothing: the backward part runs the forward part again (Chen et al. 2016);
+- ``full`` keeps nothing: the backward pass runs the forward pass again (Chen et al. 2016);
 - ``cut:SHARE`` keeps at most that share of the bytes that ``none`` keeps, and takes least time by
   a minimum cut (:mod:`.frontier`).
 
@@ -42,14 +42,14 @@ from tvm_distir.transforms.training.autodiff.saved_values import kept_and_again,
 from .frontier import Frontier
 
 Kept = tuple[list[Any], list[Any]]
-"""Variables that are kept, and bindings that are made again, in order."""
+"""Variables that are kept, and bindings that are recomputed, in order."""
 
 CHEAP = 1 / 8
-"""Most work per byte, relative to the densest contraction of a function, of what is made again."""
+"""Most work per byte, relative to the densest contraction of a function, of what is recomputed."""
 
 
 def _again(forward: Sequence[Any], read: Sequence[Any], cheap: Callable[[Any], bool]) -> Kept:
-    """Follow what is read back through cheap bindings; keep where that ends."""
+    """Recompute through cheap bindings, and save the values where they end."""
     values = {binding.var: binding for binding in forward}
     made: set[Any] = set()
     kept: set[Any] = set()
@@ -70,25 +70,25 @@ def _again(forward: Sequence[Any], read: Sequence[Any], cheap: Callable[[Any], b
 
 
 def full(forward: Sequence[Any], read: Sequence[Any]) -> Kept:
-    """Keep nothing."""
+    """Save nothing."""
     return _again(forward, read, lambda _: True)
 
 
 def selective(
     forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any], kernels: ir.IRModule
 ) -> Kept:
-    """Make again what is cheap; all as ``none`` has it where that keeps no less."""
+    """Recompute cheap values, or fall back to ``none`` where that saves no memory."""
     density = {binding.var: _density(binding.value, kernels) for binding in forward}
     most = max((d for d in density.values() if math.isfinite(d)), default=0.0)
-    found = _again(forward, read, lambda b: density[b.var] <= CHEAP * most)
+    choice = _again(forward, read, lambda b: density[b.var] <= CHEAP * most)
     plain = kept_and_again(forward, read, params)
-    return found if kept_bytes(found[0]) < kept_bytes(plain[0]) else plain
+    return choice if kept_bytes(choice[0]) < kept_bytes(plain[0]) else plain
 
 
 def core(
     forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any], kernels: ir.IRModule
 ) -> Kept:
-    """Make again the scores of attention and what follows from them; keep the rest as ``none``."""
+    """Recompute the scores of attention and what follows; save the rest as ``none`` does."""
     works = {binding.var: _work(binding.value, kernels) for binding in forward}
     most = max((_per_byte(w) for w in works.values() if w is not None), default=0.0)
     region: set[Any] = set()
@@ -113,7 +113,7 @@ def core(
 
 
 def _work(value: Any, kernels: ir.IRModule) -> Work | None:
-    """Work of an op; None for calls of functions, and for ops that nobody has counted."""
+    """Return the work of an op, or None for calls of functions and uncounted ops."""
     if not isinstance(value, ir.Call) or isinstance(value.op, ir.GlobalVar):
         return None
     try:
@@ -127,7 +127,7 @@ def _per_byte(work: Work) -> float:
 
 
 def _density(value: Any, kernels: ir.IRModule) -> float:
-    """FLOPs per byte of what a binding makes; infinite for what nobody knows the cost of."""
+    """Return the FLOPs per byte of a binding, or infinity if its cost is unknown."""
     if not isinstance(value, ir.Call):
         return 0.0
     work = _work(value, kernels)
@@ -141,7 +141,7 @@ def kept_by(
     params: Sequence[Any],
     frontier: Frontier,
 ) -> Kept:
-    """What a policy keeps and makes again; ``frontier``: of the same function."""
+    """Return what a policy saves and recomputes; ``frontier`` is that of the function."""
     share = share_of(policy)
     if policy == FULL:
         return full(forward, read)

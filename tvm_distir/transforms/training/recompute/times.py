@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What it takes to make values again."""
+"""Estimate the time of recomputing values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvm_distir.transforms.training.autodiff.functions import Functions
 
 
 class Times:
-    """Times of bound values: picoseconds of a system, else work by the planner's fixed weights.
+    """Times of bound values, in picoseconds of a system or as fixed weights of the planner.
 
     Parameters
     ----------
@@ -32,14 +32,18 @@ class Times:
 
     @cached_property
     def kernels(self) -> ir.IRModule:
-        """The PrimFuncs among the functions."""
-        found = self.functions
+        """Return the PrimFuncs among the functions."""
+        functions = self.functions
         return ir.IRModule(
-            {found.variables[n]: f for n, f in found.of.items() if isinstance(f, tirx.PrimFunc)}
+            {
+                functions.variables[n]: f
+                for n, f in functions.of.items()
+                if isinstance(f, tirx.PrimFunc)
+            }
         )
 
     def of(self, value: Any) -> int:
-        """Time of what a variable is bound to; 0 for what computes nothing."""
+        """Return the time of the value of a variable, or 0 if it computes nothing."""
         if not isinstance(value, ir.Call):
             return 0
         if isinstance(value.op, ir.GlobalVar):

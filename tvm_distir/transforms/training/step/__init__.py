@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Losses, optimizer updates and the signature of a training step."""
+"""Define losses, optimizer updates and the signature of a training step."""
 
 from __future__ import annotations

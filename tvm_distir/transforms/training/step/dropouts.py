@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout in training: masks that are a function of a seed, the step and the element.
+"""Write dropout for training, with masks determined by a seed, the step and the element.
 
 ``R.nn.dropout(x, p)`` becomes a kernel that draws each element anew by a counter-based generator
 (Philox), and reads ``x`` and its result alone: its gradient is the same kernel on the gradient,
-and nothing is kept. The counter is the element's number in the whole tensor, which the kernel gets
+and nothing is kept. The counter is the element's number in the full tensor, which the kernel gets
 as one vector of offsets per dim, and the number of the dropout in the step, its stream. Where the
 tensor is cut, so are the offsets: each device draws the elements that it holds. Seed and step are
 the key. A private function is told its first stream.
@@ -59,7 +59,7 @@ _TYPE = relax.TensorType([], "int64")
 
 
 def with_streams(mod: ir.IRModule, given: bool = False) -> ir.IRModule:
-    """Write dropouts as kernels; functions that hold some get parameters more, the last ones.
+    """Write dropouts as kernels, with additional trailing parameters of their functions.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def with_streams(mod: ir.IRModule, given: bool = False) -> ir.IRModule:
     Raises
     ------
     ModelError
-        DIST0351 where the mask of a dropout is read, or its shape is not known.
+        DIST0351 if the mask of a dropout is read, or its shape is not known.
     """
     if not any(
         _is_dropout(b.value) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)
@@ -87,7 +87,7 @@ def with_streams(mod: ir.IRModule, given: bool = False) -> ir.IRModule:
 
 
 class _Streams:
-    """Writes functions, callees first.
+    """Writer of functions in the order of callees first.
 
     Parameters
     ----------
@@ -136,12 +136,12 @@ class _Streams:
         return new
 
     def streams_of(self, value: Any) -> int:
-        """How many dropouts a call of a function runs."""
+        """Return how many dropouts a call of a function runs."""
         called = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
         return self._counts.get(str(value.op.name_hint), 0) if called else 0
 
     def kernel(self, shape: tuple[int, ...], dtype: str, rate: float) -> Any:
-        """The kernel of a dropout."""
+        """Return the kernel of a dropout."""
         key = (shape, dtype, rate)
         if key not in self._known:
             function = dropout_kernel(shape, dtype, rate)
@@ -151,7 +151,7 @@ class _Streams:
 
 
 class _Body:
-    """The bindings of one function.
+    """Writer of the bindings of one function.
 
     Attributes
     ----------
@@ -185,12 +185,12 @@ class _Body:
             writer.bindings.append(binding)
 
     def check(self, place: str, read: Iterable[Any]) -> None:
-        """Refuse what reads a mask, or both results at once."""
+        """Reject readers of a mask, or of both results as a tuple."""
         if any(var in self._masks or var in self._drawn for var in read):
             raise _unfit(f"{self.function}/{place}", "it reads the mask of a dropout")
 
     def _given(self, writer: BlockWriter, count: int) -> list[Any]:
-        """The state, and the first of so many streams that are taken."""
+        """Return the state, and the first of the next streams."""
         stream = relax.const(self.count, "int64")
         if len(self.added) > 1:
             stream = self.added[1]
@@ -219,7 +219,7 @@ class _Body:
 
 
 def from_first_stream(bindings: Sequence[Any], stream: Any) -> tuple[int, list[Any]]:
-    """Count streams from the first one that some bindings draw from.
+    """Number streams from the first one that some bindings use.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that an exporter wrote into the model as constants: they are not trained, and named."""
+"""Warn of weights that an exporter wrote into the model as constants, which are not trained."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def _is_weight(arg: object) -> bool:
 
 
 def warn_of_constants(mod: ir.IRModule) -> None:
-    """Say which layers have constants as weights."""
-    found = list(dict.fromkeys(constant_weights(mod)))
-    if found:
-        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    """Warn of layers whose weights are constants."""
+    names = list(dict.fromkeys(constant_weights(mod)))
+    if names:
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         warnings.warn(
-            f"constants are not trained: the weights of {', '.join(found[:SHOWN])}{more}; "
+            f"constants are not trained: the weights of {', '.join(names[:SHOWN])}{more}; "
             "export the model with its weights as parameters to train them",
             stacklevel=3,
         )

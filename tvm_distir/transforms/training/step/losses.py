@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Losses of a training step: from a model's output and the targets to a scalar."""
+"""Compute the loss of a training step from a model's output and the targets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Write = Callable[[relax.BlockBuilder, Any, Any], Any]
 
 @dataclass(frozen=True)
 class Loss:
-    """How a loss is made.
+    """Definition of a loss.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ def _classes(output: Any) -> Any:
 
 
 def _cross_entropy(builder: relax.BlockBuilder, output: Any, targets: Any) -> Any:
-    """Mean of ``-log softmax(output)[target]``: the classes are the last dim."""
+    """Return the mean of ``-log softmax(output)[target]``, with classes along the last dim."""
     shape = static_shape(output.ty) or ()
     samples: Any = 1
     for n in shape[:-1]:
@@ -62,14 +62,14 @@ def _cross_entropy(builder: relax.BlockBuilder, output: Any, targets: Any) -> An
 
 
 def _squares(builder: relax.BlockBuilder, output: Any, targets: Any) -> Any:
-    """Mean of the squared differences."""
+    """Return the mean of the squared differences."""
     apart = builder.emit(subtract(output, targets), "apart")
     return mean(builder.emit(square(apart), "squares"))
 
 
 LOSSES = {
-    one.name: one
-    for one in (
+    loss.name: loss
+    for loss in (
         Loss("cross_entropy", _classes, _cross_entropy),
         Loss("mse", lambda output: output, _squares),
     )
@@ -77,7 +77,7 @@ LOSSES = {
 
 
 def is_trained_on(output: Any) -> bool:
-    """Whether a loss can be made of an output: one tensor of floats."""
+    """Return whether an output has a loss: one tensor of floats."""
     tensor = tensor_type(output)
     shape = static_shape(output)
     known = shape is not None and math.prod(n for n in shape if isinstance(n, int)) > 0

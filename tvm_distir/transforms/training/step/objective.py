@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a step makes smaller: a loss of the model's output, or a weighted sum of several.
+"""Define the objective of a step: a loss of the model's output, or a weighted sum of losses.
 
 ::
 
@@ -43,7 +43,7 @@ HALF = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Term:
-    """A loss in a sum.
+    """Loss in a sum.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Term:
 
 
 def read_losses(text: str) -> tuple[Term, ...]:
-    """Read ``mse`` or ``logits:cross_entropy,value:mse*0.5`` (ModelError DIST0351)."""
+    """Parse ``mse`` or ``logits:cross_entropy,value:mse*0.5`` (ModelError DIST0351)."""
     terms = []
     for part in text.split(","):
         output, colon, rest = part.rpartition(":")
@@ -81,7 +81,7 @@ def read_losses(text: str) -> tuple[Term, ...]:
 
 @dataclass(frozen=True)
 class _Part:
-    """A term over a model's outputs.
+    """Term over a model's outputs.
 
     Attributes
     ----------
@@ -99,7 +99,7 @@ class _Part:
 
 
 class Objective:
-    """The loss of one model.
+    """Loss of one model.
 
     Parameters
     ----------
@@ -175,10 +175,14 @@ class Objective:
         variables: Mapping[str, Any],
         types: Sequence[Any],
     ) -> tuple[Any, list[Any]]:
-        """A function of the module that is a loss, and the parameters that are targets."""
-        own = [n for n, f in functions.items() if isinstance(f, relax.Function) and is_private(f)]
-        if term.loss not in own:
-            raise _wrong(f'no loss "{shortened(term.loss)}"', nearest(term.loss, [*LOSSES, *own]))
+        """Return a function of the module that is a loss, and its target parameters."""
+        private_names = [
+            n for n, f in functions.items() if isinstance(f, relax.Function) and is_private(f)
+        ]
+        if term.loss not in private_names:
+            raise _wrong(
+                f'no loss "{shortened(term.loss)}"', nearest(term.loss, [*LOSSES, *private_names])
+            )
         fn = functions[term.loss]
         shapes = [known_shape(ty) for ty in types]
         first = [known_shape(p.ty) for p in fn.params[: len(types)]]
@@ -191,7 +195,7 @@ class Objective:
         return variables[term.loss], list(fn.params[len(types) :])
 
     def write(self, emitter: Any, output: Any) -> Any:
-        """The loss of the model's output, not emitted yet; of half precision in float32.
+        """Return the loss of the model's output, not emitted yet, in float32 for half precision.
 
         Parameters
         ----------
@@ -226,7 +230,7 @@ class Objective:
         return ir.Call(part.function, [*read, *part.targets])
 
     def _output(self, emitter: Any, output: Any, number: int) -> Any:
-        """One output; of a tuple that is written out its field."""
+        """Return one output, a field if the result is a tuple literal."""
         if not isinstance(output.ty, relax.TupleType):
             return output
         if isinstance(output, relax.Tuple):
@@ -236,7 +240,7 @@ class Objective:
 
 
 def _output_names(forward: relax.Function, count: int) -> list[str]:
-    """Names of the variables that a function returns; numbers where it returns no variables."""
+    """Return the names of the returned variables, or numbers if they are no variables."""
     result = forward.body.body
     bound = {b.var: b.value for b in all_bindings(forward.body)}
     while isinstance(result, ir.Var) and isinstance(bound.get(result), ir.Var | relax.Tuple):
@@ -249,7 +253,7 @@ def _output_names(forward: relax.Function, count: int) -> list[str]:
 
 
 def unfit(what: str) -> ModelError:
-    """Error about a model that no step can be made of."""
+    """Return the error about a model that cannot be trained."""
     return ModelError(
         "DIST0351",
         what,

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the parameters of a model are in a step of it: data, weights, statistics, counters."""
+"""Classify the parameters of a model in a step: data, weights, statistics and counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .recipe import Recipe
 
 
 class Parameters:
-    """Parameters of one forward function, sorted.
+    """Parameters of one forward function, by kind.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Parameters:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse parameters of a step of which two have one name (ModelError DIST0351)."""
+    """Reject a step of which two parameters share a name (ModelError DIST0351)."""
     twice = [name for name, count in Counter(map(plain_name, names)).items() if count > 1]
     if twice:
         raise ModelError(

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How a step is made: the loss, the optimizer, and what is done with gradients."""
+"""Define the options of a step: the loss, the optimizer, and the handling of gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DYNAMIC = "dynamic"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a step is made.
+    """Options of a training step.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Recipe:
     frozen : tuple of str
         Patterns of weights that stay as they are.
     recompute : Recomputation or Auto
-        What functions keep for their backward part.
+        What functions keep for their backward pass.
     system : System or None
         Whose times and memory decide that.
     """
@@ -58,11 +58,11 @@ class Recipe:
     system: System | None
 
     def trains(self, name: str) -> bool:
-        """Whether a weight is updated."""
+        """Return whether a weight is updated."""
         return not any(match_name(pattern, name) for pattern in self.frozen)
 
     def check_frozen(self, names: Sequence[str]) -> None:
-        """Refuse a pattern that no weight fits (ModelError DIST0351)."""
+        """Reject a pattern that matches no weight (ModelError DIST0351)."""
         for pattern in self.frozen:
             if not any(match_name(pattern, name) for name in names):
                 raise ModelError(
@@ -74,7 +74,7 @@ class Recipe:
 
 
 def check_functions(recipe: Recipe, names: Sequence[str]) -> None:
-    """Refuse a pattern of what is made again that no function fits (ModelError DIST0351)."""
+    """Reject a recomputation pattern that matches no function (ModelError DIST0351)."""
     unused = [] if isinstance(recipe.recompute, Auto) else recipe.recompute.unused(names)
     for pattern in unused:
         raise ModelError(
@@ -99,7 +99,7 @@ def recipe_of(
     recompute: str | Mapping[str, str],
     system: System | str | None,
 ) -> Recipe:
-    """Read what :func:`.step.train_step` is given (ModelError DIST0351)."""
+    """Parse the arguments of :func:`.step.train_step` (ModelError DIST0351)."""
     method = optimizer_named(optimizer, options)
     dynamic = loss_scale == DYNAMIC
     try:

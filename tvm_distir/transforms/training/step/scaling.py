@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What updates share: the factor of gradients (loss scale taken out, norm clipped), step, rate.
+"""Compute what updates share: the gradient factor (loss scale, clipping), step and rate.
 
 A dynamic scale halves when a gradient overflows, and that step changes no weight; it doubles after
 :data:`GROW_EVERY` steps without overflow (Micikevicius et al. 2018, section 3.2).
@@ -37,7 +37,7 @@ def _f32(value: float) -> Any:
 
 
 class Scaling:
-    """The scale of the loss and the bound of the norm, in one step.
+    """Loss scale and norm bound of one step.
 
     Parameters
     ----------
@@ -61,11 +61,11 @@ class Scaling:
 
     @property
     def looks_at_gradients(self) -> bool:
-        """Whether the sum of the squares of all gradients is asked for."""
+        """Return whether the sum of the squares of all gradients is needed."""
         return bool(self.recipe.clip) or self.recipe.dynamic
 
     def seed(self, loss: Any) -> Any:
-        """Gradient of the loss to begin with; None where it is one."""
+        """Return the initial gradient of the loss, or None if it is 1."""
         dtype = str(loss.ty.dtype)
         if self.recipe.dynamic:
             scale = self.params[0][1]
@@ -75,7 +75,7 @@ class Scaling:
     def shared(
         self, builder: relax.BlockBuilder, squares: Any, step: Any, rate: Any
     ) -> tuple[Shared, list[tuple[str, Any]]]:
-        """Emit what updates share; return it, and new counters, not emitted yet, with their names.
+        """Emit what updates share; return it with the new counters, not emitted yet, by name.
 
         Parameters
         ----------
@@ -119,12 +119,12 @@ class Scaling:
         return None if self.recipe.scale == 1.0 else _f32(1.0 / self.recipe.scale)
 
     def updated(self, builder: relax.BlockBuilder) -> list[tuple[str, Any]]:
-        """New states, not emitted yet, with their names."""
+        """Return the new states by name, not emitted yet."""
         if not self.recipe.dynamic:
             return []
         scale, steps = (var for _, var in self.params)
-        one = relax.const(1, "int64")
-        done = builder.emit(add(steps, one))
+        increment = relax.const(1, "int64")
+        done = builder.emit(add(steps, increment))
         due = builder.emit(less(relax.const(GROW_EVERY - 1, "int64"), done))
         grown = builder.emit(where(due, builder.emit(multiply(scale, _f32(GROWTH))), scale))
         halved = builder.emit(multiply(scale, _f32(1 / GROWTH)))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""New weights and states: those of repeated layers by a function, those of others one by one."""
+"""Write the new weights and states, with one function for repeated layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UPDATE, _SQUARES = "_update", "_squares"
 
 @dataclass
 class Weight:
-    """A parameter that the step updates, and its states.
+    """Parameter that the step updates, with its states.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Weight:
 
 @dataclass(frozen=True, eq=False)
 class Owner:
-    """A call of a layer, whose weights are updated by one call too.
+    """Call of a layer, whose weights are updated by one call too.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ def grouped(
     weights: Sequence[Weight],
     gradients: Sequence[Any],
 ) -> Groups:
-    """Group weights by the call that makes their gradients, see :data:`Groups`."""
+    """Group weights by the call that computes their gradients, see :data:`Groups`."""
     written = [call for call in calls if call.back is not None]
     times = Counter(call.pair.name for call in written)
     owners = {
@@ -101,7 +101,7 @@ def grouped(
 
 
 class Updates:
-    """Writes the updates of weights.
+    """Writer of the updates of weights.
 
     Parameters
     ----------
@@ -207,15 +207,19 @@ class Updates:
             for label, weight in zip(labels, weights, strict=True)
         ]
         wishes = [*labels, *(f"{label}_grad" for label in labels)]
-        wishes += [*(title for own in titles for title in own[1:]), *of_all]
+        wishes += [*(title for names in titles for title in names[1:]), *of_all]
         params = [relax.Var(wish, arg.ty) for wish, arg in zip(wishes, args, strict=True)]
         count = len(weights)
-        own, gradients, rest = params[:count], params[count : 2 * count], params[2 * count :]
+        weight_params, gradients, rest = (
+            params[:count],
+            params[count : 2 * count],
+            params[2 * count :],
+        )
         shared = dict(zip(of_all, rest[len(rest) - len(of_all) :], strict=True))
 
         def write(builder: relax.BlockBuilder) -> list[Any]:
             made, left = [], iter(rest)
-            for title, var, gradient in zip(titles, own, gradients, strict=True):
+            for title, var, gradient in zip(titles, weight_params, gradients, strict=True):
                 weight = Weight(title[0], var, [next(left) for _ in title[1:]])
                 new = self._updated(builder, weight, gradient, shared)
                 made += [

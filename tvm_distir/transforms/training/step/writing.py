@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes ``main`` of a training step."""
+"""Write ``main`` of a training step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STEPS = 1000
 
 
 class StepWriter:
-    """Writes the step of one forward function.
+    """Writer of the step of one forward function.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class StepWriter:
         return weight
 
     def run(self) -> relax.Function:
-        """Return the step; the functions that it calls are added to those of the model."""
+        """Return the step, and add the functions that it calls to those of the model."""
         named = [
             *self.inputs,
             *self.params.others,
@@ -123,7 +123,7 @@ class StepWriter:
         return fn
 
     def _body(self) -> list[Any]:
-        """Emit all; return the loss and what is updated, in the order of the parameters."""
+        """Emit everything; return the loss and the updates in the order of the parameters."""
         wanted = [w.var for w in self.weights]
         tape = self.tape
         for binding in self.bindings:
@@ -156,7 +156,7 @@ class StepWriter:
                 self.statistics[statistic] = relax.TupleGetItem(var, number)
 
     def _updates(self, tape: Tape, gradients: Sequence[Any]) -> list[Any]:
-        """New weights in the order of the parameters, then new states, then the counters."""
+        """Return the new weights in the order of the parameters, then states, then counters."""
         builder = self.builder
         updates = Updates(builder, self.recipe.optimizer, self.functions)
         rows = grouped(builder, tape.calls.values(), self.weights, gradients)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of activations.
+"""Define gradients of activations.
 
 That of ReLU, and of its kin, at 0 is that of the negative side, as it is in torch.
 """
@@ -34,7 +34,7 @@ SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 
 @register_gradient("nn.relu")
 def _relu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """TVM's passes what lies at 0."""
+    """Differentiate ``relu`` with gradient 0 at 0, unlike TVM's rule."""
     zero = constant_like(0.0, grad)
     return [where(less_equal(call.args[0], zero), zero, grad)]
 
@@ -48,7 +48,7 @@ def _leaky(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> lis
 
 @register_gradient("nn.prelu")
 def _prelu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Slopes (channels,) are trained; a single one is that of all channels."""
+    """Differentiate ``prelu``; slopes are per channel, or one for all channels."""
     x, slopes = call.args
     axis = int(call.attrs.axis) % len(shape_of(x))
     wide = [shape_of(slopes)[0] if d == axis else 1 for d in range(len(shape_of(x)))]
@@ -69,7 +69,7 @@ def _selu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 @register_gradient("nn.softplus")
 def _softplus(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of ``log(1 + exp(beta x)) / beta``, and of x itself beyond the threshold."""
+    """Differentiate ``log(1 + exp(beta x)) / beta``, which is x above the threshold."""
     x = call.args[0]
     scaled = builder.emit(multiply(x, constant_like(float(call.attrs.beta), x)))
     straight = greater(scaled, constant_like(float(call.attrs.threshold), x))
@@ -78,7 +78,7 @@ def _softplus(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> 
 
 @register_gradient("nn.gelu")
 def _gelu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """``Phi(x) + x phi(x)``, the normal distribution and its density."""
+    """Differentiate ``gelu`` as ``Phi(x) + x phi(x)``, normal distribution and density."""
     x = call.args[0]
     root = builder.emit(erf_op(builder.emit(multiply(constant_like(math.sqrt(0.5), x), x))))
     below = builder.emit(
@@ -91,20 +91,20 @@ def _gelu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 @register_gradient("nn.gelu_tanh")
 def _gelu_tanh(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of ``x/2 (1 + t)``, ``t = tanh u``, ``u = k (x + c x^3)``.
+    """Differentiate ``x/2 (1 + t)``, ``t = tanh u``, ``u = k (x + c x^3)``.
 
     ``(1 + t)/2 + x/2 (1 - t^2) k (1 + 3 c x^2)``.
     """
     x = call.args[0]
     k, c = math.sqrt(2 / math.pi), 0.044715
-    half, one = constant_like(0.5, x), constant_like(1.0, x)
+    half, unit = constant_like(0.5, x), constant_like(1.0, x)
     squared = builder.emit(multiply(x, x))
-    inner = builder.emit(add(one, builder.emit(multiply(constant_like(c, x), squared))))
+    inner = builder.emit(add(unit, builder.emit(multiply(constant_like(c, x), squared))))
     inner = builder.emit(multiply(x, inner))
     t = builder.emit(tanh(builder.emit(multiply(constant_like(k, x), inner))))
-    outer = builder.emit(multiply(half, builder.emit(add(one, t))))
-    slope = builder.emit(add(one, builder.emit(multiply(constant_like(3 * c, x), squared))))
+    outer = builder.emit(multiply(half, builder.emit(add(unit, t))))
+    slope = builder.emit(add(unit, builder.emit(multiply(constant_like(3 * c, x), squared))))
     slope = builder.emit(multiply(constant_like(0.5 * k, x), slope))
-    bell = builder.emit(subtract(one, builder.emit(multiply(t, t))))
+    bell = builder.emit(subtract(unit, builder.emit(multiply(t, t))))
     bent = builder.emit(multiply(x, builder.emit(multiply(bell, slope))))
     return [multiply(grad, builder.emit(add(outer, bent)))]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of attention."""
+"""Define gradients of attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MASKED = -1e30
 
 
 def _causal(scores: Any, mask: str, rows: int, columns: int, builder: relax.BlockBuilder) -> Any:
-    """Scores (..., rows, columns) of the columns that each row sees, others masked."""
+    """Mask the scores (..., rows, columns) of columns that a row must not see."""
     offset = 0 if mask == "TopLeft" else abs(rows - columns)
     last = builder.emit(reshape(arange(offset, offset + rows, 1, "int64"), (rows, 1)))
     seen = builder.emit(greater_equal(last, arange(0, columns, 1, "int64")))
@@ -38,7 +38,7 @@ def _causal(scores: Any, mask: str, rows: int, columns: int, builder: relax.Bloc
 
 @register_gradient("nn.attention", "nn.attention_bias")
 def _attention(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Operands ``(batch, seq, heads, width)``: softmax(q k^T scale + bias) v, differentiated."""
+    """Differentiate softmax(q k^T scale + bias) v of operands ``(batch, seq, heads, width)``."""
     query, key, value = call.args[:3]
     bias = call.args[3] if len(call.args) > 3 else None
     if call.attrs.window_size is not None:
@@ -67,5 +67,5 @@ def _attention(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
     scaled = builder.emit(multiply(by_scores, constant_like(scale, q)))
     by_query = builder.emit(matmul(scaled, k))
     by_key = builder.emit(matmul(flipped(scaled), q))
-    found = [permute_dims(t, [0, 2, 1, 3]) for t in (by_query, by_key, by_value)]
-    return found if bias is None else [*found, fitted(builder, by_scores, bias)]
+    gradients = [permute_dims(t, [0, 2, 1, 3]) for t in (by_query, by_key, by_value)]
+    return gradients if bias is None else [*gradients, fitted(builder, by_scores, bias)]

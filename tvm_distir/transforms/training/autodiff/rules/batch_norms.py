@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Batch norms in training: statistics of the batch, and running ones that are updated."""
+"""Prepare batch norms for training, with batch statistics and updated running statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BATCH_NORM = "relax.nn.batch_norm"
 
 
 def is_batch_norm(value: Any) -> bool:
-    """Whether a value is a call of a batch norm."""
+    """Return whether a value is a call of a batch norm."""
     return (
         isinstance(value, ir.Call)
         and isinstance(value.op, ir.Op)
@@ -24,7 +24,7 @@ def is_batch_norm(value: Any) -> bool:
 
 
 def running_statistics(fn: relax.Function) -> set[Any]:
-    """Parameters that are the running mean or variance of a batch norm."""
+    """Return the parameters that are the running mean or variance of a batch norm."""
     params = set(fn.params[:])
     return {
         arg
@@ -37,7 +37,7 @@ def running_statistics(fn: relax.Function) -> set[Any]:
 
 
 def without_statistics(mod: ir.IRModule) -> ir.IRModule:
-    """Inline the functions that hold batch norms: what they update are parameters of ``main``."""
+    """Inline functions with batch norms, so that running statistics are parameters of ``main``."""
     holders = {
         str(gv.name_hint)
         for gv, fn in mod.functions.items()
@@ -50,7 +50,7 @@ def without_statistics(mod: ir.IRModule) -> ir.IRModule:
 
 
 def in_training(call: ir.Call) -> ir.Call:
-    """The same batch norm on the statistics of the batch."""
+    """Return the batch norm that uses the statistics of the batch."""
     a = call.attrs
     return relax.op.nn.batch_norm(
         *call.args,

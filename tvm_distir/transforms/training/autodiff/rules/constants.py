@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as constants of a module."""
+"""Build numeric constants of a module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvm.relax.op import astype
 
 
 def array_like(values: np.ndarray, like: Any, builder: relax.BlockBuilder) -> Any:
-    """A constant of the type of a tensor."""
+    """Return a constant of the type of a tensor."""
     dtype = str(like.ty.dtype)
     if dtype in ("float32", "float64"):
         return relax.const(values.astype(dtype), dtype)

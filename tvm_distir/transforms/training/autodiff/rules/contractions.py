@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of products: matrices, sums over subscripts."""
+"""Define gradients of matrix products and of sums over subscripts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 @register_gradient("matmul")
 def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """``x @ w``; of a weight matrix the sum over all leading dims is one contraction.
+    """Differentiate ``x @ w``; that of a weight matrix contracts all leading dims at once.
 
     TVM sums the products of every leading index afterwards, which needs them all in memory. The
     gradient of a wider result is rounded to the type of the operands. That of a transposed weight
-    is written as the transposed one of the weight's, which :meth:`.reverse.Reverse.give` hands on.
+    is written as the transposed one of the weight's, which :meth:`.reverse.Reverse.give` passes on.
     """
     x, w = call.args
     if grad.ty.dtype != x.ty.dtype:
@@ -39,10 +39,10 @@ def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 
 
 def _transposed(matrix: Any, builder: relax.BlockBuilder) -> Any:
-    """The last two dims exchanged: what a matrix was transposed from, where it was.
+    """Swap the last two dims, or undo an existing transposition.
 
-    So the backward part of a product with a transposed weight reads the weight, of which no
-    transposed copy lives from the forward part to the backward part.
+    So the backward pass of a product with a transposed weight reads the weight, of which no
+    transposed copy lives from the forward pass to the backward pass.
     """
     order = list(range(len(shape_of(matrix))))
     order[-2:] = reversed(order[-2:])
@@ -59,7 +59,7 @@ def _outer(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> lis
 
 
 def _written_out(text: str, ranks: list[int], call: ir.Call) -> tuple[list[str], str]:
-    """Subscripts of operands and result, with letters for what an ellipsis stands for."""
+    """Return the subscripts of operands and result with ellipses expanded to letters."""
     text = text.replace(" ", "")
     left, _, right = text.partition("->")
     parts = left.split(",")
@@ -79,7 +79,7 @@ def _written_out(text: str, ranks: list[int], call: ir.Call) -> tuple[list[str],
 
 @register_gradient("einsum")
 def _einsum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of an operand: the gradient and the other operands, summed over what it has not.
+    """Differentiate ``einsum``: contract the gradient with the other operands.
 
     What only that operand has was summed alone: there it gets the same everywhere.
     """
@@ -87,46 +87,48 @@ def _einsum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     shapes = [shape_of(x) for x in operands]
     parts, result = _written_out(str(call.attrs.subscripts), [len(s) for s in shapes], call)
     extents: dict[str, Any] = {}
-    for own, shape in zip(parts, shapes, strict=True):
-        for c, n in zip(own, shape, strict=True):
+    for subscripts, shape in zip(parts, shapes, strict=True):
+        for c, n in zip(subscripts, shape, strict=True):
             if extents.setdefault(c, n) != n:
                 raise refuse(call, f'the gradient with "{c}" broadcast is not known')
-    found = []
-    for k, own in enumerate(parts):
+    gradients = []
+    for k, subscripts in enumerate(parts):
         others = [(p, x) for i, (p, x) in enumerate(zip(parts, operands, strict=True)) if i != k]
-        found.append(_by_operand(call, own, shapes[k], [*others, (result, grad)]))
-    return [relax.Tuple(found)]
+        gradients.append(_by_operand(call, subscripts, shapes[k], [*others, (result, grad)]))
+    return [relax.Tuple(gradients)]
 
 
-def _by_operand(call: ir.Call, own: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:
-    """The gradient of an operand with the subscripts ``own``."""
-    if len(set(own)) != len(own):
-        return _diagonal(call, own, shape, terms)
-    known = "".join(c for c in own if any(c in p for p, _ in terms))
+def _by_operand(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:
+    """Return the gradient of the operand with the given subscripts."""
+    if len(set(subscripts)) != len(subscripts):
+        return _diagonal(call, subscripts, shape, terms)
+    known = "".join(c for c in subscripts if any(c in p for p, _ in terms))
     text = ",".join(p for p, _ in terms)
     value: Any = terms[-1][1]
     if len(terms) > 1 or terms[0][0] != known:
         value = einsum(tuple(x for _, x in terms), f"{text}->{known}")
-    if known == own:
+    if known == subscripts:
         return value
-    kept = [n if c in known else 1 for c, n in zip(own, shape, strict=True)]
+    kept = [n if c in known else 1 for c, n in zip(subscripts, shape, strict=True)]
     return broadcast_to(reshape(value, kept), shape)
 
 
-def _diagonal(call: ir.Call, own: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:
-    """Of an operand read along a diagonal: zeros beside it."""
-    single = "".join(dict.fromkeys(own))
-    extents = [shape[own.index(c)] for c in single]
+def _diagonal(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:
+    """Return the gradient of an operand read along a diagonal, with zeros elsewhere."""
+    single = "".join(dict.fromkeys(subscripts))
+    extents = [shape[subscripts.index(c)] for c in single]
     value = _by_operand(call, single, extents, terms)
     for c in single:
-        places = [d for d, letter in enumerate(own) if letter == c]
+        places = [d for d, letter in enumerate(subscripts) if letter == c]
         if len(places) > 2:
             raise refuse(call, f'the gradient with "{c}" three times in an operand is not known')
-    wide = reshape(value, [shape[d] if own.index(c) == d else 1 for d, c in enumerate(own)])
+    wide = reshape(
+        value, [shape[d] if subscripts.index(c) == d else 1 for d, c in enumerate(subscripts)]
+    )
     for c in single:
-        first, last = own.index(c), own.rindex(c)
+        first, last = subscripts.index(c), subscripts.rindex(c)
         if first != last:
             eye = relax.op.eye(int(shape[first]), dtype=str(terms[-1][1].ty.dtype))
-            spread = [shape[first] if d in (first, last) else 1 for d in range(len(own))]
+            spread = [shape[first] if d in (first, last) else 1 for d in range(len(subscripts))]
             wide = multiply(wide, reshape(eye, spread))
     return wide

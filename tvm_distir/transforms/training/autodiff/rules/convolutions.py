@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of convolutions, transposed ones too.
+"""Define gradients of convolutions, including transposed ones.
 
 TVM has that of ``conv2d`` alone. Its weight gradient computes more positions than the kernel has
 where strides leave rows over, and moves groups into the batch, which then cannot be cut. Here the
@@ -35,7 +35,7 @@ def _op(name: str, count: int) -> Any:
 
 @dataclass(frozen=True)
 class _Weight:
-    """What the gradient of a weight depends on.
+    """Parameters of the gradient of a weight.
 
     Attributes
     ----------
@@ -56,12 +56,12 @@ class _Weight:
 
     @property
     def names(self) -> str:
-        """Spatial dims."""
+        """Return the names of the spatial dims."""
         return SPATIAL[len(self.taps)]
 
 
 def _weight_gradient(w: _Weight, long: Any, short: Any, builder: relax.BlockBuilder) -> Any:
-    """``dw[i, o, k] = sum of short[n, i, p] long[n, o, p stride + k dilation - before]``.
+    """Compute ``dw[i, o, k] = sum of short[n, i, p] long[n, o, p stride + k dilation - before]``.
 
     Over all samples n and places p of the windows. The first operand of that convolution has the
     samples as its channels, so has the kernel.
@@ -89,7 +89,7 @@ def _weight_gradient(w: _Weight, long: Any, short: Any, builder: relax.BlockBuil
         short = builder.emit(expand_dims(short, 2))
         data, taps = f"{lead}CN{names}", f"{lead}OI{names}"
         strides, dilation, before, after = [1, *strides], [1, *dilation], [0, *before], [0, *after]
-    found = _op("", len(strides))(
+    result = _op("", len(strides))(
         long,
         short,
         strides=dilation,
@@ -101,14 +101,14 @@ def _weight_gradient(w: _Weight, long: Any, short: Any, builder: relax.BlockBuil
         out_layout=data,
         out_dtype=w.dtype,
     )
-    found = builder.normalize(found)
+    result = builder.normalize(result)
     if groups > 1:
-        found = builder.normalize(reshape(builder.emit(found), shape_of(found)[1:]))
-    return _first(found, [*shape_of(found)[:2], *w.taps], builder)
+        result = builder.normalize(reshape(builder.emit(result), shape_of(result)[1:]))
+    return _first(result, [*shape_of(result)[:2], *w.taps], builder)
 
 
 def _by_planes(w: _Weight, long: Any, short: Any, builder: relax.BlockBuilder) -> Any:
-    """Of each plane of the kernel, of the planes that it reads: their samples are samples."""
+    """Compute the gradient of each plane of the kernel, with the planes read as samples."""
     depth, places = int(shape_of(long)[2]), int(shape_of(short)[2])
     step, apart, before = w.strides[0], w.dilation[0], w.before[0]
     reach = (places - 1) * step
@@ -125,17 +125,17 @@ def _by_planes(w: _Weight, long: Any, short: Any, builder: relax.BlockBuilder) -
     plane = replace(
         w, taps=w.taps[1:], strides=w.strides[1:], dilation=w.dilation[1:], before=w.before[1:]
     )
-    windows, found = as_samples(short), []
+    windows, planes = as_samples(short), []
     for k in range(w.taps[0]):
         low = k * apart
         read = builder.emit(strided_slice(padded, [2], [low], [low + reach + 1], [step]))
         part = builder.emit(_weight_gradient(plane, as_samples(read), windows, builder))
-        found.append(builder.emit(expand_dims(part, 2)))
-    return builder.normalize(concat(found, 2)) if len(found) > 1 else found[0]
+        planes.append(builder.emit(expand_dims(part, 2)))
+    return builder.normalize(concat(planes, 2)) if len(planes) > 1 else planes[0]
 
 
 def _first(value: Any, shape: Sequence[Any], builder: relax.BlockBuilder) -> Any:
-    """Leave the positions out that windows have beyond the kernel."""
+    """Slice off the window positions beyond the kernel."""
     axes = [d for d, (n, m) in enumerate(zip(shape_of(value), shape, strict=True)) if n != m]
     if not axes:
         return value
@@ -143,7 +143,7 @@ def _first(value: Any, shape: Sequence[Any], builder: relax.BlockBuilder) -> Any
 
 
 def _turned(value: Any, given: str, wanted: str, builder: relax.BlockBuilder) -> Any:
-    """A value of one layout in another."""
+    """Convert a value from one layout to another."""
     if given == wanted:
         return value
     return builder.emit(permute_dims(value, [given.index(c) for c in wanted]))
@@ -152,7 +152,7 @@ def _turned(value: Any, given: str, wanted: str, builder: relax.BlockBuilder) ->
 def _plain(
     call: ir.Call, grad: Any, kernel: str, builder: relax.BlockBuilder
 ) -> tuple[Any, Any, Any, tuple[str, str]]:
-    """Data, weight and gradient in plain layouts; the layouts of the first two before."""
+    """Return data, weight and gradient in plain layouts, with the original layouts."""
     a, (data, weight) = call.attrs, call.args
     names = SPATIAL[len(shape_of(data)) - 2]
     wanted = (f"NC{names}", f"{kernel}{names}", f"NC{names}")
@@ -167,16 +167,16 @@ def _plain(
 
 
 def _back(
-    found: Sequence[Any], kernel: str, layouts: tuple[str, str], builder: relax.BlockBuilder
+    gradients: Sequence[Any], kernel: str, layouts: tuple[str, str], builder: relax.BlockBuilder
 ) -> list[Any]:
-    """Gradients of data and weight in the layouts of these."""
+    """Convert the gradients of data and weight back to their layouts."""
     names = SPATIAL[len(layouts[0]) - 2]
     plain = (f"NC{names}", f"{kernel}{names}")
     if layouts == plain:
-        return list(found)
+        return list(gradients)
     return [
         _turned(builder.emit(v), w, g, builder)
-        for v, w, g in zip(found, plain, layouts, strict=True)
+        for v, w, g in zip(gradients, plain, layouts, strict=True)
     ]
 
 
@@ -196,7 +196,7 @@ def _weight_of(call: ir.Call, weight: Any) -> _Weight:
 
 @register_gradient("nn.conv1d", "nn.conv2d", "nn.conv3d")
 def _convolution(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """The data's is a transposed convolution, the weight's a convolution of data and gradient."""
+    """Differentiate a convolution: a transposed one for the data, a convolution for the weight."""
     a = call.attrs
     data, weight, grad, layouts = _plain(call, grad, "OI", builder)
     w, pads = _weight_of(call, weight), _numbers(a.padding)
@@ -226,7 +226,7 @@ def _convolution(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
 
 @register_gradient("nn.conv1d_transpose", "nn.conv2d_transpose", "nn.conv3d_transpose")
 def _transposed(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """The data's is the convolution with the same weight; in the weight's the two change roles."""
+    """Differentiate a transposed convolution: a convolution for the data and for the weight."""
     data, weight, grad, layouts = _plain(call, grad, "IO", builder)
     w = _weight_of(call, weight)
     through = _op("", len(w.taps))(

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of pools with dilation, of which TVM has no kernel: one element of the windows each."""
+"""Define gradients of dilated pools, one window element at a time, as TVM has no kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .registry import constant_like, shape_of
 
 @dataclass(frozen=True)
 class Reach:
-    """What windows with dilation read along a dim.
+    """Range that dilated windows read along a dim.
 
     Attributes
     ----------
@@ -50,17 +50,17 @@ class Reach:
 
     @property
     def padded(self) -> int:
-        """Rows that the windows lie in: the padding, and what they reach beyond it."""
+        """Return the number of rows including the padding and what windows read beyond it."""
         end = (self.count - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
         return max(self.before + self.rows + self.after, end)
 
     def read(self, element: int) -> tuple[int, int]:
-        """First row, and the end, of what is one element of all windows."""
+        """Return the first row, and the end, of one element of all windows."""
         low = element * self.dilation
         return low, low + (self.count - 1) * self.stride + 1
 
     def shares(self, include: bool) -> np.ndarray:
-        """One over the elements of each window that an average counts."""
+        """Return the reciprocal of the number of elements that an average counts per window."""
         places = np.arange(self.count)[:, None] * self.stride - self.before
         places = places + np.arange(self.kernel) * self.dilation
         low, high = (-self.before, self.rows + self.after) if include else (0, self.rows)
@@ -78,7 +78,7 @@ def _padded(x: Any, reaches: Sequence[Reach], fill: float) -> Any:
 def _spread(
     part: Any, reaches: Sequence[Reach], elements: Sequence[int], builder: relax.BlockBuilder
 ) -> Any:
-    """Zeros like the padded data with a value per window where its element lies."""
+    """Place a value per window at one element in zeros like the padded data."""
     for r, element in zip(reaches, elements, strict=True):
         low, high = r.read(element)
         shape = list(shape_of(part))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of dropouts whose masks are kept."""
+"""Build dropout kernels with stored masks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .masks import mask_keeping_kernel, masked_kernel
 
 
 class MaskKernels:
-    """Makes the two kernels of a dropout, once for each type and rate.
+    """Builder of the two kernels of a dropout, once per type and rate.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class MaskKernels:
         self._made: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 
     def __call__(self, handle: Any, ty: Any) -> tuple[Any, Any] | None:
-        """Return the kernel that keeps the mask of another one, and the one that reads it.
+        """Return the kernel that stores the mask, and the kernel that reads it.
 
         Parameters
         ----------

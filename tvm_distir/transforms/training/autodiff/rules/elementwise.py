@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of elementwise ops.
+"""Define gradients of elementwise ops.
 
 Where a function has a kink its gradient there is the mean of both sides, as torch has it: of
 ``abs`` it is 0, and two equal operands of ``maximum`` get one half each.
@@ -43,7 +43,7 @@ Slope = Callable[[Any, Any], Any]
 
 
 def register_slope(*names: str) -> Callable[[Slope], Slope]:
-    """Register the derivative of some ops of one operand."""
+    """Register the derivative of some unary ops."""
 
     def keep(slope: Slope) -> Slope:
         def gradient(y: Any, call: ir.Call, grad: Any, _: relax.BlockBuilder) -> list[Any]:
@@ -56,12 +56,12 @@ def register_slope(*names: str) -> Callable[[Slope], Slope]:
 
 
 def _less_square(x: Any) -> Any:
-    """``1 - x^2``."""
+    """Return ``1 - x^2``."""
     return subtract(constant_like(1.0, x), multiply(x, x))
 
 
 def _more_square(x: Any) -> Any:
-    """``1 + x^2``."""
+    """Return ``1 + x^2``."""
     return add(constant_like(1.0, x), multiply(x, x))
 
 
@@ -79,7 +79,7 @@ register_slope("tan")(lambda x, y: _more_square(y))
 
 @register_gradient("rsqrt")
 def _rsqrt(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """``-y^3 / 2``."""
+    """Return ``-y^3 / 2``."""
     cube = multiply(y, builder.emit(multiply(y, y)))
     return [multiply(grad, builder.emit(multiply(constant_like(-0.5, y), builder.emit(cube))))]
 
@@ -92,7 +92,7 @@ def _square(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 
 @register_gradient("erf")
 def _erf(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """``2 / sqrt(pi) exp(-x^2)``."""
+    """Return ``2 / sqrt(pi) exp(-x^2)``."""
     x = call.args[0]
     bell = builder.emit(exp(builder.emit(multiply(constant_like(-1.0, x), builder.emit(x * x)))))
     return [multiply(grad, builder.emit(multiply(constant_like(2 / math.sqrt(math.pi), x), bell)))]
@@ -100,7 +100,7 @@ def _erf(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[
 
 @register_gradient("clip")
 def _clip(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """What lies on a bound passes, as it does in torch."""
+    """Differentiate ``clip``; elements at a bound have a gradient, as in torch."""
     x, low, high = call.args
     below = less(x, constant_like(float(low.value), x))
     above = greater(x, constant_like(float(high.value), x))
@@ -109,10 +109,10 @@ def _clip(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 @register_gradient("power")
 def _power(y: Any, call: ir.Call, grad: Any, _: relax.BlockBuilder) -> list[Any]:
-    """``n x^(n-1)`` and ``x^n log(x)``: 0 where n, or x, is 0, and TVM's is NaN."""
+    """Return ``n x^(n-1)`` and ``x^n log(x)``, with 0 at 0 where TVM's rule gives NaN."""
     x, n = call.args
-    zero, one = constant_like(0.0, x), constant_like(1.0, x)
-    slope = multiply(n, power(x, subtract(n, one)))
+    zero, unit = constant_like(0.0, x), constant_like(1.0, x)
+    slope = multiply(n, power(x, subtract(n, unit)))
     if not isinstance(n, ir.GenericConst) or not n.value.numpy().astype("float64").all():
         slope = where(equal(n, zero), zero, slope)
     inner = where(equal(x, zero), zero, multiply(y, log(x)))
@@ -121,7 +121,7 @@ def _power(y: Any, call: ir.Call, grad: Any, _: relax.BlockBuilder) -> list[Any]
 
 
 def _shared(mine: Any, equals: Any, grad: Any, like: Any) -> Any:
-    """The gradient where an operand is the result, one half of it where both are."""
+    """Return the gradient where an operand equals the result, halved where both do."""
     zero = constant_like(0.0, grad)
     half = multiply(grad, constant_like(0.5, grad))
     return unbroadcast(where(mine, grad, where(equals, half, zero)), grad, like)
@@ -129,7 +129,7 @@ def _shared(mine: Any, equals: Any, grad: Any, like: Any) -> Any:
 
 @register_gradient("maximum", "minimum")
 def _maximum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """TVM's gives all of a tie to one operand."""
+    """Differentiate ``maximum``; ties share the gradient, unlike in TVM's rule."""
     a, b = call.args
     first, second = greater(a, b), less(a, b)
     if str(call.op.name) == "relax.minimum":
@@ -140,7 +140,7 @@ def _maximum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> l
 
 @register_gradient("mod", "floor_mod")
 def _mod(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of ``a - q b``, q a whole number."""
+    """Differentiate ``a - q b`` for an integer q."""
     a, b = call.args
     whole = trunc if str(call.op.name) == "relax.mod" else floor
     times = negative(whole(divide(a, b)))
@@ -149,7 +149,7 @@ def _mod(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[
 
 @register_gradient("atan2")
 def _atan2(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """``b / (a^2 + b^2)`` and ``-a / (a^2 + b^2)``."""
+    """Return ``b / (a^2 + b^2)`` and ``-a / (a^2 + b^2)``."""
     a, b = call.args
     share = divide(grad, add(multiply(a, a), multiply(b, b)))
     by_b = multiply(share, negative(a))
@@ -158,7 +158,7 @@ def _atan2(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> lis
 
 @register_gradient("log_add_exp")
 def _log_add_exp(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """``sigmoid(a - b)`` and ``sigmoid(b - a)``."""
+    """Return ``sigmoid(a - b)`` and ``sigmoid(b - a)``."""
     a, b = call.args
     ours, theirs = sigmoid(subtract(a, b)), sigmoid(subtract(b, a))
     by_a = unbroadcast(multiply(grad, ours), grad, a)
@@ -167,14 +167,14 @@ def _log_add_exp(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
 
 @register_gradient("ewise_fma")
 def _fused(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of ``a b + c``."""
+    """Differentiate ``a b + c``."""
     a, b, _c = call.args
     return [multiply(grad, b), multiply(grad, a), grad]
 
 
 @register_gradient("where")
 def _where(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """TVM's is not summed where an operand was broadcast."""
+    """Differentiate ``where``, summed over broadcast dims, unlike TVM's rule."""
     chosen, a, b = call.args
     zero = constant_like(0.0, grad)
     return [

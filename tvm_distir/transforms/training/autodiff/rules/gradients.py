@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The files that register gradients: of ops for which TVM has none, a wrong or a costly one."""
+"""List the files that register gradients where TVM has none, a wrong or a costly one."""
 
 from __future__ import annotations
 

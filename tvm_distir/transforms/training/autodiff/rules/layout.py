@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of ops that move, copy and join elements."""
+"""Define gradients of ops that move, copy and join elements."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _tril(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 @register_gradient("repeat")
 def _repeat(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Sum over the copies."""
+    """Differentiate ``repeat``: sum over the copies."""
     x, times = call.args[0], int(call.attrs.repeats)
     shape = list(shape_of(x))
     if call.attrs.axis is None:
@@ -65,7 +65,7 @@ def _repeat(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 
 @register_gradient("tile")
 def _tile(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Sum over the copies, each of which is a block."""
+    """Differentiate ``tile``: sum over the copies, each of which is a block."""
     x = call.args[0]
     shape, times = list(shape_of(x)), [int(n) for n in call.attrs.repeats]
     rank = max(len(shape), len(times))
@@ -80,7 +80,7 @@ def _tile(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 @register_gradient("stack")
 def _stack(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Each operand gets its slice."""
+    """Differentiate ``stack``: each operand gets its slice."""
     parts = list(call.args[0].ty.fields)
     axis = int(call.attrs.axis) % (len(shape_of(grad)))
     if len(parts) == 1:
@@ -91,7 +91,7 @@ def _stack(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> lis
 
 @register_gradient("concat")
 def _concat(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Each operand gets its block."""
+    """Differentiate ``concat``: each operand gets its block."""
     if len(call.args[0].ty.fields) == 1:
         return [relax.Tuple([grad])]
     return list(call.op.get_attr("FPrimalGradient")(_, call, grad, builder))
@@ -99,24 +99,24 @@ def _concat(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 
 @register_gradient("meshgrid")
 def _meshgrid(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Result k repeats operand k along all dims but its own."""
+    """Differentiate ``meshgrid``: sum result k over all dims except that of operand k."""
     operands = list(call.args[0].ty.fields)
-    own = list(range(len(operands)))
-    if str(call.attrs.indexing) == "xy" and len(own) > 1:
-        own[:2] = 1, 0
+    dims = list(range(len(operands)))
+    if str(call.attrs.indexing) == "xy" and len(dims) > 1:
+        dims[:2] = 1, 0
         if len({int(n) for t in operands[:2] for n in t.shape}) > 1:
             raise refuse(call, "TVM types the result of a meshgrid of rows and columns wrongly")
     result = []
     for k, ty in enumerate(operands):
         part = builder.emit(item(grad, k))
-        others = [d for d in range(len(operands)) if d != own[k]]
+        others = [d for d in range(len(operands)) if d != dims[k]]
         result.append(reshape(sum_op(part, others) if others else part, ty.shape))
     return [relax.Tuple(result)]
 
 
 @register_gradient("layout_transform")
 def _layout(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """The inverse of a map without padding."""
+    """Apply the inverse of a layout map without padding."""
     x = call.args[0]
     shape = [int(n) for n in shape_of(x)]
     if math.prod(shape) != math.prod(int(n) for n in shape_of(grad)):
@@ -126,7 +126,7 @@ def _layout(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 
 @register_gradient("nn.pixel_shuffle")
 def _shuffle(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """``(n, c, h r, w r)`` back to ``(n, c r r, h, w)``."""
+    """Rearrange ``(n, c, h r, w r)`` to ``(n, c r r, h, w)``."""
     x, r = call.args[0], int(call.attrs.upscale_factor)
     shape = list(shape_of(x))
     lead, (channels, rows, columns) = shape[:-3], shape[-3:]

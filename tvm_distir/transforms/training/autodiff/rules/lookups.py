@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of ops that read at computed places: sums over all that read a place."""
+"""Define gradients of reads at computed indices, which sum over the reads of an element."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .registry import refuse, register_gradient, shape_of
 
 
 def _within(index: Any, extent: int, mode: str, call: ir.Call, builder: relax.BlockBuilder) -> Any:
-    """Indices that ``take`` reads, of those given."""
+    """Return the given indices as ``take`` clips or wraps them."""
     if mode == "clip":
         return builder.emit(clip(index, 0, extent - 1))
     if mode == "wrap":
@@ -38,9 +38,9 @@ def _within(index: Any, extent: int, mode: str, call: ir.Call, builder: relax.Bl
 
 @register_gradient("take")
 def _take(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Rows of the gradient, summed where they were looked up.
+    """Differentiate ``take``: sum the rows of the gradient by index.
 
-    TVM's kernel takes flat indices, and of the table only the shape: zeros stand for it, so that
+    TVM's kernel takes flat indices, and of the table only the shape: zeros represent it, so that
     a table that lies elsewhere need not come.
     """
     table, index = call.args
@@ -69,22 +69,22 @@ def _gather_elements(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuild
 
 @register_gradient("gather_nd")
 def _gather_nd(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Batch dims, of which place k of the indices reads place k, become dims that are indexed."""
+    """Differentiate ``gather_nd``, with its batch dims turned into indexed dims."""
     x, index = call.args
     empty = builder.emit(zeros(x.ty.shape, str(x.ty.dtype)))
     shape = shape_of(index)
-    own: list[Any] = []
+    batch_index: list[Any] = []
     for d in range(int(call.attrs.batch_dims)):
         places = arange(0, int(shape[d]), 1, str(index.ty.dtype))
         wide = reshape(places, [shape[d] if k == d else 1 for k in range(len(shape))])
-        own.append(builder.emit(broadcast_to(wide, [*shape[:-1], 1])))
-    if own:
-        index = builder.emit(concat([*own, index], len(shape) - 1))
+        batch_index.append(builder.emit(broadcast_to(wide, [*shape[:-1], 1])))
+    if batch_index:
+        index = builder.emit(concat([*batch_index, index], len(shape) - 1))
     return [scatter_nd(empty, index, grad, "add"), None]
 
 
 def indices_together(indices: Any, builder: relax.BlockBuilder) -> Any:
-    """One index vector per place, of a tensor of indices for each of the leading dims.
+    """Combine a tensor of indices per leading dim into one index vector per element.
 
     Parameters
     ----------

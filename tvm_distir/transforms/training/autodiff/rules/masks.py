@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel of a dropout: random numbers of elements by a counter-based generator (Philox)."""
+"""Build the dropout kernel, with random numbers of a counter-based generator (Philox)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FACTORS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 
 
 def dropout_kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx.PrimFunc:
-    """Write ``(x, state, stream, *offsets, result)``; what stays is divided by its chance."""
+    """Build ``(x, state, stream, *offsets, result)``, with retained elements scaled up."""
     draw = _Draw(shape, rate)
     x = te.placeholder(shape, dtype, name="x")
 
@@ -33,7 +33,7 @@ def dropout_kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx.Prim
 
 
 def mask_keeping_kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx.PrimFunc:
-    """Write ``(x, state, stream, *offsets, result, mask)``: the same, and where elements stay."""
+    """Build ``(x, state, stream, *offsets, result, mask)``, which also returns the mask."""
     draw = _Draw(shape, rate)
     x = te.placeholder(shape, dtype, name="x")
     mask = te.compute(shape, lambda *at: draw.over(at, lambda kept: kept), name="mask")
@@ -42,7 +42,7 @@ def mask_keeping_kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx
 
 
 def masked_kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx.PrimFunc:
-    """Write ``(x, mask, result)``: the dropout of a mask that was kept."""
+    """Build ``(x, mask, result)``, a dropout with a stored mask."""
     x = te.placeholder(shape, dtype, name="x")
     mask = te.placeholder(shape, "bool", name="mask")
     result = te.compute(shape, lambda *at: _scaled(mask(*at), x(*at), rate, dtype), name="dropped")
@@ -50,7 +50,7 @@ def masked_kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx.PrimF
 
 
 class _Draw:
-    """Whether elements stay.
+    """Random mask of the elements.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class _Draw:
         self.operands = [self._state, self._stream, *self._offsets]
 
     def over(self, at: Sequence[Any], of: Callable[[Any], Any]) -> Any:
-        """An expression of whether an element stays."""
+        """Return the expression of whether an element is retained."""
         element = tirx.const(0, "int64")
         for offset, i in zip(self._offsets, at, strict=True):
             element = element + offset[i]
@@ -90,14 +90,14 @@ def _function(tensors: list[Any]) -> tirx.PrimFunc:
 
 
 def _words(value: Any) -> list[Any]:
-    """The low and the high word of an int64."""
+    """Return the low and the high word of an int64."""
     low = value & tirx.const(0xFFFFFFFF, "int64")
     high = (value >> tirx.const(32, "int64")) & tirx.const(0xFFFFFFFF, "int64")
     return [low.astype("uint64"), high.astype("uint64")]
 
 
 def philox(counter: Sequence[Any], key: Sequence[Any], named: list[tuple[Any, Any]]) -> list[Any]:
-    """Philox4x32-10 (Salmon et al. 2011) on words of 32 bits, held as uint64.
+    """Compute Philox4x32-10 (Salmon et al. 2011) on 32-bit words held as uint64.
 
     Nothing exceeds 64 bits: TVM simplifies integers as if they never overflowed.
 
@@ -106,7 +106,7 @@ def philox(counter: Sequence[Any], key: Sequence[Any], named: list[tuple[Any, An
     counter : sequence of 4 expressions
     key : sequence of 2 expressions
     named : list
-        Gets variables and what they stand for, in order; the result is over them.
+        Gets variables and what they represent, in order; the result is over them.
     """
 
     def let(value: Any) -> Any:
@@ -131,11 +131,11 @@ def philox(counter: Sequence[Any], key: Sequence[Any], named: list[tuple[Any, An
 
 
 def _backward(call: ir.Call, _: Any, grads: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """The kernel on the gradient of the result, for the gradient of the operand."""
+    """Apply the kernel to the gradient of the result."""
     operands = call.args[1].fields
     again = relax.Tuple([grads[0], *operands[1:]])
-    found = relax.call_tir(call.args[0], again, operands[0].ty)
-    return [found, *[None] * (len(operands) - 1)]
+    gradient = relax.call_tir(call.args[0], again, operands[0].ty)
+    return [gradient, *[None] * (len(operands) - 1)]
 
 
 register_primfunc_gradient(GRADIENT, _backward)

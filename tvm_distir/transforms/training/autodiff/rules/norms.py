@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of normalisations; of half precision they are computed in float32, as these are.
+"""Define gradients of normalizations, computed in float32 for half precision.
 
 Those of the data are rounded to its type. Those of scales and shifts are sums over all samples, and
 stay wide: what adds and reduces them (micro-batches, devices) does so in float32.
@@ -32,20 +32,20 @@ SUMS = ("relax.sum", "relax.collapse_sum_to")
 
 
 def _wide(value: Any, builder: relax.BlockBuilder) -> Any:
-    """A tensor in float32 where it is of half precision."""
+    """Cast a half-precision tensor to float32."""
     if str(value.ty.dtype) not in HALF:
         return value
     return builder.emit(astype(value, "float32"))
 
 
-def _typed(found: list[Any], call: ir.Call) -> list[Any]:
-    """Gradients, that of the data in its type."""
+def _typed(gradients: list[Any], call: ir.Call) -> list[Any]:
+    """Cast the gradient of half-precision data back to its type."""
     dtype = str(call.args[0].ty.dtype)
-    return [astype(found[0], dtype) if dtype in HALF else found[0], *found[1:]]
+    return [astype(gradients[0], dtype) if dtype in HALF else gradients[0], *gradients[1:]]
 
 
 def _normed(x: Any, axes: list[int], epsilon: float, builder: relax.BlockBuilder) -> Any:
-    """``(x - mean) * r`` and ``r = 1 / sqrt(variance + epsilon)``, over some axes."""
+    """Return ``(x - mean) * r`` and ``r = 1 / sqrt(variance + epsilon)``, over some axes."""
     centre = builder.emit(mean(x, axes, keepdims=True))
     shifted = builder.emit(subtract(x, centre))
     spread = builder.emit(mean(builder.emit(multiply(shifted, shifted)), axes, keepdims=True))
@@ -56,7 +56,7 @@ def _normed(x: Any, axes: list[int], epsilon: float, builder: relax.BlockBuilder
 def _through_norm(
     normed: Any, scale: Any, grad: Any, axes: list[int], centred: bool, builder: relax.BlockBuilder
 ) -> Any:
-    """``r (g - mean(g) - xh mean(g xh))``; the first mean only where the norm is centred."""
+    """Return ``r (g - mean(g) - xh mean(g xh))``; only centered norms have the first mean."""
     along = builder.emit(mean(builder.emit(multiply(grad, normed)), axes, keepdims=True))
     rest = builder.emit(subtract(grad, builder.emit(multiply(normed, along))))
     if centred:
@@ -66,7 +66,7 @@ def _through_norm(
 
 @register_gradient("astype")
 def _astype(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of a weight of half precision that was widened, a sum over samples stays wide."""
+    """Differentiate ``astype``; a sum over samples of a widened weight stays wide."""
     dtype = str(call.args[0].ty.dtype)
     made = builder.lookup_binding(grad) if isinstance(grad, relax.Var) else None
     sums = isinstance(made, ir.Call) and isinstance(made.op, ir.Op) and str(made.op.name) in SUMS
@@ -77,7 +77,7 @@ def _astype(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 
 @register_gradient("nn.layer_norm")
 def _layer_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """TVM's kernel scales and shifts whatever the attributes say."""
+    """Differentiate ``layer_norm``, respecting the attributes that TVM's kernel ignores."""
     x, gamma, beta = (_wide(t, builder) for t in call.args)
     grad = _wide(grad, builder)
     axes = [int(a) % len(shape_of(x)) for a in call.attrs.axes]
@@ -105,7 +105,7 @@ def _rms_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> 
 
 @register_gradient("nn.group_norm", "nn.instance_norm")
 def _group_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Channels of a group, and the dims in ``axes``, are normalized together."""
+    """Differentiate ``group_norm``, normalized over the channels of a group and ``axes``."""
     x, gamma = (_wide(t, builder) for t in call.args[:2])
     grad = _wide(grad, builder)
     shape = list(shape_of(x))
@@ -129,7 +129,7 @@ def _group_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -
 
 @register_gradient("nn.batch_norm")
 def _batch_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of the normalised data; what becomes of the running statistics has no gradient."""
+    """Differentiate ``batch_norm``; running statistics have no gradient."""
     x, gamma, _beta, centre, spread = (_wide(t, builder) for t in call.args)
     a, shape = call.attrs, shape_of(x)
     channel = int(a.axis) % len(shape)
@@ -150,18 +150,18 @@ def _batch_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -
     through = multiply(inner, scale)
     if training:
         through = _through_norm(normed, scale, inner, others, True, builder)
-    found = [
+    gradients = [
         through,
         sum_op(builder.emit(multiply(data, normed)), others) if a.scale else None,
         sum_op(data, others) if a.center else None,
     ]
     if training:
-        return _typed([*found, None, None], call)
+        return _typed([*gradients, None, None], call)
     along = builder.emit(multiply(inner, scale))
     by_spread = multiply(multiply(along, normed), multiply(constant_like(-0.5, x), scale))
     return _typed(
         [
-            *found,
+            *gradients,
             sum_op(multiply(along, constant_like(-1.0, x)), others),
             sum_op(by_spread, others),
         ],

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of ops that order elements: they go back to where the values came from."""
+"""Define gradients of sorting ops, which scatter back to the original positions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .registry import item, register_gradient, shape_of
 
 
 def _sent_back(x: Any, places: Any, values: Any, axis: int, builder: relax.BlockBuilder) -> Any:
-    """Zeros like x with values at places along a dim."""
+    """Scatter values along a dim into zeros like x."""
     empty = builder.emit(zeros(x.ty.shape, str(x.ty.dtype)))
     places = builder.emit(astype(places, "int64"))
     return scatter_elements(empty, places, values, axis=axis, reduction="add")
@@ -39,7 +39,7 @@ def _sort(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 @register_gradient("topk")
 def _topk(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Where the indices were not asked for they are found again."""
+    """Differentiate ``topk``, computing the indices if they were not returned."""
     x, a = call.args[0], call.attrs
     axis = int(a.axis) % len(shape_of(x))
     if str(a.ret_type) == "both":
@@ -53,7 +53,7 @@ def _topk(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 @register_gradient("median")
 def _median(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """The lower of two middle elements gets all; of a whole tensor, all that equal it share."""
+    """Differentiate ``median``: the lower middle element, or all equal ones of a full tensor."""
     x, a = call.args[0], call.attrs
     if a.axis is None:
         mine = builder.emit(astype(equal(x, y), str(x.ty.dtype)))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of padding: what was copied into it comes back to where it was copied from."""
+"""Define gradients of padding, added back to where the padding was copied from."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .registry import refuse, register_gradient, shape_of
 
 @register_gradient("nn.pad")
 def _pad(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """The padding is left out again, or added where its elements were read."""
+    """Differentiate ``pad``: slice off the padding, or add it to the elements it copies."""
     mode = str(call.attrs.pad_mode)
     widths = [int(n) for n in call.attrs.pad_width]
     if mode == "constant":
@@ -38,7 +38,7 @@ def _pad(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[
 def _folded(
     grad: Any, d: int, n: int, pads: tuple[int, int], mode: str, builder: relax.BlockBuilder
 ) -> Any:
-    """The gradient of a dim of n rows, of that of the padded one."""
+    """Fold the gradient of a padded dim into that of its n rows."""
     before, after = pads
 
     def rows(low: int, count: int) -> Any:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of pools, written with TVM's two of two dims.
+"""Define gradients of pools, built on TVM's two ops for two dims.
 
 Of equal elements of a window the first gets the gradient of its maximum, as it does in torch.
 """
@@ -46,12 +46,12 @@ class _Windows:
 
     @property
     def dims(self) -> tuple[int, int]:
-        """Where the two dims lie."""
+        """Return the positions of the two dims."""
         return self.layout.index("H"), self.layout.index("W")
 
     @property
     def options(self) -> dict[str, Any]:
-        """As TVM's ops take them."""
+        """Return the options of TVM's ops."""
         return {
             "pool_size": self.kernel,
             "strides": self.strides,
@@ -71,14 +71,14 @@ def _rows_before_after(value: Any, dims: Any, pads: Any, fill: float) -> Any:
 
 
 def _maximum(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any:
-    """TVM's op, which needs as many windows as overlap an element along either dim.
+    """Apply TVM's op, which needs as many windows as overlap an element along either dim.
 
     With fewer it reads windows of the next row: windows without a gradient are put behind. Its
     kernel does not compile in bfloat16, and works in float32 then.
     """
     if str(x.ty.dtype) == "bfloat16":
-        one, data = (builder.emit(astype(value, "float32")) for value in (grad, x))
-        return astype(builder.emit(_maximum(one, data, w, builder)), "bfloat16")
+        wide_grad, data = (builder.emit(astype(value, "float32")) for value in (grad, x))
+        return astype(builder.emit(_maximum(wide_grad, data, w, builder)), "bfloat16")
     counts = [int(shape_of(grad)[d]) for d in w.dims]
     spare = [max(0, -(-k // s) - n) for k, s, n in zip(w.kernel, w.strides, counts, strict=True)]
     if not any(spare):
@@ -99,13 +99,13 @@ def _maximum(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any
     ]
     more = [(0, p - n) for p, n in zip(places, counts, strict=True)]
     grad = builder.emit(_rows_before_after(grad, w.dims, more, 0.0))
-    found = builder.emit(max_pool2d_backward(grad, data, **wide.options))
+    gradient = builder.emit(max_pool2d_backward(grad, data, **wide.options))
     ends = [b + n for b, n in zip(w.before, rows, strict=True)]
-    return strided_slice(found, list(w.dims), list(w.before), ends)
+    return strided_slice(gradient, list(w.dims), list(w.before), ends)
 
 
 def _average(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any:
-    """TVM's op; not for windows that reach beyond the padding, whose elements it miscounts.
+    """Apply TVM's op, except for windows beyond the padding, which it miscounts.
 
     There gradients are divided by what their windows count, and the padding is wide enough.
     """
@@ -131,7 +131,7 @@ BACKWARD = {"max": _maximum, "avg": _average}
 
 @register_gradient(*(f"nn.{kind}_pool{n}d" for kind in BACKWARD for n in (1, 2, 3)))
 def _pool(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of one dim as of two; of three in two steps, as the pool may be taken in two."""
+    """Differentiate a pool; one dim is run as two, and three dims in two steps."""
     a, x = call.attrs, call.args[0]
     layout, count = str(a.layout), len(a.strides)
     if str(a.out_layout or layout) != layout:
@@ -148,8 +148,8 @@ def _pool(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
     def windows(first: int | None, second: int | None) -> _Windows:
         def pair(values: list[int], other: int) -> tuple[int, int]:
-            one, two = (other if k is None else values[k] for k in (first, second))
-            return one, two
+            left, two = (other if k is None else values[k] for k in (first, second))
+            return left, two
 
         kernel, steps = pair(sizes, 1), pair(strides, 1)
         before, after = pair(pads[:count], 0), pair(pads[count:], 0)
@@ -158,10 +158,10 @@ def _pool(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
     if count == 2:
         return [backward(grad, x, windows(0, 1), builder)]
     if count == 1:
-        one = builder.emit(reshape(grad, _with_row(shape_of(grad), flat)))
+        batched_grad = builder.emit(reshape(grad, _with_row(shape_of(grad), flat)))
         data = builder.emit(reshape(x, _with_row(shape_of(x), flat)))
-        found = backward(one, data, windows(None, 0), builder)
-        return [reshape(builder.emit(found), x.ty.shape)]
+        gradient = backward(batched_grad, data, windows(None, 0), builder)
+        return [reshape(builder.emit(gradient), x.ty.shape)]
     return [_three(grad, x, windows(1, 2), windows(0, None), backward, builder)]
 
 
@@ -186,7 +186,7 @@ def _dilated(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> A
 
 
 def _with_row(shape: Any, layout: str) -> list[Any]:
-    """Shape of a value of one spatial dim with a dim of one in front of it."""
+    """Return the shape of a value of one spatial dim with a dim of size 1 before it."""
     result = list(shape)
     result.insert(layout.index("H"), 1)
     return result
@@ -195,7 +195,7 @@ def _with_row(shape: Any, layout: str) -> list[Any]:
 def _three(
     grad: Any, x: Any, plane: _Windows, depth: _Windows, backward: Any, builder: relax.BlockBuilder
 ) -> Any:
-    """A pool over planes, then one over depth, both walked back."""
+    """Differentiate a 3-D pool as one over planes followed by one over depth."""
     shape, rest = list(shape_of(x)), list(shape_of(grad))
     if plane.layout == "NCHW":
         n, c, d, h, w = shape

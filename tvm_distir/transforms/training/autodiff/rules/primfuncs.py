@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of kernels: calls of PrimFuncs whose backward part was registered."""
+"""Define gradients of PrimFunc calls whose backward kernel was registered."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _KERNELS: dict[str, tuple[ir.GlobalVar, tirx.PrimFunc]] = {}
 
 
 def backward_kernel(name: str) -> tuple[ir.GlobalVar, tirx.PrimFunc] | None:
-    """A kernel that gradients call, by the name of its handle."""
+    """Return a kernel that gradients call, by the name of its handle."""
     return _KERNELS.get(name)
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A backward kernel without the parameters that it does not read: those could not be cut."""
+    """Backward kernel without its unread parameters, which could not be sharded."""
 
     handle: ir.GlobalVar
     read: tuple[int, ...]
 
     def call(self, given: Sequence[Any], ty: Any) -> Any:
-        """Call it on those of the operands, results and gradients that it reads."""
+        """Call the kernel on the operands, results and gradients that it reads."""
         return relax.call_tir(self.handle, relax.Tuple([given[i] for i in self.read]), ty)
 
 
 def _kept(given: tirx.PrimFunc, name: str) -> _Kernel:
-    """Keep a backward kernel."""
+    """Register a backward kernel."""
     used = set(tirx.analysis.undefined_vars(given.body, []))
     *inputs, output = given.params
     read = tuple(i for i, param in enumerate(inputs) if param in used)
@@ -55,7 +55,7 @@ def _kept(given: tirx.PrimFunc, name: str) -> _Kernel:
 
 
 def _with_kernels(kernels: Sequence[_Kernel | None]) -> Backward:
-    """A backward part that is a kernel per operand, where it is not constant."""
+    """Build a backward pass with one kernel per non-constant operand."""
 
     def backward(call: ir.Call, results: Any, grads: Any, builder: relax.BlockBuilder) -> list[Any]:
         operands = [x for x, _, _ in leaves_of(call.args[1])]
@@ -71,7 +71,7 @@ def _with_kernels(kernels: Sequence[_Kernel | None]) -> Backward:
 def register_primfunc_gradient(
     name: str, backward: Sequence[tirx.PrimFunc | None] | Backward, override: bool = False
 ) -> None:
-    """Say what the gradient of a kernel is, so that models that call it can be trained.
+    """Register the gradient of a kernel, so that models that call it can be trained.
 
     Parameters
     ----------
@@ -115,14 +115,14 @@ def register_primfunc_gradient(
 
 
 def without_mark(value: Any) -> Any:
-    """A ``call_tir`` in place of one that names its gradient, which is no more asked for."""
+    """Return a ``call_tir`` in place of one that names its gradient."""
     if not isinstance(value, ir.Call) or value.op != ir.Op.get(_MARKED):
         return value
     return ir.Call(ir.Op.get("relax.call_tir"), list(value.args), None, list(value.ty_args))
 
 
 def unmarked(fn: relax.Function) -> relax.Function:
-    """A function whose kernels are called without the names of their gradients."""
+    """Return a function whose kernel calls do not name their gradients."""
     bindings = all_bindings(fn.body)
     if not any(without_mark(b.value) is not b.value for b in bindings):
         return fn
@@ -134,7 +134,7 @@ def unmarked(fn: relax.Function) -> relax.Function:
 
 
 def _name(call: ir.Call) -> str:
-    """Under which name the gradient of a called kernel is looked up."""
+    """Return the name under which the gradient of a called kernel is looked up."""
     if str(call.op.name) == _MARKED:
         return str(call.attrs.te_grad_name)
     return str(call.args[0].name_hint)
@@ -142,7 +142,7 @@ def _name(call: ir.Call) -> str:
 
 @register_gradient("call_tir", "call_tir_with_grad")
 def _kernel(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of the operands in their tuple; what has none counts as constant."""
+    """Return the gradients of the operands in their tuple; those without are constant."""
     name = _name(call)
     if name not in _PAIRS:
         hint = nearest(name, _PAIRS) if _PAIRS else ""
@@ -158,8 +158,8 @@ def _kernel(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     grads = [builder.emit(item(grad, i)) for i in range(count)] if many else [grad]
     operands = [x for x, _, _ in leaves_of(call.args[1])]
     parts = _PAIRS[name](call, results, grads, builder)
-    found = [
+    gradients = [
         zeros(x.ty.shape, str(x.ty.dtype)) if part is None else part
         for x, part in zip(operands, parts, strict=True)
     ]
-    return [None, relax.Tuple(found), *[None] * (len(call.args) - 2)]
+    return [None, relax.Tuple(gradients), *[None] * (len(call.args) - 2)]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of reductions and of sums and products along a dim."""
+"""Define gradients of reductions and of cumulative sums and products."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from .registry import constant_like, register_gradient, shape_of
 
 
 def _axes(call: ir.Call) -> list[int]:
-    """Dims that a call reduces."""
+    """Return the dims that a call reduces."""
     rank = len(shape_of(call.args[0]))
     given = call.attrs.axis
     return list(range(rank)) if given is None else sorted(int(a) % rank for a in given)
 
 
 def _kept(value: Any, call: ir.Call, builder: relax.BlockBuilder) -> Any:
-    """A result, or its gradient, with the reduced dims as dims of one."""
+    """Reshape a result, or its gradient, to keep the reduced dims with size 1."""
     axes = _axes(call)
     if bool(call.attrs.keepdims) or not axes or not shape_of(value):
         return value
@@ -48,7 +48,7 @@ def _kept(value: Any, call: ir.Call, builder: relax.BlockBuilder) -> Any:
 
 @register_gradient("max", "min")
 def _extreme(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Equal elements share the gradient evenly, as they do in torch's amax."""
+    """Differentiate ``max`` and ``min``; ties share the gradient evenly, as in torch's amax."""
     x, axes = call.args[0], _axes(call)
     mine = builder.emit(astype(equal(x, _kept(y, call, builder)), str(x.ty.dtype)))
     count = sum_op(mine, axes, keepdims=True)
@@ -57,21 +57,21 @@ def _extreme(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> l
 
 @register_gradient("prod")
 def _product(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """The product of the others: where one element is 0 it alone has a gradient."""
+    """Differentiate ``prod``: the product of the others, also where one element is 0."""
     x, axes = call.args[0], _axes(call)
-    zero, one = constant_like(0.0, x), constant_like(1.0, x)
+    zero, unit = constant_like(0.0, x), constant_like(1.0, x)
     empty = builder.emit(equal(x, zero))
-    filled = builder.emit(where(empty, one, x))
+    filled = builder.emit(where(empty, unit, x))
     count = builder.emit(sum_op(astype(empty, str(x.ty.dtype)), axes, keepdims=True))
     others = builder.emit(prod_op(filled, axes, keepdims=True))
     others = builder.emit(multiply(others, _kept(grad, call, builder)))
-    alone = where(logical_and(empty, equal(count, one)), others, zero)
+    alone = where(logical_and(empty, equal(count, unit)), others, zero)
     return [where(equal(count, zero), divide(others, filled), alone)]
 
 
 @register_gradient("std")
 def _deviation(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """``(x - mean) / (n y)`` of a deviation y; 0 where there is none."""
+    """Return ``(x - mean) / (n y)`` for a deviation y, or 0 where y is 0."""
     x, axes = call.args[0], _axes(call)
     count = math.prod(int(shape_of(x)[d]) for d in axes)
     inner, spread = _kept(grad, call, builder), _kept(y, call, builder)
@@ -82,44 +82,44 @@ def _deviation(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
 
 
 def _backwards(value: Any, axis: int, exclusive: bool, builder: relax.BlockBuilder) -> Any:
-    """Sums of what follows along a dim, each element itself included or not."""
+    """Return the suffix sums along a dim, inclusive or exclusive."""
     turned = builder.emit(flip(value, axis))
     return builder.emit(flip(builder.emit(cumsum(turned, axis, exclusive=exclusive)), axis))
 
 
 @register_gradient("cumsum")
 def _cumsum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Sums from the end; TVM's are differences of sums, and know no exclusive ones."""
+    """Differentiate ``cumsum`` by suffix sums; TVM's rule ignores ``exclusive``."""
     x, a = call.args[0], call.attrs
     axis = 0 if a.axis is None else int(a.axis) % len(shape_of(x))
-    found = _backwards(grad, axis, bool(a.exclusive), builder)
+    gradient = _backwards(grad, axis, bool(a.exclusive), builder)
     if a.axis is None:
-        found = builder.emit(reshape(found, x.ty.shape))
-    return [astype(found, str(x.ty.dtype)) if found.ty.dtype != x.ty.dtype else found]
+        gradient = builder.emit(reshape(gradient, x.ty.shape))
+    return [astype(gradient, str(x.ty.dtype)) if gradient.ty.dtype != x.ty.dtype else gradient]
 
 
 @register_gradient("cumprod")
 def _cumprod(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Up to the first 0 ``sum of grad y / x``; of that 0 the same with 1 in its place; then 0."""
+    """Differentiate ``cumprod``, also at and after the first 0."""
     x, a = call.args[0], call.attrs
-    own = x
+    data = x
     if a.axis is None:
-        own = builder.emit(reshape(x, [math.prod(int(n) for n in shape_of(x))]))
+        data = builder.emit(reshape(x, [math.prod(int(n) for n in shape_of(x))]))
     if y.ty.dtype != x.ty.dtype:
-        own = builder.emit(astype(own, str(y.ty.dtype)))
+        data = builder.emit(astype(data, str(y.ty.dtype)))
     axis = 0 if a.axis is None else int(a.axis) % len(shape_of(x))
     exclusive = bool(a.exclusive)
-    zero, one = constant_like(0.0, own), constant_like(1.0, own)
-    empty = builder.emit(equal(own, zero))
-    count = builder.emit(cumsum(where(empty, ones_like(own), zeros_like(own)), axis))
-    first = builder.emit(logical_and(empty, equal(count, one)))
-    filled = cumprod(where(first, one, own), axis, exclusive=exclusive)
+    zero, unit = constant_like(0.0, data), constant_like(1.0, data)
+    empty = builder.emit(equal(data, zero))
+    count = builder.emit(cumsum(where(empty, ones_like(data), zeros_like(data)), axis))
+    first = builder.emit(logical_and(empty, equal(count, unit)))
+    filled = cumprod(where(first, unit, data), axis, exclusive=exclusive)
     before = divide(
         _backwards(builder.emit(multiply(grad, y)), axis, exclusive, builder),
-        where(empty, one, own),
+        where(empty, unit, data),
     )
     there = _backwards(builder.emit(multiply(grad, filled)), axis, exclusive, builder)
-    found = where(equal(count, zero), before, where(first, there, zero))
+    gradient = where(equal(count, zero), before, where(first, there, zero))
     if y.ty.dtype != x.ty.dtype:
-        found = astype(found, str(x.ty.dtype))
-    return [reshape(found, x.ty.shape) if a.axis is None else found]
+        gradient = astype(gradient, str(x.ty.dtype))
+    return [reshape(gradient, x.ty.shape) if a.axis is None else gradient]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients of ops by name, and what they are written with.
+"""Register gradients of ops by name, with helpers to write them.
 
 A gradient is a function ``(result, call, gradient of the result, builder)`` to one expression
 per argument; None where there is none.
@@ -36,17 +36,17 @@ def register_gradient(*names: str) -> Callable[[Gradient], Gradient]:
 
 
 def constant_like(value: float, like: Any) -> Any:
-    """A scalar of the type of a tensor."""
+    """Return a scalar constant of the dtype of a tensor."""
     return scalar(value, str(like.ty.dtype))
 
 
 def shape_of(expr: Any) -> tuple[Any, ...]:
-    """Shape of a tensor; ``()`` where it is not known."""
+    """Return the shape of a tensor, or ``()`` if it is unknown."""
     return static_shape(expr.ty) or ()
 
 
 def refuse(call: ir.Call, what: str) -> ModelError:
-    """Error about an op whose gradient is not known."""
+    """Return the error about an op without a known gradient."""
     return ModelError(
         "DIST0350",
         what,
@@ -66,12 +66,12 @@ def fitted(builder: relax.BlockBuilder, gradient: Any, like: Any) -> Any:
 
 
 def unbroadcast(gradient: Any, whole: Any, like: Any) -> Any:
-    """Sum a gradient of the shape of ``whole`` likewise, without a builder: nothing is emitted."""
+    """Sum a gradient to the shape of ``whole`` without a builder, so nothing is emitted."""
     if shape_of(whole) == shape_of(like):
         return gradient
     return collapse_sum_to(gradient, like.ty.shape)
 
 
 def item(pair: Any, index: int) -> Any:
-    """A field of a tuple."""
+    """Return a field of a tuple."""
     return relax.TupleGetItem(pair, index)

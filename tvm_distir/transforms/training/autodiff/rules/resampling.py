@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of resizing, and of pools to a given size: a matrix for each dim, transposed.
+"""Define gradients of resizes and adaptive pools as transposed matrices per dim.
 
 The matrix of a dim of n rows with m rows of result, ``result = matrix @ rows``, is a constant.
 """
@@ -26,13 +26,13 @@ SUBSCRIPTS = "abcde"
 
 def along(grad: Any, d: int, matrix: np.ndarray, builder: relax.BlockBuilder) -> Any:
     """Apply the transposed matrix (result rows, rows) along a dim of a gradient."""
-    own = SUBSCRIPTS[: len(shape_of(grad))]
-    text = f"{own},{own[d]}z->{own.replace(own[d], 'z')}"
+    subscripts = SUBSCRIPTS[: len(shape_of(grad))]
+    text = f"{subscripts},{subscripts[d]}z->{subscripts.replace(subscripts[d], 'z')}"
     return builder.emit(einsum((grad, array_like(matrix, grad, builder)), text))
 
 
 def _positions(n: int, m: int, mode: str) -> np.ndarray:
-    """Where the rows of a result of m lie among n rows; computed in float32, as TVM does."""
+    """Return the source positions of m result rows among n, in float32 as TVM does."""
     at: np.ndarray = np.arange(m, dtype=np.float32)
     scale = np.float32(n) / np.float32(m)
     half = np.float32(0.5)
@@ -61,7 +61,7 @@ def _rounded(at: np.ndarray, how: str) -> np.ndarray:
 
 
 def _cubic(t: np.ndarray, alpha: float) -> list[np.ndarray]:
-    """Weights of four neighbours of a position between the second and third (Keys 1981)."""
+    """Return the weights of the four neighbours of a position (Keys 1981)."""
     square, cube = t * t, t * t * t
     return [
         alpha * (cube - 2 * square + t),
@@ -72,7 +72,7 @@ def _cubic(t: np.ndarray, alpha: float) -> list[np.ndarray]:
 
 
 def _matrix(call: ir.Call, n: int, m: int) -> np.ndarray:
-    """Weights (m, n) of a resize along one dim."""
+    """Return the weights (m, n) of a resize along one dim."""
     a = call.attrs
     mode, method = str(a.coordinate_transformation_mode), str(a.method)
     at = _positions(n, m, mode)
@@ -102,7 +102,7 @@ def _matrix(call: ir.Call, n: int, m: int) -> np.ndarray:
 
 @register_gradient("image.resize2d", "image.resize3d")
 def _resize(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of an enlargement by whole factors that copies pixels: the sum over the copies of a pixel."""
+    """Differentiate a resize; for integer upscaling by copies, sum over the copies."""
     x, layout = call.args[0], str(call.attrs.layout)
     shape, out = list(shape_of(x)), list(shape_of(grad))
     if str(call.attrs.coordinate_transformation_mode) == "tf_crop_and_resize":
@@ -117,18 +117,18 @@ def _resize(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     }
     copied = nearest and all(_copies(matrix) for matrix in matrices.values())
     if copied:
-        found = _sum_of_copies(grad, shape, list(matrices), builder)
+        gradient = _sum_of_copies(grad, shape, list(matrices), builder)
     else:
-        found = grad
+        gradient = grad
         for d, matrix in matrices.items():
-            found = along(found, d, matrix, builder)
-    if found.ty.dtype != x.ty.dtype:
-        found = astype(found, str(x.ty.dtype))
-    return [found, *[None] * (len(call.args) - 1)]
+            gradient = along(gradient, d, matrix, builder)
+    if gradient.ty.dtype != x.ty.dtype:
+        gradient = astype(gradient, str(x.ty.dtype))
+    return [gradient, *[None] * (len(call.args) - 1)]
 
 
 def _copies(matrix: np.ndarray) -> bool:
-    """Whether rows of the result are those of the operand, each the same number of times."""
+    """Return whether result rows are equally often repeated rows of the operand."""
     m, n = matrix.shape
     return m % n == 0 and bool((matrix == np.repeat(np.eye(n), m // n, axis=0)).all())
 
@@ -146,7 +146,7 @@ def _sum_of_copies(grad: Any, shape: list[Any], dims: list[int], builder: Any) -
 
 @register_gradient("nn.adaptive_avg_pool1d", "nn.adaptive_avg_pool2d", "nn.adaptive_avg_pool3d")
 def _adaptive(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Each pixel gets its share; of a global mean the same."""
+    """Differentiate an adaptive pool: distribute the gradient over the pooled pixels."""
     x, layout = call.args[0], str(call.attrs.layout)
     shape, out = list(shape_of(x)), list(shape_of(grad))
     dims = [d for d, axis in enumerate(layout) if axis not in "NC"]
@@ -168,7 +168,7 @@ def _adaptive(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> 
 
 @register_gradient("image.affine_grid")
 def _affine_grid(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of a product with the places of the grid (places, dims + 1), the fastest dim first."""
+    """Differentiate ``affine_grid``, a product with the grid (positions, dims + 1)."""
     x = call.args[0]
     sizes = [int(n) for n in shape_of(grad)[2:]]
     ends = bool(call.attrs.align_corners)

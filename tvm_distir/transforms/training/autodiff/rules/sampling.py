@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of sampling an image at computed places, and of values on a grid of levels."""
+"""Define gradients of image sampling at computed positions, and of dequantization."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from .registry import constant_like, refuse, register_gradient, shape_of
 def _source(
     raw: Any, extent: int, ends: bool, mode: str, builder: relax.BlockBuilder
 ) -> tuple[Any, Any]:
-    """Rows that coordinates from -1 to 1 stand for, and their derivative."""
+    """Return the rows of coordinates from -1 to 1, and their derivative."""
     slope = constant_like((extent - 1 if ends else extent) / 2, raw)
     shift = constant_like(0.0 if ends else 0.5, raw)
     at = subtract(multiply(add(raw, constant_like(1.0, raw)), slope), shift)
@@ -74,13 +74,13 @@ def _source(
 def _pixel(
     rows: Any, columns: Any, size: tuple[int, int], shape: Any, builder: relax.BlockBuilder
 ) -> tuple[Any, Any]:
-    """Flat indices of pixels for all channels, and 1 for those that lie in the image, else 0."""
+    """Return flat pixel indices for all channels, and whether they are in the image."""
     inside: Any = None
     known = []
     for place, n in zip((rows, columns), size, strict=True):
         zero, last = constant_like(0.0, place), constant_like(float(n - 1), place)
-        own = logical_and(greater_equal(place, zero), less_equal(place, last))
-        inside = own if inside is None else logical_and(inside, own)
+        in_range = logical_and(greater_equal(place, zero), less_equal(place, last))
+        inside = in_range if inside is None else logical_and(inside, in_range)
         known.append(astype(clip(place, 0.0, float(n - 1)), "int64"))
     flat = add(multiply(known[0], relax.const(size[1], "int64")), known[1])
     valid = builder.emit(astype(inside, str(rows.ty.dtype)))
@@ -89,7 +89,7 @@ def _pixel(
 
 @register_gradient("image.grid_sample")
 def _grid_sample(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of the image: what each place reads of a pixel; of the grid: the slopes between pixels."""
+    """Differentiate ``grid_sample`` with respect to the image and the grid."""
     (data, grid), a = call.args, call.attrs
     method, mode, ends = str(a.method), str(a.padding_mode), bool(a.align_corners)
     if len(shape_of(data)) != 4 or method not in ("bilinear", "nearest"):
@@ -106,7 +106,7 @@ def _grid_sample(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
     (y, by_y), (x, by_x) = sources
     g = builder.emit(reshape(grad, wide))
     image = builder.emit(zeros([n, channels, height * width], str(data.ty.dtype)))
-    one = constant_like(1.0, x)
+    unit = constant_like(1.0, x)
     if method == "nearest":
         index, valid = _pixel(
             builder.emit(round_op(y)), builder.emit(round_op(x)), (height, width), wide, builder
@@ -118,10 +118,10 @@ def _grid_sample(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
     down, right = builder.emit(subtract(y, low)), builder.emit(subtract(x, left))
     slopes: list[Any] = [None, None]
     for bottom in (False, True):
-        rows, high = (builder.emit(add(low, one)), down) if bottom else (low, subtract(one, down))
+        rows, high = (builder.emit(add(low, unit)), down) if bottom else (low, subtract(unit, down))
         for east in (False, True):
-            columns = builder.emit(add(left, one)) if east else left
-            far = right if east else subtract(one, right)
+            columns = builder.emit(add(left, unit)) if east else left
+            far = right if east else subtract(unit, right)
             index, valid = _pixel(rows, columns, (height, width), wide, builder)
             share = builder.emit(multiply(multiply(g, high), multiply(far, valid)))
             image = builder.emit(scatter_elements(image, index, share, 2, "add"))
@@ -137,7 +137,7 @@ def _grid_sample(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
 
 @register_gradient("dequantize")
 def _dequantize(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of ``(x - zero) scale``: of the scale, and of a zero point of a float type."""
+    """Differentiate ``(x - zero) scale`` with respect to the scale and a float zero point."""
     x, scale, zero = call.args
     rank, dtype = len(shape_of(x)), str(scale.ty.dtype)
     axis = int(call.attrs.axis) % rank
@@ -149,8 +149,8 @@ def _dequantize(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -
         astype(x, dtype), reshape(astype(zero, dtype), wide if len(shape_of(zero)) else [1] * rank)
     )
     by_scale = builder.emit(multiply(grad, apart))
-    found = [None, reshape(collapse_sum_to(by_scale, wide), scale.ty.shape), None]
+    gradients = [None, reshape(collapse_sum_to(by_scale, wide), scale.ty.shape), None]
     if "float" in str(zero.ty.dtype):
         by_zero = builder.emit(negative(multiply(grad, reshape(scale, wide))))
-        found[2] = reshape(collapse_sum_to(by_zero, wide), zero.ty.shape)
-    return found
+        gradients[2] = reshape(collapse_sum_to(by_zero, wide), zero.ty.shape)
+    return gradients

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of slices, and of writing one."""
+"""Define gradients of slices and of writes to slices."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def _integers(expr: Any) -> list[int]:
 
 
 def _rows(extent: int, low: int, high: int, step: int) -> range:
-    """Rows of a dim that a slice reads, as Python's are."""
+    """Return the rows of a dim that a slice reads, as in Python."""
     return range(*slice(low, high, step).indices(extent))
 
 
 @register_gradient("strided_slice")
 def _strided_slice(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Zeros around the slice; between its rows too, where it leaves some out."""
+    """Differentiate ``strided_slice``: put zeros around and between the sliced rows."""
     shape = list(shape_of(call.args[0]))
     axes, begin, end = (_integers(call.args[i]) for i in (1, 2, 3))
     steps = _integers(call.args[4]) if len(call.args) > 4 else [1] * len(axes)
@@ -39,9 +39,9 @@ def _strided_slice(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder
     for d, rows in spread:
         if rows.step < 0:
             grad, rows = builder.emit(flip(grad, d)), rows[::-1]
-        own = list(shape_of(grad))
-        own[d] = shape[d]
-        empty = builder.emit(zeros(own, str(grad.ty.dtype)))
+        sizes = list(shape_of(grad))
+        sizes[d] = shape[d]
+        empty = builder.emit(zeros(sizes, str(grad.ty.dtype)))
         last = rows[-1] + 1 if rows else rows.start
         grad = builder.emit(slice_scatter(empty, grad, rows.start, last, rows.step, d))
     if any(widths) or not spread:
@@ -51,7 +51,7 @@ def _strided_slice(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder
 
 @register_gradient("slice_scatter")
 def _slice_scatter(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """What was overwritten has no gradient; what was written has that of its place."""
+    """Differentiate ``slice_scatter``: overwritten elements have no gradient."""
     _data, written = call.args[:2]
     low, high, step = (int(n) for n in call.args[2:5])
     axis = int(call.attrs.axis)

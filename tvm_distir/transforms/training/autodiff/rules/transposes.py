@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Values that are another one with its dims in another order."""
+"""Recognize values that are transpositions of other values."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ PERMUTE = ir.Op.get("relax.permute_dims")
 
 
 def is_transposed(value: Any) -> bool:
-    """Whether an expression is a call of ``permute_dims``."""
+    """Return whether an expression is a call of ``permute_dims``."""
     return isinstance(value, ir.Call) and bool(PERMUTE.same_as(value.op))
 
 
 def order_of(call: ir.Call, rank: int) -> list[int]:
-    """Which dim of its operand each dim of the result of a ``permute_dims`` is."""
+    """Return, per dim of the result of a ``permute_dims``, the dim of its operand."""
     axes = call.attrs.axes
     return list(range(rank))[::-1] if axes is None else [int(a) % rank for a in axes]
 
 
 def transposed_from(builder: relax.BlockBuilder, value: Any, order: Sequence[int]) -> Any:
-    """The variable of which a variable is the transposed one in an order of dims, else None."""
+    """Return the variable that a variable transposes in a given order of dims, else None."""
     made = builder.lookup_binding(value) if isinstance(value, ir.Var) else None
     if made is None or not is_transposed(made) or not isinstance(made.args[0], ir.Var):
         return None
@@ -32,10 +32,10 @@ def transposed_from(builder: relax.BlockBuilder, value: Any, order: Sequence[int
 
 
 def before_transposing(builder: relax.BlockBuilder, target: Any, gradient: Any) -> tuple[Any, Any]:
-    """A value and its gradient; of what it was transposed from, where the gradient is too.
+    """Return a value and its gradient before a common transposition, if there is one.
 
     The gradient of a transposed value, transposed back, is that of the value before: one that is
-    written as a ``permute_dims`` already is handed on without either.
+    written as a ``permute_dims`` already is passed on without either.
     """
     if is_transposed(gradient):
         order = order_of(gradient, int(target.ty.ndim))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Ops whose gradient is none, or that of their result; and ops whose gradient is not known."""
+"""Register ops with no gradient, an identity gradient, or an unknown gradient."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _same(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 @register_gradient("full", "full_like")
 def _full(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of the value: the sum over all places."""
+    """Differentiate ``full``: sum over all elements."""
     value = call.args[1]
     if grad.ty.dtype != value.ty.dtype:
         grad = builder.emit(astype(grad, str(value.ty.dtype)))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of ops that write at computed places."""
+"""Define gradients of ops that write at computed indices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .registry import constant_like, fitted, refuse, register_gradient, shape_of
 
 @dataclass(frozen=True)
 class _Places:
-    """Where a call writes.
+    """Positions that a call writes.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ def _filled(make: Any, like: Any, builder: relax.BlockBuilder) -> Any:
 
 
 def _through(how: str, y: Any, data: Any, values: Any, grad: Any, at: _Places) -> list[Any]:
-    """Gradients of the data and of the values written.
+    """Return the gradients of the data and of the written values.
 
     What is written last is taken to be everything that was written at a place; what was ``max``
     or ``min`` shares evenly.
@@ -78,15 +78,15 @@ def _through(how: str, y: Any, data: Any, values: Any, grad: Any, at: _Places) -
 
 
 def _of_product(data: Any, values: Any, grad: Any, at: _Places) -> list[Any]:
-    """The product of all else at a place: where one value is 0, it alone has a gradient."""
+    """Return the product of all other values at a position, also where one of them is 0."""
     builder = at.builder
-    zero, one = constant_like(0.0, data), constant_like(1.0, data)
+    zero, unit = constant_like(0.0, data), constant_like(1.0, data)
     empty = builder.emit(equal(values, zero))
     counted = builder.emit(astype(empty, str(values.ty.dtype)))
-    others = builder.emit(where(empty, one, values))
+    others = builder.emit(where(empty, unit, values))
     count = at.looked(at.filled(_filled(zeros, data, builder), counted, "add"))
     product = at.looked(multiply(grad, at.filled(data, others, "mul")))
-    alone = where(equal(count, one), product, zero)
+    alone = where(equal(count, unit), product, zero)
     among = where(equal(count, zero), divide(product, others), zero)
     factor = at.filled(_filled(ones, data, builder), values, "mul")
     return [multiply(grad, factor), where(empty, alone, among)]
