@@ -87,10 +87,10 @@ def accepts(pin: VersionRange, version: str) -> bool:
     >>> accepts(PINS[0], "0.27.0.post1"), accepts(PINS[0], "0.28.0")
     (True, False)
     """
-    found, lowest, below = _key(version), _key(pin.lowest), _key(pin.below)
-    if found is None or lowest is None or below is None:
+    key, lowest, below = _key(version), _key(pin.lowest), _key(pin.below)
+    if key is None or lowest is None or below is None:
         return False
-    return lowest <= found < below
+    return lowest <= key < below
 
 
 def _installed(distribution: str) -> str | None:

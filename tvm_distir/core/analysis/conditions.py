@@ -50,11 +50,11 @@ class Differing:
 
     def _inputs(self, fn: relax.Function) -> tuple[Any, ...]:
         io, here = fn.attrs[IO_ATTR], meshes(self.mod)
-        own = mesh_key(here[int(io["mesh"])])
+        home = mesh_key(here[int(io["mesh"])])
         inputs = []
         for item in io["inputs"]:
             other = item["mesh"] if "mesh" in item else None
-            key = own
+            key = home
             if other is not None:
                 key = tuple(int(n) for n in other["shape"]), tuple(int(d) for d in other["devices"])
             inputs.append(_cut(key, str(item["placement"])))
@@ -140,7 +140,7 @@ def _all(tree: Any) -> Axes:
 
 def _joined(trees: Sequence[Any]) -> Any:
     """What either of two values has, field by field where both are tuples."""
-    one, other = trees
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return tuple(_joined(pair) for pair in zip(one, other))
-    return _all(one) | _all(other)
+    left, other = trees
+    if isinstance(left, tuple) and isinstance(other, tuple):
+        return tuple(_joined(pair) for pair in zip(left, other))
+    return _all(left) | _all(other)

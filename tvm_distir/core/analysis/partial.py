@@ -80,17 +80,17 @@ class PartialState:
         known: dict[tuple[int, ...], tuple[list[Axes], int]] = {}
         for i, (like, b) in enumerate(zip(reading.like, reading.bindings, strict=True)):
             key = (like, *(have[n] if n >= 0 else -1 for n in reading.used(i)))
-            found = known.get(key) if like >= 0 else None
-            if found is None:
+            entry = known.get(key) if like >= 0 else None
+            if entry is None:
                 axes = self._value(b)
-                found = known[key] = axes, numbers.setdefault(tuple(axes), len(numbers))
-            self.state[reading.variables[len(have)]] = found[0]
-            have.append(found[1])
+                entry = known[key] = axes, numbers.setdefault(tuple(axes), len(numbers))
+            self.state[reading.variables[len(have)]] = entry[0]
+            have.append(entry[1])
         self._result()
 
     def _result(self) -> None:
-        found = self.of(self.fn.body.body)
-        for i, axes in enumerate(found):
+        axes_of_result = self.of(self.fn.body.body)
+        for i, axes in enumerate(axes_of_result):
             want = declared(self.fn, "results", i) if is_private(self.fn) else NONE
             if axes != want:
                 raise self.error(

@@ -167,8 +167,8 @@ def crossing_elements(call: Collective) -> int:
     most = 0
     for coords in itertools.product(*(range(n) for n in mesh)):
         have, want = (shard_slices(args["shape"], x, mesh, coords) for x in (before, after))
-        own = [max(0, min(b, d) - max(a, c)) for (a, b), (c, d) in zip(have, want)]
-        most = max(most, math.prod(b - a for a, b in want) - math.prod(own))
+        overlap = [max(0, min(b, d) - max(a, c)) for (a, b), (c, d) in zip(have, want)]
+        most = max(most, math.prod(b - a for a, b in want) - math.prod(overlap))
     return most
 
 

@@ -102,8 +102,8 @@ def transfer_tiles(shape: tuple[int, ...], src: Side, dst: Side) -> tuple[Tile, 
 
     tiles = []
     for device, want in _shards(shape, dst):
-        found = itertools.product(*(meeting(d, one) for d, one in enumerate(want)))
-        for have in sorted(found, key=number.__getitem__):
+        sources = itertools.product(*(meeting(d, extent) for d, extent in enumerate(want)))
+        for have in sorted(sources, key=number.__getitem__):
             holders = replicas[have]
             box = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(have, want)]
             if device in holders:
@@ -144,10 +144,10 @@ class Transfer:
         devices : collection of int
             Those that count; empty: all.
         """
-        own = set(devices)
+        selected = set(devices)
         side = self.src if sends else self.dst
         if not set(self.src[1]) & set(self.dst[1]):
-            shards = [(d, b) for d, b in _shards(self.shape, side) if not own or d in own]
+            shards = [(d, b) for d, b in _shards(self.shape, side) if not selected or d in selected]
             whole = max((_volume(bounds) for _, bounds in shards), default=0)
             if not sends:
                 return whole
@@ -156,7 +156,7 @@ class Transfer:
         sums: dict[int, int] = {}
         for tile in self.tiles():
             here = tile.src if sends else tile.dst
-            if tile.src != tile.dst and (not own or here in own):
+            if tile.src != tile.dst and (not selected or here in selected):
                 sums[here] = sums.get(here, 0) + tile.elements
         return max(sums.values(), default=0)
 

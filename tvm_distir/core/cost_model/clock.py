@@ -46,8 +46,8 @@ class Clock:
         """Time of a kernel, by :meth:`System.roofline`."""
         key = (flops, moved_bytes, kernel_class, dtype)
         if key not in self._kernels:
-            found = self.system.roofline(flops, moved_bytes, kernel_class, dtype)
-            self._kernels[key] = KernelTime(picoseconds(found.time_s, place), found.bound_by)
+            bound = self.system.roofline(flops, moved_bytes, kernel_class, dtype)
+            self._kernels[key] = KernelTime(picoseconds(bound.time_s, place), bound.bound_by)
         return self._kernels[key]
 
     def collective_ps(
@@ -98,7 +98,7 @@ class Clock:
         """Layout of the devices of two meshes, each paired with another one of the other mesh."""
         per_node = self.system.intra_node.devices_per_node
         base = min((*here, *there), default=0) // per_node * per_node  # as on the first nodes
-        key = tuple(one - base for one in here), tuple(one - base for one in there)
+        key = tuple(device - base for device in here), tuple(device - base for device in there)
         if key not in self._pairs:
             self._pairs[key] = self.system.layout(pair_up(*key))
         return self._pairs[key]

@@ -124,8 +124,8 @@ def value_of(constants: Mapping[str, Constant], name: str) -> float:
     """Value of a constant, whether it is named or not."""
     if name in constants:
         return constants[name].value
-    found = DEFAULTS[name]
-    return value_of(constants, found) if isinstance(found, str) else found
+    default = DEFAULTS[name]
+    return value_of(constants, default) if isinstance(default, str) else default
 
 
 @dataclass(frozen=True)

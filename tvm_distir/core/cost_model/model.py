@@ -134,10 +134,10 @@ class System:
         if self.constants:
             return rate(self.constants, kernel_class, peak, self.memory_bandwidth_bytes_per_s)
         known = self.device.efficiency
-        found = known.get(LIKE.get(kernel_class, kernel_class), known["memory"])
-        bandwidth = self.memory_bandwidth_bytes_per_s * found.bandwidth
+        efficiency = known.get(LIKE.get(kernel_class, kernel_class), known["memory"])
+        bandwidth = self.memory_bandwidth_bytes_per_s * efficiency.bandwidth
         floor_s = self.device.launch_floor_us * 1e-6
-        return Rate(peak * found.flops, bandwidth, math.inf, 0.0, 0.0, floor_s, 0.0)
+        return Rate(peak * efficiency.flops, bandwidth, math.inf, 0.0, 0.0, floor_s, 0.0)
 
     def constant(self, name: str) -> float:
         """Value of a constant; 0 where the system has none."""
@@ -155,10 +155,10 @@ class System:
         """
         if kernel_class == VIEW:
             return Roofline(0.0, VIEW)
-        found = self.rate(kernel_class, dtype)
-        spent = found.spent_s(float(flops), float(moved_bytes))
+        kernel_rate = self.rate(kernel_class, dtype)
+        spent = kernel_rate.spent_s(float(flops), float(moved_bytes))
         time_s = float(spent.whole)
-        if spent.busy < found.floor_s or spent.busy < found.gap_s:
+        if spent.busy < kernel_rate.floor_s or spent.busy < kernel_rate.gap_s:
             return Roofline(time_s, "launch")
         return Roofline(time_s, "compute" if spent.bound >= 0 else "memory")
 
@@ -192,8 +192,8 @@ class System:
         ``gradients``: of sums of gradients behind a step.
         """
         net = self.inter_node
-        own = math.ceil(net.nics_per_node / self.intra_node.devices_per_node) * per_node
-        adapters = min(net.nics_per_node / sharing, own)
+        per_device = math.ceil(net.nics_per_node / self.intra_node.devices_per_node) * per_node
+        adapters = min(net.nics_per_node / sharing, per_device)
         name = "nic_efficiency_gradients" if gradients else "nic_efficiency"
         reached = self.constant(name) if self.constants else 1.0
         return adapters * net.bandwidth_per_nic_GBps * 1e9 * reached

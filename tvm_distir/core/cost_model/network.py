@@ -218,9 +218,9 @@ def pair_up(here: Sequence[int], there: Sequence[int]) -> list[tuple[int, int]]:
     count = max(len(here), len(there))
     pairs: list[tuple[int, int]] = []
     for i in range(count):
-        one, start = here[i * len(here) // count], i * len(there) // count
+        sender, start = here[i * len(here) // count], i * len(there) // count
         turned = (there[(start + k) % len(there)] for k in range(len(there)))
-        other = next((device for device in turned if device != one), None)
+        other = next((device for device in turned if device != sender), None)
         if other is not None:
-            pairs.append((one, other))
+            pairs.append((sender, other))
     return pairs

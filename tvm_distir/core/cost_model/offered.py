@@ -29,25 +29,25 @@ def offered(name: str) -> tuple[Any, str] | Path:
     DependencyError
         DIST0114 where that package cannot be loaded, or has no such thing.
     """
-    offer = next(one for one in offers(GROUP) if one.name == name)
-    found = offer.load()
-    if callable(found):
+    offer = next(entry for entry in offers(GROUP) if entry.name == name)
+    content = offer.load()
+    if callable(content):
         try:
-            found = found()
+            content = content()
         except Exception as error:  # whatever the package's own code raises
             raise offer.fault(f"it fails: {type(error).__name__}: {error}") from error
-    if isinstance(found, Mapping):
-        return found, f"{offer.package}, system {name}"
-    return _file(offer, found)
+    if isinstance(content, Mapping):
+        return content, f"{offer.package}, system {name}"
+    return _file(offer, content)
 
 
-def _file(offer: Offer, found: Any) -> Path:
-    if isinstance(found, ModuleType):
-        folders = list(getattr(found, "__path__", ())) or [Path(str(found.__file__)).parent]
-        found = Path(folders[0], f"{offer.name}.json")
-    if not isinstance(found, str | Path):
-        raise offer.fault(f"it is no file, folder or data of a system but {found!r}")
-    path = Path(found)
+def _file(offer: Offer, content: Any) -> Path:
+    if isinstance(content, ModuleType):
+        folders = list(getattr(content, "__path__", ())) or [Path(str(content.__file__)).parent]
+        content = Path(folders[0], f"{offer.name}.json")
+    if not isinstance(content, str | Path):
+        raise offer.fault(f"it is no file, folder or data of a system but {content!r}")
+    path = Path(content)
     path = path / f"{offer.name}.json" if path.is_dir() else path
     if not path.is_file():
         raise offer.fault(f"there is no file {path}")

@@ -32,7 +32,11 @@ _CONSTANT = ("value", "unit", "meaning", "source")
 _INTRA = ("name", "devices_per_node", "bandwidth_GBps", "latency_us", "setup_us", *_CURVE)
 _INTER = ("name", "nics_per_node", "bandwidth_per_nic_GBps", "latency_us", "setup_us")
 _HOST = ("name", "bandwidth_GBps", "latency_us")
-_PRICED = tuple(one for one in KERNEL_CLASSES if one != VIEW and one not in LIKE)
+_PRICED = tuple(
+    kernel_class
+    for kernel_class in KERNEL_CLASSES
+    if kernel_class != VIEW and kernel_class not in LIKE
+)
 
 Made = TypeVar("Made")
 
@@ -47,8 +51,8 @@ def _no_json(place: str, what: str, remedy: str) -> HardwareError:
 
 def system_names() -> tuple[str, ...]:
     """Names of the systems that come with the package, then of those that others offer."""
-    own = _own_names()
-    return (*own, *(name for name in offered_names() if name not in own))
+    builtin_names = _own_names()
+    return (*builtin_names, *(name for name in offered_names() if name not in builtin_names))
 
 
 def _own_names() -> list[str]:
@@ -62,11 +66,11 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
     if text in _own_names():
         path = DATA / f"{text}.json"
     elif text in offered_names():
-        found = offered(text)
-        if not isinstance(found, Path):
-            data, place = found
+        source = offered(text)
+        if not isinstance(source, Path):
+            data, place = source
             return parse(data, place, make)
-        path = found
+        path = source
     if not os.path.exists(path):
         known = system_names()
         raise HardwareError(
@@ -100,16 +104,16 @@ def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
 
 
 def _device(data: JsonValue, constants: Mapping[str, Constant]) -> Device:
-    found = data.object([k for k in _DEVICE if not (constants and k in _BY_CONSTANTS)])
+    fields = data.object([k for k in _DEVICE if not (constants and k in _BY_CONSTANTS)])
     floor = constants["kernel_gap_us"].value if constants else None
     return Device(
-        name=found["name"].text(),
-        memory_capacity_GiB=found["memory_capacity_GiB"].number(),
-        memory_bandwidth_GBps=found["memory_bandwidth_GBps"].number(),
-        launch_floor_us=found["launch_floor_us"].number(least=0.0) if floor is None else floor,
-        matmul_TFLOPs=_peaks(found["matmul_TFLOPs"]),
-        vector_TFLOPs=_peaks(found["vector_TFLOPs"]),
-        efficiency=_by_constants(constants) if constants else _efficiencies(found["efficiency"]),
+        name=fields["name"].text(),
+        memory_capacity_GiB=fields["memory_capacity_GiB"].number(),
+        memory_bandwidth_GBps=fields["memory_bandwidth_GBps"].number(),
+        launch_floor_us=fields["launch_floor_us"].number(least=0.0) if floor is None else floor,
+        matmul_TFLOPs=_peaks(fields["matmul_TFLOPs"]),
+        vector_TFLOPs=_peaks(fields["vector_TFLOPs"]),
+        efficiency=_by_constants(constants) if constants else _efficiencies(fields["efficiency"]),
     )
 
 
@@ -117,19 +121,21 @@ def _by_constants(constants: Mapping[str, Constant]) -> dict[str, Efficiency]:
     """Fractions of the peaks that the constants say."""
     memory = constants["memory_efficiency"].value
     return {
-        one: Efficiency(value_of(constants, form.efficiency) if form.efficiency else memory, memory)
-        for one, form in FORMS.items()
+        name: Efficiency(
+            value_of(constants, form.efficiency) if form.efficiency else memory, memory
+        )
+        for name, form in FORMS.items()
     }
 
 
 def _constants(data: JsonValue) -> dict[str, Constant]:
     """All constants of the model, each within its bounds."""
-    found = data.object(MEANINGS, optional=DEFAULTS)
+    fields = data.object(MEANINGS, optional=DEFAULTS)
     out = {}
     for name, meaning in MEANINGS.items():
-        if name not in found:
+        if name not in fields:
             continue
-        given = found[name].object(_CONSTANT, optional=("unit", "meaning"))
+        given = fields[name].object(_CONSTANT, optional=("unit", "meaning"))
         value = given["value"].number(least=0.0)
         if meaning.unit.startswith("fraction") and not 0 < value <= 1:
             raise given["value"].wrong(f"{value} of a peak", "Give a fraction up to 1.")
@@ -140,33 +146,33 @@ def _constants(data: JsonValue) -> dict[str, Constant]:
 
 
 def _intra(data: JsonValue) -> IntraNode:
-    found = data.object(_INTRA, optional=_CURVE)
-    curve = {key: found[key].number(least=0.0) for key in _CURVE if key in found}
+    fields = data.object(_INTRA, optional=_CURVE)
+    curve = {key: fields[key].number(least=0.0) for key in _CURVE if key in fields}
     return IntraNode(
-        name=found["name"].text(),
-        devices_per_node=found["devices_per_node"].integer(least=1),
-        bandwidth_GBps=found["bandwidth_GBps"].number(),
-        latency_us=found["latency_us"].number(least=0.0),
-        setup_us=found["setup_us"].number(least=0.0),
+        name=fields["name"].text(),
+        devices_per_node=fields["devices_per_node"].integer(least=1),
+        bandwidth_GBps=fields["bandwidth_GBps"].number(),
+        latency_us=fields["latency_us"].number(least=0.0),
+        setup_us=fields["setup_us"].number(least=0.0),
         **curve,
     )
 
 
 def _inter(data: JsonValue) -> InterNode:
-    found = data.object(_INTER)
+    fields = data.object(_INTER)
     return InterNode(
-        name=found["name"].text(),
-        nics_per_node=found["nics_per_node"].integer(least=1),
-        bandwidth_per_nic_GBps=found["bandwidth_per_nic_GBps"].number(),
-        latency_us=found["latency_us"].number(least=0.0),
-        setup_us=found["setup_us"].number(least=0.0),
+        name=fields["name"].text(),
+        nics_per_node=fields["nics_per_node"].integer(least=1),
+        bandwidth_per_nic_GBps=fields["bandwidth_per_nic_GBps"].number(),
+        latency_us=fields["latency_us"].number(least=0.0),
+        setup_us=fields["setup_us"].number(least=0.0),
     )
 
 
 def _host(data: JsonValue) -> HostLink:
-    found = data.object(_HOST, optional=("latency_us",))
-    latency_us = found["latency_us"].number(least=0.0) if "latency_us" in found else 0.0
-    return HostLink(found["name"].text(), found["bandwidth_GBps"].number(), latency_us)
+    fields = data.object(_HOST, optional=("latency_us",))
+    latency_us = fields["latency_us"].number(least=0.0) if "latency_us" in fields else 0.0
+    return HostLink(fields["name"].text(), fields["bandwidth_GBps"].number(), latency_us)
 
 
 def _peaks(data: JsonValue) -> dict[str, float]:
@@ -177,10 +183,10 @@ def _peaks(data: JsonValue) -> dict[str, float]:
 
 
 def _efficiencies(data: JsonValue) -> dict[str, Efficiency]:
-    found = data.object(_PRICED)
+    fields = data.object(_PRICED)
     return {
         kernel_class: Efficiency(
-            *(_fraction(found[kernel_class].object(_FRACTIONS)[key]) for key in _FRACTIONS)
+            *(_fraction(fields[kernel_class].object(_FRACTIONS)[key]) for key in _FRACTIONS)
         )
         for kernel_class in _PRICED
     }

@@ -19,12 +19,12 @@ def to_data(system: System) -> dict[str, Any]:
         del data["device"]["launch_floor_us"], data["device"]["efficiency"]
         data["constants"] = {
             name: {
-                "value": one.value,
+                "value": constant.value,
                 "unit": MEANINGS[name].unit,
                 "meaning": MEANINGS[name].meaning,
-                "source": one.source,
+                "source": constant.source,
             }
-            for name, one in system.constants.items()
+            for name, constant in system.constants.items()
         }
     else:
         del data["constants"]

@@ -104,10 +104,10 @@ class _Lifter:
 
     def run(self) -> ir.IRModule:
         """Return the new module, or the old one when nothing is to be done."""
-        found = [(gv, fn) for gv, fn in relax_functions(self.mod) if holds_branch(fn)]
-        if not found:
+        branching = [(gv, fn) for gv, fn in relax_functions(self.mod) if holds_branch(fn)]
+        if not branching:
             return self.mod
-        for gv, fn in found:
+        for gv, fn in branching:
             self.function, self.notes = str(gv.name_hint), fn.attrs or {}
             body = self._sequence(fn.body)
             self.functions[gv] = relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, fn.attrs)
@@ -207,14 +207,14 @@ class _Lifter:
         bindings.append(relax.VarBinding(var, chosen))
         return bindings
 
-    def _chosen(self, name: str, cond: Any, one: Any, other: Any, bindings: list[Any]) -> Any:
+    def _chosen(self, name: str, cond: Any, first: Any, other: Any, bindings: list[Any]) -> Any:
         """Choose leaf by leaf; what is not the outermost value is bound."""
-        if not isinstance(one.ty, relax.TupleType):
-            return self.builder.normalize(relax.op.where(cond, one, other))
+        if not isinstance(first.ty, relax.TupleType):
+            return self.builder.normalize(relax.op.where(cond, first, other))
         fields = []
-        for i in range(len(one.ty.fields)):
+        for i in range(len(first.ty.fields)):
             items = []
-            for side, whole in zip(SIDES, (one, other), strict=True):
+            for side, whole in zip(SIDES, (first, other), strict=True):
                 item = relax.TupleGetItem(whole, i)
                 items.append(relax.Var(f"{name}_{side}_{i}", whole.ty.fields[i]))
                 bindings.append(relax.VarBinding(items[-1], item))

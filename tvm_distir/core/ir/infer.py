@@ -40,8 +40,8 @@ def _refuse(call: ir.Call, what: str, remedy: str) -> MeshError:
 def _axes(call: ir.Call) -> tuple[int, ...]:
     """Mesh axes in the attribute ``mesh_axis`` (one or several) or ``mesh_axes``, sorted."""
     attrs = call.attrs
-    found = attrs["mesh_axes"] if "mesh_axes" in attrs else attrs["mesh_axis"]
-    axes = (int(found),) if isinstance(found, int) else tuple(int(a) for a in found)
+    value = attrs["mesh_axes"] if "mesh_axes" in attrs else attrs["mesh_axis"]
+    axes = (int(value),) if isinstance(value, int) else tuple(int(a) for a in value)
     rank = len(mesh_shape(attrs["device_mesh"]))
     for axis in axes:
         if not 0 <= axis < rank:
@@ -187,9 +187,9 @@ def _exchange(call: ir.Call, _: Any) -> Any:
                 "Give it in the form the op starts from.",
             )
         return DTensorType(ty.tensor_ty, ty.device_mesh, placement_of(after))
-    own, want = static_shape(ty), tuple(local_shape(shape, before, sizes))
-    if own is not None and own != want:
-        raise _refuse(call, f"a shard of shape {own}, not {want}", "Give it a padded shard.")
+    have, want = static_shape(ty), tuple(local_shape(shape, before, sizes))
+    if have is not None and have != want:
+        raise _refuse(call, f"a shard of shape {have}, not {want}", "Give it a padded shard.")
     return relax.TensorType(local_shape(shape, after, sizes), ty.dtype, ty.vdevice)
 
 

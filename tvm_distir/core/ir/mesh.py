@@ -217,12 +217,12 @@ def mesh_index(mod: ir.IRModule, mesh: DeviceMesh) -> int:
 
 def mesh_axes(mod: ir.IRModule) -> list[list[str]]:
     """Axis names per mesh; unnamed axes are "0", "1", ..."""
-    found = meshes(mod)
+    device_meshes = meshes(mod)
     attrs: Any = mod.attrs or {}
     if AXES_ATTR not in attrs:
-        return [[str(a) for a in range(len(mesh_shape(m)))] for m in found]
+        return [[str(a) for a in range(len(mesh_shape(m)))] for m in device_meshes]
     names = [[str(n) for n in row] for row in attrs[AXES_ATTR]]
-    if [len(row) for row in names] != [len(mesh_shape(m)) for m in found]:
+    if [len(row) for row in names] != [len(mesh_shape(m)) for m in device_meshes]:
         raise MeshError(
             "DIST0201",
             f"the attribute {AXES_ATTR} is {names}, which does not fit the module's meshes",

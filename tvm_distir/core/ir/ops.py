@@ -58,8 +58,8 @@ def _axes(value: int | Sequence[int]) -> int | list[int]:
 def call_axes(call: ir.Call) -> tuple[int, ...]:
     """Mesh axes that a collective works along, in mesh order."""
     attrs = call.attrs
-    found = attrs["mesh_axes"] if "mesh_axes" in attrs else attrs["mesh_axis"]
-    return (int(found),) if isinstance(found, int) else tuple(sorted({int(a) for a in found}))
+    value = attrs["mesh_axes"] if "mesh_axes" in attrs else attrs["mesh_axis"]
+    return (int(value),) if isinstance(value, int) else tuple(sorted({int(a) for a in value}))
 
 
 def _call(name: str, args: Sequence[ir.Expr], **attrs: Any) -> ir.Call:

@@ -220,13 +220,13 @@ def shard_offsets(
     >>> shard_offsets([10, 8], [0, 1], [4, 2])
     [0, 3, 6, 9, 10, 0, 4, 8]
     """
-    found: list[int] = []
+    offsets: list[int] = []
     for dim, size in enumerate(shape):
         parts = [k for k, label in zip(mesh_shape, labels) if label == dim]
         if parts:
             places = itertools.product(*(range(k) for k in parts))
-            found += [shard_range(size, parts, place)[0] for place in places] + [size]
-    return found
+            offsets += [shard_range(size, parts, place)[0] for place in places] + [size]
+    return offsets
 
 
 def shard_slices(

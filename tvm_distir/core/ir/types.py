@@ -107,5 +107,5 @@ def is_private(fn: relax.Function) -> bool:
 
 def relax_functions(mod: ir.IRModule) -> list[tuple[ir.GlobalVar, relax.Function]]:
     """The module's Relax functions, in order of name."""
-    found = [(gv, fn) for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)]
-    return sorted(found, key=lambda item: str(item[0].name_hint))
+    functions = [(gv, fn) for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)]
+    return sorted(functions, key=lambda item: str(item[0].name_hint))

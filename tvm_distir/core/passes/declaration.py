@@ -151,5 +151,5 @@ def module_pass(
 
 def info_of(factory: Any) -> PassInfo | None:
     """What :func:`module_pass` knows of a factory; None where it did not make it."""
-    found = getattr(factory, _PASS, None)
-    return found if isinstance(found, PassInfo) else None
+    info = getattr(factory, _PASS, None)
+    return info if isinstance(info, PassInfo) else None

@@ -16,11 +16,11 @@ EVERYTHING = "*"
 """The pattern that a plan begins with: what holds where nothing else is said."""
 
 
-def give(found: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> None:
+def give(rules: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> None:
     """Note the rule of a tensor; it refines, completes or contradicts (DIST0239) one before."""
-    other = found.get(key)
+    other = rules.get(key)
     if other is None or _rank(rule) > _rank(other):
-        found[key] = rule
+        rules[key] = rule
         return
     if _rank(rule) < _rank(other):
         return
@@ -31,9 +31,7 @@ def give(found: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> No
     )
     pairs = list(zip(other.placement, rule.placement, strict=False))
     if not alike or any(None not in (old, new) and old != new for old, new in pairs):
-        said = [
-            f'{one.title} "{labels_text(one.placement)}" on "{one.mesh}"' for one in (other, rule)
-        ]
+        said = [f'{x.title} "{labels_text(x.placement)}" on "{x.mesh}"' for x in (other, rule)]
         raise PlanError(
             "DIST0239",
             f"the rules {said[0]} and {said[1]} contradict each other",
@@ -41,7 +39,7 @@ def give(found: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> No
             remedy="Leave one out, or name the tensor: a name counts more than a pattern.",
         )
     merged = tuple(old if new is None else new for old, new in pairs)
-    found[key] = replace(rule, placement=merged)
+    rules[key] = replace(rule, placement=merged)
 
 
 def _rank(rule: PlanRule) -> int:

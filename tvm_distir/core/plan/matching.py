@@ -108,11 +108,11 @@ def _resolve_rule(
         with faults.gathered():
             _check_fit(rule, mesh, ty, where)
 
-    found = [
+    matches = [
         finder(rule, check, functions[name], name, targets.setdefault(name, FunctionTargets()))
         for name in names
     ]
-    if not any(found):
+    if not any(matches):
         raise PlanError(
             "DIST0223",
             f"the rule matches nothing in {' or '.join(names)}",
@@ -169,10 +169,10 @@ def _match_params(
     if not targets.positions:
         names = param_names(fn)
         for key in (names, [plain_name(given) for given in names]):
-            found: dict[str, list[int]] = {}
+            by_name: dict[str, list[int]] = {}
             for i, given in enumerate(key):
-                found.setdefault(given, []).append(i)
-            targets.positions = {**found, **targets.positions}
+                by_name.setdefault(given, []).append(i)
+            targets.positions = {**by_name, **targets.positions}
     if is_pattern(rule.name):
         named = [i for i, given in enumerate(param_names(fn)) if match_name(rule.name, given)]
     else:
@@ -226,7 +226,7 @@ def _calls_of(fn: relax.Function) -> dict[str, list[Any]]:
 def _match_calls(
     rule: PlanRule, check: Check, fn: relax.Function, name: str, targets: FunctionTargets
 ) -> bool:
-    found = False
+    matched = False
     if targets.calls is None:
         targets.calls = _calls_of(fn)
     for number, binding in enumerate(targets.calls.get(rule.name, ())):
@@ -239,8 +239,8 @@ def _match_calls(
             raise _no_tensor(rule, place, ty)
         check(ty, place)
         give(targets.args.setdefault(binding.var, {}), arg, rule, place)
-        found = True
-    return found
+        matched = True
+    return matched
 
 
 def _no_tensor(rule: PlanRule, place: str, ty: Any) -> PlanError:

@@ -92,7 +92,7 @@ class Plan:
                 faults.add(MeshError("DIST0206", what, place="schedule/meshes", remedy=remedy))
         known = {axis for mesh in self.meshes for axis in mesh.axes}
         for place, axes in (("ring", self.ring), ("regather", self.regather)):
-            for axis in (one for one in axes if one not in known):
+            for axis in (axis_name for axis_name in axes if axis_name not in known):
                 what = f'no mesh has an axis "{axis}"'
                 faults.add(MeshError("DIST0206", what, place=place, remedy=nearest(axis, known)))
         faults.raise_all()

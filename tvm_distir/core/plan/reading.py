@@ -163,21 +163,21 @@ def _read_meshes(top: JsonValue, faults: Faults) -> tuple[list[str], list[MeshSp
 
 
 def _read_mesh(name: str, data: JsonValue) -> MeshSpec:
-    found = data.object(_MESH_KEYS, optional=_MESH_KEYS)
-    if "axes" not in found:
-        raise found.wrong('the mesh has no "axes"', 'Add "axes": {"tp": 2}.')
-    if "start" in found and "device_ids" in found:
-        raise found.wrong('a mesh has either "start" or "device_ids"', "Remove one of them.")
-    ids = [device.integer(least=-LARGEST) for device in _listed(found, "device_ids")]
-    if "device_ids" in found and not ids:
+    fields = data.object(_MESH_KEYS, optional=_MESH_KEYS)
+    if "axes" not in fields:
+        raise fields.wrong('the mesh has no "axes"', 'Add "axes": {"tp": 2}.')
+    if "start" in fields and "device_ids" in fields:
+        raise fields.wrong('a mesh has either "start" or "device_ids"', "Remove one of them.")
+    ids = [device.integer(least=-LARGEST) for device in _listed(fields, "device_ids")]
+    if "device_ids" in fields and not ids:
         raise MeshError(
             "DIST0202",
             "the list of devices is empty",
-            place=found.place,
+            place=fields.place,
             remedy="Name the devices.",
         )
-    start = found["start"].integer(least=-LARGEST) if "start" in found else 0
-    return MeshSpec(name, found["axes"].data, start, tuple(ids))
+    start = fields["start"].integer(least=-LARGEST) if "start" in fields else 0
+    return MeshSpec(name, fields["axes"].data, start, tuple(ids))
 
 
 def _listed(data: JsonValue, key: str) -> list[JsonValue]:
@@ -232,8 +232,8 @@ def _read_rule(data: JsonValue, meshes: Sequence[str]) -> PlanRule:
             kind, name, placement, mesh, stationary, function, index, arg, moving=moving
         )
     except PlanError as error:
-        own = rule.place
-        raise error.placed(lambda at: at if at.startswith(own) else f"{own} ({at})") from None
+        path = rule.place
+        raise error.placed(lambda at: at if at.startswith(path) else f"{path} ({at})") from None
 
 
 def _text(value: JsonValue) -> str:

@@ -114,8 +114,8 @@ class Recomputation:
 
     def of(self, name: str) -> Runs:
         """Policies of the calls of a function."""
-        found = [runs for pattern, runs in self.rules if match_name(pattern, name)]
-        return found[-1] if found else Runs(((NONE, 1),))
+        matches = [runs for pattern, runs in self.rules if match_name(pattern, name)]
+        return matches[-1] if matches else Runs(((NONE, 1),))
 
     def unused(self, names: Sequence[str]) -> list[str]:
         """Patterns that fit none of some functions."""
@@ -165,7 +165,7 @@ def policies_of(mod: ir.IRModule) -> dict[str, str]:
 
 def _notes(mod: ir.IRModule, key: str) -> Mapping[str, object]:
     notes: dict[str, object] = {}
-    for _, fn in sorted(relax_functions(mod), key=lambda one: str(one[0].name_hint)):
+    for _, fn in sorted(relax_functions(mod), key=lambda item: str(item[0].name_hint)):
         notes.update(training_notes(fn, key))
     return notes
 
@@ -180,9 +180,9 @@ def check_policies(said: Mapping[str, str], mod: ir.IRModule) -> None:
     """
     if not said or not _notes(mod, "updated"):
         return
-    wanted, found = read_plan_policies(said), read_plan_policies(policies_of(mod))
-    names = [name for name, _ in found.rules]
-    other = [name for name in names if not wanted.of(name).same(found.of(name))]
+    wanted, recorded = read_plan_policies(said), read_plan_policies(policies_of(mod))
+    names = [name for name, _ in recorded.rules]
+    other = [name for name in names if not wanted.of(name).same(recorded.of(name))]
     for pattern, runs in wanted.rules:
         if runs.text != NONE and not any(match_name(pattern, name) for name in names):
             other.append(pattern)
@@ -190,7 +190,7 @@ def check_policies(said: Mapping[str, str], mod: ir.IRModule) -> None:
         raise PlanError(
             "DIST0229",
             f'it says "{said.get(other[0], wanted.of(other[0]).text)}", and the training step was '
-            f'made with "{found.of(other[0]).text}"',
+            f'made with "{recorded.of(other[0]).text}"',
             place=f'plan/recompute ("{other[0]}")',
             remedy="Make the step with train_step(..., recompute=plan.recompute).",
         )

@@ -50,7 +50,7 @@ def data_positions(fn: relax.Function, name: str = MAIN) -> list[int]:
     names = param_names(fn)
     if INPUTS_ATTR in attrs:
         plain = [plain_name(n) for n in names]
-        found = []
+        positions = []
         for wanted in attrs[INPUTS_ATTR]:
             if plain_name(str(wanted)) not in plain:
                 raise PlanError(
@@ -59,8 +59,8 @@ def data_positions(fn: relax.Function, name: str = MAIN) -> list[int]:
                     place=name,
                     remedy="Correct the attribute.",
                 )
-            found.append(plain.index(plain_name(str(wanted))))
-        return sorted(found)
+            positions.append(plain.index(plain_name(str(wanted))))
+        return sorted(positions)
     if NUM_INPUT_ATTR in attrs:
         return list(range(min(int(attrs[NUM_INPUT_ATTR]), len(names))))
     likely = []

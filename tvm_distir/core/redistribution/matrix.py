@@ -158,11 +158,11 @@ class _Matrix:
 
 def _shortest(steps: Prices, sizes: Prices) -> Prices:
     """Shortest paths on which nothing is larger than the larger end."""
-    known, found = steps.copy(), steps.copy()
+    known, shortest = steps.copy(), steps.copy()
     larger = np.maximum(sizes[:, None], sizes[None])
     for size in np.unique(sizes):
         for k in np.flatnonzero(sizes == size):
             np.minimum(known, known[:, k, None] + known[None, k], out=known)
         ends = larger == size
-        found[ends] = known[ends]
-    return np.minimum(found, INFINITE)
+        shortest[ends] = known[ends]
+    return np.minimum(shortest, INFINITE)

@@ -102,12 +102,12 @@ class Planner:
         key = Transition(
             tuple(int(n) for n in shape), dtype, tuple(before), tuple(after), sizes, ids
         )
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = PathSearch(self.means, key).run()
+        plan = self._known.get(key)
+        if plan is None:
+            plan = self._known[key] = PathSearch(self.means, key).run()
             if len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
-        return found
+        return plan
 
 
 _DEFAULT = Planner()

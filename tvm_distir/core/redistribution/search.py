@@ -155,9 +155,9 @@ class PathSearch:
         open_axes = tuple(P if x == P else R for x in labels)
         if open_axes not in self.alike:
             choices = [(P,) if x == P else (R, *d) for x, d in zip(open_axes, self.space.allowed)]
-            found = [x for x in itertools.product(*choices) if self._has_room(x)]
-            bounds = [bounds_of(key.shape, x, key.mesh) for x in found]
-            self.alike[open_axes] = found, np.stack(bounds, axis=1)
+            peers = [x for x in itertools.product(*choices) if self._has_room(x)]
+            bounds = [bounds_of(key.shape, x, key.mesh) for x in peers]
+            self.alike[open_axes] = peers, np.stack(bounds, axis=1)
         return self.alike[open_axes]
 
     def _floor(self, labels: Labels) -> int:

@@ -58,10 +58,10 @@ def lacking(before: Bounds, after: Any) -> npt.NDArray[np.int64]:
     elements : (...)
     """
     width = np.minimum(before[1], after[1]) - np.maximum(before[0], after[0])
-    own = np.prod(np.maximum(width, 0), axis=-1)
+    present = np.prod(np.maximum(width, 0), axis=-1)
     want = np.prod(after[1] - after[0], axis=-1)
-    found: npt.NDArray[np.int64] = np.max(want - own, axis=-1)
-    return found
+    result: npt.NDArray[np.int64] = np.max(want - present, axis=-1)
+    return result
 
 
 def lacking_elements(

@@ -14,13 +14,13 @@ def merged_blocks(blocks: Iterable[Any]) -> list[Any]:
     The text of a function shows neither where one block ends and the next of its kind begins
     nor a block without bindings: only so does it parse back to the same function.
     """
-    found: list[Any] = []
+    merged: list[Any] = []
     for block in blocks:
         if not len(block.bindings):
             continue
         kind = type(block)
-        if found and type(found[-1]) is kind:
-            found[-1] = kind([*found[-1].bindings, *block.bindings])
+        if merged and type(merged[-1]) is kind:
+            merged[-1] = kind([*merged[-1].bindings, *block.bindings])
         else:
-            found.append(block)
-    return found
+            merged.append(block)
+    return merged

@@ -65,19 +65,19 @@ class OpenDim:
 
 def open_dims(mod: ir.IRModule) -> list[OpenDim]:
     """Dims that the parameters of public functions leave open, in order; sums of others not."""
-    found, closed = list[OpenDim](), set[int]()  # by the handles of types
+    dims, closed = list[OpenDim](), set[int]()  # by the handles of types
     for gv, fn in relax_functions(mod):
         for param in () if is_private(fn) else fn.params[:]:
             ty = param.ty
             if handle(ty) in closed:
                 continue
-            before = len(found)
+            before = len(dims)
             for dim, extent in enumerate(_extents(ty)):
                 if isinstance(extent, tirx.Var):
-                    found.append(OpenDim(f"{gv.name_hint}/{param.name}", dim, str(extent.name)))
-            if len(found) == before:
+                    dims.append(OpenDim(f"{gv.name_hint}/{param.name}", dim, str(extent.name)))
+            if len(dims) == before:
                 closed.add(handle(ty))
-    return found
+    return dims
 
 
 def dims_remedy(names: list[str], call: str = "td.bind_dims(mod, {})") -> str:
@@ -147,8 +147,8 @@ def _extents(ty: Any) -> Iterator[Any]:
         yield from shape.values
 
 
-def _same(one: Any, other: Any) -> bool:
-    return bool(one.same_as(other))
+def _same(left: Any, other: Any) -> bool:
+    return bool(left.same_as(other))
 
 
 @contextmanager

@@ -64,14 +64,18 @@ def entry_of(mod: ir.IRModule) -> str:
 
 def no_single_entry(names: Iterable[str]) -> ModelError:
     """DIST0341: the functions among which one has to be chosen."""
-    found = sorted(names)
+    candidates = sorted(names)
     return ModelError(
         "DIST0341",
         f'the module has no function "{MAIN}"'
-        + (f", and several others: {', '.join(found)}" if found else ", nor any public one"),
+        + (
+            f", and several others: {', '.join(candidates)}"
+            if candidates
+            else ", nor any public one"
+        ),
         place="module",
         remedy="Say which one is meant: --entry NAME, or entry= in Python."
-        if found
+        if candidates
         else f"Name the function {MAIN}.",
     )
 

@@ -42,13 +42,13 @@ def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
     for gv, fn in relax_functions(mod):
         for callee in callees_of(fn, str(gv.name_hint)):
             callers.setdefault(str(callee.name_hint), []).append(str(gv.name_hint))
-    found, waiting = set(first), sorted(first)
+    closure, waiting = set(first), sorted(first)
     while waiting:
         for caller in callers.get(waiting.pop(), []):
-            if caller not in found:
-                found.add(caller)
+            if caller not in closure:
+                closure.add(caller)
                 waiting.append(caller)
-    return found
+    return closure
 
 
 def inner_made_private(mod: ir.IRModule) -> ir.IRModule:

@@ -107,11 +107,11 @@ def specialise_kernel(kernel: tirx.PrimFunc, sizes: Mapping[Any, int]) -> tirx.P
     return renew_defs(opened.specialize(values).without_attr("global_symbol"))
 
 
-def contradiction(place: str, what: str, one: int, other: int) -> ModelError:
+def contradiction(place: str, what: str, size: int, other: int) -> ModelError:
     """Return the error (DIST0313) for what would have two sizes."""
     return ModelError(
         "DIST0313",
-        f"{what} would be {one} and {other}",
+        f"{what} would be {size} and {other}",
         place=place,
         remedy="Give its variables sizes that agree.",
     )

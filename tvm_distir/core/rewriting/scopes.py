@@ -93,8 +93,8 @@ def let_out(blocks: Iterable[Any], result: Any) -> tuple[list[Any], Any]:
     """Make dataflow variables that are read outside of their block plain variables."""
     blocks = list(blocks)
     rows = [block.bindings[:] for block in blocks]
-    own = [{handle(b.var) for b in row if type(b.var) is relax.DataflowVar} for row in rows]
-    hidden = set().union(*own)
+    local_keys = [{handle(b.var) for b in row if type(b.var) is relax.DataflowVar} for row in rows]
+    hidden = set().union(*local_keys)
     seen: dict[Any, Any] = {}
 
     def look(expr: Any, here: set[int]) -> None:
@@ -103,7 +103,7 @@ def let_out(blocks: Iterable[Any], result: Any) -> tuple[list[Any], Any]:
             if key in hidden and key not in here and used not in seen:
                 seen[used] = relax.Var(str(used.name), used.ty)
 
-    for row, here in zip(rows, own):
+    for row, here in zip(rows, local_keys):
         if len(here) < len(hidden):  # else no other block hides anything
             for binding in row:
                 look(binding.value, here)

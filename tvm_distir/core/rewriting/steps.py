@@ -73,7 +73,7 @@ def _resolved(result: Any, bindings: Sequence[Any]) -> Any:
     """Look a variable up that is bound to the tuple of results."""
     if not isinstance(result, relax.Var):
         return result
-    found = {b.var: b.value for b in bindings}
-    while isinstance(result, relax.Var) and isinstance(found.get(result), relax.Var | relax.Tuple):
-        result = found[result]
+    values = {b.var: b.value for b in bindings}
+    while isinstance(result, relax.Var) and isinstance(values.get(result), relax.Var | relax.Tuple):
+        result = values[result]
     return result

@@ -100,20 +100,20 @@ class Tables:
 
     def array(self, number: int) -> Array:
         """Entries of a table. Do not write into it."""
-        found = self._arrays.get(number)
-        if found is None:
-            found = np.empty(tuple(self._shape(number)), dtype=np.int64)
-            self._entries(number, found.reshape(-1))
-            self._arrays[number] = found
-        return found
+        array = self._arrays.get(number)
+        if array is None:
+            array = np.empty(tuple(self._shape(number)), dtype=np.int64)
+            self._entries(number, array.reshape(-1))
+            self._arrays[number] = array
+        return array
 
     def dearest(self, number: int) -> int:
         """The largest finite entry of a table; 0 where there is none."""
-        found = self._dearest.get(number)
-        if found is None:
+        highest = self._dearest.get(number)
+        if highest is None:
             array = self.array(number)
-            found = self._dearest[number] = int(array.max(where=array < INFINITE, initial=0))
-        return found
+            highest = self._dearest[number] = int(array.max(where=array < INFINITE, initial=0))
+        return highest
 
     def add(self, first: int, second: int) -> tuple[int, int]:
         """Interned sum of two tables over the same scope."""
@@ -158,8 +158,8 @@ class Tables:
 
         Nothing is joined then.
         """
-        found = self._eliminate_all(*problem.arrays, limit)
-        return _elimination(found) if found else None
+        result = self._eliminate_all(*problem.arrays, limit)
+        return _elimination(result) if result else None
 
     def restrict(self, problem: Problem, states: Sequence[Sequence[int]]) -> Restriction:
         """The problem with some states only.

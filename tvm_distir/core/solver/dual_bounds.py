@@ -71,9 +71,9 @@ class Dual:
 
     def messages(self) -> Array:
         """What has been passed between variables, for :meth:`resume`."""
-        found = np.zeros(self._count, dtype=np.int64)
-        self._messages(found)
-        return found
+        messages = np.zeros(self._count, dtype=np.int64)
+        self._messages(messages)
+        return messages
 
     def resume(self, messages: Array) -> None:
         """Begin with the messages of a problem of the same scopes and domains.

@@ -144,9 +144,9 @@ class JsonValue:
             raise self.wrong(f"{data!r} is out of range", f"Give a number {bound}.")
         return float(data)
 
-    def version(self, own: int) -> None:
+    def version(self, supported: int) -> None:
         """Refuse another schema version than this package reads."""
-        if isinstance(self.data, bool) or self.data != own:
+        if isinstance(self.data, bool) or self.data != supported:
             raise self.wrong(
-                f"schema version {shown(self.data)}", f"This package reads version {own}."
+                f"schema version {shown(self.data)}", f"This package reads version {supported}."
             )

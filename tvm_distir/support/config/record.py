@@ -113,7 +113,7 @@ class OutputRecord:
     def _there(self, patterns: Iterable[str]) -> list[str]:
         there = sorted(os.listdir(self.folder)) if self.folder.is_dir() else []
         wanted = tuple(patterns)
-        return [name for name in there if any(fnmatch.fnmatchcase(name, one) for one in wanted)]
+        return [name for name in there if any(fnmatch.fnmatchcase(name, glob) for glob in wanted)]
 
     def _digest(self, name: str) -> str:
         return digest_file(self.folder / name)[1]

@@ -12,8 +12,8 @@ from .tree import DistIRError, InternalError, Violation
 class _Gathering(AbstractContextManager[None]):
     """Plans have thousands of lines, and a generator costs ten times this."""
 
-    def __init__(self, found: list[DistIRError]) -> None:
-        self._found = found
+    def __init__(self, errors: list[DistIRError]) -> None:
+        self._found = errors
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if not isinstance(error, DistIRError) or isinstance(error, InternalError):

@@ -73,8 +73,8 @@ class DistIRError(Exception):
         self._carrier: Any = None
 
     def __str__(self) -> str:
-        own = Violation(self.code, self.what, self.place, self.remedy)
-        lines = [str(one) for one in (own, *self._listed[:_SHOWN])]
+        violation = Violation(self.code, self.what, self.place, self.remedy)
+        lines = [str(entry) for entry in (violation, *self._listed[:_SHOWN])]
         if len(self._listed) > _SHOWN:
             lines.append(f"... and {len(self._listed) - _SHOWN} more")
         return "\n  ".join(lines)
@@ -87,8 +87,8 @@ class DistIRError(Exception):
     def placed(self: Self, where: Callable[[str], str]) -> Self:
         """The same error, with the places that ``where`` gives for its places."""
         fields = self.to_dict()
-        for one in (fields, *fields["violations"]):
-            one["place"] = where(one["place"])
+        for entry in (fields, *fields["violations"]):
+            entry["place"] = where(entry["place"])
         return _rebuilt(type(self), fields)
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,12 +116,12 @@ class DistIRError(Exception):
             text.pop("code"),
             text.pop("what"),
             **text,
-            violations=[Violation(**{k: str(v) for k, v in one.items()}) for one in listed],
+            violations=[Violation(**{k: str(v) for k, v in entry.items()}) for entry in listed],
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        own = {k: v for k, v in vars(self).items() if k not in _FIELDS}
-        return _rebuilt, (type(self), self.to_dict()), own
+        extra = {k: v for k, v in vars(self).items() if k not in _FIELDS}
+        return _rebuilt, (type(self), self.to_dict()), extra
 
     @classmethod
     def _registered(cls) -> type[DistIRError]:

@@ -70,8 +70,8 @@ _UNUSUAL = re.compile(r"[^ -~]")
 def printable(text: str, kept: str = "") -> str:
     """A text without the control characters that a terminal would obey, but those ``kept``."""
 
-    def shown(found: re.Match[str]) -> str:
-        one = found.group()
-        return one if one.isprintable() or one in kept else f"\\x{ord(one):02x}"
+    def shown(match: re.Match[str]) -> str:
+        char = match.group()
+        return char if char.isprintable() or char in kept else f"\\x{ord(char):02x}"
 
     return _UNUSUAL.sub(shown, text)

@@ -157,8 +157,8 @@ def kind_of(annotation: Any) -> OptionType | None:
 def _union(members: Sequence[Any]) -> OptionType | None:
     """The first of the members that can read it; a class's ``load`` takes the texts."""
     named = any(hasattr(member, "load") for member in members)
-    found = [kind_of(member) for member in members if not (named and member is str)]
-    kinds = [kind for kind in found if kind is not None and kind.word != "none"]
+    candidates = [kind_of(member) for member in members if not (named and member is str)]
+    kinds = [kind for kind in candidates if kind is not None and kind.word != "none"]
     if not kinds or (len(kinds) > 1 and any(kind.make is not _keep for kind in kinds)):
         return None  # which of them a plain value is for would have to be guessed
     optional = type(None) in members
@@ -229,8 +229,8 @@ def _loaded(cls: Any) -> OptionType:
 
 def _record(cls: Any) -> OptionType | None:
     hints = typing.get_type_hints(cls)
-    found = {field.name: kind_of(hints[field.name]) for field in dataclasses.fields(cls)}
-    kinds = {name: kind for name, kind in found.items() if kind is not None}
+    candidates = {field.name: kind_of(hints[field.name]) for field in dataclasses.fields(cls)}
+    kinds = {name: kind for name, kind in candidates.items() if kind is not None}
     if not kinds:
         return None
     expects = f"{cls.__name__.lower()} in braces, of {', '.join(kinds)}"
@@ -238,12 +238,12 @@ def _record(cls: Any) -> OptionType | None:
     def read(term: Term) -> dict[str, Any]:
         if not isinstance(term, NamedFields):
             raise Unreadable(expects)
-        found = {}
+        values = {}
         for name, value in term.pairs:
             if name not in kinds:
                 raise Unreadable(expects, f'There is no "{name}". {nearest(name, kinds)}')
-            found[name] = kinds[name].read(value)
-        return found
+            values[name] = kinds[name].read(value)
+        return values
 
     def make(value: Any) -> Any:
         if not isinstance(value, Mapping):

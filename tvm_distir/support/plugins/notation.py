@@ -100,12 +100,12 @@ class _Reader:
         self.at = 0
 
     def calls(self) -> tuple[Call, ...]:
-        found = [self.call()]
+        calls = [self.call()]
         while self.take(","):
-            found.append(self.call())
+            calls.append(self.call())
         if self.text[self.at :].strip():
             self.fail('"," or the end')
-        return tuple(found)
+        return tuple(calls)
 
     def call(self) -> Call:
         name = self.word("a name")
@@ -161,10 +161,10 @@ class _Reader:
 
     def fail(self, wanted: str, what: str = "") -> NoReturn:
         rest = self.text[self.at :].strip()
-        found = f'"{rest[:40]}"' if rest else "the end"
+        excerpt = f'"{rest[:40]}"' if rest else "the end"
         raise UsageError(
             "DIST0152",
-            what or f"{wanted} is expected, not {found}",
+            what or f"{wanted} is expected, not {excerpt}",
             place=self.place,
             remedy="Write name{option=value,...}, several joined by commas.",
         )

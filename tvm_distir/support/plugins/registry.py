@@ -70,28 +70,28 @@ def offers(group: str) -> tuple[Offer, ...]:
     DependencyError
         DIST0114 where two packages offer one name.
     """
-    found: dict[str, Offer] = {}
+    by_name: dict[str, Offer] = {}
     for offer in all_offers(group):
-        other = found.setdefault(offer.name, offer)
+        other = by_name.setdefault(offer.name, offer)
         if other.target != offer.target:
             raise offer.fault(f"{other.package} offers this name in {group} too")
-    return tuple(found.values())
+    return tuple(by_name.values())
 
 
 @functools.lru_cache(maxsize=8)
 def _offers(group: str, path: tuple[str, ...]) -> tuple[Offer, ...]:
     """Read the metadata of all installed packages: it lies on ``path``, which is searched once."""
-    found = []
+    result = []
     for entry in metadata.entry_points(group=group):
         package = str(entry.dist.name) if entry.dist is not None else "an installed package"
-        found.append(Offer(entry.name, entry.value, package))
-    return tuple(sorted(found, key=lambda offer: offer.name))
+        result.append(Offer(entry.name, entry.value, package))
+    return tuple(sorted(result, key=lambda offer: offer.name))
 
 
 def _attribute(target: str) -> Any:
     module, _, attribute = target.partition(":")
-    found = import_module(module)
-    return functools.reduce(getattr, attribute.split("."), found) if attribute else found
+    loaded = import_module(module)
+    return functools.reduce(getattr, attribute.split("."), loaded) if attribute else loaded
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,8 @@ def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     by_name = {spec.name: device_meshes[i] for i, spec in enumerate(plan.meshes)}
     functions = {}
     for gv, fn in mod.functions.items():
-        found = targets.get(str(gv.name_hint))
-        functions[gv] = fn if found is None else _Annotator(found, by_name).annotate(fn)
+        target = targets.get(str(gv.name_hint))
+        functions[gv] = fn if target is None else _Annotator(target, by_name).annotate(fn)
     attrs = dict(mod.attrs or {})
     attrs.update(schedule)
     attrs.pop(LABELS_ATTR, None)
@@ -134,23 +134,23 @@ def _refuse_dtensors(mod: ir.IRModule) -> None:
 
 def _all_meshes(mod: ir.IRModule, plan: Plan) -> tuple[list[Any], list[str], list[list[str]]]:
     """Meshes of the plan, then those that annotations in the module use; names; axis names."""
-    own = meshes(mod)
-    objects = {mesh_key(mesh): mesh for mesh in reversed(own)}
-    found, names, axes = [], [], []
+    module_meshes = meshes(mod)
+    objects = {mesh_key(mesh): mesh for mesh in reversed(module_meshes)}
+    merged, names, axes = [], [], []
     for spec in plan.meshes:
         mesh = spec.device_mesh()
-        found.append(objects.get(mesh_key(mesh), mesh))
+        merged.append(objects.get(mesh_key(mesh), mesh))
         names.append(spec.name)
         axes.append(list(spec.axis_names))
-    taken = [mesh_key(mesh) for mesh in found]
-    used = _used_meshes(mod) if own else []
-    for mesh, name, row in zip(own, mesh_names(mod), mesh_axes(mod)):
+    taken = [mesh_key(mesh) for mesh in merged]
+    used = _used_meshes(mod) if module_meshes else []
+    for mesh, name, row in zip(module_meshes, mesh_names(mod), mesh_axes(mod)):
         if mesh_key(mesh) in used and mesh_key(mesh) not in taken:
             taken.append(mesh_key(mesh))
-            found.append(mesh)
+            merged.append(mesh)
             names.append(_fresh(name, names))
             axes.append(row)
-    return found, names, axes
+    return merged, names, axes
 
 
 def _used_meshes(mod: ir.IRModule) -> list[Any]:
@@ -287,11 +287,11 @@ class _Annotator:
 
 
 def _vars_in(expr: Any) -> set[Any]:
-    found: set[Any] = set()
+    result: set[Any] = set()
 
     def visit(node: Any) -> None:
         if type(node) in VARIABLES:
-            found.add(node)
+            result.add(node)
 
     relax.analysis.post_order_visit(expr, visit)
-    return found
+    return result

@@ -88,10 +88,10 @@ def _meshes(mod: ir.IRModule, gv: Any, known: dict[str, set[Any]]) -> set[Any]:
     if name not in known and isinstance(fn, relax.Function):
         types = [p.ty for p in fn.params] + [var.ty for var, _ in bindings_of(fn, name)]
         leaves = [leaf for ty in (*types, fn.ret_ty) for leaf in flat_types(ty)]
-        found = {mesh_key(t.device_mesh) for t in leaves if isinstance(t, DTensorType)}
-        known[name] = found
+        result = {mesh_key(t.device_mesh) for t in leaves if isinstance(t, DTensorType)}
+        known[name] = result
         for callee in callees_of(fn, name):
-            found |= _meshes(mod, callee, known)
+            result |= _meshes(mod, callee, known)
     return known.get(name, set())
 
 
@@ -128,7 +128,7 @@ class _ChoiceMover:
         """Return the function, or itself where every choice is there already."""
         fn = self.fn
         placed = self._placed()
-        away = [var for var, one in placed.items() if one.away]
+        away = [var for var, placed_choice in placed.items() if placed_choice.away]
         if not away:
             return fn
         removed = {step for var in away for step in self._steps(var)}
@@ -155,9 +155,9 @@ class _ChoiceMover:
             if not is_choice(value) or not isinstance(value.args[0], ir.Var):
                 continue
             sides = tuple(self.def_use.moved(arg)[0] for arg in value.args[1:])
-            one, other = (self.results.get(side) for side in sides)
+            left, other = (self.results.get(side) for side in sides)
             mesh = sides[0].ty.device_mesh
-            if one is None or not one.faces(other):
+            if left is None or not left.faces(other):
                 continue
             if mesh_key(mesh) != mesh_key(sides[1].ty.device_mesh):
                 continue
@@ -186,10 +186,10 @@ class _ChoiceMover:
             self.flags[key] = self.writer.emit(redistribute(cond, mesh, whole), str(cond.name))
         return self.flags[key]
 
-    def _choose(self, b: Any, one: _Placed, state: PartialState) -> None:
-        call, sides = b.value, list(one.sides)
-        cond = self._flag(call.args[0], one.mesh)
-        if not one.away:
+    def _choose(self, b: Any, choice: _Placed, state: PartialState) -> None:
+        call, sides = b.value, list(choice.sides)
+        cond = self._flag(call.args[0], choice.mesh)
+        if not choice.away:
             self.writer.bind(b.var, rebuild(call, call.op, [cond, *sides], call.ty))
             return
         open_axes = [state.of(side) for side in sides]
@@ -198,7 +198,7 @@ class _ChoiceMover:
             unlike = labels_of(side.ty.placement) != labels_of(wanted)
             if unlike or open_axes[0] != open_axes[1]:
                 sides[i] = self.writer.emit(
-                    redistribute(side, one.mesh, wanted), f"{side.name}_meets"
+                    redistribute(side, choice.mesh, wanted), f"{side.name}_meets"
                 )
         chosen = rebuild(call, call.op, [cond, *sides], sides[0].ty)
         held = self.writer.variable(f"{b.var.name}_chosen", sides[0].ty)

@@ -99,9 +99,9 @@ class DefUse:
         for reader in self.readers.get(var, []):
             if reader is not None and isinstance(reader.value, relax.TupleGetItem):
                 items.setdefault(int(reader.value.index), []).append(reader.var)
-        for index, found in sorted(items.items()):
-            if len(found) == 1:
-                yield from self.leaves(found[0], (*path, index))
+        for index, uses in sorted(items.items()):
+            if len(uses) == 1:
+                yield from self.leaves(uses[0], (*path, index))
 
     def moved(self, var: Any) -> tuple[Any, list[Any]]:
         """What redistributes lead to a variable, across meshes too, and from which one.

@@ -109,11 +109,11 @@ def _converted(expr: Any, path: Path, results: dict[Path, list[Any]], out: list[
 
 def _first_leaves(fn: relax.Function) -> dict[int, int]:
     """Flat number of each parameter's first leaf."""
-    found, at = {}, 0
+    first, at = {}, 0
     for i, param in enumerate(fn.params):
-        found[i] = at
+        first[i] = at
         at += len(value_types(param.ty))
-    return found
+    return first
 
 
 def _paths(ty: Any, path: Path) -> Iterator[Path]:

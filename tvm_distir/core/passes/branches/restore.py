@@ -62,9 +62,9 @@ class Choice:
         """What decides."""
         return self.wheres[0].value.args[0]
 
-    def fits(self, where: Any, one: BranchResult, other: BranchResult) -> bool:
+    def fits(self, where: Any, left: BranchResult, other: BranchResult) -> bool:
         """Whether another choice belongs to the same ``If``."""
-        calls = all(a.var.same_as(b.call.var) for a, b in zip(self.calls, (one, other)))
+        calls = all(a.var.same_as(b.call.var) for a, b in zip(self.calls, (left, other)))
         return calls and (not self.wheres or bool(self.cond.same_as(where.value.args[0])))
 
 
@@ -95,7 +95,7 @@ def choices(mod: ir.IRModule, fn: relax.Function) -> list[Choice]:
         Of that module.
     """
     results = branch_results(mod, fn)
-    found: dict[Any, Choice] = {}
+    by_var: dict[Any, Choice] = {}
     kept: set[Any] = set()
     for block in fn.body.blocks if results else ():
         for b in block.bindings:
@@ -105,7 +105,7 @@ def choices(mod: ir.IRModule, fn: relax.Function) -> list[Choice]:
             ends = _ends(b, block, results)
             if ends is not None:
                 calls = tuple(end.call for end in ends)
-                choice = found.setdefault(calls[0].var, Choice(calls))
+                choice = by_var.setdefault(calls[0].var, Choice(calls))
                 if choice.fits(b, *ends):
                     choice.wheres.append(b)
                     choice.paths.append(ends[0].path)
@@ -114,7 +114,7 @@ def choices(mod: ir.IRModule, fn: relax.Function) -> list[Choice]:
     kept.update(results[v].call.var for v in variables(fn.body.body) if v in results)
     return [
         choice
-        for choice in found.values()
+        for choice in by_var.values()
         if not any(call.var in kept for call in choice.calls) and _alike(choice)
     ]
 
@@ -123,20 +123,20 @@ def _ends(b: Any, block: Any, results: Results) -> tuple[BranchResult, BranchRes
     """Results of the branches between which a binding chooses, if it does."""
     if not is_choice(b.value) or isinstance(block, relax.DataflowBlock):
         return None
-    one, other = (results.get(a) for a in b.value.args[1:])
-    if one is None or other is None or not one.faces(other):
+    left, other = (results.get(a) for a in b.value.args[1:])
+    if left is None or other is None or not left.faces(other):
         return None
-    return None if b.value.args[0] in results else (one, other)
+    return None if b.value.args[0] in results else (left, other)
 
 
 def _restored(mod: ir.IRModule, fn: relax.Function) -> relax.Function:
     """Write the ``If`` of a function, or return it where it has none."""
-    found = choices(mod, fn)
-    if not found:
+    restorable = choices(mod, fn)
+    if not restorable:
         return fn
     results = branch_results(mod, fn)
-    of_where = {b.var: choice for choice in found for b in choice.wheres}
-    calls = {call.var for choice in found for call in choice.calls}
+    of_where = {b.var: choice for choice in restorable for b in choice.wheres}
+    calls = {call.var for choice in restorable for call in choice.calls}
     blocks = []
     for block in fn.body.blocks:
         bindings: list[Any] = []
@@ -153,8 +153,8 @@ def _restored(mod: ir.IRModule, fn: relax.Function) -> relax.Function:
 
 def _alike(choice: Choice) -> bool:
     """Whether both branches give the same, in parts that nobody reads too."""
-    one, other = (call.value.ty for call in choice.calls)
-    return bool(tvm_ffi.structural_equal(one, other))
+    left, other = (call.value.ty for call in choice.calls)
+    return bool(tvm_ffi.structural_equal(left, other))
 
 
 def _written(choice: Choice) -> list[Any]:

@@ -53,16 +53,16 @@ def branch_results(mod: ir.IRModule, fn: relax.Function) -> dict[Any, BranchResu
     fn : Function
         Of that module.
     """
-    found = {b.var: BranchResult(b, name, side, ()) for b, name, side in branch_calls(mod, fn)}
-    if not found:
-        return found
+    results = {b.var: BranchResult(b, name, side, ()) for b, name, side in branch_calls(mod, fn)}
+    if not results:
+        return results
     for block in fn.body.blocks:
         for b in block.bindings:
-            if isinstance(b.value, relax.TupleGetItem) and b.value.tuple_value in found:
-                whole = found[b.value.tuple_value]
+            if isinstance(b.value, relax.TupleGetItem) and b.value.tuple_value in results:
+                whole = results[b.value.tuple_value]
                 path = (*whole.path, int(b.value.index))
-                found[b.var] = BranchResult(whole.call, whole.name, whole.side, path)
-    return found
+                results[b.var] = BranchResult(whole.call, whole.name, whole.side, path)
+    return results
 
 
 def is_choice(value: Any) -> bool:

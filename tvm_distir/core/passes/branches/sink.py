@@ -113,8 +113,8 @@ class _Sinker:
     @staticmethod
     def _reached(kept: dict[str, tuple[Any, Any]]) -> set[str]:
         """All functions but branches that no call needs."""
-        found = {name for name, (_, fn) in kept.items() if branch_of(fn) is None}
-        waiting = sorted(found)
+        reached = {name for name, (_, fn) in kept.items() if branch_of(fn) is None}
+        waiting = sorted(reached)
         while waiting:
             fn = kept[waiting.pop()][1]
             if not isinstance(fn, relax.Function):
@@ -122,10 +122,10 @@ class _Sinker:
             for block in fn.body.blocks:
                 for b in block.bindings:
                     op = b.value.op if isinstance(b.value, ir.Call) else None
-                    if isinstance(op, ir.GlobalVar) and str(op.name_hint) not in found:
-                        found.add(str(op.name_hint))
+                    if isinstance(op, ir.GlobalVar) and str(op.name_hint) not in reached:
+                        reached.add(str(op.name_hint))
                         waiting.append(str(op.name_hint))
-        return found
+        return reached
 
     # callers ---------------------------------------------------------------------------
 

@@ -30,10 +30,10 @@ class Classes:
         """Whether a binding of a class stays as it is where nothing that it reads has changed."""
         if like < 0:
             return False
-        found = self.staying.get(like)
-        if found is None:
-            found = self.staying[like] = self._is_plain(value)
-        return found
+        stays = self.staying.get(like)
+        if stays is None:
+            stays = self.staying[like] = self._is_plain(value)
+        return stays
 
     def _is_plain(self, value: Any) -> bool:
         if type(value) is not ir.Call:

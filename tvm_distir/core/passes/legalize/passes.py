@@ -88,10 +88,10 @@ def LegalizeRedistribute(
 def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
     """Apply :func:`LegalizeRedistribute`."""
     members = read_module(mod, ordered=False)
-    own = _transferring(members)
+    transferring = _transferring(members)
     if is_local_view(mod, members):
         return legalize_local_view(mod)
-    impure = callers_closure(mod, own)
+    impure = callers_closure(mod, transferring)
     renamed: dict[Any, Any] = {}
     for gv, fn, _ in members:
         if str(gv.name_hint) in impure and bool(fn.is_pure):

@@ -87,7 +87,7 @@ class FunctionLegalizer:
     def _note_reads(self) -> None:
         """Note how variables are read that somebody asks about: of wraps and reductions."""
         reading = self.reading
-        found = bytearray(len(reading.variables) + 1)  # the last one is of constants
+        reads = bytearray(len(reading.variables) + 1)  # the last one is of constants
         others = list(reading.reads)
         for number, name in enumerate(dist_ops(reading)):
             if name is None:
@@ -95,11 +95,11 @@ class FunctionLegalizer:
             how = WRAP if name == "partial" else REDUCE if name in REDUCTIONS else USE
             first, end = reading.begin[number : number + 2]
             for used in others[first:end]:
-                found[used] |= how
+                reads[used] |= how
             others[first:end] = [-1] * (end - first)
         for used in {*others, *reading.result}:
-            found[used] |= USE
-        self.values.reads = dict(zip(reading.variables, found))
+            reads[used] |= USE
+        self.values.reads = dict(zip(reading.variables, reads))
 
     def _open_params(self) -> None:
         at, boundary = 0, attribute_axes(self.fn, "params")

@@ -110,21 +110,21 @@ class LegalizedValues:
     def alias(self, var: Any, value: Any) -> None:
         """Let ``var`` be ``value``: by substitution, or by a binding if it leaves its block."""
         known = [self.terms.get((value, i), ()) for i in range(len(flat_types(var.ty)))]
-        own = self._own(var)
-        if isinstance(own, relax.DataflowVar) or not isinstance(value, relax.DataflowVar):
+        target = self._own(var)
+        if isinstance(target, relax.DataflowVar) or not isinstance(value, relax.DataflowVar):
             self.env[var] = value
         else:
-            self.writer.bind(own, value)
+            self.writer.bind(target, value)
             for i, terms in enumerate(known):
-                self.terms[(own, i)] = terms
+                self.terms[(target, i)] = terms
 
     def bind(self, var: Any, value: Any, terms: Sequence[Terms] = ()) -> Any:
         """Bind a value whose leaves have the terms; return the variable."""
-        own = self._own(var)
-        self.writer.bind(own, value)
-        for i, found in enumerate(terms):
-            self.terms[(own, i)] = found
-        return own
+        target = self._own(var)
+        self.writer.bind(target, value)
+        for i, partial in enumerate(terms):
+            self.terms[(target, i)] = partial
+        return target
 
     def terms_of(self, expr: Any, number: int) -> Terms:
         """Unfinished reductions of a leaf of an expression."""

@@ -113,9 +113,9 @@ class LocalFunction:
             else:
                 self.params.append(values.declare(param))
             self.alike.note(position)
-            own = self.alike.locals[position]
-            if type(param.ty) is DTensorType and own is not None and own.ty.vdevice is None:
-                known[like] = own.ty
+            local = self.alike.locals[position]
+            if type(param.ty) is DTensorType and local is not None and local.ty.vdevice is None:
+                known[like] = local.ty
         self._like_params(alike)
 
     def _like_params(self, alike: Sequence[tuple[int, int, Any]]) -> None:

@@ -67,8 +67,8 @@ class OpCalls:
             if type(expr) is ir.GenericConst:
                 shape = static_shape(ty) or ()
                 plain: Any = tensor_type(ty)
-                own = shard(shape, labels, values.sizes, str(plain.dtype))
-                ins.append(Operand(values.constant(expr, labels), None, own, True))
+                layout = shard(shape, labels, values.sizes, str(plain.dtype))
+                ins.append(Operand(values.constant(expr, labels), None, layout, True))
                 continue
             if (
                 type(ty) is DTensorType
@@ -82,8 +82,8 @@ class OpCalls:
                     "Redistribute it to the mesh of the result.",
                 )
             at = number if type(expr.ty) is relax.TupleType else None
-            own = values.shard_of(ty, place)
-            ins.append(Operand(values.local(expr), at, own, values.zero_of(expr, number)))
+            layout = values.shard_of(ty, place)
+            ins.append(Operand(values.local(expr), at, layout, values.zero_of(expr, number)))
         wanted = [values.shard_of(t, place) for t in outs]
         cx = LocalCall(
             value,

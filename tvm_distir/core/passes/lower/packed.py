@@ -57,15 +57,15 @@ def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
         match_factor(rule, [_along(r, axis) for r in ins], [_along(r, axis) for r in outs], place)
 
     def shard(ty: Any) -> Shard:
-        own = values.shard_of(ty, place)
-        if own.padded_dims:
+        layout = values.shard_of(ty, place)
+        if layout.padded_dims:
             raise LoweringError(
                 "DIST0507",
-                f"a packed function would read the padding of dim {own.padded_dims[0]}",
+                f"a packed function would read the padding of dim {layout.padded_dims[0]}",
                 place=place,
                 remedy="Shard a dim that the mesh axis divides.",
             )
-        return own
+        return layout
 
     for _, _, ty in operands:
         if not isinstance(ty, DTensorType):

@@ -65,8 +65,8 @@ def _meshes_of(member: Member, context: Context) -> list[int]:
     if known is None:
         reading = member.reading
         firsts = dict(zip(reversed(reading.types), reversed(reading.variables)))
-        found = {m for var in firsts.values() for m in context.meshes_of(var.ty)}
-        known = sorted(found.union(context.meshes_of(member.fn.ret_ty)))
+        numbers = {m for var in firsts.values() for m in context.meshes_of(var.ty)}
+        known = sorted(numbers.union(context.meshes_of(member.fn.ret_ty)))
         context.meshes[member.name] = known
     return known
 
@@ -77,8 +77,8 @@ def _mixed(members: Sequence[Member], context: Context) -> list[str]:
     for member in members:
         if is_private(member.fn):
             called = [where.get(str(c.name_hint), set()) for c in member.reading.callees]
-            own = set(_meshes_of(member, context))
-            where[member.name] = own.union(*called)
+            direct = set(_meshes_of(member, context))
+            where[member.name] = direct.union(*called)
     return [name for name, numbers in where.items() if len(numbers) > 1]
 
 
@@ -158,8 +158,8 @@ def _entries(
     classes = device_classes(infos, where)
     order = transfer_order(member.reading)
     entries = {}
-    for one, entry in zip(classes, entry_names(name, infos, classes)):
-        new = merged([parts[n] for n in one.meshes], infos, one, order, entry)
+    for device_class, entry in zip(classes, entry_names(name, infos, classes)):
+        new = merged([parts[n] for n in device_class.meshes], infos, device_class, order, entry)
         gv = ir.GlobalVar(entry)
         relax.expr._update_type(gv, new.ty)
         entries[gv] = new
@@ -213,9 +213,9 @@ class _Described:
 
     def number(self, ty: Any, like: int, role: str = "", allowed: IndexRange | None = None) -> int:
         """Number of what is said of a type, whose own number is ``like``, in a role."""
-        found = self._known.get((like, role, allowed))
-        if found is not None:
-            return found
+        number = self._known.get((like, role, allowed))
+        if number is not None:
+            return number
         row = {
             "shape": tvm_ffi.convert([int(n) for n in static_shape(ty) or ()]),
             "dtype": str(ty.tensor_ty.dtype),

@@ -59,19 +59,21 @@ def device_classes(meshes: Sequence[Any], where: Sequence[int]) -> list[DeviceCl
     where : sequence of int
         Numbers of those that are looked at, sorted.
     """
-    own = {n: [int(d) for d in mesh_devices(meshes[n]).ravel()] for n in where}
+    devices_of = {n: [int(d) for d in mesh_devices(meshes[n]).ravel()] for n in where}
     member: dict[int, list[int]] = {}
-    for number, devices in own.items():
+    for number, devices in devices_of.items():
         for device in devices:
             member.setdefault(device, []).append(number)
-    found: dict[tuple[int, ...], list[int]] = {}
+    members: dict[tuple[int, ...], list[int]] = {}
     for device, numbers in member.items():
-        found.setdefault(tuple(numbers), []).append(device)
+        members.setdefault(tuple(numbers), []).append(device)
     return [
         DeviceClass(
-            numbers, tuple(devices), any(len(own[number]) > len(devices) for number in numbers)
+            numbers,
+            tuple(devices),
+            any(len(devices_of[n]) > len(devices) for n in numbers),
         )
-        for numbers, devices in found.items()
+        for numbers, devices in members.items()
     ]
 
 
@@ -82,14 +84,14 @@ def entry_names(name: str, meshes: Sequence[Any], classes: Sequence[DeviceClass]
     """
     if len(classes) == 1:
         return [name]
-    found = []
-    for one in classes:
+    result = []
+    for device_class in classes:
         firsts: dict[frozenset[int], int] = {}
-        for number in one.meshes:
+        for number in device_class.meshes:
             devices = mesh_devices(meshes[number]).ravel().tolist()
             firsts.setdefault(frozenset(devices), number)
-        found.append(f"{name}_mesh{'_'.join(str(n) for n in firsts.values())}")
-    return found
+        result.append(f"{name}_mesh{'_'.join(str(n) for n in firsts.values())}")
+    return result
 
 
 def _transfer(value: Any) -> Transfer | None:
@@ -99,10 +101,10 @@ def _transfer(value: Any) -> Transfer | None:
 
 def transfer_order(reading: FunctionView) -> dict[Transfer, int]:
     """Position of every send and receive of a level-4 function among them."""
-    found = [
+    transfers = [
         _transfer(value) for kind, value in zip(reading.kinds, reading.values) if kind == OP_CALL
     ]
-    return {transfer: i for i, transfer in enumerate(t for t in found if t is not None)}
+    return {transfer: i for i, transfer in enumerate(t for t in transfers if t is not None)}
 
 
 def _segments(fn: relax.Function, order: dict[Transfer, int]) -> list[tuple[int, list[Any]]]:
@@ -128,14 +130,14 @@ def _segments(fn: relax.Function, order: dict[Transfer, int]) -> list[tuple[int,
 
 def _items(fn: relax.Function, side: str, mesh: Any, home: int) -> list[dict[str, Any]]:
     """Ports of an entry; those that do not lie on the mesh of the merged one say where."""
-    own = int(fn.attrs[IO_ATTR]["mesh"])
+    fn_mesh = int(fn.attrs[IO_ATTR]["mesh"])
     data_count = int(fn.attrs[NUM_INPUT_ATTR]) if NUM_INPUT_ATTR in fn.attrs else None
     items = []
     for position, item in enumerate(fn.attrs[IO_ATTR][side]):
         port = {str(k): v for k, v in item.items()}
         if side == "inputs" and data_count is not None:
             port.setdefault("role", "data" if position < data_count else "weight")
-        if own != home:
+        if fn_mesh != home:
             port["mesh"] = {
                 "shape": list(mesh_shape(mesh)),
                 "devices": [int(d) for d in mesh_devices(mesh).ravel()],
@@ -193,10 +195,10 @@ def _results(parts: Sequence[relax.Function]) -> Any:
     """What an entry returns: the results of its parts, one after the other."""
     if len(parts) == 1:
         return parts[0].body.body
-    found: list[Any] = []
+    results: list[Any] = []
     for fn in parts:
         result = fn.body.body
-        found += list(result.fields) if isinstance(result, relax.Tuple) else [result]
-    if len(found) == 1:
-        return found[0]
-    return typed(relax.Tuple(found), relax.TupleType([r.ty for r in found]))
+        results += list(result.fields) if isinstance(result, relax.Tuple) else [result]
+    if len(results) == 1:
+        return results[0]
+    return typed(relax.Tuple(results), relax.TupleType([r.ty for r in results]))

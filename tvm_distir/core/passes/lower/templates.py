@@ -45,8 +45,8 @@ class Templates:
 
     def number(self, state: State) -> int:
         """Number of a state."""
-        found = self._states.get(state)
-        return self._states.setdefault(state, next(_numbers)) if found is None else found
+        number = self._states.get(state)
+        return self._states.setdefault(state, next(_numbers)) if number is None else number
 
     def keep(self, key: Key, old: Any, new: Any, operands: Sequence[Any], state: State) -> None:
         """Keep what a binding became.
@@ -67,8 +67,8 @@ class Templates:
             return
         parts = _Parts(operands).of(old, new)
         if parts is not None:
-            found = Template.of(new, old, parts, state, self.number(state))
-            (self._own if found.is_own else self.shared)[key] = found
+            template = Template.of(new, old, parts, state, self.number(state))
+            (self._own if template.is_own else self.shared)[key] = template
 
 
 class _Parts:
@@ -84,13 +84,13 @@ class _Parts:
         aligned = len(mine) == len(theirs) and self._positions(theirs)
         if aligned:
             at = [0]
-            found = [self._aligned(a, b, at) for a, b in zip(mine, theirs)]
-            if not _has_none(found):
-                return tuple(found)
+            places = [self._aligned(a, b, at) for a, b in zip(mine, theirs)]
+            if not _has_none(places):
+                return tuple(places)
         if self.constants:
             return None
-        found = [self._searched(a) for a in mine]
-        return None if _has_none(found) else tuple(found)
+        places = [self._searched(a) for a in mine]
+        return None if _has_none(places) else tuple(places)
 
     def _positions(self, args: Sequence[Any]) -> bool:
         return sum(_count(a) for a in args) == len(self.operands)
@@ -119,8 +119,8 @@ class _Parts:
     def _searched(self, new: Any) -> Any:
         """Part for an argument wherever it came from; None where that is not one operand."""
         if type(new) in VARIABLES:
-            found = [i for i, x in enumerate(self.operands) if new.same_as(x)]
-            return found[0] if len(found) == 1 else None
+            matches = [i for i, x in enumerate(self.operands) if new.same_as(x)]
+            return matches[0] if len(matches) == 1 else None
         if type(new) is relax.Tuple:
             parts = [self._searched(field) for field in new.fields[:]]
             return None if _has_none(parts) else Fields(tuple(parts), new.ty)
@@ -133,12 +133,12 @@ def _has_none(parts: Sequence[Any]) -> bool:
 
 def _arguments(value: Any) -> list[Any]:
     if type(value) is ir.Call:
-        found: list[Any] = value.args[:]
+        arguments: list[Any] = value.args[:]
     elif type(value) is relax.TupleGetItem:
-        found = [value.tuple_value]
+        arguments = [value.tuple_value]
     else:
-        found = value.fields[:] if type(value) is relax.Tuple else [value]
-    return found
+        arguments = value.fields[:] if type(value) is relax.Tuple else [value]
+    return arguments
 
 
 def _count(arg: Any) -> int:

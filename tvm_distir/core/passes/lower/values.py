@@ -96,8 +96,8 @@ class Context:
 
     def meshes_of(self, ty: Any) -> list[int]:
         """Meshes a type's DTensors lie on, sorted."""
-        found = {self.mesh_number(t.device_mesh) for t in flat_types(ty) if type(t) is DTensorType}
-        return sorted(found)
+        meshes = {self.mesh_number(t.device_mesh) for t in flat_types(ty) if type(t) is DTensorType}
+        return sorted(meshes)
 
 
 class LocalValues:
@@ -177,17 +177,17 @@ class LocalValues:
             labels, dtype = labels_of(ty.placement), str(ty.tensor_ty.dtype)
         else:
             labels, dtype = (R,) * len(self.sizes), str(ty.dtype)
-        found = shard(shape, labels, self.sizes, dtype)
-        self.shards[handle(ty)] = ty, found
-        return found
+        layout = shard(shape, labels, self.sizes, dtype)
+        self.shards[handle(ty)] = ty, layout
+        return layout
 
     def local_type(self, ty: Any, place: str) -> Any:
         """Level-5 type of a level-4 type."""
         if isinstance(ty, relax.TupleType):
             return relax.TupleType([self.local_type(t, place) for t in ty.fields])
         if isinstance(ty, DTensorType):
-            own = self.shard_of(ty, place)
-            return relax.TensorType(list(own.local), ty.tensor_ty.dtype, ty.tensor_ty.vdevice)
+            layout = self.shard_of(ty, place)
+            return relax.TensorType(list(layout.local), ty.tensor_ty.dtype, ty.tensor_ty.vdevice)
         if isinstance(ty, relax.TensorType):
             raise LevelError(
                 "DIST0451",
@@ -220,9 +220,9 @@ class LocalValues:
 
     def note(self, var: Any, terms: Sequence[Terms], zero: bool) -> None:
         """Note what is known of the leaves of a variable."""
-        for i, found in enumerate(terms):
-            if found:
-                self.terms[(var, i)] = found
+        for i, partial in enumerate(terms):
+            if partial:
+                self.terms[(var, i)] = partial
         if zero:
             for i in range(len(flat_types(var.ty))):
                 self.zero[(var, i)] = True

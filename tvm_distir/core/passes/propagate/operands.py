@@ -97,21 +97,21 @@ class Operands:
 
     def arguments(self, k: int, args: Sequence[Any]) -> list[Any]:
         """All arguments of a call, tensors in their wanted forms."""
-        values, count, found = self.values, itertools.count(), list[Any]()
+        values, count, arguments = self.values, itertools.count(), list[Any]()
         g, exprs, operands = values.g, values.exprs, values.g.nodes[k].operands
         for old in elements(args):
             key = handle(old)
             if key not in g.tensors:
-                found.append(self._argument(k, old, count))
+                arguments.append(self._argument(k, old, count))
                 continue
             i = next(count)
             v, known = operands[i], exprs.get(key)
             route = values.known_route(v)
             if known is not None and route is not None and route.settled and g.env[key] == (v,):
-                found.append(known)  # as most are
+                arguments.append(known)  # as most are
             else:
-                found.append(self.operand(k, i, old))
-        return found
+                arguments.append(self.operand(k, i, old))
+        return arguments
 
     def _argument(self, k: int, old: Any, count: Iterator[int]) -> Any:
         """One argument; ``count`` numbers the flat operands."""

@@ -85,12 +85,12 @@ def PropagateSharding(
             return sink_conversions(ModuleRewriter(mod, decision).run())
         mod = lift_branches(inner_made_private(mod))
         if mod.attrs and LABELS_ATTR in mod.attrs:
-            found = decision_of_labels(mod, json.loads(str(mod.attrs[LABELS_ATTR])))
+            placements = decision_of_labels(mod, json.loads(str(mod.attrs[LABELS_ATTR])))
         elif complete and known is not None and costs is None:
-            found = _completed(mod, known, memory_bytes)
+            placements = _completed(mod, known, memory_bytes)
         else:
-            found = propagate(mod, costs, memory_bytes, known, complete)
-        return sink_conversions(ModuleRewriter(mod, found).run())
+            placements = propagate(mod, costs, memory_bytes, known, complete)
+        return sink_conversions(ModuleRewriter(mod, placements).run())
 
     return run
 
@@ -183,17 +183,17 @@ class ModuleRewriter:
     def _partial(self, inst: Instance) -> dict[str, dict[str, list[int]]]:
         """Partial parameters and results by flat index: mesh axes."""
         g, decision = inst.graph, self.decision
-        found: dict[str, dict[str, list[int]]] = {"params": {}, "results": {}}
+        partial: dict[str, dict[str, list[int]]] = {"params": {}, "results": {}}
         for i, k in enumerate(g.params):
             form = decision.value_form(inst, g.nodes[k].results[0])
             axes = [a for a, x in enumerate(form) if x < -1]
             if axes:
-                found["params"][str(i)] = axes
+                partial["params"][str(i)] = axes
         for i, k in enumerate(g.rets):
             v = g.nodes[k].operands[0]
             if v >= 0:
                 form = decision.needs(inst, k, 0, g.values[v].mesh)
                 axes = [a for a, x in enumerate(form) if x < -1]
                 if axes:
-                    found["results"][str(i)] = axes
-        return found
+                    partial["results"][str(i)] = axes
+        return partial

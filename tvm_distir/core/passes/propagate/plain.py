@@ -40,7 +40,7 @@ class PlainCalls:
 
     def _numbers(self) -> list[int]:
         """Of each binding the number of its type, -1 where it is no such call."""
-        values, found = self.values, list[int]()
+        values, operands = self.values, list[int]()
         g, types, numbers = values.g, self._types, dict[tuple[int, int, Any], int]()
         if any(node.kind == "move" for node in g.nodes):  # one variable, several values
             return [-1] * len(g.bound)
@@ -48,7 +48,7 @@ class PlainCalls:
             k = g.node_of.get(key, -1)
             node = g.nodes[k]
             if k < 0 or key not in g.tensors or not self._fits(k, node):
-                found.append(-1)
+                operands.append(-1)
                 continue
             v = node.results[0]
             ty, form = g.values[v].ty, values.route(v).root
@@ -56,8 +56,8 @@ class PlainCalls:
             if number == len(types):
                 types.append(values.type_of(v, form))
                 self._meshes.append(node.mesh)
-            found.append(number)
-        return found
+            operands.append(number)
+        return operands
 
     def _fits(self, k: int, node: Node) -> bool:
         """Whether a node is a call of an op whose result stays, and its constants too."""

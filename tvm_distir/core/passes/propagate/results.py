@@ -83,12 +83,12 @@ class CallResults:
         if node.rule is None or P not in root:
             return []
         factors = values.decision.factors(values.inst, k, values.g.values[v].mesh)
-        own = [
+        sum_axes = [
             a
             for a, f in enumerate(factors)
             if f is not None and node.rule.factors[f].kind == "sum" and root[a] == P
         ]
-        return [a for a, x in enumerate(root) if x == P] if own else []
+        return [a for a, x in enumerate(root) if x == P] if sum_axes else []
 
 
 class Returned:
@@ -129,9 +129,9 @@ class Returned:
         if type(ty) is relax.TupleType:
             key = handle(old)
             if type(old) is not relax.Tuple and key in values.exprs:
-                own = rets[: len(values.g.env[key])]
-                if all(self._is_root(k) for k in own):
-                    del rets[: len(own)]
+                roots = rets[: len(values.g.env[key])]
+                if all(self._is_root(k) for k in roots):
+                    del rets[: len(roots)]
                     return values.exprs[key]
             parts = zip(tuple_items(old), elements(ty.fields))
             return relax.Tuple([self._expression(x, t, rets) for x, t in parts])

@@ -63,7 +63,7 @@ class FunctionRewriter:
         """Parameters, blocks, result; ``attrs`` are those of the new function."""
         values = self.values
         params = self._params()
-        blocks = [self._block(*one) for one in enumerate(self.old.body.blocks[:])]
+        blocks = [self._block(*item) for item in enumerate(self.old.body.blocks[:])]
         values.open_block(False)
         result = self.returned.expression()
         if values.bindings:

@@ -142,10 +142,10 @@ class PlacedValues:
 
     def route(self, value: int) -> ReshardPath:
         """The form in which a value is produced, and how others are made of it."""
-        found = self._routes.get(value)
-        if found is None:
-            found = self._routes[value] = self.decision.route(self.inst, value)
-        return found
+        path = self._routes.get(value)
+        if path is None:
+            path = self._routes[value] = self.decision.route(self.inst, value)
+        return path
 
     def type_of(self, value: int, form: Form) -> Any:
         """DTensor type of a value in a form, None for an opaque value."""

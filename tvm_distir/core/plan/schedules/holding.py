@@ -56,11 +56,11 @@ class Holding:
 
 def holdings(schedule: Schedule) -> list[list[Holding]]:
     """Per rank what it holds of each of its stages."""
-    found = []
+    snapshots = []
     for rank, steps in enumerate(programs(schedule)):
-        own = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
-        number = {stage: i for i, stage in enumerate(own)}
-        now = np.zeros((len(own), 6), np.int64)
+        stages = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
+        number = {stage: i for i, stage in enumerate(stages)}
+        now = np.zeros((len(stages), 6), np.int64)
         rows, running, begun = [], [], []
         done: set[int] = set()
         for step in steps:
@@ -80,7 +80,7 @@ def holdings(schedule: Schedule) -> list[list[Holding]]:
                     here[_LATER] += schedule.splits_backward
                 rows.append(now.copy())
                 running.append(step.stage)
-                begun.append([stage in done for stage in own])
+                begun.append([stage in done for stage in stages])
                 if phase == (WEIGHT if schedule.splits_backward else BACKWARD):
                     done.add(step.stage)
                 if phase == FORWARD:
@@ -91,13 +91,13 @@ def holdings(schedule: Schedule) -> list[list[Holding]]:
                     here[_OUT[phase]] += 1
         table, ran = np.array(rows, np.int64), np.array(running, np.int64)
         summing = np.array(begun, bool)
-        found.append(
+        snapshots.append(
             [
                 Holding(stage, ran == stage, summing[:, i], *table[:, i].T)
-                for i, stage in enumerate(own)
+                for i, stage in enumerate(stages)
             ]
         )
-    return found
+    return snapshots
 
 
 def _apart(schedule: Schedule, stage: int, step: int) -> bool:

@@ -43,9 +43,9 @@ def check_units(
             f"make {ranks} ranks",
             "Give a list, and stages, for each rank.",
         )
-    split = any(unit.phase == WEIGHT for own in units for unit in own)
+    split = any(unit.phase == WEIGHT for order in units for unit in order)
     phases = PHASES if split else (FORWARD, BACKWARD)
-    for rank, own in enumerate(units):
+    for rank, order in enumerate(units):
         wanted = {
             PipelineAction(phase, micro, chunk)
             for r, chunk in stages
@@ -54,7 +54,7 @@ def check_units(
             for micro in range(micro_batches)
         }
         seen: set[PipelineAction] = set()
-        for unit in own:
+        for unit in order:
             if unit in seen or unit not in wanted:
                 fault = "stands twice" if unit in seen else "is none of this rank's"
                 raise unfit(
@@ -69,11 +69,13 @@ def check_units(
                 "Run every phase of every micro-batch once.",
                 f"schedule/units/{rank}",
             )
-    orders = [list(own) for own in units]
+    orders = [list(order) for order in units]
     ran = timeline(orders, rank_of, Times())
     if len(ran) < sum(map(len, orders)):
-        done = {(one.rank, one.unit) for one in ran}
-        rank, unit = next((r, u) for r, own in enumerate(units) for u in own if (r, u) not in done)
+        done = {(entry.rank, entry.unit) for entry in ran}
+        rank, unit = next(
+            (r, u) for r, order in enumerate(units) for u in order if (r, u) not in done
+        )
         raise unfit(
             f"the unit {list(unit)} waits for one that waits for it",
             "Order units so that what each needs comes before.",

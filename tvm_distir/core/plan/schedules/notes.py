@@ -132,22 +132,22 @@ class Pipeline:
         attrs = mod.attrs
         if not attrs or PIPELINE_ATTR not in attrs:
             return None
-        found = attrs[PIPELINE_ATTR]
-        data = _plain(found["schedule"])
+        fields = attrs[PIPELINE_ATTR]
+        data = _plain(fields["schedule"])
         return Pipeline(
             Schedule.from_dict({**data, "stash": bool(data.get("stash", False))}),
-            _names(found["inputs"]),
-            int(found["data_count"]),
-            _names(found["sliced"]),
-            _names(found["outputs"]),
+            _names(fields["inputs"]),
+            int(fields["data_count"]),
+            _names(fields["sliced"]),
+            _names(fields["outputs"]),
             tuple(
                 StageNote(str(s["function"]), _names(s["params"]), _names(s["results"]))
-                for s in found["stages"]
+                for s in fields["stages"]
             ),
             tuple(
-                SumNote(str(s["name"]), tuple(int(k) for k in s["stages"])) for s in found["sums"]
+                SumNote(str(s["name"]), tuple(int(k) for k in s["stages"])) for s in fields["sums"]
             ),
-            _names(found["carried"]),
+            _names(fields["carried"]),
         )
 
 
@@ -166,9 +166,9 @@ def scheduled(wanted: Schedule | None, mod: Any) -> dict[str, Any]:
     """
     if wanted is None:
         return {}
-    found = Pipeline.of(mod)
-    have = None if found is None else found.schedule
-    if found is None or have is None or have.stage_count != wanted.stage_count:
+    pipeline = Pipeline.of(mod)
+    have = None if pipeline is None else pipeline.schedule
+    if pipeline is None or have is None or have.stage_count != wanted.stage_count:
         other = f"{wanted.stage_count} stages, the module {have.stage_count if have else 'none'}"
     elif have.micro_batches != wanted.micro_batches:
         other = f"{wanted.micro_batches} micro-batches, the step was made for {have.micro_batches}"
@@ -177,7 +177,7 @@ def scheduled(wanted: Schedule | None, mod: Any) -> dict[str, Any]:
     elif wanted.cuts and have.cuts != wanted.cuts:
         other = f"the cuts {list(wanted.cuts)}, the step was made with {list(have.cuts)}"
     else:
-        return {PIPELINE_ATTR: replace(found, schedule=wanted).to_attr()}
+        return {PIPELINE_ATTR: replace(pipeline, schedule=wanted).to_attr()}
     raise unfit(
         f"the plan has {other}",
         "Make the step with train_step(..., schedule=plan.schedule).",
@@ -185,8 +185,8 @@ def scheduled(wanted: Schedule | None, mod: Any) -> dict[str, Any]:
     )
 
 
-def _names(found: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(str(name) for name in found)
+def _names(values: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(str(name) for name in values)
 
 
 def _plain(value: Any) -> Any:

@@ -38,20 +38,20 @@ class OffloadWindow(NamedTuple):
 def absences(schedule: Schedule, rank: int) -> list[OffloadWindow]:
     """The stashes of a rank that go to the host, in the order in which they are stored."""
     chosen = set(schedule.offload)
-    own = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
-    if not chosen.intersection(own):
+    stages = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
+    if not chosen.intersection(stages):
         return []
     made: dict[tuple[int, int], int] = {}
-    found = []
+    windows = []
     for place, (phase, micro, chunk) in enumerate(schedule.orders[rank]):
-        stage = own[chunk]
+        stage = stages[chunk]
         if stage not in chosen:
             continue
         if phase == FORWARD:
             made[stage, micro] = place
         elif phase == BACKWARD and place - made[stage, micro] >= LEAST:
-            found.append(OffloadWindow(stage, micro, made[stage, micro] + 1, place - 1))
-    return sorted(found, key=lambda one: one.stored)
+            windows.append(OffloadWindow(stage, micro, made[stage, micro] + 1, place - 1))
+    return sorted(windows, key=lambda window: window.stored)
 
 
 __all__ = ["OffloadWindow", "absences"]

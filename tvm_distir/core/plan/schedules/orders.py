@@ -71,7 +71,7 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> Orders:
         for k in range(total - warm):
             units += [unit(FORWARD, warm + k), unit(BACKWARD, k)]
         units += [unit(BACKWARD, k) for k in range(total - warm, total)]
-        result.append([one for one in units if one is not None])
+        result.append([action for action in units if action is not None])
     return result
 
 
@@ -110,10 +110,12 @@ def _greedy(rank_of: Sequence[int], micro_batches: int, most: int) -> Orders:
     """
     stages, ranks = len(rank_of), max(rank_of) + 1
     chunk_of = {stage: chunk for (_, chunk), stage in stages_of(rank_of).items()}
-    own = [[stage for stage, owner in enumerate(rank_of) if owner == r] for r in range(ranks)]
+    rank_stages = [
+        [stage for stage, owner in enumerate(rank_of) if owner == r] for r in range(ranks)
+    ]
     done: dict[Work, int] = {}
     next_of = {(p, s): 0 for p in (FORWARD, BACKWARD, WEIGHT) for s in range(stages)}
-    found: Orders = [[] for _ in own]
+    orders: Orders = [[] for _ in rank_stages]
     now, left = 0, 3 * stages * micro_batches
 
     def ready(phase: str, stage: int) -> bool:
@@ -124,13 +126,13 @@ def _greedy(rank_of: Sequence[int], micro_batches: int, most: int) -> Orders:
         return all(done.get(work, now + 1) <= now for work in waited)
 
     def flying(rank: int) -> int:
-        return sum(next_of[FORWARD, s] - next_of[BACKWARD, s] for s in own[rank])
+        return sum(next_of[FORWARD, s] - next_of[BACKWARD, s] for s in rank_stages[rank])
 
     def pending(rank: int) -> int:
-        return sum(next_of[BACKWARD, s] - next_of[WEIGHT, s] for s in own[rank])
+        return sum(next_of[BACKWARD, s] - next_of[WEIGHT, s] for s in rank_stages[rank])
 
     def first_ready(rank: int, phase: str) -> tuple[str, int] | None:
-        return next(((phase, s) for s in reversed(own[rank]) if ready(phase, s)), None)
+        return next(((phase, s) for s in reversed(rank_stages[rank]) if ready(phase, s)), None)
 
     def chosen(rank: int) -> tuple[str, int] | None:
         phases = [BACKWARD, FORWARD, WEIGHT] if flying(rank) < most else [BACKWARD, WEIGHT]
@@ -142,17 +144,17 @@ def _greedy(rank_of: Sequence[int], micro_batches: int, most: int) -> Orders:
         picked = [chosen(rank) for rank in range(ranks)]
         if not any(picked):
             raise RuntimeError("no unit is ready")  # not with the bounds above
-        for rank, one in enumerate(picked):
-            if one is None:
+        for rank, pick in enumerate(picked):
+            if pick is None:
                 continue
-            phase, stage = one
-            micro = next_of[one]
-            found[rank].append(PipelineAction(phase, micro, chunk_of[stage]))
+            phase, stage = pick
+            micro = next_of[pick]
+            orders[rank].append(PipelineAction(phase, micro, chunk_of[stage]))
             done[phase, stage, micro] = now + 1
-            next_of[one] += 1
+            next_of[pick] += 1
             left -= 1
         now += 1
-    return found
+    return orders
 
 
 ORDERS: dict[str, Callable[[int, int, int], Orders]] = {

@@ -53,24 +53,24 @@ def programs(schedule: Schedule) -> list[list[Step]]:
     ranks = schedule.rank_of
     times = Times(1, 1, 1) if schedule.splits_backward else Times(1, 2)
     ran = timeline(schedule.orders, ranks, times)
-    readers = {(one.unit.phase, one.stage, one.unit.micro): one for one in ran}
+    readers = {(entry.unit.phase, entry.stage, entry.unit.micro): entry for entry in ran}
     events: list[tuple[float, int, int, TimelineEntry]] = []
-    for number, one in enumerate(ran):
-        events.append((one.start, 1, number, one))
-        if _peer(one, schedule) >= 0:
-            events.append((one.end, 0, number, one))
-    found: list[list[Step]] = [[] for _ in range(schedule.stages)]
-    for _, is_run, _, one in sorted(events, key=lambda event: event[:3]):
+    for number, entry in enumerate(ran):
+        events.append((entry.start, 1, number, entry))
+        if _peer(entry, schedule) >= 0:
+            events.append((entry.end, 0, number, entry))
+    steps_of: list[list[Step]] = [[] for _ in range(schedule.stages)]
+    for _, is_run, _, entry in sorted(events, key=lambda event: event[:3]):
         if is_run:
-            found[one.rank].append(Step(RUN, one.unit, one.stage))
+            steps_of[entry.rank].append(Step(RUN, entry.unit, entry.stage))
             continue
-        peer = _peer(one, schedule)
-        reader = readers[one.unit.phase, peer, one.unit.micro]
-        found[one.rank].append(Step(SEND, one.unit, one.stage, peer))
-        found[reader.rank].append(Step(RECV, reader.unit, peer, one.stage))
+        peer = _peer(entry, schedule)
+        reader = readers[entry.unit.phase, peer, entry.unit.micro]
+        steps_of[entry.rank].append(Step(SEND, entry.unit, entry.stage, peer))
+        steps_of[reader.rank].append(Step(RECV, reader.unit, peer, entry.stage))
     if not schedule.offload:
-        return found
-    return [_with_moves(steps, absences(schedule, rank)) for rank, steps in enumerate(found)]
+        return steps_of
+    return [_with_moves(steps, absences(schedule, rank)) for rank, steps in enumerate(steps_of)]
 
 
 def _with_moves(steps: Iterable[Step], away: Iterable[OffloadWindow]) -> list[Step]:
@@ -79,9 +79,9 @@ def _with_moves(steps: Iterable[Step], away: Iterable[OffloadWindow]) -> list[St
     """
     behind: dict[int, list[OffloadWindow]] = {}
     before: dict[int, list[OffloadWindow]] = {}
-    for one in away:
-        behind.setdefault(one.stored, []).append(one)
-        before.setdefault(one.fetched, []).append(one)
+    for window in away:
+        behind.setdefault(window.stored, []).append(window)
+        before.setdefault(window.fetched, []).append(window)
     makers: dict[tuple[int, int], PipelineAction] = {}
     moves: list[Step] = []
     place = 0
@@ -91,20 +91,20 @@ def _with_moves(steps: Iterable[Step], away: Iterable[OffloadWindow]) -> list[St
             continue
         if step.unit.phase == FORWARD:
             makers[step.stage, step.unit.micro] = step.unit
-        for one in before.get(place, ()):
-            moves.append(Step(FETCH, makers[one.stage, one.micro], one.stage))
+        for window in before.get(place, ()):
+            moves.append(Step(FETCH, makers[window.stage, window.micro], window.stage))
         moves.append(step)
-        for one in behind.get(place, ()):
-            moves.append(Step(STORE, makers[one.stage, one.micro], one.stage))
+        for window in behind.get(place, ()):
+            moves.append(Step(STORE, makers[window.stage, window.micro], window.stage))
         place += 1
     return moves
 
 
-def _peer(one: TimelineEntry, schedule: Schedule) -> int:
+def _peer(entry: TimelineEntry, schedule: Schedule) -> int:
     """Stage on another rank that reads what a unit makes; -1 where there is none."""
-    phase = one.unit.phase
+    phase = entry.unit.phase
     if phase == WEIGHT:
         return -1
-    peer = one.stage + (1 if phase == FORWARD else -1)
+    peer = entry.stage + (1 if phase == FORWARD else -1)
     inside = 0 <= peer < schedule.stage_count
-    return peer if inside and schedule.rank_of[peer] != one.rank else -1
+    return peer if inside and schedule.rank_of[peer] != entry.rank else -1

@@ -155,28 +155,28 @@ class Schedule:
     @staticmethod
     def from_json(data: JsonValue) -> Schedule:
         """Read the JSON form, see :meth:`to_dict`; unknown keys are refused."""
-        found = data.object(_KEYS, optional=_KEYS)
+        fields = data.object(_KEYS, optional=_KEYS)
         values: dict[str, Any] = {}
         for key in NUMBERS:
-            if key in found:
-                values[key] = found[key].integer(least=1, most=MOST)
-        if "kind" in found:
-            values["kind"] = found["kind"].text()
-        if "cuts" in found:
-            values["cuts"] = tuple(item.text() for item in found["cuts"].items())
-        if "ranks" in found:
-            values["ranks"] = tuple(item.integer(least=0) for item in found["ranks"].items())
-        if "stash" in found:
-            values["stash"] = found["stash"].flag()
-        if "offload" in found:
-            values["offload"] = found["offload"].integers()
-        if "meshes" in found:
-            values["meshes"] = tuple(item.text() for item in found["meshes"].items())
-        if "devices" in found:
-            values["devices"] = tuple(ids.integers() for ids in found["devices"].items())
-        if "units" in found:
+            if key in fields:
+                values[key] = fields[key].integer(least=1, most=MOST)
+        if "kind" in fields:
+            values["kind"] = fields["kind"].text()
+        if "cuts" in fields:
+            values["cuts"] = tuple(item.text() for item in fields["cuts"].items())
+        if "ranks" in fields:
+            values["ranks"] = tuple(item.integer(least=0) for item in fields["ranks"].items())
+        if "stash" in fields:
+            values["stash"] = fields["stash"].flag()
+        if "offload" in fields:
+            values["offload"] = fields["offload"].integers()
+        if "meshes" in fields:
+            values["meshes"] = tuple(item.text() for item in fields["meshes"].items())
+        if "devices" in fields:
+            values["devices"] = tuple(ids.integers() for ids in fields["devices"].items())
+        if "units" in fields:
             values["units"] = tuple(
-                tuple(read_unit(unit) for unit in rank.items()) for rank in found["units"].items()
+                tuple(read_unit(unit) for unit in rank.items()) for rank in fields["units"].items()
             )
         try:
             return Schedule(**values)

@@ -101,8 +101,8 @@ def read_functions(functions: Sequence[Any]) -> list[FunctionView]:
     return [_reading(element) for element in elements(native_function("read_functions")(functions))]
 
 
-def _reading(found: Any) -> FunctionView:
-    bindings, variables, values, said, *others = elements(found)
+def _reading(data: Any) -> FunctionView:
+    bindings, variables, values, said, *others = elements(data)
     objects = elements(bindings), elements(variables), elements(values)
     return FunctionView(*objects, said, *map(numbers_of, others))
 
@@ -114,9 +114,9 @@ def numbers_of(data: bytes) -> tuple[int, ...]:
 
 def elements(array: Any) -> list[Any]:
     """What an array holds."""
-    found: list[Any] = []
-    native_function("spread")(array, lambda *some: found.extend(some))
-    return found
+    items: list[Any] = []
+    native_function("spread")(array, lambda *some: items.extend(some))
+    return items
 
 
 class Readings:
@@ -168,14 +168,14 @@ def read_module(mod: Any, ordered: bool = True, readings: Readings | None = None
     functions = relax_functions(mod)
     for gv, fn in functions:
         check_body(fn, str(gv.name_hint))
-    found = (readings or Readings()).of([fn for _, fn in functions])
-    by_name = {str(gv.name_hint): one for (gv, _), one in zip(functions, found, strict=True)}
+    views = (readings or Readings()).of([fn for _, fn in functions])
+    by_name = {str(gv.name_hint): view for (gv, _), view in zip(functions, views, strict=True)}
     for gv, fn in functions:
         name = str(gv.name_hint)
         if not by_name[name].plain:
             list(bindings_of(fn, name))  # says which binding has no distributed form
     if ordered:
-        functions = callees_first(mod, {name: one.callees for name, one in by_name.items()})
+        functions = callees_first(mod, {name: view.callees for name, view in by_name.items()})
     return [Member(gv, fn, by_name[str(gv.name_hint)]) for gv, fn in functions]
 
 

@@ -76,5 +76,5 @@ def survey(function: Any, annotation: Any, names: Sequence[str] = ()) -> Functio
     names : sequence of str
         What :attr:`FunctionIndex.named` looks for.
     """
-    said, *found = elements(native_function("survey")(function, annotation, names))
-    return FunctionIndex(said.split("\0")[:-1], *map(numbers_of, found))
+    said, *arrays = elements(native_function("survey")(function, annotation, names))
+    return FunctionIndex(said.split("\0")[:-1], *map(numbers_of, arrays))
