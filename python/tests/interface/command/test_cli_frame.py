@@ -159,7 +159,7 @@ def test_the_frame_itself_does_not_load_tvm() -> None:
     code = (
         "import sys, types\n"
         "package = types.ModuleType('tvm_distir')\n"
-        f"package.__path__ = [{str(app.__file__).rsplit('/cli/', 1)[0]!r}]\n"
+        f"package.__path__ = [{str(app.__file__).rsplit('/interface/', 1)[0]!r}]\n"
         "package.__version__ = '0'\n"
         "sys.modules['tvm_distir'] = package\n"
         "from tvm_distir.interface.command import main\n"
