@@ -139,7 +139,6 @@ from .ops.local.shard import Operand as Operand
 from .ops.local.shard import shard as shard
 from .ops.lookup import rule_of as rule_of
 from .ops.lookup import work_of as work_of
-from .ops.lowering.division import define_division as define_division
 from .ops.lowering.division import divisor_parameters as divisor_parameters
 from .ops.lowering.legalizing import kernel_passes as kernel_passes
 from .ops.lowering.repair import repair_kernels as repair_kernels

@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, te, tirx
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
 
 import tvm_distir as td
 from tvm_distir.execution.runtime.engines.reference import Reference
@@ -191,3 +194,31 @@ def test_kernels_that_divide_are_measured() -> None:
 def measured(program: tvm.IRModule) -> Any:
     """Ops of the entry, with times of which all integers are zeros."""
     return measure(program, cached=False).functions["main"].ops
+
+
+@I.ir_module
+class Bound:
+    @T.prim_func(private=True, s_tir=True)
+    def quotient(
+        a: T.Buffer((4,), "int32"), b: T.Buffer((4,), "int32"), c: T.Buffer((4,), "int32")
+    ):
+        for i in range(4):
+            with T.sblock("c"):
+                place = T.axis.remap("S", [i])
+                divisor = T.bind(b[place])
+                c[place] = T.truncdiv(a[place], divisor)
+
+    @R.function
+    def main(a: R.Tensor((4,), "int32"), b: R.Tensor((4,), "int32")) -> R.Tensor((4,), "int32"):
+        cls = Bound
+        with R.dataflow():
+            c = R.call_tir(cls.quotient, (a, b), out_ty=R.Tensor((4,), "int32"))
+            R.output(c)
+        return c
+
+
+def test_a_divisor_that_a_variable_holds() -> None:
+    """It was read from a buffer too: a zero in it must not end the process."""
+    values = [np.array([1, 2, 3, 4], "int32"), np.array([0, 1, 0, 2], "int32")]
+    (result,) = in_child(lambda: Reference(Bound).run(values))
+    np.testing.assert_array_equal(result, expected(*values)[0])

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Repairs kernels before compilation: NaN is propagated, computed indices stay in their buffer.
+"""Repairs kernels before compilation: NaN, indices outside of buffers, division by zero.
 
 TVM compiles the maximum and the minimum of floats to a selection that drops NaN, and ``!=`` to a
 comparison that is false for NaN; a kernel that is given an index outside of its buffer reads, or
@@ -18,6 +18,8 @@ the lowest float                the windows that it walks: a row of infinities h
 a read at an index that was     zero where the index is outside
 read from a buffer
 a write at such an index        left out where the index is outside
+a division of integers by what  defined for every divisor (:mod:`.division`)
+was read from a buffer
 ==============================  ===========================================================
 
 Inputs are refused before (``bind_inputs``) where their indices are outside; what is computed in
@@ -37,6 +39,8 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.s_tir import SBlock
 from tvm.sym import Analyzer
+
+from .division import DIVISIONS, define_division, is_integer_division
 
 _LARGEST = {
     **{kind: float(np.finfo(kind).max) for kind in ("float16", "float32", "float64")},
@@ -117,6 +121,7 @@ class _Repair:
             [
                 ((tirx.Max, tirx.Min), _extreme),
                 (tirx.NE, _not_equal),
+                (DIVISIONS, self._division),
                 (ir.TensorLoad, self._load),
                 (tirx.BufferStore, self._store),
                 (SBlock, self._block),
@@ -128,6 +133,11 @@ class _Repair:
     def _bound(self, node: Any) -> None:
         if _reads(node.value, self.computed):
             self.computed.add(node.var)
+
+    def _division(self, node: Any) -> Any:
+        if not is_integer_division(node) or not _reads(node.b, self.computed):
+            return node
+        return define_division(node)
 
     def _inside(self, shape: Any, indices: Any) -> list[Any]:
         """Return the conditions, unless always true, that keep computed indices in a buffer."""

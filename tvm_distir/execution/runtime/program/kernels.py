@@ -18,7 +18,7 @@ import tvm
 from tvm import ir, relax, s_tir, tirx
 from tvm.s_tir.schedule.schedule import ScheduleError
 
-from tvm_distir.core import define_division, kernel_passes, outline_branches, repair_kernels
+from tvm_distir.core import kernel_passes, outline_branches, repair_kernels
 from tvm_distir.support import DistIRError, EngineError
 
 from .locks import compile_turn
@@ -174,7 +174,7 @@ def _build(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
 
 
 def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutable:
-    """Compile: legalise, define divisions, order loops, repair kernels, TVM's default build.
+    """Compile: legalise, order loops, repair kernels, TVM's default build.
 
     The target is the one in scope (``with target:``), or else this machine's CPU.
 
@@ -189,7 +189,7 @@ def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutabl
         with compile_turn():
             mod = outline_branches(mod)  # else TVM hands storage of one branch to what follows it
             with target:
-                ready = tvm.transform.Sequential([*kernel_passes(), define_division])(mod)
+                ready = tvm.transform.Sequential(kernel_passes())(mod)
             return _build(ready, target)
     except DistIRError:
         raise

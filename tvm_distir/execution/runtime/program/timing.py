@@ -17,7 +17,7 @@ import numpy as np
 import tvm
 from tvm import ir, relax, tirx
 
-from tvm_distir.core import PICOSECONDS, define_division, known_shape, repair_kernels
+from tvm_distir.core import PICOSECONDS, known_shape, repair_kernels
 from tvm_distir.performance import Program, export
 from tvm_distir.support import CACHE, CacheFile, EngineError, shortened
 
@@ -66,7 +66,7 @@ def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Pro
     kernels = launched(mod, fuse)
     program = export(kernels)
     with target_in_scope():
-        times_s = _times(order_loops(define_division(kernels)), cached)
+        times_s = _times(order_loops(kernels), cached)
     functions = {
         name: replace(
             fn,
