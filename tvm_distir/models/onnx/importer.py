@@ -19,7 +19,6 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 from tvm_distir.core import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR, check_sizes
 from tvm_distir.models.common.quiet import IMPORT_ERRORS, drop_half_built, muted_stderr, reason
 from tvm_distir.models.common.steps import noted_step
-from tvm_distir.models.extremes import valid_place
 from tvm_distir.support import ModelError
 
 from .batch import node_place
@@ -117,16 +116,10 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         name = attrs["tvm_custom"]["name"]
         self.node = f"{name or '?'} ({op_name})"
         made = super()._convert_operator(op_name, inputs, attrs, opset)
-        if op_name in ("ArgMax", "ArgMin"):
-            made = self.bb.normalize(valid_place(made, _axis_size(inputs[0], attrs)))
         if name in self.names and isinstance(made, ir.Call):
             if isinstance(made.ty, relax.TensorType):
                 return self.bb.emit(made, self.names[name])
         return made
-
-
-def _axis_size(x: Any, attrs: Mapping[str, Any]) -> int:
-    return int(x.ty.shape[int(attrs.get("axis", 0))])
 
 
 def _import(skeleton: Skeleton, place: str) -> ir.IRModule:

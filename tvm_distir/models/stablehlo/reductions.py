@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_distir.models.extremes import valid_place
 from tvm_distir.models.mlir.tree import Block, Operation
 
 from .call import Converter, HloCall
@@ -80,7 +79,6 @@ def _of_pairs(call: HloCall, dims: list[int]) -> list[Value]:
         raise Unsupported("a reduction of two tensors that is no argmax or argmin")
     largest, write, x = direction[0] == "G", call.write, call.whole(0)
     place = write.emit((_op.argmax if largest else _op.argmin)(x, dims[0]))
-    place = write.emit(valid_place(place, call[0].shape[dims[0]]))
     extreme = write.emit((_op.max if largest else _op.min)(x, dims))
     return [write.value(extreme), write.value(write.cast(place, call.result_dtype(1)))]
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.models.extremes import valid_place
-
 from .call import (
     HALVES,
     AtenCall,
@@ -113,18 +111,13 @@ def _ordered(call: AtenCall, x: Any) -> Any:
     return call.cast(x, "float32") if dtype_of(x) in HALVES else x
 
 
-def _valid(call: AtenCall, place: Any, shape: tuple[int, ...], axis: int | None) -> Any:
-    size = math.prod(shape) if axis is None else shape[axis] if shape else 1
-    return call.emit(valid_place(call.emit(place), size))
-
-
 def _place(make: Callable[..., Any]) -> Converter:
     """Translate ``argmax`` and ``argmin``."""
 
     def convert(call: AtenCall) -> Any:
         x, dim = call["self"], call["dim"]
         axis = None if dim is None else axis_of(dim, len(shape_of(x)))
-        return _valid(call, make(_ordered(call, x), axis, _keeps(call)), shape_of(x), axis)
+        return call.emit(make(_ordered(call, x), axis, _keeps(call)))
 
     return convert
 
@@ -136,8 +129,7 @@ def _extreme_and_place(value: Callable[..., Any], place: Callable[..., Any]) -> 
         extreme = call.emit(value(x, [axis], keeps))
         if not call.is_read(1):
             return [extreme, call.absent(1)]
-        where = place(_ordered(call, x), axis, keeps)
-        return [extreme, _valid(call, where, shape_of(x), axis)]
+        return [extreme, call.emit(place(_ordered(call, x), axis, keeps))]
 
     return convert
 

@@ -9,12 +9,12 @@ the same. What a kernel does with single numbers (maximum, comparison, the place
 repaired in its TIR by :data:`.repair.repair_kernels`; what follows here cannot be seen there.
 
 ===================  =======================================================================
-op                   on floats
+op                   computes
 ===================  =======================================================================
 ``sort``, ``topk``,  NaN is greater than all numbers, as in NumPy, PyTorch and JAX; TVM hands
 ``argsort``          floats to a sort whose comparison is no order where NaN occurs
-``argmax/min``       the first NaN, if there is any; the first place of a row of infinities,
-                     for which TVM gives -1
+``argmax/min``       the first NaN, if there is any; the first place of a row of infinities, or
+                     of the least numbers of an integer type, for which TVM gives -1
 ``sign``             NaN of NaN, as in NumPy, JAX and ONNX
 ``multiply``,        with a constant zero: NaN of NaN and infinities, which TVM folds to zero
 ``divide``
@@ -28,7 +28,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from tvm import ir, relax, te, tirx, topi
 
 from tvm_distir.core.ir.types import tensor_type
@@ -62,24 +61,21 @@ def _key_type(x: Any) -> str:
     return "int64" if str(x.dtype) == "float64" else "int32"
 
 
-def _most(kind: str) -> int:
-    return int(np.iinfo(kind).max)
-
-
-def _key_of(value: Any, kind: str, nan: int) -> Any:
+def _key_of(value: Any, kind: str, nan: Any) -> Any:
     """Map a float to an integer of the same order: zeros are equal, NaN is ``nan``."""
     wide = "float64" if kind == "int64" else "float32"
     value = value if str(value.ty.dtype) == wide else tirx.Cast(wide, value)
     bits, zero = tirx.reinterpret(kind, value), tirx.const(0, kind)
-    rising = tirx.Select(bits < zero, bits ^ tirx.const(_most(kind), kind), bits)
+    rising = tirx.Select(bits < zero, bits ^ tirx.max_value(kind), bits)
     number = tirx.Select(value == tirx.const(0, wide), zero, rising)
-    return tirx.Select(tirx.isnan(value), tirx.const(nan, kind), number)
+    return tirx.Select(tirx.isnan(value), nan, number)
 
 
 def _order_key(x: Any) -> Any:
     """Map floats to integers of the same order; NaN is greater than all numbers."""
     kind = _key_type(x)
-    return te.compute(x.shape, lambda *at: _key_of(x(*at), kind, _most(kind)), name="order_key")
+    nan = tirx.max_value(kind)
+    return te.compute(x.shape, lambda *at: _key_of(x(*at), kind, nan), name="order_key")
 
 
 def _key(builder: relax.BlockBuilder, call: ir.Call) -> Any:
@@ -137,13 +133,15 @@ def _first_extreme(x: Any, axis: int | None, keepdims: bool, largest: bool) -> A
         kept = [*x.shape[:front], *([1] if keepdims else []), *x.shape[front + 1 :]]
     back = len(kept) - (len(x.shape) - 1 - front)  # where the dims behind the axis begin
     along = te.reduce_axis((0, x.shape[front]), name="along")
-    kind = _key_type(x)
-    most = _most(kind)
-    best, worst = (most, -most - 1) if largest else (-most - 1, most)
+    is_float = "float" in str(x.dtype)
+    kind = _key_type(x) if is_float else str(x.dtype)
+    least, most = tirx.min_value(kind), tirx.max_value(kind)
+    best, worst = (most, least) if largest else (least, most)
 
     def pair(*place: Any) -> Any:
         value = x(*place[:front], along, *place[back:])
-        return combine((tirx.Cast("int64", along), _key_of(value, kind, best)), along)
+        key = _key_of(value, kind, best) if is_float else value
+        return combine((tirx.Cast("int64", along), key), along)
 
     def earlier(left: Any, right: Any) -> Any:
         (at, key), (at_other, rival) = left, right
@@ -152,7 +150,7 @@ def _first_extreme(x: Any, axis: int | None, keepdims: bool, largest: bool) -> A
         return tirx.Select(wins, at, at_other), tirx.Select(beyond, key, rival)
 
     def nowhere(*_: Any) -> Any:  # behind all places, and no key is worse
-        return tirx.const(_most("int64"), "int64"), tirx.const(worst, kind)
+        return tirx.max_value("int64"), worst
 
     combine = te.comm_reducer(earlier, nowhere, name="first_extreme")
     places, _ = te.compute(kept, pair, name="extreme")
@@ -214,8 +212,8 @@ LEGALIZATIONS: dict[str, Legalize] = {
     "relax.sort": _of_floats(_sort),
     "relax.argsort": _of_floats(_argsort),
     "relax.topk": _of_floats(_topk),
-    "relax.argmax": _of_floats(_extreme_place(largest=True)),
-    "relax.argmin": _of_floats(_extreme_place(largest=False)),
+    "relax.argmax": _extreme_place(largest=True),
+    "relax.argmin": _extreme_place(largest=False),
     "relax.sign": _of_floats(_sign),
     "relax.take": _take,
     "relax.multiply": _of_floats(_with_zero(topi.multiply)),
