@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.registry import run
-from tvm_distir.execution.runtime.program.executed import AxisTable
+from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.inputs import Inputs, input_ports
 from tvm_distir.execution.runtime.program.layout import Bounds, EntryFunction, Port
 from tvm_distir.execution.runtime.program.runnable import load_saved

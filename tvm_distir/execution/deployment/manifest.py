@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.execution.runtime.program.executed import AxisTable
+from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.layout import EntryFunction, check_entries, read_port
 from tvm_distir.support import EngineError, JsonValue, digest_file, read_json, shortened
 

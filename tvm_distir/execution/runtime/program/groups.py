@@ -10,7 +10,7 @@ from tvm import ir
 
 from tvm_distir.core import axis_groups, mesh_axes, mesh_key, mesh_names, mesh_shape, meshes
 
-from .executed import AxisTable, Groups
+from .axis_table import AxisTable, Groups
 
 
 def axes_of_groups(mod: ir.IRModule) -> dict[tuple[int, Groups], tuple[int, ...]]:

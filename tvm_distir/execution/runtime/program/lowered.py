@@ -17,9 +17,9 @@ from tvm import ir
 from tvm_distir.core import reached_from
 from tvm_distir.transforms import ExpandSchedule
 
+from .axis_table import AxisTable
 from .compiled import LibraryCache
 from .dist_io import entries
-from .executed import AxisTable
 from .groups import axis_table
 from .kernels import compile_module
 from .layout import EntryFunction

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from .executed import AxisTable
+from .axis_table import AxisTable
 from .layout import EntryFunction
 
 

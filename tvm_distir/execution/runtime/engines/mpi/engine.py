@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from tvm_distir.execution.runtime.collectives import ccl
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
+from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.engines.fork import run_turn
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S, one_thread_each
-from tvm_distir.execution.runtime.program.executed import count_executed
 from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs
 from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.layout import EntryFunction

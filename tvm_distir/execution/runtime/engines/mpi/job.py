@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.execution.runtime.engines.processes.library import LIBRARIES
-from tvm_distir.execution.runtime.program.executed import AxisTable
+from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.inputs import LocalInputs, input_ports
 from tvm_distir.execution.runtime.program.layout import Bounds, EntryFunction
 from tvm_distir.execution.runtime.program.runnable import Runnable

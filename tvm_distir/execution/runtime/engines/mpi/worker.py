@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.execution.runtime.program.executed import AxisTable
+from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.layout import EntryFunction
 from tvm_distir.execution.runtime.program.runnable import load_saved
 from tvm_distir.support import DependencyError, DistIRError

@@ -25,6 +25,7 @@ from tvm_distir.core import Transfer
 from tvm_distir.execution.runtime.collectives.native_fabric import NativeFabric
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
+from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.engines.fork import run_turn, ticks_of
 from tvm_distir.execution.runtime.engines.termination import (
     NO_RANK,
@@ -33,7 +34,6 @@ from tvm_distir.execution.runtime.engines.termination import (
 )
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S
 from tvm_distir.execution.runtime.program.cores import THREADS_VARIABLE
-from tvm_distir.execution.runtime.program.executed import count_executed
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.layout import EntryFunction, np_dtype
 from tvm_distir.execution.runtime.program.runnable import Runnable

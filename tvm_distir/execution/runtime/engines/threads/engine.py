@@ -27,6 +27,7 @@ import tvm_ffi
 from tvm_distir.execution.runtime.collectives import ccl
 from tvm_distir.execution.runtime.collectives.fabric import Aborted, Watched
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
+from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.engines.fork import run_turn
 from tvm_distir.execution.runtime.engines.termination import (
     NO_RANK,
@@ -34,7 +35,6 @@ from tvm_distir.execution.runtime.engines.termination import (
     raise_failure,
 )
 from tvm_distir.execution.runtime.program.cores import THREADS_VARIABLE, one_thread
-from tvm_distir.execution.runtime.program.executed import count_executed
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.machines import make_machine
 from tvm_distir.execution.runtime.program.runnable import Runnable

@@ -11,9 +11,9 @@ import threading
 
 from tvm_distir.execution.runtime.collectives import ccl
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
+from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.engines.fork import run_turn
 from tvm_distir.execution.runtime.engines.termination import raise_failure
-from tvm_distir.execution.runtime.program.executed import count_executed
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
 

@@ -19,8 +19,8 @@ from tvm import ir, relax
 
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
 from tvm_distir.execution.runtime.engines.threads.plain import PlainEngine
+from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.compiled import KernelCache
-from tvm_distir.execution.runtime.program.executed import AxisTable
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.layout import EntryFunction
 from tvm_distir.execution.runtime.program.lowered import Lowered

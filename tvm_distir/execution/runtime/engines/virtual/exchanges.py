@@ -10,8 +10,9 @@ from typing import Any
 import numpy.typing as npt
 
 from tvm_distir.core import LOCAL_OPS, Collective, apply_groups, apply_local, counted_bytes
+from tvm_distir.execution.runtime.engines.executed import count_transfer
+from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.counts import CollectiveCounter
-from tvm_distir.execution.runtime.program.executed import AxisTable, count_transfer
 from tvm_distir.execution.runtime.program.layout import EntryFunction, np_dtype
 from tvm_distir.execution.runtime.program.tensors import to_array, to_tensor
 from tvm_distir.support import EngineError

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core import Collective, Transfer, apply_groups, local_shape
-from tvm_distir.execution.runtime.program.executed import Groups
+from tvm_distir.execution.runtime.program.axis_table import Groups
 from tvm_distir.support import EngineError
 
 Array = npt.NDArray[Any]

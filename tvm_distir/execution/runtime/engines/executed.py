@@ -1,0 +1,67 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Counts of the collectives and transfers that the ranks of a fabric executed, per mesh axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from tvm_distir.core import Transfer, local_shape
+from tvm_distir.execution.runtime.collectives.native_library import Executed
+from tvm_distir.execution.runtime.program.axis_table import AxisTable
+from tvm_distir.execution.runtime.program.counts import CollectiveCount, CollectiveCounter
+from tvm_distir.execution.runtime.program.layout import EntryFunction
+
+
+class Executions(Protocol):
+    """What counting needs of a fabric whose run has ended."""
+
+    def executed(self, rank: int) -> list[Executed]:
+        """Collectives a rank executed."""
+        ...
+
+    def received(self, rank: int) -> list[tuple[Transfer, int]]:
+        """Transfers a rank received, each with the bytes of one element."""
+        ...
+
+
+def count_transfer(
+    counter: CollectiveCounter, axes: str, transfer: Transfer, element_bytes: int
+) -> None:
+    """Count one execution of a transfer."""
+    part = [int(n) for n in local_shape(transfer.shape, transfer.dst[2], transfer.dst[0])]
+    moved = sum(tile.elements for tile in transfer.tiles() if tile.src != tile.dst)
+    result_bytes = math.prod(part) * element_bytes
+    counter.transfer(axes, len(transfer.dst[1]), result_bytes, moved * element_bytes)
+
+
+def count_executed(
+    table: AxisTable, found: Sequence[EntryFunction], fabric: Executions
+) -> tuple[CollectiveCount, ...]:
+    """Counts of a run from what the first rank of every mesh executed.
+
+    Parameters
+    ----------
+    table : AxisTable
+    found : sequence of EntryFunction
+        The entry functions.
+    fabric : Executions
+        Of the run, which has ended.
+    """
+    counter = CollectiveCounter()
+    for entry in found:
+        # Entries may share a mesh: what runs on it is counted by that of its first device.
+        rank = entry.ranks[0]
+        for done in fabric.executed(rank):
+            if done.groups[0][0] not in entry.ranks:
+                continue
+            axes = table.name(done.groups)
+            for _ in range(done.count):
+                counter.collective(done.kind, axes, len(done.groups[0]), done.result_bytes)
+        for transfer, element_bytes in fabric.received(rank):
+            if transfer.dst[1][0] in entry.ranks:
+                axes = table.transfer_name(transfer)
+                count_transfer(counter, axes, transfer, element_bytes)
+    return counter.counts()
