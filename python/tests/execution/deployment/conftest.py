@@ -1,3 +1,0 @@
-# Licensed under the Apache License, Version 2.0; see LICENSE.
-# SPDX-License-Identifier: Apache-2.0
-"""Lets these tests import the modules that the tests of the engines build."""
