@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -66,6 +67,47 @@ def local(model: str, schedule: str, recompute: str) -> ir.IRModule:
 def exported(model: str, schedule: str, recompute: str) -> Program:
     """Its program."""
     return td.export(local(model, schedule, recompute))
+
+
+def random_program(seed: int) -> Program:
+    """A pipelined step with a random model, schedule, recomputation and mesh, at random sizes."""
+    rng = random.Random(seed)
+    model, stages, tp = rng.choice(sorted(MODELS)), rng.choice((2, 3)), rng.choice((1, 2))
+    said = {**SCHEDULES[rng.choice(sorted(SCHEDULES))], "stages": stages}
+    said["micro_batches"] = count = stages * rng.randint(1, 4)
+    chunks = Schedule(**said).chunks
+    sizes = {
+        "hidden": 16 * rng.randint(2, 6),
+        "seq": 8 * rng.randint(2, 8),
+        "vocab": 16 * rng.randint(2, 9),
+        "layers": stages * chunks * rng.randint(1, 2),
+        "batch": count * rng.randint(1, 2),
+        "dtype": rng.choice(("bfloat16", "float16", "float32")),
+    }
+    made = getattr(td.zoo, model)(**{**MODELS[model], **sizes})
+    recompute = rng.choice(("none", "layer=full", "layer=core", "layer=checkpoint"))
+    optimizer, master = rng.choice(("sgd", "adamw")), sizes["dtype"] != "float32"
+    step = td.train_step(
+        made, optimizer=optimizer, master=master, schedule=said, recompute=recompute
+    )
+    pipeline = f"pipeline:micro_batches={count},schedule={said['kind']},chunks={chunks}"
+    plan = make_plan(step, f"{pipeline}+megatron", {"pp": stages, "tp": tp})
+    return td.export(td.distribute(step, plan))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_roles_add_up_in_random_pipelined_programs(seed: int) -> None:
+    """Under every kernel profile, with exact blocks and with those of a framework."""
+    plain = random_program(seed)
+    for profile in profile_names():
+        program = grouped(plain, profile)
+        assert program.staged is not None
+        orders = programs(program.staged.schedule)
+        for block in (1, 512):
+            memories = RankMemories(program, program.staged, CachingAllocator(program, block))
+            accounts = [memories.of(rank, steps).account for rank, steps in enumerate(orders)]
+            for account in accounts:
+                assert sum(account.at_peak.values()) == account.peak_bytes > 0, profile
 
 
 @functools.cache
