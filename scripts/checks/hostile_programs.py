@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 CACHE = "cache"
-"""The folder for what is kept between runs; beside the inputs of each case."""
+"""The cache folder, beside the inputs of each case."""
 MEASURE = "analyze m.py --plan plan.json --system system.json --measure --json"
 LEAST_S = 1e-7
 """The kernels of a device take longer."""

@@ -100,7 +100,7 @@ def sweep(
         DIST0750 for rows that cannot be read; DIST0753 for a prediction that is not that of the
         whole pipeline.
     UsageError
-        DIST0151 for a model whose batch stands in it, an ``output`` with other rows; DIST0152 for
+        DIST0151 for a model whose text gives a batch, an ``output`` with other rows; DIST0152 for
         ``cuts`` or ``decide`` that are none; DIST0153.
     """
     for option, word, words in (("cuts", cuts, CUTS), ("decide", decide, DECIDE)):

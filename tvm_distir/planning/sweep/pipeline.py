@@ -219,7 +219,7 @@ def even_cuts(ends: list[str], parts: int) -> list[str]:
 
 
 def check_model_given(model: str) -> None:
-    """Refuse a module, or a model whose batch stands in it (UsageError DIST0151)."""
+    """Refuse a module, or a model whose text gives a batch (UsageError DIST0151)."""
     if not isinstance(model, str):
         raise UsageError(
             "DIST0151", f"a model is named, because rows change it; this is a "

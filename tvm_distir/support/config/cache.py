@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of what is kept between runs, and its files: none of them can make a run fail.
+"""The cache folder and its files, none of which can make a run fail.
 
-A file that cannot be read, or whose content is refused, counts as missing; one that cannot be
-written is not kept. Either is said once, in a warning that names the file.
+A file that cannot be read, or whose content is refused, counts as missing; a file that cannot be
+written is skipped. Either is reported once, in a warning that names the file.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm-distir"
-"""Where programs and times are kept that take long to make."""
+"""The folder of cached programs and kernel times."""
 
 _FAULTS = (OSError, EOFError, ValueError, TypeError, RecursionError, zlib.error, DistIRError)
 """What reading a broken file may raise; ``decode`` raises ValueError for absurd content."""
 
 
 class CacheFile:
-    """A file of what takes long to make and can be made again.
+    """A file of results that take long to compute and can be computed again.
 
     Parameters
     ----------
@@ -45,13 +45,13 @@ class CacheFile:
         self._warned = False
 
     def read(self, decode: Callable[[bytes], T]) -> T | None:
-        """What ``decode`` makes of the content; None where there is no file that can be used."""
+        """Return what ``decode`` makes of the content; None where no file can be used."""
         try:
             if not os.path.lexists(self.path):
                 return None
             return self._decoded(decode)
         except _FAULTS as error:
-            self._warn("cannot be used, and what it held is made again", error)
+            self._warn("cannot be used, and its content is computed again", error)
             return None
 
     def write(self, content: bytes) -> None:
@@ -60,7 +60,7 @@ class CacheFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, content)
         except OSError as error:
-            self._warn("cannot be written, and nothing is kept", error)
+            self._warn("cannot be written, and nothing is cached", error)
 
     def update(self, decode: Callable[[bytes], T], merge: Callable[[T | None], bytes]) -> None:
         """Replace the content by what ``merge`` makes of it; other processes wait meanwhile.
@@ -77,7 +77,7 @@ class CacheFile:
                     there = None
                 write_whole(self.path, merge(there))
         except OSError as error:
-            self._warn("cannot be written, and nothing is kept", error)
+            self._warn("cannot be written, and nothing is cached", error)
 
     def _decoded(self, decode: Callable[[bytes], T]) -> T:
         fault = file_fault(self.path)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The native library: its loader, a wrapper per kernel, and each kernel's reference in Python."""
+"""The loader of the native library."""
 
 from __future__ import annotations

@@ -150,11 +150,11 @@ class _Count:
         chosen = {call.var for calls in sides for call in calls}
         for var, value in bindings_in(seq):
             if isinstance(value, relax.If):
-                total.include(_dearer(*map(self.body, branches_of(value))))
+                total.include(_more_expensive(*map(self.body, branches_of(value))))
             elif var not in chosen:
                 total.include(self.value(var, value))
         for calls in sides:
-            total.include(_dearer(*(self.value(call.var, call.value) for call in calls)))
+            total.include(_more_expensive(*(self.value(call.var, call.value) for call in calls)))
         return total
 
     def value(self, var: Any, value: Any) -> Traffic:
@@ -174,7 +174,7 @@ class _Count:
         return total
 
 
-def _dearer(first: Traffic, other: Traffic) -> Traffic:
+def _more_expensive(first: Traffic, other: Traffic) -> Traffic:
     """Return the traffic with more bytes, or else with more collectives."""
     sizes = [(t.total_wire_bytes, t.total_count) for t in (first, other)]
     return first if sizes[0] >= sizes[1] else other

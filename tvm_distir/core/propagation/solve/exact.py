@@ -54,7 +54,7 @@ class Solution:
 class WarmStarts:
     """Warm starts for problems of the same scopes and domains.
 
-    Others, with other tables: a labelling is an upper bound of theirs, messages give a lower bound.
+    Others, with other tables: an assignment is an upper bound, messages give a lower bound.
     That hastens the search for an optimum; what the optimum is does not depend on it.
     """
 

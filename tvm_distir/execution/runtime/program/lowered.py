@@ -62,7 +62,7 @@ class Lowered:
     stored: Mapping[int, Any] = {}
 
     def __init__(self, mod: ir.IRModule) -> None:
-        with compile_turn():  # a step in stages is written out
+        with compile_turn():  # a pipelined step is expanded
             self.mod = ExpandSchedule()(mod)
         self.entries = entries(self.mod)
 

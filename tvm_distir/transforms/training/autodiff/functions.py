@@ -130,7 +130,7 @@ def private_function(
     Raises
     ------
     ModelError
-        DIST0351 if a symbolic size stands in it that the types of its parameters do not say.
+        DIST0351 if it has a symbolic size that the types of its parameters do not define.
     """
     blocks, result = let_out([relax.DataflowBlock(list(bindings))], result)
     body = typed(relax.SeqExpr(merged_blocks(blocks), result), result.ty)
