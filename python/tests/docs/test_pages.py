@@ -19,3 +19,30 @@ def test_no_page_has_the_name_of_one_that_sphinx_makes() -> None:
     pages = [page for page in pages if not page.startswith("_build/")]
     assert len(pages) > 20
     assert [page for page in pages if MADE_BY_SPHINX.fullmatch(page)] == []
+
+
+#: Files of the source tree that a page names in code font, such as ``core/ops/families/elementwise.py``.
+SOURCE_PATH = re.compile(r"`((?:\w+/)+\w+\.(?:py|cc|h|json|md))`")
+
+#: Folders of projects that pages name as examples: vTrain's sources, and a project of the reader.
+FOREIGN_FOLDERS = ("src/", "my_project/")
+
+
+def test_source_files_that_pages_name_exist() -> None:
+    root = DOCS.parent
+    pages = [root / "README.md", root / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
+    paths = {
+        (page.relative_to(root).as_posix(), path)
+        for page in pages
+        if "_build" not in page.parts
+        for path in SOURCE_PATH.findall(page.read_text())
+    }
+    assert len(paths) > 30
+    missing = [
+        (page, path)
+        for page, path in sorted(paths)
+        if not path.startswith(FOREIGN_FOLDERS)
+        and not (root / path).exists()
+        and not (root / "tvm_distir" / path).exists()
+    ]
+    assert missing == []
