@@ -89,10 +89,14 @@ class Reader:
         self.checker = doctest.OutputChecker()
         programs = folder / ".bin"
         programs.mkdir()
-        command = programs / "tvm-distir"
-        program = f"#!/bin/sh\nexec '{sys.executable}' -m tvm_distir.interface.command \"$@\"\n"
-        command.write_text(program, encoding="utf-8")
-        command.chmod(0o755)
+        for name, arguments in {
+            "tvm-distir": " -m tvm_distir.interface.command",
+            "python": "",
+        }.items():
+            command = programs / name
+            program = f"#!/bin/sh\nexec '{sys.executable}'{arguments} \"$@\"\n"
+            command.write_text(program, encoding="utf-8")
+            command.chmod(0o755)
         package = Path(tvm_distir.__file__).resolve().parents[1]
         self.environment = {
             **os.environ,
