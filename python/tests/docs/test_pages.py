@@ -21,7 +21,7 @@ def test_no_page_has_the_name_of_one_that_sphinx_makes() -> None:
     assert [page for page in pages if MADE_BY_SPHINX.fullmatch(page)] == []
 
 
-#: Files of the source tree that a page names in code font, such as ``core/ops/families/elementwise.py``.
+#: Files of the source tree that a page names in code font, such as ``core/plan/plan.py``.
 SOURCE_PATH = re.compile(r"`((?:\w+/)+\w+\.(?:py|cc|h|json|md))`")
 
 #: Folders of projects that pages name as examples: vTrain's sources, and a project of the reader.
