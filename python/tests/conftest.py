@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,15 +39,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(_folder(item.path), len(order)))
 
 
-@pytest.fixture(autouse=True)
-def _quick_kernels(request: pytest.FixtureRequest):
-    """Compile quickly what the engines run, but where the code is the subject."""
-    if _folder(request.path) in OPTIMIZED or request.node.get_closest_marker("optimized"):
-        yield
-        return
+def _is_optimized(node: pytest.Item | pytest.Collector) -> bool:
+    return _folder(node.path) in OPTIMIZED or node.get_closest_marker("optimized") is not None
+
+
+@contextlib.contextmanager
+def _quick_compilation() -> Iterator[None]:
     level = tvm.transform.PassContext.current().opt_level
     with QUICK_TARGET, tvm.transform.PassContext(opt_level=level, config=NO_CHECKS):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compile quickly in the fixtures of a module, unless a test of it is optimized."""
+    items = [item for item in request.session.items if item.path == request.path]
+    if any(map(_is_optimized, items)):
+        yield
+    else:
+        with _quick_compilation():
+            yield
+
+
+@pytest.fixture(autouse=True)
+def _quick_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compile quickly what the engines run, unless the compiled code is the subject."""
+    if _is_optimized(request.node):
+        yield
+    else:
+        with _quick_compilation():
+            yield
 
 
 Install = Callable[[str, str, str], Path]
