@@ -34,7 +34,7 @@ def to_html(analysis: Analysis) -> str:
     """
     groups = parameter_groups(analysis.parameters)
     colours = op_colours(analysis)
-    longest_s = max((one.compute_s + one.comm_s for one in analysis.functions), default=0.0)
+    longest_s = max((f.compute_s + f.comm_s for f in analysis.functions), default=0.0)
     return render(
         "report.html.j2",
         analysis=analysis,
@@ -63,8 +63,8 @@ def _holders(analysis: Analysis) -> dict[str, Any] | None:
     account = lane.account
     return {
         "words": " ".join([f"Devices {ranges(lane.devices)}.", *account_sentences(account)]),
-        "rows": [(one.bytes, holder_cells(one, account)) for one in account.holders],
-        "most_bytes": max((one.bytes for one in account.holders), default=0),
+        "rows": [(group.bytes, holder_cells(group, account)) for group in account.holders],
+        "most_bytes": max((group.bytes for group in account.holders), default=0),
         "verdict": verdict_words(analysis),
     }
 

@@ -176,8 +176,6 @@ class _Writer:
         types = ", ".join(writer.results(results, said.outputs if said else None))
         lines = "".join(f"    {line}\n" for line in writer.body.lines)
         notes = self._notes(fn) if whole else ""
-        partial = writer.partial()
-        notes += f"attributes {{{partial}}} " if partial and not notes else ""
         ended = _return("func.return", results)
         return f"{head} -> ({types}) {notes}{{\n{lines}    {ended}\n  }}\n"
 

@@ -11,24 +11,15 @@ import numpy as np
 from tvm import ir, relax, tirx
 from tvm_ffi import core
 
-from tvm_distir.core import DONE, collective_done, start
-from tvm_distir.core.ir import ops
 from tvm_distir.models.mlir.tree import Operation
 
 from .composite_ops import OPS, attributes_type
 from .emitter import Emitter
-from .grids import Grids
 from .values import Value, array_type
 
 COMPOSITE = "stablehlo.composite"
 _PREFIX = "tvm_distir."
 _ARGUMENTS = "arguments"
-_MOVE, _MESH = "dist.", "device_mesh"
-_MOVES = (
-    *("partial", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "local_slice"),
-    *("collective_permute", "exchange", "axis_index"),
-)
-"""Collectives that composites of ours may name."""
 
 
 def is_known(operation: Operation) -> bool:
@@ -37,14 +28,14 @@ def is_known(operation: Operation) -> bool:
 
 
 def read_composite(
-    operation: Operation, operands: Sequence[Value], write: Emitter, grids: Grids
+    operation: Operation, operands: Sequence[Value], write: Emitter
 ) -> list[Value] | None:
     """Return the results of a composite that names an op, or None for any other."""
     make = _maker(operation)
     if make is None:
         return None
     write.hint = str(operation.attributes["name"]).rpartition(".")[2]
-    result = write.emit(make([_whole(value, write) for value in operands], grids))
+    result = write.emit(make([_whole(value, write) for value in operands]))
     if not isinstance(result.ty, relax.TupleType):
         return [write.value(result)]
     return [write.value(write.emit(result[i])) for i in range(len(result.ty.fields))]
@@ -58,18 +49,13 @@ def _whole(value: Value, write: Emitter) -> Any:
     return relax.const(np.full(value.shape, number, array_type(value.dtype)), value.dtype)
 
 
-_Make = Callable[[list[Any], Grids], Any]
-
-
-def _maker(operation: Operation) -> _Make | None:
+def _maker(operation: Operation) -> Callable[[list[Any]], Any] | None:
     """Return the maker of a composite's call, or None if it does not fit the op."""
     said: Any = operation.attributes.get("composite_attributes") or {}
     title = str(operation.attributes.get("name", ""))
     name = title.removeprefix(_PREFIX)
     if name == title or not isinstance(said, dict):
         return None
-    if name.startswith(_MOVE):
-        return _move(name.removeprefix(_MOVE), said, len(operation.operands))
     arguments = said.get(_ARGUMENTS, [True] * len(operation.operands))
     given = {key: value for key, value in said.items() if key != _ARGUMENTS}
     if name not in OPS or not isinstance(arguments, list):
@@ -83,30 +69,9 @@ def _maker(operation: Operation) -> _Make | None:
         return None
     attrs = ir.make_node(key, **fields) if key else None
 
-    def make(operands: list[Any], _: Grids) -> Any:
+    def make(operands: list[Any]) -> Any:
         values = iter(operands)
         return relax.Call(op, [_argument(item, values) for item in arguments], attrs)
-
-    return make
-
-
-def _move(name: str, said: dict[str, Any], count: int) -> _Make | None:
-    """Return a collective, or the start or done of one."""
-    if name == DONE:
-        return (lambda operands, _: collective_done(*operands)) if count == 1 else None
-    base = name.removesuffix("_start")
-    if (
-        base not in _MOVES
-        or count != (base != "axis_index")
-        or not isinstance(said.get(_MESH), str)
-    ):
-        return None
-    given = {key: value for key, value in said.items() if key != _MESH}
-
-    def make(operands: list[Any], grids: Grids) -> Any:
-        grids.moves = grids.moves or f"R.dist.{name}"
-        call = ops.CONSTRUCTORS[base](*operands, device_mesh=grids.named(said[_MESH]), **given)
-        return call if base == name else start(call)
 
     return make
 
