@@ -11,7 +11,8 @@ from tvm import ir, relax
 
 from tvm_distir.core import IO_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from tvm_distir.models.common.quiet import IMPORT_ERRORS, drop_half_built, reason
-from tvm_distir.models.mlir.locations import read_name
+from tvm_distir.models.export.grid import PORT
+from tvm_distir.models.mlir.attributes import read_name
 from tvm_distir.models.mlir.tree import Block, Module, Operation, OtherType, Symbol
 from tvm_distir.support import ModelError
 
@@ -20,7 +21,7 @@ from .composites import read_composite
 from .emitter import Emitter
 from .grid_ops import CONVERTERS as GRID_OPS
 from .grid_ops import shard_results
-from .grids import PORT, Grids
+from .grids import Grids
 from .manual import local_program
 from .moves import MOVES
 from .names import Names

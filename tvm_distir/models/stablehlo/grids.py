@@ -12,6 +12,7 @@ from tvm import relax
 
 from tvm_distir.core import axis_groups, placement_of, shard_offsets
 from tvm_distir.core.ir import ops
+from tvm_distir.models.export.grid import PORT
 from tvm_distir.models.mlir.tree import Operation, Symbol
 
 from .emitter import Emitter
@@ -20,8 +21,6 @@ from .values import Unsupported, Value, constant, typed
 
 KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod", "average": "sum"}
 """Reductions by the names that the dialect has for them."""
-PORT = "tvm_distir.port"
-"""The attribute of an argument or result that says of which array it is a part."""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm_distir.core import placement_text
-from tvm_distir.models.mlir.locations import unescaped
+from tvm_distir.models.export.grid import PORT
+from tvm_distir.models.mlir.attributes import unescaped
 from tvm_distir.models.mlir.tree import Argument, Block, Opaque, Operation, Symbol
 
-from .grids import PORT, Grids
+from .grids import Grids
 from .shardings import TEXT, WORD, Shardings
 from .values import Unsupported, typed
 

@@ -19,7 +19,7 @@ from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.engines.xla.process import XlaProcess
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.models.export.table import WRITERS
-from tvm_distir.models.stablehlo.composite_ops import OPS, attributes_type
+from tvm_distir.models.stablehlo.composites import OPS, attributes_type
 from tvm_distir.support.errors.tree import ModelError
 
 MESH = {"dp": 2, "tp": 2}
