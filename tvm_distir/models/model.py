@@ -226,7 +226,7 @@ def load_weights(source: Any, *, filled: bool = True) -> Weights:
         source = _source_of(source)
     if _is_of_torch(source):
         check_torch("load_weights")
-        from tvm_distir.models.torch.weights import load_weights as read_torch
+        from tvm_distir.models.torch.archive import load_weights as read_torch
 
         return read_torch(source)
     return read(source, filled=filled)

@@ -19,7 +19,9 @@ from tvm_distir.execution.verification.inputs import input_specs
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.models.model import from_onnx, load_weights
 from tvm_distir.models.onnx import gpt2
-from tvm_distir.models.onnx.resolve import with_batch
+from tvm_distir.models.onnx.inputs import static_shapes
+from tvm_distir.models.onnx.resolve import resolve
+from tvm_distir.models.onnx.skeleton import strip_weights
 from tvm_distir.models.tvmscript import from_tvmscript
 from tvm_distir.support.errors.tree import ModelError
 
@@ -137,7 +139,37 @@ def test_light_shufflenet_batch_of_2_equals_single_samples():
     row_by_row("light_shufflenet.onnx", 2, 0, [1])
 
 
-def test_with_batch_keeps_a_valid_model_with_weights():
+def with_weights(skeleton, model):
+    """Put the weights of a skeleton back into a (resolved) copy of its model."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    data = [value for value in graph.input if value.name not in skeleton.weights]
+    del graph.input[:]
+    graph.input.extend(data)
+    nodes = list(graph.node)
+    filled = []
+    for weight in skeleton.weights.values():
+        if weight.tensor is not None:
+            graph.initializer.append(weight.tensor)
+            continue
+        sizes = numpy_helper.from_array(np.asarray(weight.shape, "int64"), f"{weight.name}__shape")
+        value = helper.make_tensor("value", weight.elem_type, [1], [weight.fill])
+        graph.initializer.append(sizes)
+        filled.append(helper.make_node("ConstantOfShape", [sizes.name], [weight.name], value=value))
+    del graph.node[:]
+    graph.node.extend([*filled, *nodes])
+    return result
+
+
+def with_batch(model, batch):
+    """The model at another batch, with its weights."""
+    skeleton = strip_weights(model)
+    old, new = static_shapes(skeleton.model, skeleton.data, {}, batch, model.graph.name)
+    return with_weights(skeleton, resolve(skeleton.model, old, new))
+
+
+def test_another_batch_keeps_a_valid_model_with_weights():
     model = gpt2.build(**SMALL, batch=1)
     wide = with_batch(model, 4)
     onnx.checker.check_model(wide, full_check=True)

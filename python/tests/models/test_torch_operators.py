@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 import tvm_distir as td  # noqa: E402
 from tests.models.torch_cases import GROUPS, cases  # noqa: E402
 from tvm_distir.execution.runtime.engines.reference import Reference  # noqa: E402
+from tvm_distir.models.torch.signature import as_array  # noqa: E402
 from tvm_distir.models.torch.table import CONVERTERS  # noqa: E402
-from tvm_distir.models.torch.values import as_array  # noqa: E402
 
 CREATED = ("empty.memory_format", "new_empty.default", "empty_permuted.default")
 CREATED += ("empty_like.default",)

@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import units
-from .markup import esc, section
 from .model import Analysis, Trial
 
 _LEAST = 0.02
@@ -162,16 +161,6 @@ def _throughput(trial: Trial, analysis: Analysis) -> str:
         return f"throughput {trial.gain:.2f}x"
     before, after = analysis.batch / analysis.time_s, trial.samples * analysis.batch / trial.time_s
     return f"throughput {units.count(before)} -> {units.count(after)} samples/s"
-
-
-def first_section(analysis: Analysis) -> str:
-    """The section of a page."""
-    items = "".join(f"<li>{esc(line)}</li>" for line in advice_lines(analysis))
-    note = (
-        "The largest parts of the busiest device's step, and what they could save at most; "
-        "predicted gains are those of changed steps that were simulated."
-    )
-    return section("What to change first", "first", f'<ol class="findings">{items}</ol>', note)
 
 
 def _advice(part: str, what: str, saves_s: float, how: str) -> Advice:

@@ -52,7 +52,7 @@ def _memory(analysis: Analysis) -> list[str]:
 def _time(analysis: Analysis) -> list[str]:
     if not analysis.ops:
         return []
-    ordered = sorted(analysis.ops, key=lambda one: (-one.time_s, one.op))
+    ordered = analysis.ops_by_time
     whole = sum(one.time_s for one in ordered)
     if whole <= 0:
         return []

@@ -17,12 +17,10 @@ from tvm_distir.core import FETCH, STORE, GroupTopology, System, pair_up, wire_b
 from tvm_distir.performance import CollectiveTotal, Program
 
 from . import units
-from .markup import esc, row, section
-from .markup import table as html_table
 from .model import Analysis, LinkUse
 from .text_table import table
 
-_HEAD = ("link", "what", "moved", "time", "rate", "capacity")
+LINK_HEAD = ("link", "what", "moved", "time", "rate", "capacity")
 
 
 class _Moved(NamedTuple):
@@ -127,7 +125,8 @@ def _groups(one: CollectiveTotal, program: Program) -> Any:
     return mesh.group_table(tuple(map(mesh.axes.index, first.split(","))))
 
 
-def _cells(one: LinkUse) -> list[str]:
+def link_cells(one: LinkUse) -> list[str]:
+    """Return the cells of a row of a table."""
     rate = one.bytes / one.time_s if one.time_s > 0 else 0.0
     return [
         one.name,
@@ -143,17 +142,4 @@ def link_lines(analysis: Analysis) -> list[str]:
     """Lines of a text."""
     if not analysis.links:
         return []
-    return ["", *table(_HEAD, [_cells(link) for link in analysis.links], "llrrrr")]
-
-
-def link_section(analysis: Analysis) -> str:
-    """The section of a page."""
-    if not analysis.links:
-        return ""
-    rows = [row([esc(cell) for cell in _cells(link)], "llrrrr") for link in analysis.links]
-    note = (
-        "What a device sends inside of its node, and what leaves a node over the adapters that its "
-        "devices share, of the mesh that sends most; the time of the collectives that move it, "
-        "their latencies included; and what the links that are used carry in one direction."
-    )
-    return section("Traffic by link", "links", html_table(_HEAD, rows, "llrrrr"), note)
+    return ["", *table(LINK_HEAD, [link_cells(link) for link in analysis.links], "llrrrr")]

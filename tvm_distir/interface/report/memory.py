@@ -8,9 +8,6 @@ from tvm_distir.performance import BufferGroup, MemoryAccount
 from tvm_distir.support import printable
 
 from . import units
-from .markup import bar as drawn_bar
-from .markup import esc, row, section
-from .markup import table as html_table
 from .model import Analysis, ReportLane
 from .text_table import bar, ranges, table
 from .verdict import Painter
@@ -38,13 +35,9 @@ def memory_lines(analysis: Analysis, paint: Painter) -> list[str]:
     if lane is None or lane.account is None:
         return lines
     account = lane.account
-    rows = [
-        [units.size(h.bytes), units.share(h.bytes, account.peak_bytes), h.role, _what(h),
-         h.function or "-", h.unit or "-"]
-        for h in account.holders
-    ]  # fmt: skip
+    rows = [holder_cells(holder, account) for holder in account.holders]
     lines += ["", paint("bold", f"What holds the peak, on devices {ranges(lane.devices)}")]
-    lines += [f"  {printable(line)}" for line in (_moment(account), _by_role(account))]
+    lines += [f"  {printable(line)}" for line in account_sentences(account)]
     lines += table(_HEAD, rows, "rrllll")
     return [*lines, *(f"  {line}" for line in verdict_words(analysis))]
 
@@ -70,47 +63,22 @@ def verdict_words(analysis: Analysis) -> list[str]:
     return [printable(line) for line in (*lines, last)]
 
 
-def memory_section(analysis: Analysis) -> str:
-    """The section of a page."""
-    lane = fullest(analysis)
-    if lane is None or lane.account is None:
-        return ""
-    account = lane.account
-    most = max((holder.bytes for holder in account.holders), default=0)
-    rows = [
-        row(
-            [
-                units.size(holder.bytes),
-                drawn_bar(holder.bytes, most, "--compute"),
-                units.share(holder.bytes, account.peak_bytes),
-                esc(holder.role),
-                esc(_what(holder)),
-                esc(holder.function or "-"),
-                esc(holder.unit or "-"),
-            ],
-            "rlrllll",
-        )
-        for holder in account.holders
-    ]
-    head = ("bytes", "", "share", *_HEAD[2:])
-    words = "".join(f"<li>{esc(line)}</li>" for line in verdict_words(analysis))
-    listed = f'<ul class="findings">{words}</ul>' if words else ""
-    body = html_table(head, rows, "rlrllll") + listed
-    note = esc(f"Devices {ranges(lane.devices)}. {_moment(account)} {_by_role(account)}")
-    return section("What holds the peak", "memory", body, note)
-
-
 def _what(holder: BufferGroup) -> str:
     return holder.what if holder.count == 1 else f"{holder.what} ({holder.count})"
 
 
-def _moment(account: MemoryAccount) -> str:
+def holder_cells(holder: BufferGroup, account: MemoryAccount) -> list[str]:
+    """Return the cells of a row of a table: bytes, share, role, what, function, unit."""
+    share = units.share(holder.bytes, account.peak_bytes)
+    place = (holder.function or "-", holder.unit or "-")
+    return [units.size(holder.bytes), share, holder.role, _what(holder), *place]
+
+
+def account_sentences(account: MemoryAccount) -> tuple[str, str]:
+    """Say when the peak is and what it consists of, by role."""
     holes = ""
     if account.fragmentation_bytes:
         holes = f"; holes between blocks: at most {units.size(account.fragmentation_bytes)} more"
-    return f"Peak {units.size(account.peak_bytes)} at {account.moment}{holes}."
-
-
-def _by_role(account: MemoryAccount) -> str:
     parts = (f"{role} {units.size(size)}" for role, size in account.at_peak.items())
-    return f"{', '.join(parts)}."
+    peak = f"Peak {units.size(account.peak_bytes)} at {account.moment}{holes}."
+    return peak, f"{', '.join(parts)}."

@@ -206,6 +206,11 @@ class Analysis:
             found.setdefault(replace(device, id=0), []).append(device.id)
         return [(ids, same) for same, ids in found.items()]
 
+    @property
+    def ops_by_time(self) -> list[OpTime]:
+        """The ops, those that take most time first."""
+        return sorted(self.ops, key=lambda op: (-op.time_s, op.op))
+
     def axis_words(self, one: CollectiveTotal) -> str:
         """Axis of a collective, with its mesh where there are several; of a transfer, its ends."""
         alone = len(self.meshes) == 1 or "->" in one.mesh_axis

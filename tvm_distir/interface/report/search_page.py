@@ -1,31 +1,22 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a search found as one HTML file: the Pareto front as a picture, the table, and why."""
+"""The result of a search as one HTML file: the Pareto front as a plot, the table, and why."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from typing import NamedTuple
 
 from tvm_distir.planning import CandidateRow, SearchResult
 
 from . import units
-from .markup import esc
+from .pages import render
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 720, 380, 90, 48
-"""Of the picture, and of the room for its axes' words, in pixels."""
+_WIDTH, _HEIGHT = 720, 380
+_LEFT, _TOP, _RIGHT, _BOTTOM = 90, 15, _WIDTH - 20, _HEIGHT - 48
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-
-_STYLE = """body{font:15px/1.45 system-ui,sans-serif;max-width:60rem;margin:2rem auto}
-table{border-collapse:collapse}svg{max-width:100%;height:auto}
-td,th{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #8884}
-td:first-child,th:first-child{text-align:left}
-.front{fill:none;stroke:#2a78c8;stroke-width:2}.dot{fill:#8889}.best{fill:#2a78c8}
-.no{fill:none;stroke:#c33}line{stroke:#8886}.limit{stroke:#c33;stroke-dasharray:5 4}
-text{fill:currentColor;font-size:12px}
-"""
+_Pixel = tuple[float, float]
 
 
 def search_page(result: SearchResult, title: str, limit_bytes: int) -> str:
@@ -43,80 +34,79 @@ def search_page(result: SearchResult, title: str, limit_bytes: int) -> str:
     page : str
         The same for the same result, byte by byte.
     """
-    said = ", ".join(f"{count} {state}" for state, count in sorted(result.space.items()))
-    parts = [
-        f"<h1>{esc(title)}</h1>",
-        f"<p>Candidates: {esc(said)}{'' if result.complete else ' (stopped early)'}."
-        f" Proved: no plan of these takes less than {units.duration(result.least_s)}.</p>",
-        front_svg(result, limit_bytes),
-        "<h2>Plans</h2>",
-        _table(
-            ("plan", "step", "compute", "comm", "likely", "labels", "gap", "peak"),
-            [_cells(plan.row) for plan in result.plans],
-        ),
-    ]
-    if result.why:
-        parts.append("<h2>Why</h2><p>What the second best placement of a weight would add.</p>")
-        rows = [
-            [f"{x.weight} ({x.entry})", str(x.alike), x.form, x.other, seconds(x.dearer_s)]
+    return render(
+        "search.html.j2",
+        title=title,
+        result=result,
+        plot=front_plot(result, limit_bytes),
+        plans=[_cells(plan.row) for plan in result.plans],
+        why=[
+            [f"{x.weight} ({x.entry})", x.alike, x.form, x.other, seconds(x.dearer_s)]
             for x in result.why
-        ]
-        parts.append(_table(("weight", "alike", "lies", "second best", "dearer"), rows))
-    rest = [[row.candidate.key, row.state, row.why] for row in result.rows if row.why]
-    if rest:
-        parts += ["<h2>What was left out</h2>", _table(("candidate", "", "why"), rest)]
-    body = "\n".join(parts)
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{esc(title)}</title>\n<style>\n{_STYLE}</style>\n</head>\n"
-        f"<body>\n{body}\n</body>\n</html>\n"
+        ],
+        rejected=[[row.candidate.key, row.state, row.why] for row in result.rows if row.why],
     )
 
 
-def front_svg(result: SearchResult, limit_bytes: int) -> str:
-    """The candidates that were simulated, by time and memory, and the line that none beats."""
-    dots = [row for row in result.rows if row.time_s is not None and row.peak_bytes is not None]
-    if not dots:
-        return "<p>Nothing was simulated.</p>"
-    most_s = 1.05 * max(row.time_s or 0.0 for row in dots)
-    most_bytes = 1.05 * max([*(row.peak_bytes or 0 for row in dots), limit_bytes])
+class FrontPlot(NamedTuple):
+    """The simulated candidates by time and memory, in pixels from the upper left corner.
 
-    def place(time_s: float, size_bytes: float) -> tuple[float, float]:
-        wide, high = WIDTH - LEFT - 20, HEIGHT - BOTTOM - 15
-        x, y = LEFT + wide * time_s / most_s, 15 + high * (1 - size_bytes / most_bytes)
+    Attributes
+    ----------
+    lines : list of (CSS class, start, end)
+    ticks : list of (x, y, text, anchor)
+    front : list of (x, y)
+        The line that no candidate is below of.
+    dots : list of (CSS class, place, words)
+    width, height : int
+    """
+
+    lines: list[tuple[str, _Pixel, _Pixel]]
+    ticks: list[tuple[float, float, str, str]]
+    front: list[_Pixel]
+    dots: list[tuple[str, _Pixel, str]]
+    width: int = _WIDTH
+    height: int = _HEIGHT
+
+
+def front_plot(result: SearchResult, limit_bytes: int) -> FrontPlot | None:
+    """Draw the simulated candidates and the Pareto front; None where nothing was simulated."""
+    rows = [
+        (row, row.time_s, row.peak_bytes)
+        for row in result.rows
+        if row.time_s is not None and row.peak_bytes is not None
+    ]
+    if not rows:
+        return None
+    most_s = 1.05 * max(time_s for _, time_s, _ in rows)
+    most_bytes = 1.05 * max([*(peak_bytes for _, _, peak_bytes in rows), limit_bytes])
+
+    def place(time_s: float, size_bytes: float) -> _Pixel:
+        x = _LEFT + (_RIGHT - _LEFT) * time_s / most_s
+        y = _TOP + (_BOTTOM - _TOP) * (1 - size_bytes / most_bytes)
         return round(x, 1), round(y, 1)
 
     base, top, end = place(0, 0), place(0, most_bytes), place(most_s, 0)
-    drawn = [_line(base, top), _line(base, end)]
+    limit = ("limit", place(0, limit_bytes), place(most_s, limit_bytes))
+    ticks = []
     for time_s in _ticks(most_s):
         x, y = place(time_s, 0)
-        drawn.append(_word(x, y + 18, units.duration(time_s), "middle"))
+        ticks.append((x, y + 18, units.duration(time_s), "middle"))
     for size_bytes in _ticks(most_bytes, 2 ** (10 * int(math.log2(most_bytes) // 10))):
         x, y = place(0, size_bytes)
-        drawn.append(_word(x - 6, y + 4, units.size(size_bytes), "end"))
-    drawn.append(_line(place(0, limit_bytes), place(most_s, limit_bytes), "limit"))
-    front = [place(row.time_s or 0.0, row.peak_bytes or 0) for row in result.front]
-    if front:
-        steps = [f"{front[0][0]},{top[1]}", f"{front[0][0]},{front[0][1]}"]
-        for (_, before), (x, y) in itertools.pairwise(front):
-            steps += [f"{x},{before}", f"{x},{y}"]
-        steps.append(f"{end[0]},{front[-1][1]}")
-        drawn.append(f'<polyline class="front" points="{" ".join(steps)}"/>')
-    for row in dots:
-        x, y = place(row.time_s or 0.0, row.peak_bytes or 0)
+        ticks.append((x - 6, y + 4, units.size(size_bytes), "end"))
+    corners = [place(row.time_s or 0.0, row.peak_bytes or 0) for row in result.front]
+    front = [(corners[0][0], top[1]), corners[0]] if corners else []
+    for (_, before), (x, y) in itertools.pairwise(corners):
+        front += [(x, before), (x, y)]
+    if corners:
+        front.append((end[0], corners[-1][1]))
+    dots = []
+    for row, time_s, peak_bytes in rows:
         kind = "best" if row in result.front else "dot" if row.state == "solved" else "no"
-        said = f"{row.candidate.key}: {units.duration(row.time_s or 0.0)}, {row.state}, "
-        said += units.size(row.peak_bytes or 0)
-        drawn.append(
-            f'<circle class="{kind}" cx="{x}" cy="{y}" r="5"><title>{esc(said)}</title></circle>'
-        )
-    words = "Time of a step against the memory of the device that keeps most; dashed: the limit"
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{words}">'
-        f"{''.join(drawn)}</svg>\n<p>{words}.</p>"
-    )
+        words = f"{row.candidate.key}: {units.duration(time_s)}, {row.state}"
+        dots.append((kind, place(time_s, peak_bytes), f"{words}, {units.size(peak_bytes)}"))
+    return FrontPlot([("axis", base, top), ("axis", base, end), limit], ticks, front, dots)
 
 
 def seconds(value_s: float) -> str:
@@ -132,15 +122,6 @@ def _ticks(most: float, unit: float = 1.0) -> list[float]:
     return [i * step for i in range(int(most / step) + 1)]
 
 
-def _line(start: tuple[float, float], end: tuple[float, float], kind: str = "axis") -> str:
-    x, y = start
-    return f'<line class="{kind}" x1="{x}" y1="{y}" x2="{end[0]}" y2="{end[1]}"/>'
-
-
-def _word(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{esc(text)}</text>'
-
-
 def _cells(row: CandidateRow) -> list[str]:
     return [
         row.candidate.key,
@@ -151,10 +132,3 @@ def _cells(row: CandidateRow) -> list[str]:
         "-" if row.gap is None else f"{100 * row.gap:.2f}%",
         units.size(row.peak_bytes or 0),
     ]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["".join(f"<td>{esc(cell)}</td>" for cell in row) for row in rows]
-    named = "".join(f"<th>{esc(cell)}</th>" for cell in head)
-    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
-    return f"<table>\n<tr>{named}</tr>\n{body}</table>"

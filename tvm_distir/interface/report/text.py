@@ -117,7 +117,7 @@ def _on(analysis: Analysis) -> str:
 def _ops(analysis: Analysis, paint: Painter) -> list[str]:
     if not analysis.ops:
         return []
-    ordered = sorted(analysis.ops, key=lambda one: (-one.time_s, one.op))
+    ordered = analysis.ops_by_time
     whole = sum(one.time_s for one in ordered)
     rows = [
         [

@@ -114,13 +114,6 @@ class Body:
         inner = f" ({regions})" if regions else ""
         self.lines.append(f'{head}"{title}"({names}){notes}{inner} : ({types}) -> {result}')
 
-    def note(self, values: Sequence[Ssa], text: str) -> None:
-        """Add attributes to the last operation, if all of its results are these values."""
-        base = values[0].name.partition("#")[0] if values else ""
-        if base and self.lines and self.lines[-1].startswith((f"{base} = ", f"{base}:")):
-            head, _, types = self.lines[-1].rpartition(" : (")
-            self.lines[-1] = f"{head} {{{text}}} : ({types}"
-
     def region(self, kind: str, dtype: str) -> str:
         """Return a region that applies an operation to two scalars; ``update`` is the second."""
         t = tensor_text((), dtype)

@@ -11,8 +11,6 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core import labels_of, placement_text
-
 from .body import Body, Ssa
 from .direct import is_direct
 from .grid import PREFIX
@@ -21,7 +19,6 @@ from .text import Unwritable, integers, number_text, string
 
 ARGUMENTS = "arguments"
 """The attribute of a composite that says what a call's arguments are, where some are no tensors."""
-_MESH, _PLACEMENT = "device_mesh", "placement"
 
 
 class Composites:
@@ -117,16 +114,10 @@ def _said(step: Step) -> str | None:
 def _attributes(step: Step) -> Iterator[tuple[str, Any]]:
     attrs = step.attrs
     if isinstance(attrs, ir.DictAttrs):
-        for key, value in attrs.items():
-            yield str(key), step.devices.mesh_name(value) if key == _MESH else value
+        yield from attrs.items()
     elif attrs is not None:
         for field in type(attrs).__tvm_ffi_type_info__.fields:
-            value = getattr(attrs, field.name)
-            if field.name == _MESH:
-                value = step.devices.mesh_name(value)
-            elif field.name == _PLACEMENT:
-                value = placement_text(labels_of(value))
-            yield field.name, value
+            yield field.name, getattr(attrs, field.name)
 
 
 def _text(value: Any) -> str:

@@ -9,8 +9,6 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core import call_axes
-
 from .elementwise import BINARY, COMPARE, UNARY
 from .step import Step
 from .text import is_float
@@ -19,7 +17,9 @@ _FLOATS = ("float32", "float64")
 
 
 def is_direct(step: Step, name: str) -> bool:
-    """Return whether the operations of a call import as the call itself.
+    """Return whether a call is written without a composite.
+
+    Its operations import as the call itself, or it is a collective.
 
     Parameters
     ----------
@@ -27,30 +27,9 @@ def is_direct(step: Step, name: str) -> bool:
         Of its op, without ``relax.``; of a start, that of its collective.
     """
     if name.startswith("dist."):
-        return _is_direct_move(step, name)
+        return True
     check = _DIRECT.get(name)
     return check is not None and not any(map(_is_filled, step.call.args)) and check(step)
-
-
-_SEVERAL = tuple(
-    f"dist.{name}"
-    for name in ("partial", "exchange", "local_slice", "axis_index", "collective_permute")
-)
-"""Collectives that are several operations of StableHLO."""
-_SEVERAL_SHARD = ("dist.partial", "dist.exchange")
-"""Those that are several of the dialect ``shard``."""
-
-
-def _is_direct_move(step: Step, name: str) -> bool:
-    form, title = step.devices.form, str(step.call.op.name)
-    if not step.devices.is_local:
-        return form != "global" or name == "dist.annotate_sharding"
-    several = _SEVERAL_SHARD if form == "shard" else _SEVERAL
-    if not title.endswith(name) or name == "dist.collective_done" or name in several:
-        return False  # in two ops, or of several operations
-    if name == "dist.collective_permute":
-        return "wrap" in step.attrs and bool(step.attrs["wrap"])
-    return name != "dist.axis_index" or len(call_axes(step.call)) == 1
 
 
 def _is_filled(arg: Any) -> bool:

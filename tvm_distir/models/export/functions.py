@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,27 +11,23 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core import (
-    PARTIAL_ATTR,
     all_bindings,
     flat_types,
     labels_of,
     op_name,
     param_names,
-    placement_text,
 )
 from tvm_distir.support import ModelError
 
 from .body import Body, Ssa
 from .composites import Composites
-from .grid import PREFIX, annotated
+from .grid import annotated
 from .step import Devices, Step, dims, dtype
 from .table import writers_of
 from .text import Unwritable, string
 
 _REMEDY = "Write the module at an earlier level, or this part of the model otherwise."
 _STARTED = "_start"
-PLACEMENT = f"{PREFIX}.placement"
-"""The attribute of arguments and operations with the placements of values, at levels 3 and 4."""
 
 
 def fault(place: str, what: str) -> ModelError:
@@ -104,36 +99,6 @@ class FunctionWriter:
         text = self._devices.sharding(ty.device_mesh, labels_of(ty.placement), len(dims(ty)))
         return f"sdy.sharding = #sdy.sharding{text}"
 
-    def _note(self, values: Sequence[Ssa], types: Sequence[Any]) -> None:
-        """Annotate the results of the last operation with their placements."""
-        said = [self._placement(ty) for ty in types]
-        if said and all(said):
-            text = ", ".join(map(string, said))
-            self.body.note(values, f"{PLACEMENT} = {text if len(said) == 1 else f'[{text}]'}")
-
-    def _placement(self, ty: Any) -> str:
-        """Return a placement such as ``mesh0: S[0], R``, or an empty text if it is implicit."""
-        if (
-            not self._composites
-            or self._devices.form != "global"
-            or not isinstance(ty, DTensorType)
-        ):
-            return ""
-        return (
-            f"{self._devices.mesh_name(ty.device_mesh)}: {placement_text(labels_of(ty.placement))}"
-        )
-
-    def partial(self) -> str:
-        """Return ``dist.partial`` of the function as an attribute, if it has any."""
-        attrs: Any = self._fn.attrs or {}
-        if PARTIAL_ATTR not in attrs or not self._composites or self._devices.form != "global":
-            return ""
-        held = {
-            str(side): {str(n): [int(a) for a in axes] for n, axes in places.items()}
-            for side, places in attrs[PARTIAL_ATTR].items()
-        }
-        return f"{PREFIX}.partial = {string(json.dumps(held, sort_keys=True))}"
-
     def _packed(self, ty: Any, values: Iterator[Ssa]) -> Any:
         if isinstance(ty, relax.TupleType):
             return tuple(self._packed(field, values) for field in ty.fields)
@@ -145,8 +110,6 @@ class FunctionWriter:
             bound = self._value(value)
             for leaf, ty in zip(_leaves(bound), flat_types(var.ty)):
                 self._check(leaf, ty)
-            if isinstance(value, ir.Call):
-                self._note(list(_leaves(bound)), flat_types(var.ty))
         except Unwritable as error:
             raise fault(place, str(error)) from error
         self._values[var] = bound
@@ -203,13 +166,9 @@ class FunctionWriter:
         places = public and self._devices.form != "shard"
         first = self._first_annotations() if places else {}
         names = _leaf_names(self._fn)
-        leaves = [leaf for param in self._fn.params for leaf in flat_types(param.ty)]
-        places_of = {v.name: self._placement(ty) for v, ty in zip(self.arguments, leaves)}
         lines = []
         for value, note, name in zip(self.arguments, said or self._notes, names):
             said = (note or first.get(value.name, "")) if public else ""
-            lies = places_of.get(value.name, "")
-            said = ", ".join(filter(None, (said, lies and f"{PLACEMENT} = {string(lies)}")))
             location = f" loc({string(name)})" if name else ""
             notes = f" {{{said}}}" if said else ""
             lines.append(f"{value.name}: {value.type}{notes}{location}")

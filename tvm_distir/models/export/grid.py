@@ -1,10 +1,14 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write grids, shardings and process indices of MLIR's dialect ``shard``."""
+"""Write grids, shardings and process indices of MLIR's dialect ``shard``, and ports.
+
+A port says of which array an argument or a result of a local program is a part.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm_distir.core import (
@@ -22,6 +26,12 @@ from .text import Unwritable, integers, string, symbol
 
 PREFIX = "tvm_distir"
 """Of attributes that say what the dialect has no words for; others may drop them."""
+AXES = f"{PREFIX}.axes"
+"""The attribute of a grid with the names of its axes."""
+NUM_INPUT = f"{PREFIX}.num_input"
+"""The attribute of a function with the number of leading data arguments."""
+PORT = f"{PREFIX}.port"
+"""The attribute of an argument or a result of a local program."""
 
 
 def axes_text(axes: Sequence[int]) -> str:
@@ -44,7 +54,7 @@ def grid_text(name: str, mesh: Any, axes: Sequence[str]) -> str:
         )
     held = f"shape = {integers(mesh_shape(mesh))}, sym_name = {string(name)}"
     names = ", ".join(map(string, axes))
-    return f'"shard.grid"() <{{{held}}}> {{{PREFIX}.axes = [{names}]}} : () -> ()'
+    return f'"shard.grid"() <{{{held}}}> {{{AXES} = [{names}]}} : () -> ()'
 
 
 def split_axes(labels: Sequence[int], rank: int) -> str:
@@ -116,3 +126,35 @@ def _tensor(body: Body, name: str, notes: str) -> Ssa:
     index = body.special(name, [], "index", notes)
     number = body.special("arith.index_cast", [index], "i64", "")
     return body.op("tensor.from_elements", [number], (), "int64")
+
+
+@dataclass(frozen=True)
+class PortNotes:
+    """Attributes of the arguments and results of an entry function, as text."""
+
+    inputs: list[str]
+    outputs: list[str]
+
+
+def port_notes(io: Any, grid_of: Callable[[Any], str]) -> PortNotes:
+    """Return the attributes that represent ``dist.io``.
+
+    Parameters
+    ----------
+    io : mapping
+        The attribute.
+    grid_of : callable
+        Name of the mesh that an input or output is placed on.
+    """
+    sides = ([_note(port, grid_of(port)) for port in io[side]] for side in ("inputs", "outputs"))
+    return PortNotes(*sides)
+
+
+def _note(port: Any, grid: str) -> str:
+    said = f"grid = {symbol(grid)}, index = {int(port['index'])} : i64"
+    said += f", placement = {string(str(port['placement']))}"
+    if "role" in port:
+        said += f", role = {string(str(port['role']))}"
+    if "index_range" in port:
+        said += f", index_range = {integers(port['index_range'])}"
+    return f"{PORT} = {{{said}, shape = {integers(port['shape'])}}}"

@@ -29,8 +29,7 @@ from tvm_distir.support import UsageError, nearest
 from .body import Ssa
 from .composites import Composites
 from .functions import FunctionWriter, fault
-from .grid import PREFIX, grid_text
-from .ports import port_notes
+from .grid import NUM_INPUT, grid_text, port_notes
 from .text import Unwritable, string, symbol, tensor_text
 
 FORMS = ("auto", "manual", "replicas", "shard")
@@ -176,8 +175,6 @@ class _Writer:
         types = ", ".join(writer.results(results, said.outputs if said else None))
         lines = "".join(f"    {line}\n" for line in writer.body.lines)
         notes = self._notes(fn) if whole else ""
-        partial = writer.partial()
-        notes += f"attributes {{{partial}}} " if partial and not notes else ""
         ended = _return("func.return", results)
         return f"{head} -> ({types}) {notes}{{\n{lines}    {ended}\n  }}\n"
 
@@ -187,8 +184,8 @@ class _Writer:
         if count is None:
             return ""
         if self.form == "shard":
-            return f"attributes {{{PREFIX}.num_input = {count} : i64}} "
-        said = f'{PREFIX}.num_input = "{count}"'
+            return f"attributes {{{NUM_INPUT} = {count} : i64}} "
+        said = f'{NUM_INPUT} = "{count}"'
         return f"attributes {{mhlo.frontend_attributes = {{{said}}}}} "
 
     def _mesh_of(self, port: Any, io: Any) -> int:

@@ -1,14 +1,14 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Parse types and attributes."""
+"""Parse types and attributes, and read the names in locations."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from .dense import dense_elements
-from .locations import unescaped
 from .scanner import Scanner
 from .tree import Dense, Opaque, OtherType, Symbol, TensorType, Type
 
@@ -22,6 +22,9 @@ _DIMS = re.compile(r"\s*((?:(?:\d+|\?)\s*x\s*)*)(.*)$", re.DOTALL)
 _SIMPLE = re.compile(r"(?:s|u)?i\d+\b|f\d+\w*\b|bf16\b|tf32\b|index\b|none\b")
 _FIELDS = ("stablehlo.gather", "stablehlo.scatter", "stablehlo.dot", "stablehlo.channel_handle")
 """Attributes that are lists of ``key = value``."""
+_LOCATION = re.compile(r'^"((?:[^"\\]|\\.)*)"(?:\s*\(.*\))?$', re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:([0-9A-Fa-f]{2})|(.))")
+_MAX_ALIASES = 8
 
 
 def read_symbol(scan: Scanner, what: str) -> str:
@@ -200,3 +203,35 @@ class Attributes:
     def _drop_type(self, typed: bool) -> None:
         if typed and self._scan.take(":"):
             self.type()
+
+
+def read_name(location: str, aliases: Mapping[str, str]) -> str:
+    """Return the name in a location, or an empty text.
+
+    Parameters
+    ----------
+    location : str
+        Between ``loc(`` and ``)``.
+    aliases : mapping of str to str
+        What ``#loc1`` and the like represent.
+
+    Examples
+    --------
+    >>> read_name("#loc1", {"#loc1": '"p[0]"'}), read_name('"file.py":3:1', {})
+    ('p[0]', '')
+    """
+    for _ in range(_MAX_ALIASES):
+        if location not in aliases:
+            break
+        location = aliases[location]
+    match = _LOCATION.match(location.strip())
+    return unescaped(match.group(1)) if match else ""
+
+
+def unescaped(text: str) -> str:
+    """Return an MLIR string with its escapes resolved."""
+    return _ESCAPE.sub(lambda m: chr(int(m[1], 16)) if m[1] else _plain(m[2]), text)
+
+
+def _plain(letter: str) -> str:
+    return {"n": "\n", "t": "\t"}.get(letter, letter)

@@ -18,8 +18,8 @@ import onnx
 from tvm_distir.support import ModelError
 
 from .batch import carrying_dims, check_kept, note_outer, refusal, rewrite_pinned
-from .inputs import Shape, static_shapes
-from .skeleton import drop_dead_constants, restore_weights, strip_weights
+from .inputs import Shape
+from .skeleton import drop_dead_constants
 from .walk import Walk
 
 
@@ -66,31 +66,6 @@ def resolve(
                 remedy="Leave --batch out, or export the model at the batch you want.",
             )
     return _replaced(model, nodes, after)
-
-
-def with_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """Rewrite a model to another batch: data inputs, fixed Reshapes and other constants.
-
-    Parameters
-    ----------
-    model : ModelProto
-        With or without external weights; it is not changed.
-    batch : int
-        New size of dim 0 of every data input.
-
-    Returns
-    -------
-    ModelProto
-        The same model at that batch, weights included, shape arithmetic folded.
-
-    Raises
-    ------
-    ModelError
-        As `resolve` and `static_shapes` do.
-    """
-    skeleton = strip_weights(model)
-    old, new = static_shapes(skeleton.model, skeleton.data, {}, batch, model.graph.name)
-    return restore_weights(skeleton, resolve(skeleton.model, old, new))
 
 
 def _replaced(model: onnx.ModelProto, nodes: list[onnx.NodeProto], walk: Walk) -> onnx.ModelProto:

@@ -144,29 +144,6 @@ def strip_weights(model: onnx.ModelProto, folder: str = "") -> Skeleton:
     return Skeleton(bare, [value.name for value in data], weights)
 
 
-def restore_weights(skeleton: Skeleton, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Put the weights of a skeleton back into a (resolved) copy of its model."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    graph = result.graph
-    data = [value for value in graph.input if value.name not in skeleton.weights]
-    del graph.input[:]
-    graph.input.extend(data)
-    nodes = list(graph.node)
-    filled = []
-    for weight in skeleton.weights.values():
-        if weight.tensor is not None:
-            graph.initializer.append(weight.tensor)
-            continue
-        sizes = numpy_helper.from_array(np.asarray(weight.shape, "int64"), f"{weight.name}__shape")
-        value = helper.make_tensor("value", weight.elem_type, [1], [weight.fill])
-        graph.initializer.append(sizes)
-        filled.append(helper.make_node("ConstantOfShape", [sizes.name], [weight.name], value=value))
-    del graph.node[:]
-    graph.node.extend([*filled, *nodes])
-    return result
-
-
 def _captured(nodes: Iterable[onnx.NodeProto]) -> set[str]:
     """Return the names that sub-graphs of nodes (If, Loop) read."""
     names: set[str] = set()

@@ -11,24 +11,42 @@ import numpy as np
 from tvm import ir, relax, tirx
 from tvm_ffi import core
 
-from tvm_distir.core import DONE, collective_done, start
-from tvm_distir.core.ir import ops
+from tvm_distir.models.export.composites import ARGUMENTS
+from tvm_distir.models.export.grid import PREFIX
 from tvm_distir.models.mlir.tree import Operation
 
-from .composite_ops import OPS, attributes_type
 from .emitter import Emitter
-from .grids import Grids
 from .values import Value, array_type
 
 COMPOSITE = "stablehlo.composite"
-_PREFIX = "tvm_distir."
-_ARGUMENTS = "arguments"
-_MOVE, _MESH = "dist.", "device_mesh"
-_MOVES = (
-    *("partial", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "local_slice"),
-    *("collective_permute", "exchange", "axis_index"),
+
+OPS = frozenset(
+    """
+abs acos acosh add arange argmax argmin argsort asin asinh astype atan atan2 atanh bitwise_and
+bitwise_not bitwise_or bitwise_xor broadcast_to ceil clip collapse_sum_like collapse_sum_to
+concat cos cosh cumprod cumsum divide einsum equal erf exp expand_dims flatten flip floor
+floor_divide floor_mod full full_like gather_elements gather_nd grad.max_pool2d_backward
+grad.nll_loss_backward grad.take_backward greater greater_equal image.resize2d isfinite isinf
+isnan left_shift less less_equal log logical_and logical_not logical_or logical_xor matmul max
+maximum mean min minimum mod multiply negative nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d
+nn.adaptive_avg_pool3d nn.attention nn.attention_bias nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d
+nn.batch_flatten nn.batch_norm nn.conv1d nn.conv1d_transpose nn.conv2d nn.conv2d_transpose
+nn.conv3d nn.conv3d_transpose nn.dropout nn.gelu nn.gelu_tanh nn.group_norm nn.layer_norm
+nn.leakyrelu nn.log_softmax nn.max_pool1d nn.max_pool2d nn.max_pool3d nn.nll_loss nn.pad nn.relu
+nn.rms_norm nn.silu nn.softmax nn.softplus not_equal one_hot ones ones_like outer permute_dims
+power prod repeat reshape right_shift round rsqrt scatter_elements sigmoid sign sin sinh
+slice_scatter sort split sqrt square squeeze stack std strided_slice subtract sum take tan tanh
+tile topk tril triu trunc variance where zeros zeros_like
+""".split()
 )
-"""Collectives that composites of ours may name."""
+"""Names of the ops that composites may name, without ``relax.``."""
+_STATISTICS = ("max", "mean", "min", "prod", "std", "sum", "variance")
+_UNREGISTERED_TYPES = {
+    "matmul": "relax.attrs.MatmulAttrs",
+    **{name: "relax.attrs.ArgmaxArgminAttrs" for name in ("argmax", "argmin")},
+    **{name: "relax.attrs.StatisticalAttrs" for name in _STATISTICS},
+}
+"""Types of attributes where TVM's registry of ops does not say them: without, it would crash."""
 
 
 def is_known(operation: Operation) -> bool:
@@ -37,14 +55,14 @@ def is_known(operation: Operation) -> bool:
 
 
 def read_composite(
-    operation: Operation, operands: Sequence[Value], write: Emitter, grids: Grids
+    operation: Operation, operands: Sequence[Value], write: Emitter
 ) -> list[Value] | None:
     """Return the results of a composite that names an op, or None for any other."""
     make = _maker(operation)
     if make is None:
         return None
     write.hint = str(operation.attributes["name"]).rpartition(".")[2]
-    result = write.emit(make([_whole(value, write) for value in operands], grids))
+    result = write.emit(make([_whole(value, write) for value in operands]))
     if not isinstance(result.ty, relax.TupleType):
         return [write.value(result)]
     return [write.value(write.emit(result[i])) for i in range(len(result.ty.fields))]
@@ -58,20 +76,15 @@ def _whole(value: Value, write: Emitter) -> Any:
     return relax.const(np.full(value.shape, number, array_type(value.dtype)), value.dtype)
 
 
-_Make = Callable[[list[Any], Grids], Any]
-
-
-def _maker(operation: Operation) -> _Make | None:
+def _maker(operation: Operation) -> Callable[[list[Any]], Any] | None:
     """Return the maker of a composite's call, or None if it does not fit the op."""
     said: Any = operation.attributes.get("composite_attributes") or {}
     title = str(operation.attributes.get("name", ""))
-    name = title.removeprefix(_PREFIX)
+    name = title.removeprefix(f"{PREFIX}.")
     if name == title or not isinstance(said, dict):
         return None
-    if name.startswith(_MOVE):
-        return _move(name.removeprefix(_MOVE), said, len(operation.operands))
-    arguments = said.get(_ARGUMENTS, [True] * len(operation.operands))
-    given = {key: value for key, value in said.items() if key != _ARGUMENTS}
+    arguments = said.get(ARGUMENTS, [True] * len(operation.operands))
+    given = {key: value for key, value in said.items() if key != ARGUMENTS}
     if name not in OPS or not isinstance(arguments, list):
         return None
     if _tensors(arguments) != len(operation.operands):
@@ -83,30 +96,9 @@ def _maker(operation: Operation) -> _Make | None:
         return None
     attrs = ir.make_node(key, **fields) if key else None
 
-    def make(operands: list[Any], _: Grids) -> Any:
+    def make(operands: list[Any]) -> Any:
         values = iter(operands)
         return relax.Call(op, [_argument(item, values) for item in arguments], attrs)
-
-    return make
-
-
-def _move(name: str, said: dict[str, Any], count: int) -> _Make | None:
-    """Return a collective, or the start or done of one."""
-    if name == DONE:
-        return (lambda operands, _: collective_done(*operands)) if count == 1 else None
-    base = name.removesuffix("_start")
-    if (
-        base not in _MOVES
-        or count != (base != "axis_index")
-        or not isinstance(said.get(_MESH), str)
-    ):
-        return None
-    given = {key: value for key, value in said.items() if key != _MESH}
-
-    def make(operands: list[Any], grids: Grids) -> Any:
-        grids.moves = grids.moves or f"R.dist.{name}"
-        call = ops.CONSTRUCTORS[base](*operands, device_mesh=grids.named(said[_MESH]), **given)
-        return call if base == name else start(call)
 
     return make
 
@@ -204,3 +196,8 @@ def _argument(item: Any, values: Iterator[Any]) -> Any:
     if "shape" in item:
         return relax.ShapeExpr(item["shape"])
     return tirx.const(item["number"], item["type"])
+
+
+def attributes_type(name: str, op: Any) -> str:
+    """Return the attribute type of an op, or an empty text if it has none."""
+    return _UNREGISTERED_TYPES.get(name, str(op.attrs_type_key))

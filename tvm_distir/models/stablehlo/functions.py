@@ -11,17 +11,17 @@ from tvm import ir, relax
 
 from tvm_distir.core import IO_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from tvm_distir.models.common.quiet import IMPORT_ERRORS, drop_half_built, reason
-from tvm_distir.models.mlir.locations import read_name
+from tvm_distir.models.export.grid import PORT
+from tvm_distir.models.mlir.attributes import read_name
 from tvm_distir.models.mlir.tree import Block, Module, Operation, OtherType, Symbol
 from tvm_distir.support import ModelError
 
 from .call import HloCall
 from .composites import read_composite
-from .distributed import Distributed
 from .emitter import Emitter
 from .grid_ops import CONVERTERS as GRID_OPS
 from .grid_ops import shard_results
-from .grids import PORT, Grids
+from .grids import Grids
 from .manual import local_program
 from .moves import MOVES
 from .names import Names
@@ -30,6 +30,9 @@ from .shardings import Shardings, sharding_of
 from .sizes import MAX_OPERATIONS, Sizes
 from .table import CALLS, CONVERTERS, RETURNS
 from .values import Unsupported, Value, cleaned, identifier, typed
+
+_REMEDY = "Write this part of the model otherwise."
+_LOCAL_REMEDY = "Use TVMScript: tvm-distir convert MODEL OUT.py writes local programs as they are."
 
 
 class Functions:
@@ -51,9 +54,7 @@ class Functions:
         self, module: Module, place: str, inline: int, shardings: Shardings, annotates: bool
     ) -> None:
         self.module, self.place = module, place
-        self.distributed = Distributed(module, shardings, annotates)
-        annotated = annotates and not self.distributed.is_said
-        self.shardings = shardings if annotated else None
+        self.shardings = shardings if annotates else None
         self.grids = Grids(shardings, annotates)
         self._said = shardings
         said = module.attributes.get("mhlo.num_replicas")
@@ -73,8 +74,11 @@ class Functions:
     def written(self, names: Names) -> ir.IRModule:
         """Return the module with each public function and its callees."""
         for name in self.public:
+            if self._replicas > 1 and has_ports(self.held[name]):
+                what = f"a local program of {self._replicas} replicas"
+                raise self.fault(self.held[name], what, _LOCAL_REMEDY)
             try:
-                operation = local_program(self.held[name], self._said, self.grids, self._replicas)
+                operation = local_program(self.held[name], self._said, self.grids)
             except Unsupported as error:
                 raise self.fault(self.held[name], f"no import of {error}") from error
             self.held[name], signature = operation, names.of(operation)
@@ -89,18 +93,15 @@ class Functions:
             except Unsupported as error:
                 raise self.fault(operation, str(error)) from error
             self._root.add_func(function.with_attr("global_symbol", name), name)
-        try:
-            return self.distributed.placed(self._root.get())
-        except Unsupported as error:
-            raise self.fault(self.held[self.public[0]], f"no import of {error}") from error
+        return self._root.get()
 
-    def fault(self, operation: Operation, what: str) -> ModelError:
+    def fault(self, operation: Operation, what: str, remedy: str = _REMEDY) -> ModelError:
         """Return an error at an operation (DIST0372)."""
         return ModelError(
             "DIST0372",
             what,
             place=f"{self.place}:{operation.line} ({operation.name})",
-            remedy="Write this part of the model otherwise.",
+            remedy=remedy,
         )
 
     def count(self, operation: Operation) -> None:
@@ -154,7 +155,6 @@ class Functions:
             try:
                 shape, dtype = typed(argument.type)
                 params.append(relax.Var(identifier(title) or "arg", relax.TensorType(shape, dtype)))
-                self.distributed.place(params[-1], argument.attributes)
             except Unsupported as error:
                 raise self.fault(operation, f"the argument {title} is {error}") from error
         attrs = {}
@@ -170,8 +170,7 @@ class Functions:
         except ModelError as error:
             drop_half_built(error)
             raise
-        function = builder.get()["main"].without_attr("global_symbol")
-        return self.distributed.marked(function, operation)
+        return builder.get()["main"].without_attr("global_symbol")
 
 
 class _Body:
@@ -258,7 +257,6 @@ class _Body:
             self._check(operation, operands, operation.operand_types, "operand")
             results = self._results(operation, operands)
             self._check(operation, results, operation.result_types, "result")
-            self._functions.distributed.note(operation, results)
         except Unsupported as error:
             raise self._functions.fault(operation, f"no import of {error}") from error
         except IMPORT_ERRORS as error:
@@ -301,9 +299,7 @@ class _Body:
         return [converted] if isinstance(converted, Value) else list(converted)
 
     def _called(self, operation: Operation, operands: list[Value]) -> list[Value]:
-        known = self._functions.distributed.step(operation, operands, self._write)
-        if known is None:
-            known = read_composite(operation, operands, self._write, self._functions.grids)
+        known = read_composite(operation, operands, self._write)
         if known is not None:
             return known
         name = self._functions.callee(operation)

@@ -12,6 +12,7 @@ from tvm import relax
 
 from tvm_distir.core import axis_groups, placement_of, shard_offsets
 from tvm_distir.core.ir import ops
+from tvm_distir.models.export.grid import PORT
 from tvm_distir.models.mlir.tree import Operation, Symbol
 
 from .emitter import Emitter
@@ -20,9 +21,6 @@ from .values import Unsupported, Value, constant, typed
 
 KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod", "average": "sum"}
 """Reductions by the names that the dialect has for them."""
-PORT = "tvm_distir.port"
-"""The attribute of an argument or result that says of which array it is a part."""
-_IDS = {"stablehlo.partition_id": "partitions", "stablehlo.replica_id": "replicas"}
 
 
 @dataclass(frozen=True)
@@ -79,30 +77,21 @@ class Grids:
         self._shardings, self._annotates = shardings, annotates
         self._lies: dict[int, tuple[Value, Placed]] = {}
         self.moves = ""
-        self._computed_on = self._devices = ""
+        self._computed_on = ""
 
-    def compute_on(self, name: str, devices: str) -> None:
-        """Record the mesh whose devices each run the imported program.
-
-        Parameters
-        ----------
-        name : str
-            Of the mesh.
-        devices : str
-            What its devices are: ``partitions`` of one program, or ``replicas`` of it.
-        """
+    def compute_on(self, name: str) -> None:
+        """Record the mesh whose devices are the partitions of the imported program."""
         if self._computed_on not in ("", name):
             raise Unsupported(f'local programs on the meshes "{self._computed_on}", "{name}"')
-        self._computed_on, self._devices = name, devices
+        self._computed_on = name
 
     def of_devices(self, operation: Operation) -> Any:
         """Return the mesh of an operation that names no grid."""
         if not self._computed_on:
             what = "a collective outside of a manual computation"
             raise Unsupported(f"{what}, where no argument says how it lies ({PORT})")
-        if _between(operation) != self._devices:
-            what = f"a collective between {_between(operation)}"
-            raise Unsupported(f"{what}, where devices are {self._devices}")
+        if not _is_between_partitions(operation):
+            raise Unsupported("a collective between replicas, where devices are partitions")
         self.moves = self.moves or operation.name
         return self.named(self._computed_on)
 
@@ -134,13 +123,12 @@ class Grids:
         return self._lies[id(value)][1]
 
 
-def _between(operation: Operation) -> str:
-    """Return the meaning of device numbers in an operation, by the rules of StableHLO."""
-    if operation.name in _IDS:
-        return _IDS[operation.name]
+def _is_between_partitions(operation: Operation) -> bool:
+    """Return whether device numbers in an operation are partitions, by the rules of StableHLO."""
+    if operation.name in ("stablehlo.partition_id", "stablehlo.replica_id"):
+        return operation.name == "stablehlo.partition_id"
     channel = operation.attributes.get("channel_handle")
-    named = isinstance(channel, dict) and int(channel.get("handle", 0)) > 0
-    return "partitions" if named else "replicas"
+    return isinstance(channel, dict) and int(channel.get("handle", 0)) > 0
 
 
 class GridStep:

@@ -54,12 +54,11 @@ def from_stablehlo(
     except ModelError as error:
         drop_half_built(error)
         raise
-    passes = [relax.transform.Normalize()]
-    if not functions.distributed.is_read:  # TVM's pass loses what functions of DTensors return
-        passes += [
-            relax.transform.CanonicalizeBindings(),
-            relax.transform.DeadCodeElimination(functions.public),
-        ]
+    passes = [
+        relax.transform.Normalize(),
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.DeadCodeElimination(functions.public),
+    ]
     mod = transform.Sequential(passes)(mod)
     mod = noted_step(said.declare(mod))
     return mod.with_attr(FRONTEND_ATTR, {"format": "stablehlo", "source": ""})  # no weights in it

@@ -1,20 +1,19 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Import local programs from Shardy's manual computations or annotated arguments."""
+"""Import local programs from Shardy's manual computations."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from tvm_distir.core import placement_text
-from tvm_distir.models.mlir.locations import unescaped
+from tvm_distir.models.export.grid import PORT
+from tvm_distir.models.mlir.attributes import unescaped
 from tvm_distir.models.mlir.tree import Argument, Block, Opaque, Operation, Symbol
 
-from .grids import PORT, Grids
-from .ports import grid_of, has_ports
+from .grids import Grids
 from .shardings import TEXT, WORD, Shardings
 from .values import Unsupported, typed
 
@@ -23,27 +22,17 @@ _SHARDING = re.compile(rf'<((?:[^<>"]|{WORD})*)>')
 _NAMED = re.compile(TEXT)
 
 
-def local_program(
-    function: Operation, shardings: Shardings, grids: Grids, replicas: int
-) -> Operation:
+def local_program(function: Operation, shardings: Shardings, grids: Grids) -> Operation:
     """Return a local program with the placements of its arguments; others are unchanged.
-
-    Parameters
-    ----------
-    replicas : int
-        How many run the module.
 
     Raises
     ------
     Unsupported
-        What is no program of one mesh whose axes are all manual, or of which each device runs a
-        replica.
+        What is no program of one mesh whose axes are all manual.
     """
     block = function.regions[0]
     manual = next((op for op in block.operations if op.name == MANUAL), None)
     if manual is None:
-        if has_ports(function) and replicas > 1:
-            _run_replicas(function, shardings, grids, replicas)
         return function
     around = [op.name for op in block.operations if op.name not in (MANUAL, "func.return")]
     if around or len(block.operations) != 2:
@@ -64,7 +53,7 @@ def local_program(
     free = sorted(axis for axis, size in mesh.axes.items() if size > 1 and axis not in held)
     if free:
         raise Unsupported(f"a {MANUAL} along some axes only: {free} are left to others")
-    grids.compute_on(mesh.name, "partitions")
+    grids.compute_on(mesh.name)
     order = [manual.operands.index(argument.name) for argument in block.arguments]
     kinds = [argument.type for argument in block.arguments]
     arguments = [
@@ -92,15 +81,6 @@ def local_program(
     body = Block(arguments, [*inner.operations[:-1], last])
     attributes = {**function.attributes, "res_attrs": notes}
     return Operation("func.func", attributes=attributes, regions=[body], line=function.line)
-
-
-def _run_replicas(function: Operation, shardings: Shardings, grids: Grids, replicas: int) -> None:
-    """Record that the devices of the arguments' mesh are the replicas."""
-    mesh, _ = shardings.grid(grid_of(function))
-    devices = math.prod(mesh.axes.values())
-    if devices != replicas:
-        raise Unsupported(f'{replicas} replicas on the {devices} devices of the mesh "{mesh.name}"')
-    grids.compute_on(mesh.name, "replicas")
 
 
 def _port(mesh: str, labels: Sequence[int], kind: Any, index: int) -> dict[str, Any]:

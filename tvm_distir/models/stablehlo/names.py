@@ -7,14 +7,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from tvm_distir.models.mlir.locations import read_name
+from tvm_distir.models.export.grid import NUM_INPUT
+from tvm_distir.models.mlir.attributes import read_name
 from tvm_distir.models.mlir.tree import Operation
 from tvm_distir.support import ModelError, nearest, parse_int
 
 from .values import cleaned
-
-NUM_INPUT = "tvm_distir.num_input"
-"""The attribute of a function that says how many of its first arguments are data."""
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any
 from tvm import relax
 
 from tvm_distir.core import check_placement, flat_types, local_shape, parse_placement
+from tvm_distir.models.export.grid import PORT
 from tvm_distir.models.mlir.tree import Operation, Symbol
 from tvm_distir.support import MeshError
 
-from .grids import PORT
 from .names import Signature
 from .shardings import Shardings
 from .values import Unsupported, dtype_of, shape_of

@@ -21,7 +21,8 @@ from tvm_distir.core import (
     mesh_devices,
     placement_of,
 )
-from tvm_distir.models.mlir.locations import unescaped
+from tvm_distir.models.export.grid import AXES
+from tvm_distir.models.mlir.attributes import unescaped
 from tvm_distir.models.mlir.tree import Module, Opaque, Operation
 from tvm_distir.support import ModelError, parse_int
 
@@ -40,10 +41,6 @@ _DIM = re.compile(rf'\{{((?:[^}}"]|{WORD})*)\}}')
 _PART = re.compile(TEXT + r"(\s*:\s*\(\d+\)\d+)?")
 GSPMD_MESH = "mesh"
 """Name of the mesh that GSPMD's shardings are read on; theirs have none."""
-
-
-AXES = "tvm_distir.axes"
-"""The attribute of a grid that names its axes."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Open ``.pt2`` archives without running their code."""
+"""Open ``.pt2`` archives without running their code, and read weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.export import ExportedProgram
 
 from tvm_distir.models.common.quiet import reason
 from tvm_distir.models.common.spec import check_file
 from tvm_distir.support import ModelError
+
+from .signature import as_array, weight_values
 
 
 def read_archive(path: str | Path) -> ExportedProgram:
@@ -37,3 +41,15 @@ def read_archive(path: str | Path) -> ExportedProgram:
             remedy=f"Write it by torch.export.save, with torch {torch.__version__}.",
         ) from error
     return program
+
+
+def load_weights(source: ExportedProgram | str | Path) -> dict[str, npt.NDArray[np.generic]]:
+    """Read the weights of a program or of its archive, by parameter name.
+
+    Raises
+    ------
+    ModelError
+        DIST0301, DIST0303 the archive cannot be read.
+    """
+    program = source if isinstance(source, ExportedProgram) else read_archive(source)
+    return {name: as_array(value) for name, value in weight_values(program).items()}

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Classify the inputs and outputs of a program: data, weights, constants, results."""
+"""Classify the inputs and outputs of a program, and read its tensors as arrays."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
@@ -17,7 +21,6 @@ from tvm_distir.support import ModelError
 
 from .call import constant, dtype_name
 from .symbols import OpenDims
-from .values import as_array, stored_values
 
 _STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 _RESULTS = (
@@ -155,3 +158,25 @@ def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, An
             "DIST0362", "the program has no result", place="output", remedy="Return a tensor."
         )
     return wanted
+
+
+def stored_values(program: ExportedProgram) -> dict[str, Any]:
+    """Return the stored parameters, buffers and constants of the program, by name."""
+    held: dict[str, Any] = {**program.constants, **program.state_dict}
+    return {name: value for name, value in held.items() if _has_values(value)}
+
+
+def _has_values(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+        return False
+    return not isinstance(value, torch._subclasses.FakeTensor)
+
+
+def as_array(value: Any) -> npt.NDArray[np.generic]:
+    """Return a tensor's values, bfloat16 by ml_dtypes, as a view if possible."""
+    value = value.detach().cpu().contiguous()
+    if value.dtype is torch.bfloat16:
+        bits: npt.NDArray[np.generic] = value.view(torch.uint16).numpy()
+        return bits.view(ml_dtypes.bfloat16)
+    array: npt.NDArray[np.generic] = value.numpy()
+    return array

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -14,6 +15,9 @@ import pytest
 from tests.interface.report.report_samples import GIB, events, sample
 from tvm_distir.interface.report.html import to_html
 from tvm_distir.interface.report.model import Analysis, ReportLane
+from tvm_distir.interface.report.search_page import search_page
+from tvm_distir.planning.search.candidates import Candidate
+from tvm_distir.planning.search.result import CandidateRow, SearchResult
 
 VOID = {"meta", "input", "br", "img", "link", "hr"}
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
@@ -156,3 +160,24 @@ def test_repeated_parameters_are_joined() -> None:
     assert [p["name"] for p in data["params"]] == ["layers.*.weight"]  # type: ignore[attr-defined]
     text = Page(to_html(sample(layers=5))).text()
     assert "× 5" in text and "20.0 KiB" in text and "40.0 KiB" in text
+
+
+@pytest.mark.parametrize("name", ["tp", EVIL])
+def test_search_page_escapes_names_and_draws_the_front(name: str) -> None:
+    """Of three simulated candidates two are on the front, whose line goes right and down."""
+    sizes = ((1e-3, 3 * GIB), (2e-3, GIB), (3e-3, 2 * GIB))
+    rows = [
+        CandidateRow(Candidate(((name, i),)), "solved", 1e-3, time_s=time_s, peak_bytes=peak_bytes)
+        for i, (time_s, peak_bytes) in enumerate(sizes)
+    ]
+    rows.append(CandidateRow(Candidate(((name, 9),)), "infeasible", 1e-3, why=name))
+    text = search_page(SearchResult((), tuple(rows)), name, 4 * GIB)
+    page = Page(text)
+    assert page.open == [] and name in page.text()
+    assert not [tag for tag, _ in page.tags if tag in ("script", "img")]
+    circles = [attrs["class"] for tag, attrs in page.tags if tag == "circle"]
+    assert circles == ["best", "best", "dot"]
+    (line,) = (attrs["points"] for tag, attrs in page.tags if tag == "polyline")
+    places = [tuple(map(float, point.split(","))) for point in str(line).split()]
+    assert all(x <= right and y <= low for (x, y), (right, low) in itertools.pairwise(places))
+    assert len(places) == 5

@@ -19,11 +19,11 @@ def test_what_is_written_is_read_back():
     command = [sys.executable, str(SCRIPT), "mlp", "vit"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "42 round trips, 0 differ" in done.stdout
+    assert "40 round trips, 0 differ" in done.stdout
 
 
 def test_a_text_that_says_something_else_is_seen(monkeypatch, capsys):
-    """Of one form at one level a port says what is not so: which parameter of all it was."""
+    """In one form at one level a bias is subtracted."""
     spec = spec_from_file_location("round_trip", SCRIPT)
     script = module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -31,13 +31,13 @@ def test_a_text_that_says_something_else_is_seen(monkeypatch, capsys):
 
     def faulty(mod, form="auto"):
         text = write(mod, form)
-        if form == "replicas":
-            changed.append("index = 1" in text)
-            return text.replace("index = 1", "index = 2", 1)
+        if form == "manual":
+            changed.append('"stablehlo.add"(%v' in text)
+            return text.replace('"stablehlo.add"(%v', '"stablehlo.subtract"(%v', 1)
         return text
 
     monkeypatch.setattr(td, "to_stablehlo", faulty)
     monkeypatch.setattr(sys, "argv", ["round_trip.py", "mlp"])
     assert script.main() == 1 and changed == [True]
     said = capsys.readouterr().out
-    assert "21 round trips, 1 differ" in said and "replicas=NO" in said
+    assert "20 round trips, 1 differ" in said and "manual=NO" in said

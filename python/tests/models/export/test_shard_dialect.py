@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tvm
@@ -221,11 +223,29 @@ def test_grids_of_open_size():
         read(body, grid="shard.grid @g(shape = 2x?)\n")
 
 
-def test_ports_that_do_not_fit():
-    for wrong in ("4, 7", "4"):
-        with pytest.raises(td.errors.DistIRError, match=r"DIST0372|DIST0205"):
-            local = f"%a: {T} {{{PORT.format('S[0], R', wrong)}}}"
-            read(f"return %a : {T}", local, f"{T} {{{PORT.format('R, R', '4, 6')}}}")
+FAULTS = {
+    "argument %a has no tvm_distir.port": (PORT.format("S[0], R", "8, 6"), "someone.n = 1"),
+    "result 0 has no tvm_distir.port": (PORT.format("R, R", "4, 6"), "someone.n = 1"),
+    "argument %a: a shard [4, 6] of an array [8, 7]": ("8, 6", "8, 7"),
+    "result 0: a shard [4, 6] of an array [5, 6]": ('R, R", shape = array<i64: 4,',
+                                                    'R, R", shape = array<i64: 5,'),
+    'argument %a: DIST0203: "S0"': ("S[0]", "S0"),
+    "argument %a: DIST0204": ("S[0], R", "S[0]"),
+    "result 0: DIST0205": ("R, R", "R, S[2]"),
+    "argument %a: a tvm_distir.port without placement": ("index = 0 : i64, ", ""),
+    "the grid h, others on g": ("grid = @g, index = 0 : i64, placement = \"R,",
+                                "grid = @h, index = 0 : i64, placement = \"R,"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_ports_that_do_not_fit(what):
+    notes = PORT.format("S[0], R", "8, 6"), PORT.format("R, R", "4, 6")
+    one, other = FAULTS[what]
+    assert any(one in note for note in notes)
+    argument, result = (note.replace(one, other) for note in notes)
+    with pytest.raises(ModelError, match=f"DIST0372.*{re.escape(what)}"):
+        read(f"return %a : {T}", f"%a: {T} {{{argument}}}", f"{T} {{{result}}}")
 
 
 def test_what_is_not_written_is_named(mlp):
