@@ -123,7 +123,7 @@ class _Plan:
         self.program = dataclasses.replace(batch.program, meshes=tuple(meshes))
         staged = self.program.staged
         assert isinstance(staged, PipelineProgram)
-        self.kinds = RankClasses(self.program, staged, batch.system, batch.blocking, "native")
+        self.kinds = RankClasses(self.program, staged, batch.system, batch.blocking)
         costs = OpCosts(self.program, batch.system)
         self.steps = StageSteps(staged, self.kinds, costs)
         lowering = self.kinds.lowering

@@ -69,8 +69,6 @@ class Result:
         The ``If`` of the program, and which way they go.
     lanes : tuple of DeviceGroupResult
         Devices that behave alike, once.
-    engine : str
-        The event loop: ``native`` or ``reference``.
     timings_s : mapping of str to float
         Wall-clock seconds of the simulation's own stages.
     pipeline : PipelineResult, optional
@@ -86,7 +84,6 @@ class Result:
     collectives: tuple[CollectiveTotal, ...]
     unmodelled_ops: tuple[str, ...]
     lanes: tuple[DeviceGroupResult, ...]
-    engine: str
     timings_s: Mapping[str, float]
     branches: tuple[Branch, ...] = ()
     meshes: tuple[Mesh, ...] = ()
@@ -130,7 +127,6 @@ class Result:
             ],
             "unmodelled_ops": list(self.unmodelled_ops),
             "branches": [branch.to_dict() for branch in self.branches],
-            "engine": self.engine,
             "timings_s": dict(self.timings_s),
             **({} if self.pipeline is None else {"pipeline": self.pipeline.to_dict()}),
         }

@@ -35,7 +35,6 @@ def simulate(
     program: Program | ir.IRModule,
     system: System | str,
     *,
-    engine: str = "native",
     fold_devices: bool = True,
     blocking: bool = False,
     kernels: Profile | str | None = None,
@@ -58,8 +57,6 @@ def simulate(
         A module at level 5 is exported (:func:`tvm_distir.export`).
     system : System or str
         A system, its name or its path.
-    engine : str
-        ``native``, or ``reference`` for the event loop in plain Python.
     fold_devices : bool
         Let one device stand for all of its mesh, which run the same program. False simulates
         each of them, members of collectives tied together.
@@ -117,7 +114,7 @@ def simulate(
             )
         from tvm_distir.performance.simulation.pipeline.staged import simulate_stages
 
-        result = simulate_stages(program, program.staged, system, engine, blocking, contention)
+        result = simulate_stages(program, program.staged, system, blocking, contention)
         return result if allocator == "framework" else with_plan(result, program)
     if contention:
         raise SimulationError(
@@ -127,10 +124,10 @@ def simulate(
             remedy="Leave it out, or give the step a schedule.",
         )
     costs = OpCosts(program, system)
-    graph = build_graph(program, costs, engine, fold_devices, blocking)
+    graph = build_graph(program, costs, fold_devices, blocking)
     lowering = graph.lowering
     laps.end("build")
-    start, end = schedule(graph.tasks, engine, TaskNames(program, graph))
+    start, end = schedule(graph.tasks, TaskNames(program, graph))
     laps.end("schedule")
     finish = int(end.max(initial=0))
     taken = {branch.place: branch.taken for branch in lowering.branches}
@@ -164,7 +161,6 @@ def simulate(
         unmodelled_ops=unmodelled(lowering.rows),
         branches=tuple(lowering.branches),
         lanes=tuple(lanes),
-        engine=engine,
         timings_s=laps.times_s,
         meshes=program.meshes,
     )

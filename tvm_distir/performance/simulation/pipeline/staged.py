@@ -36,7 +36,6 @@ def simulate_stages(
     program: Program,
     staged: PipelineProgram,
     system: System,
-    engine: str,
     blocking: bool,
     contention: bool = False,
 ) -> Result:
@@ -48,12 +47,11 @@ def simulate_stages(
     staged : PipelineProgram
         Of the program.
     system : System
-    engine : str
     blocking : bool
     contention : bool
     """
     laps = StageTimes()
-    kinds = RankClasses(program, staged, system, blocking, engine)
+    kinds = RankClasses(program, staged, system, blocking)
     laps.end("build")
     costs = OpCosts(program, system)
     steps = StageSteps(staged, kinds, costs)
@@ -92,7 +90,6 @@ def simulate_stages(
         unmodelled_ops=unmodelled(kinds.lowering.rows),
         branches=tuple(dict.fromkeys(kinds.lowering.branches)),
         lanes=tuple(lanes),
-        engine=engine,
         timings_s=laps.times_s,
         meshes=program.meshes,
         pipeline=PipelineResult(
