@@ -33,6 +33,8 @@ from .program.unit_phases import unit_phases as unit_phases
 from .simulation.batched import Batch as Batch
 from .simulation.costs import HOST as HOST
 from .simulation.costs import HOSTS as HOSTS
+from .simulation.costs import OpCosts as OpCosts
+from .simulation.costs import launched as launched
 from .simulation.critical import PathPart as PathPart
 from .simulation.critical import critical_path as critical_path
 from .simulation.device_results import Branch as Branch

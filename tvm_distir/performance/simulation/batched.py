@@ -36,7 +36,7 @@ class BatchedTimes(NamedTuple):
     ----------
     time_ps : int64 array (rows,)
     bound : int64 array (rows,)
-        Places in :data:`.batch_prices.BOUNDS` and, behind these, idle time.
+        Places in :data:`.batched_costs.BOUNDS` and, behind these, idle time.
     fits : bool array (rows,)
         Where all times fit; the rest is to be left.
     """

@@ -133,7 +133,7 @@ class RankAccount:
             _, spent = costs.edge_ps(edge, peer, self.rank)
             add_traffic(
                 result, (self.mesh.name, "send", ends, len(self.mesh.device_ids)), count,
-                (edge.bytes[1], -(-edge.wire_bytes[1] // edge.split), spent),
+                (edge.bytes[1], edge.part_bytes[1], spent),
             )  # fmt: skip
             late = int((messages.end - messages.start).sum()) - count * self.ran.edge_ps(edge)
             result[self.mesh.name, "send", ends, len(self.mesh.device_ids)][3] += late
