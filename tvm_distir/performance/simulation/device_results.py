@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from tvm_distir.performance.engine.functions import Ints
 from tvm_distir.performance.memory.account import MemoryAccount
-from tvm_distir.performance.traces.records import Traced
+from tvm_distir.performance.traces.records import MessageRecords, OpRecords, Task, Traced
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,34 @@ class Held(NamedTuple):
 Tables = tuple[tuple[OpTime, ...], tuple[FunctionTime, ...]]
 
 
+class DeviceTimeline(Protocol):
+    """What one device did: the view that account, events and traces have of both engines."""
+
+    def __len__(self) -> int:
+        """Return the number of events."""
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield the events, in order of issue."""
+
+    def counts(self) -> Ints:
+        """Return how often each row of the lowering is run."""
+
+    def busy(self) -> tuple[int, int, int]:
+        """Return the time in which the device computes, communicates, and does both."""
+
+    def function_times(self) -> tuple[FunctionTime, ...]:
+        """Return the functions in order of their first call, callees included."""
+
+    def sheets(self) -> Iterator[OpRecords]:
+        """Yield the ops but for messages and copies."""
+
+    def wires(self) -> Iterator[MessageRecords]:
+        """Yield messages and copies, by their streams."""
+
+    def tasks(self) -> list[Task]:
+        """Return the ops, messages and copies, and what they wait for."""
+
+
 @dataclass(frozen=True)
 class DeviceGroupResult:
     """Group of devices that do the same at the same times.
@@ -184,8 +213,7 @@ class DeviceGroupResult:
     ----------
     mesh : str
     devices : tuple of int
-    timeline : Timeline
-        Source of the events.
+    timeline : DeviceTimeline
     held : callable giving Held
         Memory, found when it is first asked for.
     tables : callable giving (tuple of OpTime, tuple of FunctionTime)
@@ -194,7 +222,7 @@ class DeviceGroupResult:
 
     mesh: str
     devices: tuple[int, ...]
-    timeline: Any = field(repr=False, compare=False)
+    timeline: DeviceTimeline = field(repr=False, compare=False)
     held: Callable[[], Held] = field(repr=False, compare=False)
     tables: Callable[[], Tables] = field(repr=False, compare=False)
 
