@@ -41,10 +41,10 @@ from .simulation.device_results import Branch as Branch
 from .simulation.device_results import CollectiveTotal as CollectiveTotal
 from .simulation.device_results import DeviceGroupResult as DeviceGroupResult
 from .simulation.device_results import DeviceResult as DeviceResult
-from .simulation.device_results import Event as Event
 from .simulation.device_results import FunctionTime as FunctionTime
 from .simulation.device_results import OpTime as OpTime
 from .simulation.result import PipelineResult as PipelineResult
 from .simulation.result import Result as Result
 from .simulation.simulator import simulate as simulate
 from .traces.files import trace_form as trace_form
+from .traces.records import Event as Event

@@ -13,12 +13,11 @@ from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.staged import Edge
 
 COMPUTE, COMM, SEND, STORE, FETCH, RECV = range(6)
+"""Places in :data:`tvm_distir.performance.traces.records.STREAMS`."""
+
 HOST, GRADIENTS = "host", "gradients"
 HOSTS = {HOST: "python_launch_us", "unit": "unit_overhead_us", "step": "step_overhead_us"}
 """Kernel classes of what the host does, and the constant of each."""
-STREAMS = ("compute", "comm", "send", "store", "fetch", "recv")
-"""Streams of a device. Compute, collectives, sends and copies to and from the host run in order of
-issue, each on its own stream; a receive only waits for its send."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class OpRow:
     function : str
     op : Op
     stream : int
-        Index into :data:`STREAMS`.
+        ``COMPUTE`` to ``RECV``.
     duration_ps : int
         On the slowest of the groups, for a collective.
     bound_by : str

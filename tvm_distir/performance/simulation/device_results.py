@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from tvm_distir.performance.engine.functions import Ints
 from tvm_distir.performance.memory.account import MemoryAccount
-from tvm_distir.performance.traces.records import MessageRecords, OpRecords, Task, Traced
+from tvm_distir.performance.traces.records import Event, MessageRecords, OpRecords, Task, Traced
 
 
 @dataclass(frozen=True)
@@ -83,25 +83,6 @@ class CollectiveTotal:
     def to_dict(self) -> dict[str, Any]:
         """Give the fields by name, without the time."""
         return {key: value for key, value in self.__dict__.items() if key != "time_s"}
-
-
-@dataclass(frozen=True)
-class Event:
-    """Task of a device.
-
-    ``stream`` is ``compute``, ``comm``, ``send``, ``recv``, or ``store`` and ``fetch``: a stash on
-    its way to the host's memory and back.
-
-    ``args`` has ``op``, ``binding``, ``scope``, ``bound_by``, and ``flops`` and ``bytes`` or
-    ``payload_bytes``, ``wire_bytes`` and ``group_size``.
-    """
-
-    device: int
-    stream: str
-    name: str
-    start_s: float
-    duration_s: float
-    args: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -265,4 +246,5 @@ class DeviceGroupResult:
             timeline.wires,
             timeline.tasks,
             lambda: self.memory,
+            self.events,
         )

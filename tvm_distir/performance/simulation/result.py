@@ -12,11 +12,11 @@ from typing import Any
 from tvm_distir.performance.program.parts import Mesh
 from tvm_distir.performance.traces.chakra import chakra_files
 from tvm_distir.performance.traces.files import trace_form, write_file
-from tvm_distir.performance.traces.hta import hta_pages
+from tvm_distir.performance.traces.kineto import chrome_trace, hta_pages
 from tvm_distir.performance.traces.perfetto import write_perfetto
+from tvm_distir.performance.traces.records import Event
 
-from .chrome_trace import write_trace
-from .device_results import Branch, CollectiveTotal, DeviceGroupResult, Event
+from .device_results import Branch, CollectiveTotal, DeviceGroupResult
 from .devices import Devices
 
 SCHEMA_VERSION = 1
@@ -146,10 +146,12 @@ class Result:
         UsageError
             DIST0153 when the file cannot be written.
         """
+        lanes = [lane.traced() for lane in self.lanes]
         if (form or trace_form(path)) == "pftrace":
-            write_file(path, write_perfetto([lane.traced() for lane in self.lanes]))
+            write_file(path, write_perfetto(lanes))
         else:
-            write_trace(self.system, self.lanes, len(self.devices), path)
+            pieces = (piece.encode() for piece in chrome_trace(self.system, lanes))
+            write_file(path, lambda file: file.writelines(pieces))
 
     def to_hta(self, folder: str | Path) -> None:
         """Write traces for Holistic Trace Analysis into a folder that exists, a file per rank.

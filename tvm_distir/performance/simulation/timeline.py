@@ -13,11 +13,18 @@ import numpy as np
 
 from tvm_distir.core import PICOSECONDS
 from tvm_distir.performance.engine.functions import NEVER, STREAM_PORTS, FunctionSummaries, Ints
-from tvm_distir.performance.traces.records import Kind, MessageRecords, OpRecords, Task
+from tvm_distir.performance.traces.records import (
+    STREAMS,
+    Event,
+    Kind,
+    MessageRecords,
+    OpRecords,
+    Task,
+)
 
-from .costs import COMPUTE, SEND, STREAMS, OpRow
+from .costs import COMPUTE, SEND, OpRow
 from .dependencies import Dependencies
-from .device_results import Event, FunctionTime, OpTime
+from .device_results import FunctionTime, OpTime
 from .entry_tasks import EntryTasks
 from .function_table import ElapsedTimes, FunctionTables, Table, add_call, add_op, listed
 from .lowering import Lowering

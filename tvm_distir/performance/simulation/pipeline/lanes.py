@@ -15,7 +15,7 @@ import numpy as np
 from tvm_distir.core import BACKWARD, FORWARD, WEIGHT
 from tvm_distir.performance.engine.functions import Ints
 from tvm_distir.performance.program.staged import PipelineProgram
-from tvm_distir.performance.simulation.device_results import Event, FunctionTime
+from tvm_distir.performance.simulation.device_results import FunctionTime
 from tvm_distir.performance.simulation.function_table import (
     ElapsedTimes,
     FunctionTables,
@@ -23,7 +23,13 @@ from tvm_distir.performance.simulation.function_table import (
     listed,
 )
 from tvm_distir.performance.simulation.timeline import seconds
-from tvm_distir.performance.traces.records import Kind, MessageRecords, OpRecords, Task
+from tvm_distir.performance.traces.records import (
+    Event,
+    Kind,
+    MessageRecords,
+    OpRecords,
+    Task,
+)
 
 from .dependencies import RankDependencies
 from .runs import Copies, Messages, Runs, StageRuns
