@@ -157,7 +157,7 @@ class Edge:
 
     @property
     def part_bytes(self) -> tuple[int, int]:
-        """The most that one device sends, and receives, of the part that it sends."""
+        """The most bytes that one device sends, and receives, of a message in parts."""
         sent, received = self.wire_bytes
         return -(-sent // self.split), -(-received // self.split)
 

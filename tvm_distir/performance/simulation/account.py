@@ -75,7 +75,7 @@ class StepAccount:
         timeline: DeviceTimeline,
         held: Callable[[], Held],
         traffic: Traffic,
-        on: Mesh | None = None,
+        collective_mesh: Mesh | None = None,
     ) -> None:
         """Add devices that do the same.
 
@@ -89,7 +89,7 @@ class StepAccount:
         traffic : Traffic
             Messages and copies that are no ops. Where groups of devices share a mesh, whose ops may
             differ, the most of each counts.
-        on : Mesh, optional
+        collective_mesh : Mesh, optional
             On which collectives run, where ops do not say it.
         """
         counts = timeline.counts()
@@ -104,10 +104,10 @@ class StepAccount:
             )
         )
         self.works.append(Work(*timeline.busy(), self.finish, ops.flops))
-        key = counts.tobytes(), "" if on is None else on.name
+        key = counts.tobytes(), "" if collective_mesh is None else collective_mesh.name
         if key not in self._moved:
             self._moved.add(key)
-            self._add_moves(traffic, ops.moves, on)
+            self._add_moves(traffic, ops.moves, collective_mesh)
         for kind, table in traffic.items():
             most = self._traffic.get(kind, table)
             self._traffic[kind] = [max(pair) for pair in zip(most, table, strict=True)]
@@ -129,13 +129,13 @@ class StepAccount:
         return self._known[key]
 
     def _add_moves(
-        self, sums: Traffic, moves: Iterable[tuple[OpRow, int]], on: Mesh | None
+        self, sums: Traffic, moves: Iterable[tuple[OpRow, int]], collective_mesh: Mesh | None
     ) -> None:
         """Add collectives and received transfers that are run so often."""
         meshes = self.program.meshes
         for row, count in moves:
             op = row.op
-            mesh = meshes[op.mesh] if on is None else on
+            mesh = meshes[op.mesh] if collective_mesh is None else collective_mesh
             if op.kind == "collective":
                 axes = ",".join(mesh.axes[axis] for axis in op.mesh_axes)
                 key = mesh.name, op.collective, axes, op.group_size
@@ -170,7 +170,7 @@ class StepAccount:
         )
 
 
-def held_over_time(
+def memory_over_time(
     memory: EntryMemory | RankMemory,
     issued: Ints,
     during: Ints,

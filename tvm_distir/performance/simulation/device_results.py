@@ -159,7 +159,7 @@ Tables = tuple[tuple[OpTime, ...], tuple[FunctionTime, ...]]
 
 
 class DeviceTimeline(Protocol):
-    """What one device did: the view that account, events and traces have of both engines."""
+    """Timeline of one device: the only view that accounts, events and traces have of an engine."""
 
     def __len__(self) -> int:
         """Return the number of events."""

@@ -12,7 +12,7 @@ from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.entries import EntryMemory, entry_memory
 from tvm_distir.performance.program.program import Program
 
-from .account import StepAccount, held_over_time, weight_bytes
+from .account import StepAccount, memory_over_time, weight_bytes
 from .costs import OpCosts
 from .device_results import Held
 from .function_table import FunctionTables
@@ -45,7 +45,7 @@ def simulate_flat(
         root = program.entries[number].function
         fn = program.functions[root]
         weights = weight_bytes(program, (fn.values[index] for index in fn.params), [root])
-        return held_over_time(memory_of(number), timeline.start, during, last, after, weights)
+        return memory_over_time(memory_of(number), timeline.start, during, last, after, weights)
 
     tables = FunctionTables(lowering)
     account = StepAccount(program, system, lowering, int(end.max(initial=0)))

@@ -5,9 +5,9 @@
 A kernel has the device as its process and a stream as its thread; times are in microseconds. For
 Perfetto all lanes (devices that do the same) are in one file, units of a pipeline are one event
 each, and live memory is a counter. For HTA each rank has a file with all of its ops: communication
-is called as NCCL's kernels are, by which HTA knows it, each kernel has a launch of the same
-correlation at its start (when the host issued it is not told), and all stand inside of one
-``ProfilerStep``.
+has the names of NCCL's kernels, by which HTA knows it; each kernel has a launch of the same
+correlation at its start, because a result does not say when the host issued it; and all events are
+inside one ``ProfilerStep``.
 """
 
 from __future__ import annotations
@@ -204,8 +204,8 @@ def _kernels(lane: Traced) -> Iterator[_Kernel]:
 def _kernel(kind: Kind, name: str, stream: int, start: int, end: int) -> Iterable[_Kernel]:
     """Yield a kernel with what it tells of its op, if it takes time."""
     if end > start:
-        told = ("binding", "scope", "flops", "wire_bytes")
-        args = {key: kind.args[key] for key in told if key in kind.args}
+        fields = ("binding", "scope", "flops", "wire_bytes")
+        args = {key: kind.args[key] for key in fields if key in kind.args}
         yield name, stream, start, end - start, args
 
 

@@ -22,7 +22,7 @@ from tvm_distir.performance.simulation.account import (
     StepAccount,
     Traffic,
     add_traffic,
-    held_over_time,
+    memory_over_time,
     weight_bytes,
 )
 from tvm_distir.performance.simulation.costs import OpCosts
@@ -86,7 +86,7 @@ def simulate_stages(
             next(starts.get((event.stage, event.name), iter(())), ran.finish)
             for event in memory.events
         ]
-        return held_over_time(
+        return memory_over_time(
             memory, np.array(issued, np.int64), memory.during, ran.finish, int(memory.after[-1]),
             weight_bytes(program, (value for _, _, value in staged.inputs(rank)), sorted(roots)),
         )  # fmt: skip
