@@ -5,7 +5,7 @@
 //
 // An activity begins when all its tokens have come. Where links are full, speeds are max-min fair,
 // and found anew whenever an activity begins, ends, or goes on to a piece with other loads. The
-// same sums in the same order as in tvm_distir/performance/engine/meeting_reference.py.
+// same sums in the same order as in python/tests/performance/native/meeting_reference.py.
 
 #ifndef TVM_DISTIR_PASSES_SIMULATE_MEETING_H_
 #define TVM_DISTIR_PASSES_SIMULATE_MEETING_H_

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Prove the simulator's engine: every start of random programs against their flat task graphs.
+"""Prove the simulator's kernels: every start of random programs against their flat task graphs.
 
 Usage: scripts/checks/prove_simulation.py [--functions N] [--pipelines N] [--meetings N]
 --functions runs N random hierarchical functions (default 2000): compute and communication that
 waits, is started, or blocks; calls of calls; a host that issues; --pipelines N random pipelines
 (default 300) of five schedules with stages of such functions and messages of any duration. Each is
-flattened op by op, scheduled by the event loop, and every start compared, of the native engine
-and, up to 1500 ops, of its reference in NumPy. --meetings N random pipelines (default 300) run on
-links that are often full: without loads as ever, with loads the native engine as its reference.
+flattened op by op, scheduled by the event loop, and every start compared, of the native kernels
+and, up to 1500 ops, of their references in NumPy. --meetings N random pipelines (default 300) run
+on links that are often full: without loads as ever, with loads the native kernel as its reference.
 Prints "N programs ... W differ"; exits 1 when something differs.
 """
 

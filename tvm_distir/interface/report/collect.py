@@ -92,7 +92,6 @@ def analysis_of(
     return Analysis(
         model=model,
         command=command,
-        engine=result.engine,
         time_s=result.time_s,
         peak_memory_bytes=result.peak_memory_bytes,
         hardware=hardware_of(system, main_dtype(program)),

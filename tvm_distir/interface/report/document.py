@@ -23,7 +23,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         ``schema_version``, ``time_s``, ``peak_memory_bytes``, ``fits``, ``bound_by``,
         ``spent_s`` by what it goes to, ``devices``, ``collectives`` and ``ops`` with their times,
         ``memory``, ``out_of_memory``, ``advice``, ``links``, ``warnings``, ``unmodelled_ops``,
-        ``branches``, ``engine``, ``timings_s``, ``meshes``, of a step in stages ``pipeline``, and
+        ``branches``, ``timings_s``, ``meshes``, of a step in stages ``pipeline``, and
         what was asked for.
     """
     return {
@@ -63,7 +63,6 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "links": [dict(vars(link)) for link in analysis.links],
         "unmodelled_ops": list(analysis.unmodelled_ops),
         "branches": [dict(vars(branch)) for branch in analysis.branches],
-        "engine": analysis.engine,
         "timings_s": {stage: round(took, 6) for stage, took in analysis.timings_s.items()},
         **({} if analysis.pipeline is None else {"pipeline": analysis.pipeline.to_dict()}),
     }

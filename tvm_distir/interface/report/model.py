@@ -154,7 +154,6 @@ class Analysis:
 
     model: str
     command: str
-    engine: str
     time_s: float
     peak_memory_bytes: int
     hardware: Hardware

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Max-plus maps of functions, by the native code or by its plain reference."""
+"""Max-plus maps of functions, by the native code."""
 
 from __future__ import annotations
 
@@ -9,30 +9,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_distir.support import InternalError, load_library
+from tvm_distir.support import load_library
 
 from .functions import STREAM_PORTS, FunctionSummaries, FunctionTable, Ints, representable
-from .maps_reference import ReferenceMaps
 from .units import RANK_STREAMS, ActionTimes, RankPrograms
 
 
-def maps_of(table: FunctionTable, engine: str = "native") -> FunctionSummaries:
-    """The functions of a table.
-
-    Parameters
-    ----------
-    table : FunctionTable
-    engine : str
-        ``native``, or ``reference`` for the same in NumPy (slow, all operands are ports).
+def maps_of(table: FunctionTable) -> FunctionSummaries:
+    """Read the functions of a table into the native code.
 
     Raises
     ------
     DependencyError
         DIST0110 without the native library.
     """
-    if engine not in ("native", "reference"):
-        raise InternalError("DIST0901", f"no engine is called {engine!r}", remedy="Report it.")
-    return NativeMaps(table) if engine == "native" else ReferenceMaps(table)
+    return NativeMaps(table)
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Units and messages that share links, by the native code or by its plain reference."""
+"""Units and messages that share links, by the native code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tvm_distir.support import load_library
 from .activities import Activities, ActivityGraphBuilder, Loads
 from .functions import FunctionSummaries, Ints, representable
 from .maps import know_overflows
-from .meeting_reference import Meeting
 from .units import ActionTimes, RankPrograms
 
 
@@ -50,9 +49,7 @@ class ContendedTimes:
         return np.where(times > rows[-1, 0], times + (rows[-1, 1] - rows[-1, 0]), found)
 
 
-def meet(
-    maps: FunctionSummaries, units: RankPrograms, loads: Loads, engine: str = "native"
-) -> ContendedTimes:
+def meet(maps: FunctionSummaries, units: RankPrograms, loads: Loads) -> ContendedTimes:
     """Run units on ranks as early as possible, where messages and units share links.
 
     Equal to :meth:`.functions.FunctionSummaries.run` where nothing meets. An activity begins when
@@ -63,8 +60,6 @@ def meet(
     maps : FunctionSummaries
     units : RankPrograms
     loads : Loads
-    engine : str
-        ``native`` or ``reference``.
 
     Raises
     ------
@@ -74,10 +69,7 @@ def meet(
     woven = ActivityGraphBuilder(maps, units).woven()
     own = woven.activities
     with representable():
-        if engine == "native":
-            time, clock = _native(own, loads)
-        else:
-            time, clock = Meeting(own, loads).go()
+        time, clock = _meet_native(own, loads)
     run_of = np.full(own.kind.size, -1, np.int64)
     run_of[woven.runs] = np.arange(woven.runs.size)
     runs = run_of[clock[:, 0]]
@@ -96,7 +88,7 @@ def meet(
     return ContendedTimes(ran, ended, np.concatenate(([0], np.cumsum(counts))), clock[order, 1:])
 
 
-def _native(own: Activities, loads: Loads) -> tuple[Ints, Ints]:
+def _meet_native(own: Activities, loads: Loads) -> tuple[Ints, Ints]:
     ints = (
         own.matrix, own.matrix_begin, own.matrix_ports, own.kind, own.group, own.rank, own.spent,
         own.in_begin, own.ins, own.out_begin,

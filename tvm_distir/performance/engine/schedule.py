@@ -10,22 +10,15 @@ import numpy as np
 
 from tvm_distir.support import InternalError, SimulationError, load_library
 
-from .reference import schedule_reference
 from .tasks import Ints, Tasks
 
-ENGINES = ("native", "reference")
 
-
-def schedule(
-    tasks: Tasks, engine: str = "native", names: Sequence[str] | None = None
-) -> tuple[Ints, Ints]:
+def schedule(tasks: Tasks, names: Sequence[str] | None = None) -> tuple[Ints, Ints]:
     """Schedule all tasks as early as possible.
 
     Parameters
     ----------
     tasks : Tasks
-    engine : str
-        ``native``, or ``reference`` for the same in plain Python (slow, exact, its oracle).
     names : sequence of str, optional
         Names of the tasks, for errors.
 
@@ -42,12 +35,7 @@ def schedule(
     DependencyError
         DIST0110 without the native library.
     """
-    if engine not in ENGINES:
-        raise InternalError("DIST0901", f"no scheduler is called {engine!r}", remedy="Report it.")
-    if engine == "reference":
-        start, end, done = schedule_reference(tasks)
-    else:
-        start, end, done = _schedule_native(tasks)
+    start, end, done = _schedule_native(tasks)
     if done < 0:
         raise SimulationError(
             "DIST0721",

@@ -155,6 +155,12 @@ class Edge:
     placements: tuple[str, str]
     split: int = 1
 
+    @property
+    def part_bytes(self) -> tuple[int, int]:
+        """The most bytes that one device sends, and receives, of a message in parts."""
+        sent, received = self.wire_bytes
+        return -(-sent // self.split), -(-received // self.split)
+
 
 @dataclass(frozen=True)
 class StageSum:

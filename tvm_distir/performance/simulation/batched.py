@@ -36,7 +36,7 @@ class BatchedTimes(NamedTuple):
     ----------
     time_ps : int64 array (rows,)
     bound : int64 array (rows,)
-        Places in :data:`.batch_prices.BOUNDS` and, behind these, idle time.
+        Places in :data:`.batched_costs.BOUNDS` and, behind these, idle time.
     fits : bool array (rows,)
         Where all times fit; the rest is to be left.
     """
@@ -123,7 +123,7 @@ class _Plan:
         self.program = dataclasses.replace(batch.program, meshes=tuple(meshes))
         staged = self.program.staged
         assert isinstance(staged, PipelineProgram)
-        self.kinds = RankClasses(self.program, staged, batch.system, batch.blocking, "native")
+        self.kinds = RankClasses(self.program, staged, batch.system, batch.blocking)
         costs = OpCosts(self.program, batch.system)
         self.steps = StageSteps(staged, self.kinds, costs)
         lowering = self.kinds.lowering

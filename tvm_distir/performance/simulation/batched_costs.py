@@ -5,17 +5,18 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core import PICOSECONDS, VIEW, GroupLayout, System
-from tvm_distir.performance.program.numbers import Numbers, edges_of
+from tvm_distir.performance.program.numbers import EDGE_NUMBERS, Numbers, edges_of
 from tvm_distir.performance.program.parts import Mesh, Op
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.staged import Edge
 
-from .costs import HOST, HOSTS, OpCosts
+from .costs import HOST, HOSTS, OpCosts, launched
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int8]
@@ -67,11 +68,16 @@ class BatchPrices:
         self.rows = quantities.shape[1]
         self.fits = np.ones(self.rows, bool)
         self._of_shape = [
-            (np.flatnonzero(shape == number), OpCosts(_on(program, meshes), system))
+            (
+                np.flatnonzero(shape == number),
+                OpCosts(replace(program, meshes=tuple(meshes)), system),
+            )
             for number, meshes in enumerate(shapes)
         ]
         self._known: dict[Hashable, tuple[Ints, Codes]] = {}
-        self._edges = {id(e): at for e, at in zip(_edges(program), numbers.edge_at, strict=True)}
+        assert program.staged is not None
+        edges = zip(edges_of(program.staged), numbers.edge_at, strict=True)
+        self._edges = {id(edge): at for edge, at in edges}
 
     def key(self, function: str, number: int, op: Op) -> Hashable:
         """Return the key of an op; ops of the same key take equally long."""
@@ -107,10 +113,10 @@ class BatchPrices:
 
     def _busy(self, function: str) -> Ints:
         """Return the kernel time of a function without callees."""
-        total = np.zeros(self.rows, np.int64)
-        for number, op in enumerate(self.program.functions[function].ops):
-            if op.kind == "compute" and op.kernel_class not in HOSTS:
-                total += self.of(self.key(function, number, op), op, function)[0]
+        total, fn = np.zeros(self.rows, np.int64), self.program.functions[function]
+        for number in launched(fn):
+            op = fn.ops[number]
+            total += self.of(self.key(function, number, op), op, function)[0]
         return total
 
     def _kernel(self, flops: Ints, moved: Ints, kind: str, dtype: str) -> tuple[Ints, Codes]:
@@ -149,7 +155,8 @@ class BatchPrices:
         at = self._edges[id(edge)]
         result = np.zeros(self.rows, np.int64)
         for rows, costs in self._of_shape:
-            sent, taken, _, into, split = self.quantities[self.which[at : at + 5]][:, rows]
+            numbers = self.quantities[self.which[at : at + EDGE_NUMBERS]][:, rows]
+            _, whole, sent, taken, split = numbers
             both = []
             for kind, size, ends in (("send", sent, (here, there)), ("recv", taken, (there, here))):
                 layout = costs.pair_layout(*ends)
@@ -159,7 +166,7 @@ class BatchPrices:
                 same_count = split == count
                 layout = costs.parts_layout(there, count)
                 both[0][same_count] += self._slowest(
-                    "all_gather", into[same_count], layout, rows[same_count]
+                    "all_gather", whole[same_count], layout, rows[same_count]
                 )
             result[rows] = np.maximum(*both)
         return result
@@ -173,13 +180,3 @@ class BatchPrices:
 
     def _codes(self, code: int) -> Codes:
         return np.full(self.rows, code, np.int8)
-
-
-def _edges(program: Program) -> list[Edge]:
-    assert program.staged is not None
-    return edges_of(program.staged)
-
-
-def _on(program: Program, meshes: Sequence[Mesh]) -> Program:
-    """Return a program whose ranks have other meshes."""
-    return Program(tuple(meshes), program.functions, program.entries, staged=program.staged)

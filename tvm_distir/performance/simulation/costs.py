@@ -4,20 +4,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tvm_distir.core import Clock, GroupLayout, System, picoseconds, wire_bytes
-from tvm_distir.performance.program.parts import Op
+from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.staged import Edge
 
 COMPUTE, COMM, SEND, STORE, FETCH, RECV = range(6)
+"""Places in :data:`tvm_distir.performance.traces.records.STREAMS`."""
+
 HOST, GRADIENTS = "host", "gradients"
 HOSTS = {HOST: "python_launch_us", "unit": "unit_overhead_us", "step": "step_overhead_us"}
 """Kernel classes of what the host does, and the constant of each."""
-STREAMS = ("compute", "comm", "send", "store", "fetch", "recv")
-"""Streams of a device. Compute, collectives, sends and copies to and from the host run in order of
-issue, each on its own stream; a receive only waits for its send."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class OpRow:
     function : str
     op : Op
     stream : int
-        Index into :data:`STREAMS`.
+        ``COMPUTE`` to ``RECV``.
     duration_ps : int
         On the slowest of the groups, for a collective.
     bound_by : str
@@ -51,6 +51,17 @@ class OpRow:
     wire_bytes: int = 0
     issue_ps: int = 0
     host_waits: bool = False
+
+
+def launched(fn: Function) -> Iterator[int]:
+    """Yield the numbers of the kernels that the host launches in a function itself.
+
+    Host and device meet over these: the host of a function waits at its end, so it takes what it
+    issues beyond the time of the kernels.
+    """
+    for number, op in enumerate(fn.ops):
+        if op.kind == "compute" and op.kernel_class not in HOSTS:
+            yield number
 
 
 class OpCosts:
@@ -91,17 +102,12 @@ class OpCosts:
         return op.measured_ps or time.duration_ps, time.bound_by
 
     def _host_ps(self, function: str, op: Op, place: str) -> int:
-        """Return the time of the host beyond that of the device.
-
-        The one place where host and device meet: over a function, which waits at its end.
-        """
+        """Return the time of the host beyond that of the kernels that it launches."""
         constant = self.clock.system.constant
         if op.kernel_class != HOST:
             return picoseconds(op.flops * constant(HOSTS[op.kernel_class]) * 1e-6, place)
-        busy_ps = 0
-        for launched in self.program.functions[function].ops:
-            if launched.kind == "compute" and launched.kernel_class not in HOSTS:
-                busy_ps += self._kernel(launched, place)[0]
+        fn = self.program.functions[function]
+        busy_ps = sum(self._kernel(fn.ops[number], place)[0] for number in launched(fn))
         issued_ps = picoseconds(op.flops * constant(HOSTS[HOST]) * 1e-6, place)
         return max(issued_ps - busy_ps, 0)
 
@@ -113,13 +119,9 @@ class OpCosts:
     def edge_ps(self, edge: Edge, here: int, there: int) -> tuple[int, int]:
         """Return the durations of the two ends of a message between ranks of a pipeline."""
         place = f"edge {edge.source} to {edge.target}"
-        sent, received = (
-            self._pair_ps(kind, -(-size // edge.split), *ends, place)
-            for kind, size, ends in (
-                ("send", edge.wire_bytes[0], (here, there)),
-                ("recv", edge.wire_bytes[1], (there, here)),
-            )
-        )
+        sizes = edge.part_bytes
+        sent = self._pair_ps("send", sizes[0], here, there, place)
+        received = self._pair_ps("recv", sizes[1], there, here, place)
         if edge.split > 1:  # gathered where it arrives, along the last axes
             layout = self.parts_layout(there, edge.split)
             sent += self.clock.collective_ps("all_gather", edge.bytes[1], layout, place)

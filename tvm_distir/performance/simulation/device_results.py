@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from tvm_distir.performance.engine.functions import Ints
 from tvm_distir.performance.memory.account import MemoryAccount
-from tvm_distir.performance.traces.records import Traced
+from tvm_distir.performance.traces.records import Event, MessageRecords, OpRecords, Task, Traced
 
 
 @dataclass(frozen=True)
@@ -85,25 +86,6 @@ class CollectiveTotal:
 
 
 @dataclass(frozen=True)
-class Event:
-    """Task of a device.
-
-    ``stream`` is ``compute``, ``comm``, ``send``, ``recv``, or ``store`` and ``fetch``: a stash on
-    its way to the host's memory and back.
-
-    ``args`` has ``op``, ``binding``, ``scope``, ``bound_by``, and ``flops`` and ``bytes`` or
-    ``payload_bytes``, ``wire_bytes`` and ``group_size``.
-    """
-
-    device: int
-    stream: str
-    name: str
-    start_s: float
-    duration_s: float
-    args: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
 class OpTime:
     """Time of all executions of a compute op on a device; ``bound_by`` is its main bound."""
 
@@ -176,6 +158,34 @@ class Held(NamedTuple):
 Tables = tuple[tuple[OpTime, ...], tuple[FunctionTime, ...]]
 
 
+class DeviceTimeline(Protocol):
+    """Timeline of one device: the only view that accounts, events and traces have of an engine."""
+
+    def __len__(self) -> int:
+        """Return the number of events."""
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yield the events, in order of issue."""
+
+    def counts(self) -> Ints:
+        """Return how often each row of the lowering is run."""
+
+    def busy(self) -> tuple[int, int, int]:
+        """Return the time in which the device computes, communicates, and does both."""
+
+    def function_times(self) -> tuple[FunctionTime, ...]:
+        """Return the functions in order of their first call, callees included."""
+
+    def sheets(self) -> Iterator[OpRecords]:
+        """Yield the ops but for messages and copies."""
+
+    def wires(self) -> Iterator[MessageRecords]:
+        """Yield messages and copies, by their streams."""
+
+    def tasks(self) -> list[Task]:
+        """Return the ops, messages and copies, and what they wait for."""
+
+
 @dataclass(frozen=True)
 class DeviceGroupResult:
     """Group of devices that do the same at the same times.
@@ -184,8 +194,7 @@ class DeviceGroupResult:
     ----------
     mesh : str
     devices : tuple of int
-    timeline : Timeline
-        Source of the events.
+    timeline : DeviceTimeline
     held : callable giving Held
         Memory, found when it is first asked for.
     tables : callable giving (tuple of OpTime, tuple of FunctionTime)
@@ -194,7 +203,7 @@ class DeviceGroupResult:
 
     mesh: str
     devices: tuple[int, ...]
-    timeline: Any = field(repr=False, compare=False)
+    timeline: DeviceTimeline = field(repr=False, compare=False)
     held: Callable[[], Held] = field(repr=False, compare=False)
     tables: Callable[[], Tables] = field(repr=False, compare=False)
 
@@ -237,4 +246,5 @@ class DeviceGroupResult:
             timeline.wires,
             timeline.tasks,
             lambda: self.memory,
+            self.events,
         )

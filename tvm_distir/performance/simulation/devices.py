@@ -7,12 +7,45 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 
 from .device_results import DeviceGroupResult, DeviceResult
-from .statistics import Work
+from .timeline import seconds
+
+
+class Work(NamedTuple):
+    """Work of a device: times of computing, communicating and both, and the step's end.
+
+    In picoseconds; and its arithmetic operations.
+    """
+
+    compute_ps: int
+    comm_ps: int
+    both_ps: int
+    finish_ps: int
+    flops: int
+
+    @property
+    def idle_ps(self) -> int:
+        """Time in which it does neither."""
+        return self.finish_ps - self.compute_ps - self.comm_ps + self.both_ps
+
+    def of(self, lane: DeviceGroupResult) -> DeviceResult:
+        """Return the result of the first device of a lane."""
+        held = lane.held()
+        return DeviceResult(
+            lane.devices[0],
+            lane.mesh,
+            seconds(self.compute_ps),
+            seconds(self.comm_ps),
+            seconds(self.comm_ps - self.both_ps),
+            seconds(self.idle_ps),
+            held.account.peak_bytes,
+            held.param_bytes,
+            self.flops,
+        )
 
 
 class Devices(Sequence[DeviceResult]):

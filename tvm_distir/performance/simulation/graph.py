@@ -56,9 +56,7 @@ class TaskGraph:
     maps: FunctionSummaries
 
 
-def build_graph(
-    program: Program, costs: OpCosts, engine: str, fold: bool, blocking: bool = False
-) -> TaskGraph:
+def build_graph(program: Program, costs: OpCosts, fold: bool, blocking: bool = False) -> TaskGraph:
     """Join the tasks of entries (``blocking``: synchronous collectives stop compute).
 
     Raises
@@ -79,7 +77,7 @@ def build_graph(
     numbers = read_functions(lowering, program, costs, roots)
     parts: list[DeviceTasks] = []
     entries: dict[str, EntryTasks] = {}
-    maps = maps_of(lowering.table, engine)
+    maps = maps_of(lowering.table)
     for name in roots:
         if name not in entries:
             entries[name] = unrolled(lowering, numbers[name])

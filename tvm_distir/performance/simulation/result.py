@@ -12,11 +12,11 @@ from typing import Any
 from tvm_distir.performance.program.parts import Mesh
 from tvm_distir.performance.traces.chakra import chakra_files
 from tvm_distir.performance.traces.files import trace_form, write_file
-from tvm_distir.performance.traces.hta import hta_pages
+from tvm_distir.performance.traces.kineto import chrome_trace, hta_pages
 from tvm_distir.performance.traces.perfetto import write_perfetto
+from tvm_distir.performance.traces.records import Event
 
-from .chrome_trace import write_trace
-from .device_results import Branch, CollectiveTotal, DeviceGroupResult, Event
+from .device_results import Branch, CollectiveTotal, DeviceGroupResult
 from .devices import Devices
 
 SCHEMA_VERSION = 1
@@ -69,8 +69,6 @@ class Result:
         The ``If`` of the program, and which way they go.
     lanes : tuple of DeviceGroupResult
         Devices that behave alike, once.
-    engine : str
-        The event loop: ``native`` or ``reference``.
     timings_s : mapping of str to float
         Wall-clock seconds of the simulation's own stages.
     pipeline : PipelineResult, optional
@@ -86,7 +84,6 @@ class Result:
     collectives: tuple[CollectiveTotal, ...]
     unmodelled_ops: tuple[str, ...]
     lanes: tuple[DeviceGroupResult, ...]
-    engine: str
     timings_s: Mapping[str, float]
     branches: tuple[Branch, ...] = ()
     meshes: tuple[Mesh, ...] = ()
@@ -130,7 +127,6 @@ class Result:
             ],
             "unmodelled_ops": list(self.unmodelled_ops),
             "branches": [branch.to_dict() for branch in self.branches],
-            "engine": self.engine,
             "timings_s": dict(self.timings_s),
             **({} if self.pipeline is None else {"pipeline": self.pipeline.to_dict()}),
         }
@@ -150,10 +146,12 @@ class Result:
         UsageError
             DIST0153 when the file cannot be written.
         """
+        lanes = [lane.traced() for lane in self.lanes]
         if (form or trace_form(path)) == "pftrace":
-            write_file(path, write_perfetto([lane.traced() for lane in self.lanes]))
+            write_file(path, write_perfetto(lanes))
         else:
-            write_trace(self.system, self.lanes, len(self.devices), path)
+            pieces = (piece.encode() for piece in chrome_trace(self.system, lanes))
+            write_file(path, lambda file: file.writelines(pieces))
 
     def to_hta(self, folder: str | Path) -> None:
         """Write traces for Holistic Trace Analysis into a folder that exists, a file per rank.

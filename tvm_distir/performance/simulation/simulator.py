@@ -4,30 +4,19 @@
 
 from __future__ import annotations
 
-import functools
-
 from tvm import ir
 
 from tvm_distir.core import System
-from tvm_distir.performance.engine.schedule import schedule
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.fusion.profile import Profile
-from tvm_distir.performance.memory.caching_allocator import CachingAllocator
-from tvm_distir.performance.memory.entries import EntryMemory, entry_memory
 from tvm_distir.performance.memory.planned import ALLOCATORS
 from tvm_distir.performance.program.exporter import export
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support import SimulationError, UsageError, nearest
 
-from .costs import OpCosts
-from .device_results import DeviceGroupResult
-from .devices import Devices
-from .function_table import FunctionTables
-from .graph import TaskNames, build_graph
+from .flat import simulate_flat
 from .result import Result
-from .statistics import Work, account, collectives, unmodelled
 from .stopwatch import StageTimes
-from .timeline import Timeline, seconds
 from .tvm_storage_plan import with_plan
 
 
@@ -35,7 +24,6 @@ def simulate(
     program: Program | ir.IRModule,
     system: System | str,
     *,
-    engine: str = "native",
     fold_devices: bool = True,
     blocking: bool = False,
     kernels: Profile | str | None = None,
@@ -58,8 +46,6 @@ def simulate(
         A module at level 5 is exported (:func:`tvm_distir.export`).
     system : System or str
         A system, its name or its path.
-    engine : str
-        ``native``, or ``reference`` for the event loop in plain Python.
     fold_devices : bool
         Let one device stand for all of its mesh, which run the same program. False simulates
         each of them, members of collectives tied together.
@@ -117,7 +103,7 @@ def simulate(
             )
         from tvm_distir.performance.simulation.pipeline.staged import simulate_stages
 
-        result = simulate_stages(program, program.staged, system, engine, blocking, contention)
+        result = simulate_stages(program, program.staged, system, blocking, contention, laps)
         return result if allocator == "framework" else with_plan(result, program)
     if contention:
         raise SimulationError(
@@ -126,47 +112,5 @@ def simulate(
             place="program",
             remedy="Leave it out, or give the step a schedule.",
         )
-    costs = OpCosts(program, system)
-    graph = build_graph(program, costs, engine, fold_devices, blocking)
-    lowering = graph.lowering
-    laps.end("build")
-    start, end = schedule(graph.tasks, engine, TaskNames(program, graph))
-    laps.end("schedule")
-    finish = int(end.max(initial=0))
-    taken = {branch.place: branch.taken for branch in lowering.branches}
-    tables = FunctionTables(lowering)
-    framework = functools.cache(functools.partial(CachingAllocator, program))
-
-    @functools.cache
-    def memory(number: int) -> EntryMemory:
-        return entry_memory(program, program.entries[number], framework())
-
-    lanes: list[DeviceGroupResult] = []
-    works: list[Work] = []
-    counts: dict[int, list[int]] = {}
-    for part in graph.parts:
-        entry_tasks = graph.entries[program.entries[part.entry].function]
-        tasks = slice(part.first, part.first + entry_tasks.row.size)
-        timeline = Timeline(
-            part.devices[0], entry_tasks, lowering, graph.maps, start[tasks], end[tasks]
-        )
-        held = functools.partial(memory, part.entry)
-        lane, work = account(program, part, timeline, finish, tables, held, taken)
-        lanes.append(lane)
-        works.append(work)
-        counts[part.entry] = timeline.counts()
-    result = Result(
-        system=system.name,
-        time_s=seconds(finish),
-        memory_capacity_bytes=system.memory_capacity_bytes,
-        devices=Devices(lanes, works),
-        collectives=collectives(program, lowering.rows, counts),
-        unmodelled_ops=unmodelled(lowering.rows),
-        branches=tuple(lowering.branches),
-        lanes=tuple(lanes),
-        engine=engine,
-        timings_s=laps.times_s,
-        meshes=program.meshes,
-    )
-    laps.end("account")
+    result = simulate_flat(program, system, fold_devices, blocking, laps)
     return result if allocator == "framework" else with_plan(result, program)

@@ -13,11 +13,18 @@ import numpy as np
 
 from tvm_distir.core import PICOSECONDS
 from tvm_distir.performance.engine.functions import NEVER, STREAM_PORTS, FunctionSummaries, Ints
-from tvm_distir.performance.traces.records import Kind, MessageRecords, OpRecords, Task
+from tvm_distir.performance.traces.records import (
+    STREAMS,
+    Event,
+    Kind,
+    MessageRecords,
+    OpRecords,
+    Task,
+)
 
-from .costs import COMPUTE, SEND, STREAMS, OpRow
+from .costs import COMPUTE, SEND, OpRow
 from .dependencies import Dependencies
-from .device_results import Event, FunctionTime, OpTime
+from .device_results import FunctionTime, OpTime
 from .entry_tasks import EntryTasks
 from .function_table import ElapsedTimes, FunctionTables, Table, add_call, add_op, listed
 from .lowering import Lowering
@@ -52,6 +59,8 @@ class Timeline:
     maps : FunctionSummaries
     task_start, task_end : int64 arrays
         Of the entry's tasks, in picoseconds.
+    tables : FunctionTables
+        Of the lowering.
     """
 
     device: int
@@ -60,6 +69,7 @@ class Timeline:
     maps: FunctionSummaries
     task_start: Ints
     task_end: Ints
+    tables: FunctionTables
 
     def __len__(self) -> int:
         return int(self._sizes.sum())
@@ -200,15 +210,15 @@ class Timeline:
                 inner = f"{scope}/{piece.name}" if scope else piece.name
                 yield from self.lowering.scoped(piece.function, inner)
 
-    def counts(self) -> list[int]:
+    def counts(self) -> Ints:
         """Return how often each row is run."""
         counts = np.bincount(self.single[2], minlength=len(self.lowering.rows))
         for piece in self.entry.pieces:
             if piece.function >= 0:
                 counts = counts + self.lowering.counts(piece.function)
-        return list(counts.tolist())
+        return counts
 
-    def function_times(self, tables: FunctionTables) -> tuple[FunctionTime, ...]:
+    def function_times(self) -> tuple[FunctionTime, ...]:
         """Return the functions in order of their first call, callees included."""
         table: Table = {}
         around: list[list[str]] = []
@@ -219,7 +229,7 @@ class Timeline:
                 around.append(self._enter(table, around))
             names = around[piece.frame] if piece.frame >= 0 else []
             if piece.function >= 0:
-                add_call(table, names, tables.of(piece.function))
+                add_call(table, names, self.tables.of(piece.function))
             else:
                 row = self.lowering.rows[piece.row]
                 add_op(table, names, row.stream, next(spent_ps), row.op.flops)
@@ -266,11 +276,6 @@ def op_kinds(ops: Iterable[tuple[OpRow, str]]) -> list[Kind]:
         Kind(short_name(row.op.op), STREAMS[row.stream], event_args(row, scope))
         for row, scope in ops
     ]
-
-
-def total_flops(rows: Sequence[OpRow], counts: Sequence[int]) -> int:
-    """Return the arithmetic operations of rows that are run so often."""
-    return sum(count * row.op.flops for row, count in zip(rows, counts, strict=True))
 
 
 def event_args(row: OpRow, scope: str) -> dict[str, Any]:

@@ -4,11 +4,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tvm_distir.performance.engine.functions import Ints
+
+STREAMS = ("compute", "comm", "send", "store", "fetch", "recv")
+"""Streams of a device. Compute, collectives, sends and copies to and from the host run in order of
+issue, each on its own stream; a receive only waits for its send."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Task of a device.
+
+    ``stream`` is ``compute``, ``comm``, ``send``, ``recv``, or ``store`` and ``fetch``: a stash on
+    its way to the host's memory and back.
+
+    ``args`` has ``op``, ``binding``, ``scope``, ``bound_by``, and ``flops`` and ``bytes`` or
+    ``payload_bytes``, ``wire_bytes`` and ``group_size``.
+    """
+
+    device: int
+    stream: str
+    name: str
+    start_s: float
+    duration_s: float
+    args: Mapping[str, Any]
 
 
 class Kind(NamedTuple):
@@ -118,6 +141,8 @@ class Traced:
         What they do without times.
     memory : callable giving a sequence of (time_s, bytes)
         Live memory from each time on.
+    events : callable giving an iterator of Event
+        In order of issue; units of a pipeline are one event each.
     """
 
     mesh: str
@@ -126,6 +151,7 @@ class Traced:
     wires: Callable[[], Iterator[MessageRecords]]
     tasks: Callable[[], Sequence[Task]]
     memory: Callable[[], Sequence[tuple[float, int]]]
+    events: Callable[[], Iterable[Event]]
 
     @property
     def title(self) -> str:

@@ -15,8 +15,10 @@ from tvm_distir.performance import (
     HOSTS,
     Edge,
     Function,
+    OpCosts,
     PipelineProgram,
     Program,
+    launched,
     unit_phases,
 )
 
@@ -89,10 +91,10 @@ class StepCostTerms:
     """
 
     def __init__(self, program: Program, staged: PipelineProgram, system: System) -> None:
-        self.program, self.staged, self.system = program, staged, system
+        self.program, self.staged = program, staged
+        self._costs = OpCosts(program, system)
         self._functions: dict[tuple[str, int], CostTerms] = {}
         self._edges: dict[Hashable, CostTerms] = {}
-        self._layouts: dict[tuple[int, tuple[int, ...]], tuple[GroupTopology, int]] = {}
         self._phases = [unit_phases(role, staged.schedule) for role in staged.roles]
 
     def phases(self, stage: int, name: str) -> list[tuple[str, CostTerms]]:
@@ -126,18 +128,14 @@ class StepCostTerms:
         key = (here, there, edge.wire_bytes, edge.split, edge.bytes)
         if key in self._edges:
             return self._edges[key]
-        ids = [self.program.meshes[rank].device_ids for rank in (here, there)]
-        layout = self.system.layout(list(zip(*ids, strict=True)))
-        size = max(-(-n // edge.split) for n in edge.wire_bytes)
-        parts = CostTerms()
-        for where in layout.kinds:
-            parts.collectives[Collective("send", size, where, layout.sharing, False)] += 1
+        moves = [("send", max(edge.part_bytes), self._costs.pair_layout(here, there))]
         if edge.split > 1:
-            near = [ids[1][k : k + edge.split] for k in range(0, len(ids[1]), edge.split)]
-            layout = self.system.layout(near)
+            layout = self._costs.parts_layout(there, edge.split)
+            moves.append(("all_gather", edge.bytes[1], layout))
+        parts = CostTerms()
+        for kind, size, layout in moves:
             for where in layout.kinds:
-                gather = Collective("all_gather", edge.bytes[1], where, layout.sharing, False)
-                parts.collectives[gather] += 1
+                parts.collectives[Collective(kind, size, where, layout.sharing, False)] += 1
         self._edges[key] = parts
         return parts
 
@@ -149,10 +147,11 @@ class StepCostTerms:
             if op.kind == "call":
                 terms.add(self._function(op.callee, rank))
             elif op.kind == "collective" and op.group_size > 1:
-                where, sharing = self._layout(rank, op.mesh_axes)
+                layout = self._costs.layout(rank, op.mesh_axes)
+                worst = max(layout.kinds, key=lambda where: (where.nodes, where.ranks))
                 gradients = op.kernel_class == "gradients"
                 terms.collectives[
-                    Collective(op.collective, op.payload_bytes, where, sharing, gradients)
+                    Collective(op.collective, op.payload_bytes, worst, layout.sharing, gradients)
                 ] += 1
             elif op.kind == "compute" and op.kernel_class in HOSTS and op.kernel_class != HOST:
                 terms.marks[HOSTS[op.kernel_class]] += op.flops
@@ -160,25 +159,12 @@ class StepCostTerms:
         self._functions[name, rank] = terms
         return terms
 
-    def _layout(self, rank: int, axes: tuple[int, ...]) -> tuple[GroupTopology, int]:
-        if (rank, axes) not in self._layouts:
-            layout = self.system.layout(self.program.meshes[rank].groups(axes))
-            worst = max(
-                layout.kinds, key=lambda layout_kind: (layout_kind.nodes, layout_kind.ranks)
-            )
-            self._layouts[rank, axes] = (worst, layout.sharing)
-        return self._layouts[rank, axes]
-
 
 def _body(fn: Function) -> KernelBatch:
     kernels: Counter[Kernel] = Counter()
-    launches = 0
-    for op in fn.ops:
-        if op.kind != "compute" or op.kernel_class == "view":
-            continue
-        if op.kernel_class == HOST:
-            launches += op.flops
-        elif op.kernel_class not in HOSTS:
+    for op in (fn.ops[number] for number in launched(fn)):
+        if op.kernel_class != "view":
             moved = op.bytes_read + op.bytes_written
             kernels[Kernel(op.kernel_class, op.dtype, op.flops, moved)] += 1
+    launches = sum(op.flops for op in fn.ops if op.kind == "compute" and op.kernel_class == HOST)
     return KernelBatch(tuple(kernels.items()), launches)

@@ -52,7 +52,6 @@ def sample(
     return Analysis(
         model=model,
         command=f"tvm-distir analyze {model} --strategy data_parallel --mesh dp=2,tp=2",
-        engine="events",
         time_s=5e-3 * layers,
         peak_memory_bytes=peak_bytes,
         hardware=Hardware("box", capacity_bytes, 1e12, 1e12, (("devices", "4 of a kind"),)),

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from tests.performance.native.kernels import KERNELS, using
 from tests.performance.native.random_loads import random_loads
 from tests.performance.native.random_maps import Flat, random_functions
 from tests.performance.native.random_pipelines import Pipeline, starts_of
@@ -22,9 +23,9 @@ MOST = 1500
 """Ops up to which the plain reference is asked as well."""
 
 
-def engines(flat: Flat) -> tuple[str, ...]:
-    """Which engines are asked."""
-    return ("native", "reference") if len(flat.ops) < MOST else ("native",)
+def kernels_for(flat: Flat) -> tuple[str, ...]:
+    """Which kernels are asked."""
+    return KERNELS if len(flat.ops) < MOST else ("native",)
 
 
 def differing_functions(seeds: Iterable[int]) -> tuple[int, list[str]]:
@@ -36,12 +37,13 @@ def differing_functions(seeds: Iterable[int]) -> tuple[int, list[str]]:
         last, flat = len(made.all) - 1, Flat()
         flat.call(made, last, [-1] * made.all[last][0])
         wanted = np.array(schedule(flat.tasks())[0])[flat.ops]
-        for engine in engines(flat):
-            maps = maps_of(made.table, engine)
-            head = np.zeros(STREAM_PORTS, np.int64)
-            times = np.concatenate((head, np.full(len(maps.ports(last)), NEVER)))
-            if not np.array_equal(maps.expand(last, times[None])[0], wanted):
-                wrong.append(f"function {seed}, {engine}")
+        for kernels in kernels_for(flat):
+            with using(kernels):
+                maps = maps_of(made.table)
+                head = np.zeros(STREAM_PORTS, np.int64)
+                times = np.concatenate((head, np.full(len(maps.ports(last)), NEVER)))
+                if not np.array_equal(maps.expand(last, times[None])[0], wanted):
+                    wrong.append(f"function {seed}, {kernels}")
         count += 1
     return count, wrong
 
@@ -54,10 +56,11 @@ def differing_pipelines(seeds: Iterable[int]) -> tuple[int, list[str]]:
         flat, tasks = pipeline.flat()
         start, _ = schedule(flat.tasks())
         wanted = [start[own].tolist() for own in tasks]
-        for engine in engines(flat):
-            maps = maps_of(pipeline.functions.table, engine)
-            if starts_of(maps, pipeline.units(maps)) != wanted:
-                wrong.append(f"pipeline {seed} ({pipeline.schedule.kind}), {engine}")
+        for kernels in kernels_for(flat):
+            with using(kernels):
+                maps = maps_of(pipeline.functions.table)
+                if starts_of(maps, pipeline.units(maps)) != wanted:
+                    wrong.append(f"pipeline {seed} ({pipeline.schedule.kind}), {kernels}")
         count += 1
     return count, wrong
 
@@ -65,21 +68,22 @@ def differing_pipelines(seeds: Iterable[int]) -> tuple[int, list[str]]:
 def differing_meetings(seeds: Iterable[int]) -> tuple[int, list[str]]:
     """Random pipelines on links that are often full: their number, what differs.
 
-    Where nothing loads a link all is as without; the engines are equal event by event.
+    Where nothing loads a link all is as without; kernel and reference are equal event by event.
     """
     wrong, count = [], 0
     for seed in seeds:
         pipeline, found = Pipeline(random.Random(seed), seed % 3 == 2), []
-        for engine in ("native", "reference"):
-            maps = maps_of(pipeline.functions.table, engine)
-            units = pipeline.units(maps)
-            plain, alone = maps.run(units), meet(maps, units, Loads.none(units), engine)
-            names = ("times", "finish", "sent", "position")
-            same = all(np.array_equal(getattr(alone.ran, n), getattr(plain, n)) for n in names)
-            if not same or len(alone.clock):
-                wrong.append(f"meeting {seed}, {engine}, alone")
-            met = meet(maps, units, random_loads(random.Random(seed), units), engine)
-            found.append((met.ran.finish, met.ran.sent, met.ended, met.clock_begin, met.clock))
+        for kernels in KERNELS:
+            with using(kernels):
+                maps = maps_of(pipeline.functions.table)
+                units = pipeline.units(maps)
+                plain, alone = maps.run(units), meet(maps, units, Loads.none(units))
+                names = ("times", "finish", "sent", "position")
+                same = all(np.array_equal(getattr(alone.ran, n), getattr(plain, n)) for n in names)
+                if not same or len(alone.clock):
+                    wrong.append(f"meeting {seed}, {kernels}, alone")
+                met = meet(maps, units, random_loads(random.Random(seed), units))
+                found.append((met.ran.finish, met.ran.sent, met.ended, met.clock_begin, met.clock))
         if not all(np.array_equal(*both) for both in zip(*found, strict=True)):
             wrong.append(f"meeting {seed} ({pipeline.schedule.kind})")
         count += 1

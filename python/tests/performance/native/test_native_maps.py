@@ -12,6 +12,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.performance.native.kernels import KERNELS, using
 from tests.performance.native.random_maps import Functions
 from tests.performance.native.random_pipelines import Pipeline, starts_of
 from tests.performance.native.simulation_proof import differing_functions, differing_pipelines
@@ -27,10 +28,8 @@ from tvm_distir.performance.engine.functions import (
     FunctionTable,
 )
 from tvm_distir.performance.engine.maps import maps_of
-from tvm_distir.support.errors.tree import InternalError, SimulationError
+from tvm_distir.support.errors.tree import SimulationError
 from tvm_distir.support.native.loader import load_library
-
-ENGINES = ("native", "reference")
 
 
 def one(params, values, ops, results=()):
@@ -39,54 +38,50 @@ def one(params, values, ops, results=()):
     return made.table
 
 
-def starts(table, engine, function=0, times=(0, 0, 0)):
-    maps = maps_of(table, engine)
+def starts(table, function=0, times=(0, 0, 0)):
+    maps = maps_of(table)
     row = [*times, *([NEVER] * len(maps.ports(function)))]
     return maps.expand(function, np.array([row], np.int64))[0].tolist()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_compute_and_communication_run_beside_each_other(engine):
+def test_compute_and_communication_run_beside_each_other(kernels):
     ops = [
         (0, 0, 5, 0, -1, [], [0]),
         (COMM_PORT, 0, 10, 0, -1, [0], [1]),
         (0, 0, 3, 0, -1, [0], []),
         (0, 0, 1, 0, -1, [1], []),
     ]
-    assert starts(one(0, 2, ops), engine) == [0, 5, 5, 15]
-    assert starts(one(0, 2, ops), engine, times=(2, 9, 0)) == [2, 9, 7, 19]
+    assert starts(one(0, 2, ops)) == [0, 5, 5, 15]
+    assert starts(one(0, 2, ops), times=(2, 9, 0)) == [2, 9, 7, 19]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("flags", "wanted"), [(0, [0, 0, 5]), (AFTER, [0, 5, 5]), (HOLDS, [0, 5, 15])]
 )
-def test_order_of_communication(engine, flags, wanted):
+def test_order_of_communication(kernels, flags, wanted):
     ops = [
         (0, 0, 5, 0, -1, [], []),
         (COMM_PORT, flags, 10, 0, -1, [], []),
         (0, 0, 1, 0, -1, [], []),
     ]
-    assert starts(one(0, 0, ops), engine) == wanted
+    assert starts(one(0, 0, ops)) == wanted
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_host_issues_one_op_after_the_other(engine):
+def test_the_host_issues_one_op_after_the_other(kernels):
     """Short ops wait for their launch (4); a long one hides that of those behind it."""
     ops = [(0, 0, duration, 4, -1, [], []) for duration in (1, 1, 20, 1, 1)]
-    assert starts(one(0, 0, ops), engine) == [4, 8, 12, 32, 33]
+    assert starts(one(0, 0, ops)) == [4, 8, 12, 32, 33]
     ops[2] = (0, SYNC, 20, 4, -1, [], [])
-    assert starts(one(0, 0, ops), engine) == [4, 8, 12, 36, 40]
+    assert starts(one(0, 0, ops)) == [4, 8, 12, 36, 40]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_call_is_its_ops(engine):
+def test_a_call_is_its_ops(kernels):
     made = Functions()
     layer = [(0, 0, 2, 0, -1, [0], [1]), (COMM_PORT, 0, 3, 0, -1, [1], [2])]
     made.add(1, 3, layer, [2])
     calls = [(0, 0, 0, 0, 0, [k], [k + 1]) for k in range(3)]
     made.add(1, 4, calls, [3])
-    maps = maps_of(made.table, engine)
+    maps = maps_of(made.table)
     maps.open(1, [FREE])
     assert maps.tasks(1) == 6
     assert maps.ports(1) == [0]
@@ -106,15 +101,12 @@ def test_operands_that_compute_has_waited_for_are_no_ports():
     assert maps.apart(0) == [False, True]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_times_that_do_not_fit(engine):
+def test_times_that_do_not_fit(kernels):
     made = Functions()
     made.add(0, 0, [(0, 0, LATEST // 2, 0, -1, [], [])], [])
     made.add(0, 0, [(0, 0, 0, 0, 0, [], [])] * 3, [])
     with pytest.raises(SimulationError, match="DIST0721"):
-        maps_of(made.table, engine).busy(
-            np.array([1]), np.zeros(3, np.int64), *[np.zeros(0, np.int64)] * 2
-        )
+        maps_of(made.table).busy(np.array([1]), np.zeros(3, np.int64), *[np.zeros(0, np.int64)] * 2)
 
 
 def test_wrong_tables_are_refused():
@@ -130,8 +122,6 @@ def test_wrong_tables_are_refused():
         maps_of(FunctionTable([0, 0, 1, 0], [*good[:5], 1, 0], [0]))
     with pytest.raises(ValueError, match="results"):
         load_library()["simulation"](*[np.array(x, np.int64) for x in ([0, 0, 0, 1], *[[]] * 4)])
-    with pytest.raises(InternalError):
-        maps_of(FunctionTable(), "none")
 
 
 def test_random_functions():
@@ -153,11 +143,12 @@ def test_many_runs_of_other_durations(seed):
     columns = np.where(ops[:, 4] < 0, draws.integers(-1, 9, len(ops)), -1)
     spent = draws.integers(0, 50, (9, 11))
     spent[int(columns.max(initial=0)), 4] = LATEST
-    for engine in ENGINES:
-        maps = maps_of(table, engine)
-        units = pipeline.units(maps)
-        sent = np.random.default_rng(seed).integers(0, 60, (len(units.edges), 11))
-        found.append(maps.sweep(columns, spent, sent, units).tolist())
+    for kernels in KERNELS:
+        with using(kernels):
+            maps = maps_of(table)
+            units = pipeline.units(maps)
+            sent = np.random.default_rng(seed).integers(0, 60, (len(units.edges), 11))
+            found.append(maps.sweep(columns, spent, sent, units).tolist())
     assert found[0] == found[1]
     assert min(found[0][:4] + found[0][5:]) >= 0
     assert len(set(found[0])) > 3
@@ -167,33 +158,35 @@ def test_many_runs_of_other_durations(seed):
 def test_time_in_which_ranks_are_busy(seed):
     pipeline = Pipeline(random.Random(seed), seed % 2 == 1)
     found = []
-    for engine in ENGINES:
-        maps = maps_of(pipeline.functions.table, engine)
-        units = pipeline.units(maps)
-        ran = maps.run(units)
-        _, steps, begin = units.runs()
-        functions = units.kind_function[units.steps[steps, 1]]
-        ports = np.array([3 + len(maps.ports(f)) for f in functions.tolist()])
-        at = np.concatenate(([0], np.cumsum(ports)))[begin]
-        rng = np.random.default_rng(seed)
-        first = rng.integers(0, int(ran.finish.max()), 40)
-        sent = np.stack((first, first + rng.integers(0, 60, 40)), axis=1).ravel()
-        found.append(
-            [
-                maps.busy(functions[a:b], ran.times[c:d], np.zeros(0, np.int64), sent)
-                for a, b, c, d in zip(begin, begin[1:], at, at[1:])
-            ]
-        )
-        assert starts_of(maps, units)
+    for kernels in KERNELS:
+        with using(kernels):
+            maps = maps_of(pipeline.functions.table)
+            units = pipeline.units(maps)
+            ran = maps.run(units)
+            _, steps, begin = units.runs()
+            functions = units.kind_function[units.steps[steps, 1]]
+            ports = np.array([3 + len(maps.ports(f)) for f in functions.tolist()])
+            at = np.concatenate(([0], np.cumsum(ports)))[begin]
+            rng = np.random.default_rng(seed)
+            first = rng.integers(0, int(ran.finish.max()), 40)
+            sent = np.stack((first, first + rng.integers(0, 60, 40)), axis=1).ravel()
+            found.append(
+                [
+                    maps.busy(functions[a:b], ran.times[c:d], np.zeros(0, np.int64), sent)
+                    for a, b, c, d in zip(begin, begin[1:], at, at[1:])
+                ]
+            )
+            assert starts_of(maps, units)
     assert found[0] == found[1]
     assert all(both <= min(compute, comm) for compute, comm, both in found[0])
 
 
 def test_ranks_that_wait_for_each_other():
     pipeline = Pipeline(random.Random(3), False)
-    for engine in ENGINES:
-        maps = maps_of(pipeline.functions.table, engine)
-        units = pipeline.units(maps)
-        first = units.programs[: units.program_begin[1]]
-        first[:] = first[::-1].copy()
-        assert maps.run(units).position[0] < units.program_begin[1]
+    for kernels in KERNELS:
+        with using(kernels):
+            maps = maps_of(pipeline.functions.table)
+            units = pipeline.units(maps)
+            first = units.programs[: units.program_begin[1]]
+            first[:] = first[::-1].copy()
+            assert maps.run(units).position[0] < units.program_begin[1]

@@ -5,21 +5,18 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
+from tests.performance.native.meeting_reference import fair_speeds
 from tests.performance.native.random_loads import loads_of
 from tests.performance.native.simulation_proof import differing_meetings
 from tvm_distir.performance.engine.activities import ENDLESS
 from tvm_distir.performance.engine.functions import FunctionTable
 from tvm_distir.performance.engine.maps import maps_of
 from tvm_distir.performance.engine.meeting import meet
-from tvm_distir.performance.engine.meeting_reference import fair_speeds
 from tvm_distir.performance.engine.units import RUN, SEND, RankPrograms
 
-ENGINES = ("native", "reference")
 
-
-def messages(spent, links, capacity, lead=0, engine="native"):
+def messages(spent, links, capacity, lead=0):
     """When messages of so many picoseconds end, all sent at 0 by ranks of their own."""
     count = len(spent)
     units = RankPrograms(
@@ -36,28 +33,26 @@ def messages(spent, links, capacity, lead=0, engine="native"):
     before = [(float(lead), 1.0, {})] if lead else []
     classes = [[(ENDLESS, 1.0, {})]] * count
     classes += [[*before, (ENDLESS, 1.0, own)] for own in links]
-    maps = maps_of(FunctionTable(), engine)
-    return meet(maps, units, loads_of(classes, capacity), engine).ended[:, 0].tolist()
+    maps = maps_of(FunctionTable())
+    return meet(maps, units, loads_of(classes, capacity)).ended[:, 0].tolist()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_messages_share_a_link(engine):
+def test_messages_share_a_link(kernels):
     def on_one(spent, lead=0):
-        return messages(spent, [{0: 5.0}] * len(spent), [5.0], lead, engine)
+        return messages(spent, [{0: 5.0}] * len(spent), [5.0], lead)
 
     assert on_one([1000]) == [1000]
     assert on_one([1000, 1000]) == [2000, 2000]
     assert on_one([1000] * 7) == [7000] * 7
     assert on_one([1000, 3000]) == [2000, 4000]
     assert on_one([1000, 1000], lead=400) == [1600, 1600]
-    assert messages([1000, 1000], [{0: 5.0}, {1: 5.0}], [5.0, 5.0], 0, engine) == [1000, 1000]
-    assert messages([1000, 1000], [{0: 2.0}, {0: 2.0}], [4.0], 0, engine) == [1000, 1000]
+    assert messages([1000, 1000], [{0: 5.0}, {1: 5.0}], [5.0, 5.0]) == [1000, 1000]
+    assert messages([1000, 1000], [{0: 2.0}, {0: 2.0}], [4.0]) == [1000, 1000]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_max_min_fair_on_a_small_network(engine):
+def test_max_min_fair_on_a_small_network(kernels):
     """Bertsekas and Gallager: who is held by one link leaves the rest of another to others."""
-    found = messages([1200] * 3, [{0: 1.0, 1: 1.0}, {0: 1.0}, {1: 1.5}], [1.0, 2.0], 0, engine)
+    found = messages([1200] * 3, [{0: 1.0, 1: 1.0}, {0: 1.0}, {1: 1.5}], [1.0, 2.0])
     assert found == [2400, 2400, 1200]
     found = messages([1000] * 4, [{0: 1.0, 1: 1.0}, {0: 1.0}, {0: 1.0}, {1: 1.0}], [1.0, 1.0])
     assert found == [3000, 3000, 3000, 1500]
@@ -74,8 +69,7 @@ def work(spent):
     return FunctionTable([0, 1, 1, 1], [0, 0, spent, 0, -1, 0, 1], [], [0], [0])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_message_slows_the_unit_beside_it(engine):
+def test_a_message_slows_the_unit_beside_it(kernels):
     units = RankPrograms(
         np.array([0], np.int64),
         np.array([0, 0], np.int64),
@@ -91,12 +85,12 @@ def test_a_message_slows_the_unit_beside_it(engine):
     loads = loads_of(
         [idle, idle, [(ENDLESS, 1.0, {0: 1.0})]], [1.0], [[-1, -1], [-1, -1], [0, -1]], 0.8
     )
-    found = meet(maps_of(work(1000), engine), units, loads, engine)
+    found = meet(maps_of(work(1000)), units, loads)
     assert found.ran.finish[0, 0] == 1080 and found.ended[0, 0] == 400
     assert found.clock.tolist() == [[0, 0], [320, 400]]
     assert found.real(0, np.array([0, 160, 320, 1000])).tolist() == [0, 200, 400, 1080]
 
 
 def test_random_pipelines_meet():
-    """As without meeting where there are no loads; both engines are equal event by event."""
+    """As without meeting where there are no loads; kernel and reference agree event by event."""
     assert differing_meetings(range(30)) == (30, [])

@@ -7,36 +7,31 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_distir.performance.engine.reference import schedule_reference
+from tests.performance.native.schedule_reference import schedule_reference
 from tvm_distir.performance.engine.schedule import _schedule_native, find_cycle, schedule
 from tvm_distir.performance.engine.tasks import Tasks
-from tvm_distir.support.errors.tree import InternalError, SimulationError
+from tvm_distir.support.errors.tree import SimulationError
 from tvm_distir.support.native.loader import ABI_VERSION, load_library
 
-ENGINES = ("native", "reference")
 
-
-def times(tasks, engine):
-    start, end = schedule(tasks, engine)
+def times(tasks):
+    start, end = schedule(tasks)
     return list(zip(start.tolist(), end.tolist()))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_stream_is_in_order(engine):
+def test_stream_is_in_order(kernels):
     # Tasks 0 and 2 share stream 0; nothing depends on anything.
     tasks = Tasks.from_pairs([5, 7, 3], [0, 1, 0], [])
-    assert times(tasks, engine) == [(0, 5), (0, 7), (5, 8)]
+    assert times(tasks) == [(0, 5), (0, 7), (5, 8)]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_dependency_stalls_what_follows_on_its_stream(engine):
+def test_dependency_stalls_what_follows_on_its_stream(kernels):
     # compute a (4), comm c (10) after a, compute b (4) after c stalls, compute d is behind b.
     tasks = Tasks.from_pairs([4, 10, 4, 2], [0, 1, 0, 0], [(1, 0), (2, 1)])
-    assert times(tasks, engine) == [(0, 4), (4, 14), (14, 18), (18, 20)]
+    assert times(tasks) == [(0, 4), (4, 14), (14, 18), (18, 20)]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_group_starts_and_ends_together(engine):
+def test_group_starts_and_ends_together(kernels):
     # Devices with compute of 3 and 8, then one collective (durations 5 and 6), then compute.
     tasks = Tasks.from_pairs(
         [3, 8, 5, 6, 1, 1],
@@ -44,49 +39,43 @@ def test_group_starts_and_ends_together(engine):
         [(2, 0), (3, 1), (4, 2), (5, 3)],
         [-1, -1, 0, 0, -1, -1],
     )
-    assert times(tasks, engine) == [(0, 3), (0, 8), (8, 14), (8, 14), (14, 15), (14, 15)]
+    assert times(tasks) == [(0, 3), (0, 8), (8, 14), (8, 14), (14, 15), (14, 15)]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_tasks_on_no_stream_overlap(engine):
+def test_tasks_on_no_stream_overlap(kernels):
     tasks = Tasks.from_pairs([5, 5, 5], [-1, -1, -1], [(2, 0)])
-    assert times(tasks, engine) == [(0, 5), (0, 5), (5, 10)]
+    assert times(tasks) == [(0, 5), (0, 5), (5, 10)]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_nothing(engine):
-    start, end = schedule(Tasks.from_pairs([], [], []), engine)
+def test_nothing(kernels):
+    start, end = schedule(Tasks.from_pairs([], [], []))
     assert start.size == end.size == 0
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_dependency_may_have_a_larger_number(engine):
+def test_a_dependency_may_have_a_larger_number(kernels):
     tasks = Tasks.from_pairs([5, 7], [0, 1], [(0, 1)])
-    assert times(tasks, engine) == [(7, 12), (0, 7)]
+    assert times(tasks) == [(7, 12), (0, 7)]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_cycle_names_the_tasks(engine):
+def test_cycle_names_the_tasks(kernels):
     tasks = Tasks.from_pairs([1, 1, 1, 1], [0, 1, 2, 3], [(1, 2), (2, 3), (3, 1)])
     with pytest.raises(SimulationError) as caught:
-        schedule(tasks, engine, ["fine", "b", "c", "d"])
+        schedule(tasks, ["fine", "b", "c", "d"])
     assert caught.value.code == "DIST0720"
     assert "3 of 4 tasks" in str(caught.value)
     assert "b <- c <- d" in str(caught.value)
     assert "fine" not in str(caught.value)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_collectives_in_different_order_deadlock(engine):
+def test_collectives_in_different_order_deadlock(kernels):
     # Device 0 issues X then Y, device 1 issues Y then X.
     tasks = Tasks.from_pairs([1] * 4, [0, 0, 1, 1], [], [0, 1, 1, 0])
     with pytest.raises(SimulationError, match="DIST0720") as caught:
-        schedule(tasks, engine, ["X on 0", "Y on 0", "Y on 1", "X on 1"])
+        schedule(tasks, ["X on 0", "Y on 0", "Y on 1", "X on 1"])
     assert "on 0" in str(caught.value)
     assert "on 1" in str(caught.value)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     "tasks",
     [
@@ -96,22 +85,16 @@ def test_collectives_in_different_order_deadlock(engine):
         Tasks.from_pairs([1, 1], [0, 0], [(0, 1)]),  # against the order of issue
     ],
 )
-def test_small_deadlocks(engine, tasks):
+def test_small_deadlocks(kernels, tasks):
     with pytest.raises(SimulationError, match="DIST0720"):
-        schedule(tasks, engine)
+        schedule(tasks)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_overflow(engine):
+def test_overflow(kernels):
     tasks = Tasks.from_pairs([2**62, 2**62], [0, 0], [])
     with pytest.raises(SimulationError, match="DIST0721"):
-        schedule(tasks, engine)
-    assert times(Tasks.from_pairs([2**62, 2**62 - 1], [0, 0], []), engine)[1][1] == 2**63 - 1
-
-
-def test_unknown_engine():
-    with pytest.raises(InternalError):
-        schedule(Tasks.from_pairs([], [], []), "fast")
+        schedule(tasks)
+    assert times(Tasks.from_pairs([2**62, 2**62 - 1], [0, 0], []))[1][1] == 2**63 - 1
 
 
 @pytest.mark.parametrize(
@@ -181,7 +164,7 @@ def test_native_equals_reference_on_a_larger_graph():
     tasks = Tasks.from_pairs(
         rng.integers(0, 10**6, count), rng.integers(-1, 6, count), np.array(waits)
     )
-    native, reference = schedule(tasks), schedule(tasks, "reference")
+    native, reference = schedule(tasks), schedule_reference(tasks)
     np.testing.assert_array_equal(native[0], reference[0])
     np.testing.assert_array_equal(native[1], reference[1])
     assert int(native[1].max()) > 10**7

@@ -38,13 +38,12 @@ def test_what_meets_nothing_is_as_before(kind):
     assert events_of(found) == events_of(alone) and found.devices == alone.devices
 
 
-@pytest.mark.parametrize("engine", ["native", "reference"])
-def test_sums_of_gradients_of_stages_on_one_node(engine):
+def test_sums_of_gradients_of_stages_on_one_node(kernels):
     """Each of n stages sums over nodes by the one adapter: the last ends when all bytes are out."""
     for ranks in (2, 3, 4):
         program = pipeline(ranks, dp=2, payload=BYTES)
-        alone = simulate(program, crowded(), engine=engine)
-        found = simulate(program, crowded(), engine=engine, contention=True)
+        alone = simulate(program, crowded())
+        found = simulate(program, crowded(), contention=True)
         ends = [max(e.start_s for e in lane.events() if e.name == "end") for lane in alone.lanes]
         assert alone.time_s == pytest.approx(max(ends), abs=1e-12)
         assert found.time_s == pytest.approx(min(ends) + (ranks - 1) * 1e-3, abs=1e-10)
@@ -104,8 +103,7 @@ def anomaly():
     return found
 
 
-@pytest.mark.parametrize("engine", ["native", "reference"])
-def test_faster_arithmetic_may_make_sums_meet(engine):
+def test_faster_arithmetic_may_make_sums_meet(kernels):
     """Sums of 10 us each, of the last stage from 0 us, of the first one from its backward part of
     10 us at speed 1: there they do not meet, and the last stage's update of 20 us ends at 30 us.
     At speed s the first sum has ``10 - 10 / s`` us left when the second one comes, which take
@@ -114,14 +112,14 @@ def test_faster_arithmetic_may_make_sums_meet(engine):
     program = anomaly()
     for speed in (0.25, 0.5, 1.0, 1.25, 2.0, 4.0, 10.0):
         system = crowded(matmul_TFLOPs={"default": speed})
-        alone = simulate(program, system, engine=engine)
-        found = simulate(program, system, engine=engine, contention=True)
+        alone = simulate(program, system)
+        found = simulate(program, system, contention=True)
         summed = 10 if speed <= 1 else 20 - 10 / speed
         first = 10 / speed + 10
         assert alone.time_s == pytest.approx(1e-6 * max(30, first), abs=1e-12)
         assert found.time_s == pytest.approx(1e-6 * max(summed + 20, first), abs=1e-12)
     for wires in (1.0, 1.25, 2.0, 4.0):
-        found = simulate(program, crowded(wires), engine=engine, contention=True)
+        found = simulate(program, crowded(wires), contention=True)
         assert found.time_s == pytest.approx(1e-6 * (10 / wires + 20), abs=1e-12)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.performance.simulation.hand_programs import SYSTEM, Build
-from tests.performance.simulation.test_simulate_time import ENGINES, in_us, spans
+from tests.performance.simulation.test_simulate_time import in_us, spans
 from tvm_distir.execution.verification.collective_counts import claimed_collectives
 from tvm_distir.performance.program.parts import Entry, Mesh
 from tvm_distir.performance.program.program import Program
@@ -53,11 +53,10 @@ def read(program):
     return Program.from_json(program.to_json())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("fold", [True, False])
-def test_a_collective_waits_for_the_busiest_entry(engine, fold):
+def test_a_collective_waits_for_the_busiest_entry(kernels, fold):
     """all-reduce of 4000 bytes over 4: 22 us; all-gather of 2000 over 2: 10 + 1 + 1."""
-    result = simulate(read(shared()), SYSTEM, engine=engine, fold_devices=fold)
+    result = simulate(read(shared()), SYSTEM, fold_devices=fold)
     assert spans(result) == {"p": (0, 5), "r": (25, 47), "q": (47, 50)}
     assert spans(result, 2) == {
         "s": (0, 20), "p": (20, 25), "r": (25, 47), "g": (47, 59), "q": (47, 50),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.performance.native.kernels import using
 from tests.performance.simulation.hand_programs import (
     MICRO,
     SYSTEM,
@@ -21,7 +22,6 @@ from tvm_distir.support.errors.tree import SimulationError
 
 ONE = (("x",), (1,))
 FOUR = (("tp",), (4,))
-ENGINES = ("native", "reference")
 
 
 def spans(result, device=0):
@@ -40,20 +40,17 @@ def in_us(seconds):
     return round(seconds / MICRO, 6)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_chain(engine):
+def test_chain(kernels):
     fn = Build().param("x").compute("a", "x", 5).compute("b", "a", 7).done("b")
-    result = simulate(program(ONE, main=fn), SYSTEM, engine=engine)
+    result = simulate(program(ONE, main=fn), SYSTEM)
     assert spans(result) == {"a": (0, 5), "b": (5, 12)}
     assert in_us(result.time_s) == 12
-    assert result.engine == engine
     (device,) = result.devices
     assert (in_us(device.compute_s), device.comm_s, device.idle_s) == (12, 0, 0)
     assert device.flops == 12 * 10**6
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_collective_overlaps_independent_compute(engine):
+def test_collective_overlaps_independent_compute(kernels):
     """all-reduce of 4000 bytes over 4: 10 + 6 steps + 6000 wire bytes = 22 us after a."""
     fn = (
         Build().param("x")
@@ -63,7 +60,7 @@ def test_collective_overlaps_independent_compute(engine):
         .compute("c", "r", 3)
         .done("c b")
     )  # fmt: skip
-    result = simulate(program(FOUR, main=fn), SYSTEM, engine=engine)
+    result = simulate(program(FOUR, main=fn), SYSTEM)
     assert spans(result) == {"a": (0, 5), "r": (5, 27), "b": (5, 13), "c": (27, 30)}
     assert len(result.devices) == 4
     for device in result.devices:
@@ -176,10 +173,9 @@ def two_stages(order=(0, 1)):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_transfers(engine, order):
+def test_transfers(kernels, order):
     """Sends queue behind each other; receives in another order do not block."""
-    result = simulate(two_stages(order), SYSTEM, engine=engine)
+    result = simulate(two_stages(order), SYSTEM)
     assert spans(result, 0) == {"a": (0, 5), "sa": (5, 18), "b": (5, 9), "sb": (18, 31)}
     assert spans(result, 1) == {"r0": (5, 18), "r1": (18, 31), "c": (18, 21), "d": (31, 37)}
     by_id = {d.id: d for d in result.devices}
@@ -277,7 +273,8 @@ def test_random_programs(seed):
     made = random_program(np.random.default_rng(seed))
     folded = simulate(made, SYSTEM)
     unfolded = simulate(made, SYSTEM, fold_devices=False)
-    reference = simulate(made, SYSTEM, engine="reference")
+    with using("reference"):
+        reference = simulate(made, SYSTEM)
     assert len(folded.lanes) == 2
     assert len(unfolded.lanes) == 8
     assert folded.time_s == unfolded.time_s == reference.time_s

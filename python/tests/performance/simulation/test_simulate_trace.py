@@ -7,13 +7,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.performance.simulation.hand_programs import SYSTEM, Build, program, random_program
-from tvm_distir.performance.simulation.chrome_trace import write_trace
 from tvm_distir.performance.simulation.simulator import simulate
 from tvm_distir.support.errors.tree import UsageError
 
@@ -102,8 +102,9 @@ def test_a_failure_leaves_the_old_file(result, tmp_path):
         yield from ()
         raise RuntimeError("stop")
 
-    lane = SimpleNamespace(devices=(0,), mesh="m", memory=(), events=broken, timeline=())
+    lane = SimpleNamespace(devices=(0,), events=broken)
+    failing = replace(result, lanes=(SimpleNamespace(traced=lambda: lane),))
     with pytest.raises(RuntimeError, match="stop"):
-        write_trace("s", [lane], 1, path)
+        failing.to_perfetto(path)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["t.json"]

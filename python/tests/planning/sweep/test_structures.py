@@ -14,6 +14,7 @@ import pytest
 from tvm.relax.frontend import nn
 
 import tvm_distir as td
+from tests.performance.native.kernels import KERNELS, using
 from tvm_distir.models.zoo import layers
 from tvm_distir.performance.simulation.costs import OpCosts
 from tvm_distir.performance.simulation.pipeline.kinds import RankClasses
@@ -144,15 +145,16 @@ def test_a_wrong_prediction_is_an_error(
         td.sweep(MODEL, GRID, SYSTEM, train=TRAIN, cache=cache)
 
 
-def test_many_durations_at_once_by_both_engines() -> None:
+def test_many_durations_at_once() -> None:
     """The native sweep over durations ends when the plain one does, and when single runs do."""
     row = Configuration(pp=2, micro_batches=3)
     program = Pipeline(MODEL, td.System.load(SYSTEM), {}).program(row)
     staged, system = program.staged, td.System.load(SYSTEM)
     assert staged is not None
     ends = []
-    for engine in ("native", "reference"):
-        kinds = RankClasses(program, staged, system, True, engine)
+    for kernels in KERNELS:
+        with using(kernels):
+            kinds = RankClasses(program, staged, system, True)
         units = StageSteps(staged, kinds, OpCosts(program, system)).units
         lowering = kinds.lowering
         steps = [step.row for fn in lowering.functions if fn.number >= 0 for step in fn.steps]

@@ -96,20 +96,18 @@ class RankClasses:
     staged : PipelineProgram
     system : System
     blocking : bool
-    engine : str
 
     Attributes
     ----------
     lowering : Lowering
     maps : FunctionSummaries
-    engine : str
     of_rank : list of RankClass
     """
 
     def __init__(
-        self, program: Program, staged: PipelineProgram, system: System, blocking: bool, engine: str
+        self, program: Program, staged: PipelineProgram, system: System, blocking: bool
     ) -> None:
-        self.staged, self.lowering, self.engine = staged, Lowering(blocking), engine
+        self.staged, self.lowering = staged, Lowering(blocking)
         keys = lying(axes_used(program), program.meshes, system)
         roles: dict[Hashable, set[int]] = {}
         for stage, rank in zip(staged.stages, staged.schedule.rank_of, strict=True):
@@ -118,7 +116,7 @@ class RankClasses:
             key: self._read(program, system, keys.index(key), rank_roles)
             for key, rank_roles in roles.items()
         }
-        self.maps = maps_of(self.lowering.table, engine)
+        self.maps = maps_of(self.lowering.table)
         late = {key: self._classes(rank_units) for key, rank_units in units.items()}
         for key, rank_units in units.items():
             for (role, _), unit in rank_units.items():

@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from tvm_distir.core import BACKWARD, FORWARD, WEIGHT
 from tvm_distir.performance.engine.functions import Ints
 from tvm_distir.performance.program.staged import PipelineProgram
-from tvm_distir.performance.simulation.device_results import Event, FunctionTime
+from tvm_distir.performance.simulation.device_results import FunctionTime
 from tvm_distir.performance.simulation.function_table import (
     ElapsedTimes,
     FunctionTables,
@@ -22,7 +23,13 @@ from tvm_distir.performance.simulation.function_table import (
     listed,
 )
 from tvm_distir.performance.simulation.timeline import seconds
-from tvm_distir.performance.traces.records import Kind, MessageRecords, OpRecords, Task
+from tvm_distir.performance.traces.records import (
+    Event,
+    Kind,
+    MessageRecords,
+    OpRecords,
+    Task,
+)
 
 from .dependencies import RankDependencies
 from .runs import Copies, Messages, Runs, StageRuns
@@ -44,6 +51,7 @@ class StageTimeline:
         Of the rank.
     sent, received : list of Messages
     copied : list of Copies
+    tables : FunctionTables
     """
 
     staged: PipelineProgram
@@ -53,22 +61,53 @@ class StageTimeline:
     sent: list[Messages]
     received: list[Messages]
     copied: list[Copies]
+    tables: FunctionTables
 
     @staticmethod
-    def of(staged: PipelineProgram, rank: int, ran: StageRuns) -> StageTimeline:
+    def of(
+        staged: PipelineProgram, rank: int, ran: StageRuns, tables: FunctionTables
+    ) -> StageTimeline:
         """Make the timeline from the runs of ranks."""
         rank_of = staged.schedule.rank_of
         sent = [message for message in ran.messages if rank_of[message.edge.source[0]] == rank]
         received = [message for message in ran.messages if rank_of[message.edge.target[0]] == rank]
         copied = [copy for copy in ran.copies if rank_of[copy.move.stage] == rank]
-        return StageTimeline(staged, rank, ran, list(ran.of(rank)), sent, received, copied)
+        runs = list(ran.of(rank))
+        return StageTimeline(staged, rank, ran, runs, sent, received, copied, tables)
 
-    def talking(self) -> Ints:
-        """Return the starts and ends of messages and copies, (2 n,)."""
-        moved = [(moves.start, moves.end) for moves in self._moving()]
-        return np.concatenate(
-            [np.zeros(0, np.int64), *(np.stack(pair, axis=1).ravel() for pair in moved)]
-        )
+    @functools.cached_property
+    def _often(self) -> Counter[int]:
+        """How often each function is called."""
+        often = Counter[int]()
+        for run in self.runs:
+            often[run.unit.function] += run.micros.size
+        return often
+
+    def counts(self) -> Ints:
+        """Return how often each row is run."""
+        lowering = self.ran.kinds.lowering
+        counts = np.zeros(len(lowering.rows), np.int64)
+        for function, often in self._often.items():
+            counts += often * lowering.counts(function)
+        return counts
+
+    def busy(self) -> tuple[int, int, int]:
+        """Return the time in which the device computes, communicates, and does both."""
+        pairs = [np.stack((moves.start, moves.end), axis=1).ravel() for moves in self._moving()]
+        return self.ran.busy(self.rank, np.concatenate([np.zeros(0, np.int64), *pairs]))
+
+    def function_times(self) -> tuple[FunctionTime, ...]:
+        """Return the functions of the rank: all of it, the phases, and what they call."""
+        root = "main" if len(self.ran.meshes) == 1 else f"main_mesh{self.rank}"
+        elapsed: Table = {root: ElapsedTimes(0, 1)}
+        for run in self.runs:
+            (_, whole), *called = self.tables.of(run.unit.function).items()
+            count = run.micros.size
+            elapsed[root] = elapsed[root].plus(replace(whole, calls=0), count)
+            for name, spent in called:
+                empty = ElapsedTimes(spent.depth, 0)
+                elapsed[name] = elapsed.get(name, empty).plus(spent, count)
+        return listed(elapsed)
 
     def _moving(self) -> list[Messages | Copies]:
         return [*self.sent, *self.received, *self.copied]
@@ -90,7 +129,13 @@ class StageTimeline:
 
     def __iter__(self) -> Iterator[Event]:
         device = self.ran.meshes[self.rank].device_ids[0]
-        events = [*self._units(device), *self._messages(device), *self._copies(device)]
+        events = list(self._units(device))
+        for wire in self.wires():
+            spans = zip(wire.names, wire.start.tolist(), wire.end.tolist(), strict=True)
+            for kind, (name, start, end) in zip(wire.kinds, spans, strict=True):
+                args = {**kind.args, "binding": name}
+                times = seconds(start), seconds(end - start)
+                events.append(Event(device, kind.stream, kind.name, *times, args))
         yield from sorted(events, key=lambda event: event.start_s)
 
     def sheets(self) -> Iterator[OpRecords]:
@@ -155,23 +200,6 @@ class StageTimeline:
                 }
                 yield Event(device, "compute", word, seconds(first), seconds(last - first), args)
 
-    def _messages(self, device: int) -> Iterator[Event]:
-        for stream, stream_messages in (("send", self.sent), ("recv", self.received)):
-            for messages in stream_messages:
-                facts = self._facts(messages, stream)
-                columns = (messages.micros.tolist(), messages.start.tolist(), messages.end.tolist())
-                for micro, start, end in zip(*columns, strict=True):
-                    args = {**facts, "binding": _message(messages, micro)}
-                    yield Event(device, stream, stream, seconds(start), seconds(end - start), args)
-
-    def _copies(self, device: int) -> Iterator[Event]:
-        for copies in self.copied:
-            facts, word = _copy_facts(copies), copies.move.kind
-            columns = (copies.micros.tolist(), copies.start.tolist(), copies.end.tolist())
-            for micro, start, end in zip(*columns, strict=True):
-                args = {**facts, "binding": f"{word} {micro}"}
-                yield Event(device, word, word, seconds(start), seconds(end - start), args)
-
 
 def _word(run: Runs) -> str:
     """Return the name of a unit."""
@@ -193,20 +221,3 @@ def _copy_facts(copies: Copies) -> dict[str, Any]:
         "bound_by": "network",
         "scope": f"stage {move.stage} and the host",
     }
-
-
-def function_times(
-    root: str, runs: Sequence[Runs], tables: FunctionTables
-) -> tuple[FunctionTime, ...]:
-    """Return the functions of a rank: all of it, the phases, what they call."""
-    elapsed: Table = {root: ElapsedTimes(0, 1)}
-    for run in runs:
-        table = dict(tables.of(run.unit.function))
-        whole = table.pop(run.unit.name)
-        count = run.micros.size
-        elapsed[root] = elapsed[root].plus(
-            ElapsedTimes(0, 0, whole.compute_ps, whole.other_ps, whole.flops), count
-        )
-        for name, spent in table.items():
-            elapsed[name] = elapsed.get(name, ElapsedTimes(spent.depth, 0)).plus(spent, count)
-    return listed(elapsed)

@@ -139,8 +139,8 @@ class StageLoads:
         """Return a latency, and bytes."""
         meshes, near = self.program.meshes, self.system.intra_node
         ids = meshes[here].device_ids, meshes[there].device_ids
-        size = -(-edge.wire_bytes[0] // edge.split)
-        layout = self.costs.clock.transfer_layout(*ids)
+        size = edge.part_bytes[0]
+        layout = self.costs.pair_layout(here, there)
         lead = min(self.costs.clock.collective_ps("send", 0, layout), spent)
         used: dict[Hashable, float] = {}
         crossing: dict[tuple[str, int, int], int] = {}

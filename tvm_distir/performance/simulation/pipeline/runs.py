@@ -114,7 +114,7 @@ class StageRuns:
         ended = np.where(ran.sent >= 0, ran.sent + alone, -1)
         self._met = None
         if loads is not None:
-            self._met = meet(kinds.maps, units, loads, kinds.engine)
+            self._met = meet(kinds.maps, units, loads)
             ran, ended = self._met.ran, self._met.ended
         self.times = ran.times
         self.finish = int(ran.finish.max(initial=0))

@@ -11,22 +11,30 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import numpy as np
+
 from tvm_distir.core import Step, System, programs
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
-from tvm_distir.performance.memory.ranks import RankMemories, RankMemory
+from tvm_distir.performance.memory.ranks import RankMemories
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.staged import PipelineProgram
+from tvm_distir.performance.simulation.account import (
+    StepAccount,
+    Traffic,
+    add_traffic,
+    memory_over_time,
+    weight_bytes,
+)
 from tvm_distir.performance.simulation.costs import OpCosts
-from tvm_distir.performance.simulation.device_results import DeviceGroupResult
-from tvm_distir.performance.simulation.devices import Devices
+from tvm_distir.performance.simulation.device_results import Held
+from tvm_distir.performance.simulation.devices import Work
 from tvm_distir.performance.simulation.function_table import FunctionTables
 from tvm_distir.performance.simulation.result import PipelineResult, Result
-from tvm_distir.performance.simulation.statistics import Traffic, Work, totals, unmodelled
 from tvm_distir.performance.simulation.stopwatch import StageTimes
 from tvm_distir.performance.simulation.timeline import seconds
 
-from .accounts import CallSums, RankAccount
 from .kinds import RankClasses
+from .lanes import StageTimeline
 from .loads import StageLoads
 from .runs import StageRuns
 from .steps import StageSteps
@@ -36,9 +44,9 @@ def simulate_stages(
     program: Program,
     staged: PipelineProgram,
     system: System,
-    engine: str,
     blocking: bool,
-    contention: bool = False,
+    contention: bool,
+    laps: StageTimes,
 ) -> Result:
     """Predict a pipelined step: see :func:`.simulator.simulate`.
 
@@ -48,12 +56,11 @@ def simulate_stages(
     staged : PipelineProgram
         Of the program.
     system : System
-    engine : str
     blocking : bool
     contention : bool
+    laps : StageTimes
     """
-    laps = StageTimes()
-    kinds = RankClasses(program, staged, system, blocking, engine)
+    kinds = RankClasses(program, staged, system, blocking)
     laps.end("build")
     costs = OpCosts(program, system)
     steps = StageSteps(staged, kinds, costs)
@@ -62,48 +69,61 @@ def simulate_stages(
         loads = StageLoads(program, system, kinds, steps, costs).loads()
     ran = StageRuns(kinds, steps, program.meshes, loads)
     laps.end("schedule")
-    lanes: list[DeviceGroupResult] = []
-    works: list[Work] = []
-    moved: Traffic = {}
-    tables = FunctionTables(kinds.lowering)
 
     @functools.cache
     def memories() -> tuple[RankMemories, list[list[Step]]]:
         return RankMemories(program, staged, CachingAllocator(program)), programs(staged.schedule)
 
-    def memory(rank: int) -> RankMemory:
-        memories_of_ranks, steps = memories()
-        return memories_of_ranks.of(rank, steps[rank])
+    def held(rank: int, timeline: StageTimeline) -> Held:
+        memories_of_ranks, rank_steps = memories()
+        memory = memories_of_ranks.of(rank, rank_steps[rank])
+        stages = [stage for stage, other in enumerate(staged.schedule.rank_of) if other == rank]
+        roots = {phase.function for stage in stages for phase in staged.role_of(stage).phases}
+        starts = {
+            (run.stage, run.name): iter(begin.tolist()) for run, _, begin, _ in timeline.parts
+        }
+        issued = [
+            next(starts.get((event.stage, event.name), iter(())), ran.finish)
+            for event in memory.events
+        ]
+        return memory_over_time(
+            memory, np.array(issued, np.int64), memory.during, ran.finish, int(memory.after[-1]),
+            weight_bytes(program, (value for _, _, value in staged.inputs(rank)), sorted(roots)),
+        )  # fmt: skip
 
-    sums = CallSums(kinds.lowering)
-    for rank in range(len(program.meshes)):
-        account = RankAccount(program, staged, rank, ran, sums, functools.partial(memory, rank))
-        lane, work = account.run(ran.finish, tables)
-        lanes.append(lane)
-        works.append(work)
-        moved.update(account.traffic(costs))
+    account = StepAccount(program, system, kinds.lowering, ran.finish)
+    tables = FunctionTables(kinds.lowering)
+    for rank, mesh in enumerate(program.meshes):
+        timeline = StageTimeline.of(staged, rank, ran, tables)
+        memory, traffic = functools.partial(held, rank, timeline), _traffic(timeline, costs)
+        account.add(mesh.name, mesh.device_ids, timeline, memory, traffic, mesh)
     schedule = staged.schedule
-    result = Result(
-        system=system.name,
-        time_s=seconds(ran.finish),
-        memory_capacity_bytes=system.memory_capacity_bytes,
-        devices=Devices(lanes, works),
-        collectives=totals(moved),
-        unmodelled_ops=unmodelled(kinds.lowering.rows),
-        branches=tuple(dict.fromkeys(kinds.lowering.branches)),
-        lanes=tuple(lanes),
-        engine=engine,
-        timings_s=laps.times_s,
-        meshes=program.meshes,
-        pipeline=PipelineResult(
-            schedule.kind,
-            schedule.stages,
-            schedule.chunks,
-            schedule.micro_batches,
-            _bubble(works, seconds(ran.finish)),
-        ),
-    )
+    bubble = _bubble(account.works, seconds(ran.finish))
+    numbers = (schedule.stages, schedule.chunks, schedule.micro_batches)
+    result = account.result(laps.times_s, PipelineResult(schedule.kind, *numbers, bubble))
     laps.end("account")
+    return result
+
+
+def _traffic(timeline: StageTimeline, costs: OpCosts) -> Traffic:
+    """Return the messages that a rank receives, and its copies to and from the host."""
+    result: Traffic = {}
+    ran, rank = timeline.ran, timeline.rank
+    mesh, rank_of = ran.meshes[rank], timeline.staged.schedule.rank_of
+    for messages in timeline.received:
+        edge, count = messages.edge, int(messages.start.size)
+        if not count:
+            continue
+        peer = rank_of[edge.source[0]]
+        key = mesh.name, "send", f"{ran.meshes[peer].name}->{mesh.name}", len(mesh.device_ids)
+        _, spent = costs.edge_ps(edge, peer, rank)
+        add_traffic(result, key, count, (edge.bytes[1], edge.part_bytes[1], spent))
+        late = int((messages.end - messages.start).sum()) - count * ran.edge_ps(edge)
+        result[key][3] += late
+    for copies in timeline.copied:
+        move, count = copies.move, int(copies.start.size)
+        key = mesh.name, move.kind, "host", len(mesh.device_ids)
+        add_traffic(result, key, count, (move.bytes, move.bytes, move.spent_ps))
     return result
 
 

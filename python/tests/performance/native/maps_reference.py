@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tvm_distir.support import SimulationError
-
-from .functions import (
+from tests.performance.native.units_reference import checked, run_units, times_of
+from tvm_distir.performance.engine.functions import (
     AFTER,
     COMPUTE_PORT,
     HOLDS,
@@ -30,8 +29,8 @@ from .functions import (
     Ints,
     representable,
 )
-from .units import ActionTimes, RankPrograms
-from .units_reference import checked, run_units, times_of
+from tvm_distir.performance.engine.units import ActionTimes, RankPrograms
+from tvm_distir.support import SimulationError
 
 
 @dataclass(frozen=True)
@@ -84,35 +83,35 @@ def _retimed(op: _Op, column: int, spent: Ints) -> _Op:
 
 
 class ReferenceMaps:
-    """See :class:`.functions.Maps`."""
+    """See :class:`FunctionSummaries`."""
 
     def __init__(self, table: FunctionTable) -> None:
         self._functions = _read(table)
         self._known: dict[int, tuple[Ints, list[Ints]]] = {}
 
     def origins(self, function: int) -> list[int]:
-        """See :class:`.functions.Maps`: all results may come whenever."""
+        """See :class:`FunctionSummaries`: all results may come whenever."""
         return [IS_FREE] * len(self._functions[function].results)
 
     def apart(self, function: int) -> list[bool]:
-        """See :class:`.functions.Maps`: all parameters matter."""
+        """See :class:`FunctionSummaries`: all parameters matter."""
         return [True] * self._functions[function].params
 
     def open(self, function: int, classes: Sequence[int]) -> None:
-        """See :class:`.functions.Maps`: all parameters are ports anyway."""
+        """See :class:`FunctionSummaries`: all parameters are ports anyway."""
 
     def ports(self, function: int) -> list[int]:
-        """See :class:`.functions.Maps`."""
+        """See :class:`FunctionSummaries`."""
         return list(range(self._functions[function].params))
 
     def tasks(self, function: int) -> int:
-        """See :class:`.functions.Maps`."""
+        """See :class:`FunctionSummaries`."""
         return sum(
             1 if op.callee < 0 else self.tasks(op.callee) for op in self._functions[function].ops
         )
 
     def matrix(self, function: int) -> Ints:
-        """See :class:`.functions.Maps`."""
+        """See :class:`FunctionSummaries`."""
         return self._summary(function)[0]
 
     def _summary(self, function: int) -> tuple[Ints, list[Ints]]:
@@ -153,7 +152,7 @@ class ReferenceMaps:
         return np.stack([*streams, *(value[k] for k in fn.results)]), starts
 
     def expand(self, function: int, times: Ints) -> Ints:
-        """See :class:`.functions.Maps`."""
+        """See :class:`FunctionSummaries`."""
         return np.array([self._starts(function, row) for row in times], np.int64).reshape(
             len(times), self.tasks(function)
         )
@@ -166,7 +165,7 @@ class ReferenceMaps:
         return found
 
     def spans(self, function: int, times: Ints) -> Ints:
-        """See :class:`.functions.Maps`."""
+        """See :class:`FunctionSummaries`."""
         ops = [(k, op) for k, op in enumerate(self._ops(function)) if op.stream == COMPUTE_PORT]
         found = np.full((len(times), 2), NEVER, np.int64)
         if ops:
@@ -176,12 +175,12 @@ class ReferenceMaps:
         return found
 
     def run(self, units: RankPrograms) -> ActionTimes:
-        """See :class:`.functions.Maps`."""
+        """See :class:`FunctionSummaries`."""
         with representable():
             return run_units(self, units)
 
     def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: RankPrograms) -> Ints:
-        """See :class:`.functions.Maps`."""
+        """See :class:`FunctionSummaries`."""
         result = np.full(spent.shape[1], -1, np.int64)
         for row in range(result.size):
             column = iter(columns.tolist())
@@ -200,7 +199,7 @@ class ReferenceMaps:
         return result
 
     def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
-        """See :class:`.functions.Maps`."""
+        """See :class:`FunctionSummaries`."""
         changes: list[tuple[int, int, int]] = []
         for kind, pairs in enumerate((computing, talking)):
             for start, end in pairs.reshape(-1, 2).tolist():

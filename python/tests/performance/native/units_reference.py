@@ -6,12 +6,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from .functions import LATEST, NEVER, STREAM_PORTS, FunctionSummaries, Ints
-from .units import COPY, MARK, RANK_STREAMS, RECV, RUN, SEND, WAIT, ActionTimes, RankPrograms
+from tvm_distir.performance.engine.functions import (
+    LATEST,
+    NEVER,
+    STREAM_PORTS,
+    FunctionSummaries,
+    Ints,
+)
+from tvm_distir.performance.engine.units import (
+    COPY,
+    MARK,
+    RANK_STREAMS,
+    RECV,
+    RUN,
+    SEND,
+    WAIT,
+    ActionTimes,
+    RankPrograms,
+)
 
 
 def run_units(maps: FunctionSummaries, units: RankPrograms) -> ActionTimes:
-    """Run units as early as possible; see :meth:`.functions.FunctionSummaries.run`."""
+    """Run units as early as possible; see :meth:`FunctionSummaries.run`."""
     return _Run(maps, units).go()
 
 

@@ -10,9 +10,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .activities import ALL_ALONG, AT_ZERO, FLOW, JOIN, Activities, Loads
-from .functions import NEVER, Ints
-from .units_reference import times_of
+from tests.performance.native.units_reference import times_of
+from tvm_distir.performance.engine.activities import (
+    ALL_ALONG,
+    AT_ZERO,
+    FLOW,
+    JOIN,
+    Activities,
+    Loads,
+)
+from tvm_distir.performance.engine.functions import NEVER, Ints
 
 EXACT = 1 << 53
 """Times up to which a float64 is exact."""

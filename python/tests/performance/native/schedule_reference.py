@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .tasks import Ints, Tasks
+from tvm_distir.performance.engine.tasks import Ints, Tasks
 
 _LARGEST = (1 << 63) - 1
 

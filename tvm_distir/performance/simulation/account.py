@@ -1,0 +1,210 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Account for a step: sum up the timelines of its devices, whichever engine made them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import System
+from tvm_distir.performance.memory.entries import EntryMemory
+from tvm_distir.performance.memory.ranks import RankMemory
+from tvm_distir.performance.memory.timeline import curve
+from tvm_distir.performance.program.parts import Mesh, Value, reached
+from tvm_distir.performance.program.program import Program
+
+from .costs import COMPUTE, SEND, OpRow
+from .device_results import CollectiveTotal, DeviceGroupResult, DeviceTimeline, Held, Tables
+from .devices import Devices, Work
+from .lowering import Lowering
+from .result import PipelineResult, Result
+from .timeline import all_seconds, op_times, seconds
+
+Ints = npt.NDArray[np.int64]
+
+TrafficKey = tuple[str, str, str, int]
+"""Mesh, kind, axes and group size."""
+
+Traffic = dict[TrafficKey, list[int]]
+"""Executions, bytes of results, bytes on the wire, picoseconds."""
+
+
+class _Ops(NamedTuple):
+    """Ops that are run, how often, those of them that count as traffic, and all FLOPs."""
+
+    rows: list[OpRow]
+    counts: list[int]
+    moves: list[tuple[OpRow, int]]
+    flops: int
+
+
+class StepAccount:
+    """Account of a step.
+
+    Parameters
+    ----------
+    program : Program
+    system : System
+    lowering : Lowering
+    finish : int
+        End of the step, in picoseconds.
+
+    Attributes
+    ----------
+    works : list of Work
+        Of each group of devices.
+    """
+
+    def __init__(self, program: Program, system: System, lowering: Lowering, finish: int) -> None:
+        self.program, self.system, self.lowering, self.finish = program, system, lowering, finish
+        self.works: list[Work] = []
+        self._lanes: list[DeviceGroupResult] = []
+        self._traffic: Traffic = {}
+        self._known: dict[bytes, _Ops] = {}
+        self._moved: set[tuple[bytes, str]] = set()
+
+    def add(
+        self,
+        mesh: str,
+        devices: tuple[int, ...],
+        timeline: DeviceTimeline,
+        held: Callable[[], Held],
+        traffic: Traffic,
+        collective_mesh: Mesh | None = None,
+    ) -> None:
+        """Add devices that do the same.
+
+        Parameters
+        ----------
+        mesh : str
+        devices : tuple of int
+        timeline : DeviceTimeline
+            Of the first of them.
+        held : callable giving Held
+        traffic : Traffic
+            Messages and copies that are no ops. Where groups of devices share a mesh, whose ops may
+            differ, the most of each counts.
+        collective_mesh : Mesh, optional
+            On which collectives run, where ops do not say it.
+        """
+        counts = timeline.counts()
+        ops = self._ops(counts)
+
+        def tables() -> Tables:
+            return op_times(ops.rows, ops.counts), timeline.function_times()
+
+        self._lanes.append(
+            DeviceGroupResult(
+                mesh, devices, timeline, functools.cache(held), functools.cache(tables)
+            )
+        )
+        self.works.append(Work(*timeline.busy(), self.finish, ops.flops))
+        key = counts.tobytes(), "" if collective_mesh is None else collective_mesh.name
+        if key not in self._moved:
+            self._moved.add(key)
+            self._add_moves(traffic, ops.moves, collective_mesh)
+        for kind, table in traffic.items():
+            most = self._traffic.get(kind, table)
+            self._traffic[kind] = [max(pair) for pair in zip(most, table, strict=True)]
+
+    def _ops(self, counts: Ints) -> _Ops:
+        """Return the ops of devices that run each row so often; equal ones are found once."""
+        key = counts.tobytes()
+        if key not in self._known:
+            numbers = np.flatnonzero(counts)
+            rows = [self.lowering.rows[number] for number in numbers.tolist()]
+            often = counts[numbers].tolist()
+            moves = [
+                pair
+                for pair in zip(rows, often, strict=True)
+                if pair[0].stream not in (COMPUTE, SEND)
+            ]
+            flops = sum(count * row.op.flops for row, count in zip(rows, often, strict=True))
+            self._known[key] = _Ops(rows, often, moves, flops)
+        return self._known[key]
+
+    def _add_moves(
+        self, sums: Traffic, moves: Iterable[tuple[OpRow, int]], collective_mesh: Mesh | None
+    ) -> None:
+        """Add collectives and received transfers that are run so often."""
+        meshes = self.program.meshes
+        for row, count in moves:
+            op = row.op
+            mesh = meshes[op.mesh] if collective_mesh is None else collective_mesh
+            if op.kind == "collective":
+                axes = ",".join(mesh.axes[axis] for axis in op.mesh_axes)
+                key = mesh.name, op.collective, axes, op.group_size
+            else:
+                ends = f"{meshes[op.peer_mesh].name}->{mesh.name}"
+                key = mesh.name, "send", ends, len(mesh.device_ids)
+            add_traffic(sums, key, count, (op.payload_bytes, row.wire_bytes, row.duration_ps))
+
+    def result(
+        self, timings_s: Mapping[str, float], pipeline: PipelineResult | None = None
+    ) -> Result:
+        """Return the result of the step."""
+        return Result(
+            system=self.system.name,
+            time_s=seconds(self.finish),
+            memory_capacity_bytes=self.system.memory_capacity_bytes,
+            devices=Devices(self._lanes, self.works),
+            collectives=tuple(
+                CollectiveTotal(kind, mesh, axes, size, count, payload, wire, seconds(spent))
+                for (mesh, kind, axes, size), (count, payload, wire, spent) in sorted(
+                    self._traffic.items()
+                )
+            ),
+            unmodelled_ops=tuple(
+                sorted({row.op.op for row in self.lowering.rows if not row.op.modelled})
+            ),
+            branches=tuple(dict.fromkeys(self.lowering.branches)),
+            lanes=tuple(self._lanes),
+            timings_s=timings_s,
+            meshes=self.program.meshes,
+            pipeline=pipeline,
+        )
+
+
+def memory_over_time(
+    memory: EntryMemory | RankMemory,
+    issued: Ints,
+    during: Ints,
+    end: int,
+    after: int,
+    param_bytes: int,
+) -> Held:
+    """Return the memory of a device over time.
+
+    Parameters
+    ----------
+    memory : EntryMemory or RankMemory
+    issued, during : int64 arrays (n,)
+        When each op or unit is issued, and the most that is live meanwhile.
+    end, after : int
+        When the last ends, and what is left then.
+    param_bytes : int
+        Of weights and constants.
+    """
+    when, live = curve(memory.resident_bytes, issued, during, end, after)
+    course = tuple(zip(all_seconds(when), live.tolist(), strict=True))
+    return Held(course, memory.account, param_bytes)
+
+
+def weight_bytes(program: Program, values: Iterable[Value], roots: Iterable[str]) -> int:
+    """Return the bytes of weights and states among values, and of constants below functions."""
+    called = (program.functions[name] for name in reached(program.functions, roots))
+    constants = (value for fn in called for value in fn.values if value.role == "constant")
+    weights = (value for value in values if value.role in ("weight", "state"))
+    return sum(value.bytes for value in (*weights, *constants))
+
+
+def add_traffic(sums: Traffic, key: TrafficKey, count: int, each: tuple[int, int, int]) -> None:
+    """Add executions, each of so many bytes of results, bytes on the wire and picoseconds."""
+    table = sums.setdefault(key, [0, 0, 0, 0])
+    for i, value in enumerate((1, *each)):
+        table[i] += value * count
