@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from tvm_distir.core import last_reads, live_bytes
+
 from .buffers import Body, Buffer, Task, Tree, leaves, read_body
 
 Flags = tuple[bool, ...]
@@ -109,24 +111,20 @@ class Live:
             makes, and what it is the last to read, at most.
         """
         last = self.last_uses(body) if last is None else last
-        free: dict[int, list[Buffer]] = {}
-        live = 0
-        for buffer in params:
-            live += self.size(buffer)
-            free.setdefault(last.get(buffer, -1), []).append(buffer)
-        for buffer in free.get(-1, ()):  # nothing reads it
-            live -= self.size(buffer)
+        made = [[b for b in task.makes if b not in others] for task in body.tasks]
+        ranges = [(b, 0, last[b]) for b in params if b in last]  # the rest is never read
+        for number, results in enumerate(made):
+            ranges += [(b, number, max(last.get(b, number), number)) for b in results]
+        ends: list[list[Buffer]] = [[] for _ in range(len(made) + 1)]
+        for buffer, _, end in ranges:
+            ends[end].append(buffer)
+        first, until = [r[1] for r in ranges], [r[2] for r in ranges]
+        live = live_bytes(first, until, [self.size(r[0]) for r in ranges], len(made)).tolist()
         result = []
-        for number, task in enumerate(body.tasks):
-            for buffer in task.makes:
-                if buffer not in others:
-                    free.setdefault(max(last.get(buffer, number), number), []).append(buffer)
-            made = [b for b in task.makes if b not in others]
-            ends = free.get(number, ())
-            dying = [b for b in ends if b not in task.makes]
-            live -= sum(map(self.size, dying))
-            result.append((live, live + self.inside(task, made, dying)))
-            live += sum(map(self.size, made)) - sum(self.size(b) for b in ends if b in task.makes)
+        for task, results, ending, here in zip(body.tasks, made, ends, live, strict=False):
+            dying = [b for b in ending if b not in task.makes]
+            before = here - sum(map(self.size, (*results, *dying)))
+            result.append((before, before + self.inside(task, results, dying)))
         return result
 
     def inside(self, task: Task, made: Collection[Buffer], dying: Collection[Buffer]) -> int:
@@ -142,9 +140,9 @@ class Live:
 
         ``without``: buffers that some tasks are taken not to read.
         """
-        result: dict[Buffer, int] = {}
-        for number, task in enumerate(body.tasks):
-            left_out = (without or {}).get(number, ())
-            result.update((b, number) for b in task.reads if b not in left_out)
-        result.update(dict.fromkeys(leaves(body.result), len(body.tasks)))
-        return result
+        unread = without or {}
+        reads = (
+            (b for b in task.reads if b not in unread.get(number, ()))
+            for number, task in enumerate(body.tasks)
+        )
+        return last_reads(reads, leaves(body.result))
