@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Define Adam and AdamW."""
+"""Define the update rules SGD, Adam, AdamW and Lion."""
 
 from __future__ import annotations
 
@@ -9,12 +9,54 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import relax
-from tvm.relax.op import add, divide, multiply, power, sqrt, subtract
+from tvm.relax.op import add, divide, multiply, power, sign, sqrt, subtract
 
 from tvm_distir.core import scalar
 
 from .protocol import Shared, by_rate, like, scaled
 from .ranges import at_least_zero, share
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """SGD, ``w - rate (g + decay w)``, with momentum of the sum ``m g' = momentum m + g``.
+
+    Attributes
+    ----------
+    rate, momentum, decay : float
+    """
+
+    rate: float = at_least_zero(1e-2)
+    momentum: float = at_least_zero(0.0)
+    decay: float = at_least_zero(0.0)
+    counts = False
+    wide = False
+
+    def states(self, weight: Any) -> dict[str, Any]:
+        """Return the type of the momentum, if there is any."""
+        return {"momentum": weight} if self.momentum else {}
+
+    def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
+        """Return nothing, as no values are shared."""
+        return {}
+
+    def update(
+        self,
+        builder: relax.BlockBuilder,
+        weight: Any,
+        grad: Any,
+        states: Sequence[Any],
+        shared: Shared,
+    ) -> tuple[Any, list[Any]]:
+        """Update a weight; see :class:`.protocol.Optimizer`."""
+        kept = []
+        if self.decay:
+            grad = builder.emit(add(grad, scaled(builder, self.decay, weight)))
+        if states:
+            grad = builder.emit(add(scaled(builder, self.momentum, states[0]), grad))
+            kept = [grad]
+        return subtract(weight, by_rate(builder, self.rate, shared, grad)), kept
+
 
 LEFT = ("left1", "left2")
 """Names of what the moments fall short by so far."""
@@ -113,3 +155,48 @@ def moved(
     small = scalar(made.epsilon, str(grad.ty.dtype))
     below = builder.emit(add(builder.emit(sqrt(second)), small))
     return builder.emit(divide(first, below)), moments
+
+
+@dataclass(frozen=True)
+class Lion:
+    """Lion (Chen et al. 2023, algorithm 2), with decoupled weight decay as in AdamW.
+
+    State: the running mean of the gradients.
+
+    Attributes
+    ----------
+    rate, beta1, beta2, decay : float
+    """
+
+    rate: float = at_least_zero(1e-4)
+    beta1: float = share(0.9)
+    beta2: float = share(0.99)
+    decay: float = at_least_zero(0.0)
+    counts = False
+    wide = False
+
+    def states(self, weight: Any) -> dict[str, Any]:
+        """Return the type of the running mean."""
+        return {"m": weight}
+
+    def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
+        """Return nothing, as no values are shared."""
+        return {}
+
+    def update(
+        self,
+        builder: relax.BlockBuilder,
+        weight: Any,
+        grad: Any,
+        states: Sequence[Any],
+        shared: Shared,
+    ) -> tuple[Any, list[Any]]:
+        """Update a weight; see :class:`.protocol.Optimizer`."""
+        near, kept = (
+            builder.emit(add(scaled(builder, beta, states[0]), scaled(builder, 1 - beta, grad)))
+            for beta in (self.beta1, self.beta2)
+        )
+        move = by_rate(builder, self.rate, shared, builder.emit(sign(near)))
+        if self.decay:
+            move = builder.emit(add(move, by_rate(builder, self.rate, shared, weight, self.decay)))
+        return subtract(weight, move), [kept]
