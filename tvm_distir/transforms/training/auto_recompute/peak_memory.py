@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Compute the live bytes of functions, following calls.
+"""Compute the peak memory of functions, following calls.
 
 A buffer lives from the call that makes it to the last call that reads it, wherever in the callees
 that is; views keep what they look at alive, and what a function returns lives to its end.
@@ -8,53 +8,78 @@ that is; views keep what they look at alive, and what a function returns lives t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from tvm import ir
+
 from tvm_distir.core import last_reads, live_bytes
+from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
+from tvm_distir.transforms.training.recompute.choice import Auto
+from tvm_distir.transforms.training.recompute.pairs import Differentiator
 
 from .buffers import Body, Buffer, Task, Tree, leaves, read_body
 
 Flags = tuple[bool, ...]
-Size = Callable[[Buffer], int]
 
 
-class Live:
-    """Memory peaks of functions.
+class PeakMemory:
+    """Peak memory of the functions of a step without recomputation.
 
     Parameters
     ----------
-    functions : mapping of str to Function
-    kernels : IRModule
-        The PrimFuncs that are called.
-    size : callable
-        Bytes that a buffer counts.
+    pairs : Differentiator
+        Knows the functions.
+    auto : Auto
+        Parts that buffers are cut into.
+    block_bytes : int
+        Sizes are multiples of it.
     """
 
-    def __init__(self, functions: Mapping[str, Any], kernels: Any, size: Size) -> None:
-        self.functions, self.kernels, self.size = functions, kernels, size
+    def __init__(self, pairs: Differentiator, auto: Auto, block_bytes: int = 1) -> None:
+        self.pairs, self.auto, self.block_bytes = pairs, auto, block_bytes
         self.gradients: dict[str, Flags] = {}
         """Per function, which of its results are gradients of weights, where that is known."""
         self._bodies: dict[tuple[str, Flags], Body] = {}
         self._peaks: dict[tuple[str, Flags, Flags], int] = {}
 
+    def size(self, buffer: Buffer) -> int:
+        """Return the bytes of a buffer on one device."""
+        parts = self.auto.weights if buffer.weight else self.auto.activations
+        return self._rounded(-(-buffer.size_bytes // parts))
+
+    def _rounded(self, size_bytes: int) -> int:
+        return -(-size_bytes // self.block_bytes) * self.block_bytes
+
+    def sizes(self, buffers: Iterable[Buffer]) -> int:
+        """Return the total bytes of some buffers."""
+        return sum(map(self.size, buffers))
+
+    @property
+    def constant_bytes(self) -> int:
+        """Return the bytes of the constants of all functions, replicated on each device."""
+        bodies = {name: body for (name, _), body in self._bodies.items()}
+        return sum(self._rounded(size) for body in bodies.values() for size in body.constants)
+
+    def flag(self, pair: ForwardBackward, args: Sequence[Any], weights: Collection[str]) -> None:
+        """Mark the results of a backward pass that are gradients of weights."""
+        given = [args[i] for i in pair.given]
+        flags = tuple(isinstance(arg, ir.Var) and str(arg.name) in weights for arg in given)
+        self.gradients[str(pair.backward.name_hint)] = flags
+
     def read(self, name: str, weights: Flags) -> Body:
         """Read a function, given which leaves of its parameters are weights."""
         key = (name, weights)
         if key not in self._bodies:
-            body = read_body(self.functions[name], weights, self.kernels, self.results)
+            body = read_body(
+                self.pairs.functions.of[name], weights, self.pairs.times.kernels, self.results
+            )
             parts = body.result if isinstance(body.result, tuple) else ()
             for flag, part in zip(self.gradients.get(name, ()), parts, strict=False):
                 for buffer in leaves(part):
                     buffer.weight |= flag
             self._bodies[key] = body
         return self._bodies[key]
-
-    @property
-    def constants(self) -> list[int]:
-        """Return the bytes of the constants of all functions that were read."""
-        bodies = {name: body for (name, _), body in self._bodies.items()}
-        return [size for body in bodies.values() for size in body.constants]
 
     def results(self, name: str, args: Sequence[Buffer]) -> tuple[Tree, list[Buffer]]:
         """Return the results of a call of a function, and which of them it allocates."""
@@ -123,7 +148,7 @@ class Live:
         result = []
         for task, results, ending, here in zip(body.tasks, made, ends, live, strict=False):
             dying = [b for b in ending if b not in task.makes]
-            before = here - sum(map(self.size, (*results, *dying)))
+            before = here - self.sizes((*results, *dying))
             result.append((before, before + self.inside(task, results, dying)))
         return result
 
@@ -131,7 +156,7 @@ class Live:
         """Return the peak bytes inside a task, of its results and of what is last used in it."""
         if task.callee is not None:
             return self.peak(task.callee, task.reads, dying)
-        return sum(map(self.size, made)) + sum(map(self.size, dying))
+        return self.sizes(made) + self.sizes(dying)
 
     def last_uses(
         self, body: Body, without: Mapping[int, Collection[Buffer]] | None = None
