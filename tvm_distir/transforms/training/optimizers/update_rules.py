@@ -80,6 +80,7 @@ class Adam:
     decay: float = at_least_zero(0.0)
     counts = True
     wide = False
+    decoupled = False
 
     def states(self, weight: Any) -> dict[str, Any]:
         """Return the types of the moments."""
@@ -102,10 +103,23 @@ class Adam:
         shared: Shared,
     ) -> tuple[Any, list[Any]]:
         """Update a weight; see :class:`.protocol.Optimizer`."""
-        if self.decay:
+        if self.decay and not self.decoupled:
             grad = builder.emit(add(grad, scaled(builder, self.decay, weight)))
-        ratio, moments = moved(self, builder, grad, states, shared)
-        return subtract(weight, by_rate(builder, self.rate, shared, ratio)), moments
+        left = [like(builder, shared[name], grad) for name in LEFT]
+        squared = builder.emit(multiply(grad, grad))
+        betas, moments = (self.beta1, self.beta2), []
+        for state, new, beta in zip(states, (grad, squared), betas, strict=True):
+            kept = scaled(builder, beta, state)
+            moments.append(builder.emit(add(kept, scaled(builder, 1 - beta, new))))
+        first, second = (
+            builder.emit(divide(moment, part)) for moment, part in zip(moments, left, strict=True)
+        )
+        small = scalar(self.epsilon, str(grad.ty.dtype))
+        root = builder.emit(add(builder.emit(sqrt(second)), small))
+        move = by_rate(builder, self.rate, shared, builder.emit(divide(first, root)))
+        if self.decay and self.decoupled:
+            move = builder.emit(add(move, by_rate(builder, self.rate, shared, weight, self.decay)))
+        return subtract(weight, move), moments
 
 
 @dataclass(frozen=True)
@@ -118,43 +132,7 @@ class AdamW(Adam):
     """
 
     decay: float = at_least_zero(1e-2)
-
-    def update(
-        self,
-        builder: relax.BlockBuilder,
-        weight: Any,
-        grad: Any,
-        states: Sequence[Any],
-        shared: Shared,
-    ) -> tuple[Any, list[Any]]:
-        """Update a weight; see :class:`.protocol.Optimizer`."""
-        ratio, moments = moved(self, builder, grad, states, shared)
-        move = by_rate(builder, self.rate, shared, ratio)
-        if self.decay:
-            move = builder.emit(add(move, by_rate(builder, self.rate, shared, weight, self.decay)))
-        return subtract(weight, move), moments
-
-
-def moved(
-    made: Adam,
-    builder: relax.BlockBuilder,
-    grad: Any,
-    states: Sequence[Any],
-    shared: Shared,
-) -> tuple[Any, list[Any]]:
-    """Return the corrected first moment over the root of the second, and the new moments."""
-    left = [like(builder, shared[name], grad) for name in LEFT]
-    squared = builder.emit(multiply(grad, grad))
-    betas, moments = (made.beta1, made.beta2), []
-    for state, new, beta in zip(states, (grad, squared), betas, strict=True):
-        kept = scaled(builder, beta, state)
-        moments.append(builder.emit(add(kept, scaled(builder, 1 - beta, new))))
-    first, second = (
-        builder.emit(divide(moment, part)) for moment, part in zip(moments, left, strict=True)
-    )
-    small = scalar(made.epsilon, str(grad.ty.dtype))
-    below = builder.emit(add(builder.emit(sqrt(second)), small))
-    return builder.emit(divide(first, below)), moments
+    decoupled = True
 
 
 @dataclass(frozen=True)
