@@ -140,7 +140,7 @@ class Peaks:
         program = dataclasses.replace(program, functions=functions, staged=staged)
         self._staged = staged
         framework = CachingAllocator(program, level=functools.partial(PeakFormula, self.kinds))
-        self._memories = RankMemories(program, staged, framework)
+        self._memories = RankMemories(program, staged, framework, places=False)
         self._moments: dict[int, Ints] = {}
 
     def of(self, quantities: Ints, micro_batches: int) -> Ints:

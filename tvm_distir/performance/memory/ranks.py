@@ -60,14 +60,20 @@ class RankMemories:
     program : Program
     staged : PipelineProgram
     framework : CachingAllocator
+    places : bool
+        Whether blocks are placed, to measure fragmentation.
     """
 
     def __init__(
-        self, program: Program, staged: PipelineProgram, framework: CachingAllocator
+        self,
+        program: Program,
+        staged: PipelineProgram,
+        framework: CachingAllocator,
+        places: bool = True,
     ) -> None:
         self.program, self.staged, self.framework = program, staged, framework
         self.stages = Stages(program, staged, framework)
-        self.levels = UnitLevels(framework, Arenas(framework))
+        self.levels = UnitLevels(framework, Arenas(framework) if places else None)
         self._messages: dict[tuple[bool, LastUse], MemoryLevel] = {}
         self._labels: dict[tuple[str, int, int], Label] = {}  # by event's name, stage and buffer
 

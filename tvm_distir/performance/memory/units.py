@@ -151,10 +151,11 @@ class UnitLevels:
     Parameters
     ----------
     framework : CachingAllocator
-    arenas : Arenas
+    arenas : Arenas, optional
+        Without it, what best-fit placement needs is taken to be 0.
     """
 
-    def __init__(self, framework: CachingAllocator, arenas: Arenas) -> None:
+    def __init__(self, framework: CachingAllocator, arenas: Arenas | None) -> None:
         self.framework, self.arenas = framework, arenas
         self._known: dict[tuple[int, LastUse], tuple[MemoryLevel, int]] = {}
         self._units: list[Unit] = []
@@ -166,7 +167,8 @@ class UnitLevels:
             self._units.append(unit)  # no other takes its identity
             level, top = self.framework.new(), 0
             for number, use, rest in self.uses(unit, death):
-                top = max(top, level.live + self.arenas.whole(use))
+                if self.arenas is not None:
+                    top = max(top, level.live + self.arenas.whole(use))
                 level.over(self.framework.level(use), number)
                 for buffer in rest:
                     level.add(death.roles[buffer], -death.sizes[buffer])

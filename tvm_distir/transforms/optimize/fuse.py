@@ -223,7 +223,7 @@ def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
 
     best, chosen = price("all_reduce", labels), None
     for dim in sorted(range(len(shape)), key=lambda d: d not in peer):
-        given = _scattered(shape, labels, here[0], axes, dim)
+        given = _scattered_labels(shape, labels, here[0], axes, dim)
         if given is None:
             continue
         cost = price("reduce_scatter", given)
@@ -232,7 +232,7 @@ def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
     return chosen
 
 
-def _scattered(
+def _scattered_labels(
     shape: tuple[int, ...], labels: Labels, mesh: Sequence[int], axes: Sequence[int], dim: int
 ) -> Labels | None:
     """Return the placement after an even scatter without padding, or None."""
