@@ -143,12 +143,13 @@ class PeakMemory:
         ends: list[list[Buffer]] = [[] for _ in range(len(made) + 1)]
         for buffer, _, end in ranges:
             ends[end].append(buffer)
+        size = {buffer: self.size(buffer) for buffer, _, _ in ranges}
         first, until = [r[1] for r in ranges], [r[2] for r in ranges]
-        live = live_bytes(first, until, [self.size(r[0]) for r in ranges], len(made)).tolist()
+        live = live_bytes(first, until, [size[r[0]] for r in ranges], len(made)).tolist()
         result = []
         for task, results, ending, here in zip(body.tasks, made, ends, live, strict=False):
             dying = [b for b in ending if b not in task.makes]
-            before = here - self.sizes((*results, *dying))
+            before = here - sum(size[b] for b in (*results, *dying))
             result.append((before, before + self.inside(task, results, dying)))
         return result
 
