@@ -37,8 +37,7 @@ from tvm_distir.planning.strategies.model_info import (
 from tvm_distir.planning.strategies.training import with_updates
 from tvm_distir.transforms.optimize.bucket import BucketGathers, BucketReductions
 from tvm_distir.transforms.optimize.passes import OptimizeCollectives
-from tvm_distir.transforms.optimize.schedule import ScheduleCollectives
-from tvm_distir.transforms.optimize.split import SplitCollectives
+from tvm_distir.transforms.optimize.schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.optimize.traffic import traffic
 
 Case = Callable[[int], tuple[ir.IRModule, Plan]]

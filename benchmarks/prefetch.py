@@ -16,8 +16,7 @@ from typing import Any
 import tvm_distir as td
 from tvm_distir.transforms.optimize.bucket import BucketReductions
 from tvm_distir.transforms.optimize.prefetch import PrefetchGathers
-from tvm_distir.transforms.optimize.schedule import ScheduleCollectives
-from tvm_distir.transforms.optimize.split import SplitCollectives
+from tvm_distir.transforms.optimize.schedule import ScheduleCollectives, SplitCollectives
 
 SYSTEM = td.System.load("dgx-a100")
 HALF: dict[str, Any] = {"dtype": "float16", "seq": 2048, "positions": 2048, "batch": 16}

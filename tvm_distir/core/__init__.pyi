@@ -3,6 +3,8 @@
 
 from .analysis.levels import check_level as check_level
 from .analysis.levels import level_of as level_of
+from .analysis.liveness import last_reads as last_reads
+from .analysis.liveness import live_bytes as live_bytes
 from .analysis.names import LEVELS as LEVELS
 from .analysis.partial import PartialState as PartialState
 from .collectives.calls import decode_collective as decode_collective

@@ -25,9 +25,9 @@ from .optimize.prefetch import PrefetchGathers as PrefetchGathers
 from .optimize.regather import GatherAgain as GatherAgain
 from .optimize.ring import RingAttention as RingAttention
 from .optimize.schedule import ScheduleCollectives as ScheduleCollectives
+from .optimize.schedule import SplitCollectives as SplitCollectives
 from .optimize.share import CancelCollectives as CancelCollectives
 from .optimize.share import ShareCollectives as ShareCollectives
-from .optimize.split import SplitCollectives as SplitCollectives
 from .optimize.traffic import Change as Change
 from .optimize.traffic import Traffic as Traffic
 from .optimize.traffic import TrafficInstrument as TrafficInstrument

@@ -39,7 +39,7 @@ PASSES = Registry(
             "ring": "transforms.optimize.ring:RingAttention",
             "bucket": "transforms.optimize.bucket:BucketReductions",
             "bucket-gathers": "transforms.optimize.bucket:BucketGathers",
-            "split": "transforms.optimize.split:SplitCollectives",
+            "split": "transforms.optimize.schedule:SplitCollectives",
             "schedule": "transforms.optimize.schedule:ScheduleCollectives",
             "prefetch": "transforms.optimize.prefetch:PrefetchGathers",
             "in-turn": "transforms.training.pipeline.expand_passes:RunInTurn",

@@ -24,8 +24,7 @@ from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
 from tvm_distir.transforms.optimize.bucket import BucketReductions
 from tvm_distir.transforms.optimize.move import MoveGathers, MoveSlices
 from tvm_distir.transforms.optimize.passes import OptimizeCollectives
-from tvm_distir.transforms.optimize.schedule import ScheduleCollectives
-from tvm_distir.transforms.optimize.split import SplitCollectives
+from tvm_distir.transforms.optimize.schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.optimize.traffic import traffic
 
 HEAD = """

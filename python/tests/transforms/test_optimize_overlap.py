@@ -25,8 +25,7 @@ from tvm_distir.transforms.optimize.bucket import BucketReductions
 from tvm_distir.transforms.optimize.costs import BindingCosts
 from tvm_distir.transforms.optimize.dependence import block_nodes, peak_bytes
 from tvm_distir.transforms.optimize.scan import Scan
-from tvm_distir.transforms.optimize.schedule import ScheduleCollectives
-from tvm_distir.transforms.optimize.split import SplitCollectives
+from tvm_distir.transforms.optimize.schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.optimize.traffic import traffic
 
 SYSTEM = System.load("laptop-cpu")

@@ -29,8 +29,8 @@ from .account import (
 )
 from .best_fit import Arenas
 from .caching_allocator import DONATED, CachingAllocator, CallVariant
-from .live_bytes import LiveBytes
 from .liveness import FunctionBuffers
+from .timeline import LiveBytes
 
 Ints = npt.NDArray[np.int64]
 

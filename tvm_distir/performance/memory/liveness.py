@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tvm_distir.core import last_reads
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program
 
@@ -116,7 +117,7 @@ class ProgramBuffers:
     def _read(self, name: str, fn: Function) -> FunctionBuffers:
         lives = FunctionBuffers(name, len(fn.params))
         at = [CONSTANT] * len(fn.values)
-        last: list[int] = []
+        read: list[tuple[int, ...]] = []
         held: dict[int, tuple[int, ...]] = {}
 
         def make(value: int, role: int, maker: int, size: int = -1) -> int:
@@ -124,8 +125,7 @@ class ProgramBuffers:
             lives.roles.append(VALUE_ROLES.get(fn.values[value].role, role))
             lives.values.append(value)
             lives.makers.append(maker)
-            last.append(maker)
-            return len(last) - 1
+            return len(lives.makers) - 1
 
         for value in fn.params:
             at[value] = make(value, TEMPORARIES, -1)
@@ -159,9 +159,7 @@ class ProgramBuffers:
             if op.is_start:
                 held.update((buffer, reads) for buffer in new)
             ended = reads if op.kind == "wait" or op.callees else ()
-            for buffer in (*reads, *(buffer for r in ended for buffer in held.pop(r, ()))):
-                if buffer >= 0:
-                    last[buffer] = number
+            read.append((*reads, *(buffer for r in ended for buffer in held.pop(r, ())), *new))
             lives.steps.append(Step(op, reads, tuple(at[i] for i in op.outputs), new))
         results = tuple(at[i] for i in fn.results)
         lives.lent = tuple(
@@ -170,7 +168,17 @@ class ProgramBuffers:
             for buffer in dict.fromkeys(held.get(result, ()))
             if buffer >= lives.params and buffer not in results
         )
-        return _ended(lives, (*results, *(buffer for _, buffer in lives.lent)), last)
+        lives.results = (*results, *(buffer for _, buffer in lives.lent))
+        last = last_reads(read)
+        lives.last = tuple(last.get(buffer, -1) for buffer in range(len(lives.sizes)))
+        kept = set(lives.results)
+        ends: list[list[int]] = [[] for _ in lives.steps]
+        for buffer, step in last.items():
+            if buffer >= 0 and buffer not in kept:
+                ends[step].append(buffer)
+        lives.ends = [tuple(sorted(buffers)) for buffers in ends]
+        lives.unread = frozenset(range(lives.params)) - last.keys() - kept
+        return lives
 
     def _returned(self, op: Op, reads: Sequence[int]) -> list[tuple[int, int | None, int, int]]:
         """Return, per result of a call, the argument's buffer or the callee's role and size.
@@ -194,19 +202,3 @@ class ProgramBuffers:
             else:
                 result.append((CONSTANT, buffer, callee.roles[buffer], callee.sizes[buffer]))
         return result
-
-
-def _ended(
-    lives: FunctionBuffers, results: tuple[int, ...], last: Sequence[int]
-) -> FunctionBuffers:
-    """Record the step at which each buffer that is no result ends."""
-    kept = set(results)
-    ends: list[list[int]] = [[] for _ in lives.steps]
-    for buffer, step in enumerate(last):
-        if step >= 0 and buffer not in kept:
-            ends[step].append(buffer)
-    lives.ends = [tuple(ended_buffers) for ended_buffers in ends]
-    lives.unread = frozenset(p for p in range(lives.params) if last[p] < 0 and p not in kept)
-    lives.results = results
-    lives.last = tuple(last)
-    return lives

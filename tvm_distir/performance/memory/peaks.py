@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import FETCH, RECV, Step, programs
+from tvm_distir.core import Step, programs
 from tvm_distir.performance.program.numbers import Numbers
 from tvm_distir.performance.program.parts import Value
 from tvm_distir.performance.program.program import Program
@@ -26,7 +26,6 @@ from .caching_allocator import BLOCK_BYTES, CachingAllocator, MemoryLevel
 from .rank_events import RankEvents
 from .ranks import RankMemories, deaths_of
 from .steady_state import SteadyState, cut, steady
-from .units import LastUse, Unit
 
 Ints = npt.NDArray[np.int64]
 
@@ -141,8 +140,7 @@ class Peaks:
         program = dataclasses.replace(program, functions=functions, staged=staged)
         self._staged = staged
         framework = CachingAllocator(program, level=functools.partial(PeakFormula, self.kinds))
-        self._memories = RankMemories(program, staged, framework)
-        self._levels: dict[Hashable, PeakFormula] = {}
+        self._memories = RankMemories(program, staged, framework, places=False)
         self._moments: dict[int, Ints] = {}
 
     def of(self, quantities: Ints, micro_batches: int) -> Ints:
@@ -184,7 +182,8 @@ class Peaks:
         number: dict[int, int] = {}
         order = []
         for place, death in enumerate(deaths_of(walk)):
-            level = self._level(walk, place, death)
+            level, _ = self._memories.level(walk, place, death)
+            assert isinstance(level, PeakFormula)
             if id(level) not in number:
                 number[id(level)] = len(known)
                 known.append(level)
@@ -199,34 +198,3 @@ class Peaks:
             moments_here = highest(before[kind == place])
             moments.append((moments_here[:, None] + level.most_held[None]).reshape(-1, self.kinds))
         return highest(np.concatenate(moments))
-
-    def _level(self, walk: RankEvents, place: int, death: LastUse) -> PeakFormula:
-        """Return the level of an event; like events share the object."""
-        event, levels = walk.events[place], self._levels
-        if event.unit is None:
-            size = walk.sizes[int(event.ids[0])]
-            made, dead = event.name in (RECV, FETCH), bool(death.buffers)
-            if (made, dead, size) not in levels:
-                levels[made, dead, size] = self._message(made, dead, size)
-            return levels[made, dead, size]
-        key = id(event.unit), death
-        if key not in levels:
-            levels[key] = self._unit(event.unit, death)
-        return levels[key]
-
-    def _unit(self, unit: Unit, death: LastUse) -> PeakFormula:
-        level, memories = PeakFormula(self.kinds), self._memories
-        for number, use, rest in memories.levels.uses(unit, death):
-            level.over(memories.framework.level(use), number)
-            for buffer in rest:
-                level.add(death.roles[buffer], -death.sizes[buffer])
-        return level
-
-    def _message(self, made: bool, dead: bool, size: int) -> PeakFormula:
-        level = PeakFormula(self.kinds)
-        if made:
-            level.add(0, size)
-            level.reach(0)
-        if dead:
-            level.add(0, -size)
-        return level

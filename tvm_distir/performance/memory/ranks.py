@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import BACKWARD, FETCH, FORWARD, RECV, WEIGHT, Step, absences
+from tvm_distir.core import BACKWARD, FETCH, FORWARD, RECV, WEIGHT, Step, absences, live_bytes
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.staged import PipelineProgram
 
@@ -60,14 +60,21 @@ class RankMemories:
     program : Program
     staged : PipelineProgram
     framework : CachingAllocator
+    places : bool
+        Whether blocks are placed, to measure fragmentation.
     """
 
     def __init__(
-        self, program: Program, staged: PipelineProgram, framework: CachingAllocator
+        self,
+        program: Program,
+        staged: PipelineProgram,
+        framework: CachingAllocator,
+        places: bool = True,
     ) -> None:
         self.program, self.staged, self.framework = program, staged, framework
         self.stages = Stages(program, staged, framework)
-        self.levels = UnitLevels(framework, Arenas(framework))
+        self.levels = UnitLevels(framework, Arenas(framework) if places else None)
+        self._messages: dict[tuple[bool, LastUse], MemoryLevel] = {}
         self._labels: dict[tuple[str, int, int], Label] = {}  # by event's name, stage and buffer
 
     def of(self, rank: int, steps: Sequence[Step]) -> RankMemory:
@@ -97,7 +104,7 @@ class RankMemories:
         resident = self.resident(walk)
         base = sum(buffer.bytes for buffer in resident)
         deaths = deaths_of(walk)
-        levels = [self._level(walk, number, death) for number, death in enumerate(deaths)]
+        levels = [self.level(walk, number, death) for number, death in enumerate(deaths)]
         kinds: dict[int, int] = {}
         table = [(kinds.setdefault(id(level), len(kinds)), level, top) for level, top in levels]
         order = np.array([kind for kind, _, _ in table], np.int64)
@@ -143,11 +150,11 @@ class RankMemories:
             for event in walk.events
             if event.name == FETCH
         }
-        changes = np.zeros(len(schedule.orders[walk.rank]) + 1, np.int64)
-        for absence in absences(schedule, walk.rank):
-            changes[absence.stored] += sizes[absence.stage, absence.micro]
-            changes[absence.fetched + 1] -= sizes[absence.stage, absence.micro]
-        return int(np.cumsum(changes).max())
+        away = absences(schedule, walk.rank)
+        rows = [(a.stored, a.fetched, sizes[a.stage, a.micro]) for a in away]
+        stored, fetched, size = np.array(rows, np.int64).reshape(-1, 3).T
+        live = live_bytes(stored, fetched, size, len(schedule.orders[walk.rank]))
+        return int(live.max(initial=0))
 
     def resident(self, walk: RankEvents) -> list[LiveBuffer]:
         """Return the inputs of the step, and constants of what the rank runs."""
@@ -158,20 +165,21 @@ class RankMemories:
             *constants(self.program, self.framework, sorted(roots)),
         ]
 
-    def _level(self, walk: RankEvents, number: int, death: LastUse) -> tuple[MemoryLevel, int]:
+    def level(self, walk: RankEvents, number: int, death: LastUse) -> tuple[MemoryLevel, int]:
+        """Return the level of an event, which like events share, and what best fit needs."""
         event = walk.events[number]
         if event.unit is not None:
             return self.levels.level(event.unit, death)
-        level = MemoryLevel()
-        made = event.name in (RECV, FETCH)
-        for instance in event.ids.tolist() if made else ():
-            level.add(walk.roles[instance], walk.sizes[instance])
-        if made:
-            level.reach(0)
-        for buffer in death.buffers:
-            instance = int(event.ids[buffer])
-            level.add(walk.roles[instance], -walk.sizes[instance])
-        return level, level.peak
+        key = event.name in (RECV, FETCH), death
+        if key not in self._messages:
+            level = self._messages[key] = self.framework.new()
+            if key[0]:
+                for role, size in zip(death.roles, death.sizes, strict=True):
+                    level.add(role, size)
+                level.reach(0)
+            for buffer in death.buffers:
+                level.add(death.roles[buffer], -death.sizes[buffer])
+        return self._messages[key], self._messages[key].peak
 
     def _held(self, walk: RankEvents, deaths: Sequence[LastUse], at: int) -> Iterator[LiveBuffer]:
         """Yield the buffers that are live at the peak, besides resident ones."""

@@ -1,11 +1,15 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Compute live memory over time from live memory in issue order."""
+"""Compute live bytes op by op and over time."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
+
+from .caching_allocator import CachingAllocator, CallVariant
 
 Ints = npt.NDArray[np.int64]
 
@@ -39,3 +43,60 @@ def curve(resident: int, start: Ints, during: Ints, end: int, after: int) -> tup
     time, live = np.repeat(time[first], 2), np.stack((most, last), axis=1).ravel()
     kept = np.append(True, live[1:] != live[:-1])
     return time[kept], live[kept]
+
+
+class LiveBytes:
+    """Live bytes of uses of functions, op by op, callees spliced in.
+
+    Parameters
+    ----------
+    framework : CachingAllocator
+    taken : mapping of str to str
+        Of each branch, ``function/binding``, the function that runs.
+    """
+
+    def __init__(self, framework: CachingAllocator, taken: Mapping[str, str]) -> None:
+        self.framework, self.taken = framework, taken
+        self._known: dict[CallVariant, tuple[Ints, int]] = {}
+
+    def of(self, use: CallVariant) -> tuple[Ints, int]:
+        """Return the live bytes while each op runs, above those at the entry, and behind the last.
+
+        Views are no ops.
+        """
+        if use not in self._known:
+            self._known[use] = self._walk(use)
+        return self._known[use]
+
+    def _walk(self, use: CallVariant) -> tuple[Ints, int]:
+        framework = self.framework
+        lives, shape = framework.lives[use.function], framework.shape(use)
+        parts: list[Ints] = []
+        single: list[int] = []
+        live = -sum(shape.sizes[p] for p in shape.owned if p in lives.unread)
+
+        def flush() -> None:
+            if single:
+                parts.append(np.array(single, np.int64))
+                single.clear()
+
+        for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
+            gone: set[int] = set()
+            if step.op.callees:
+                inner = framework.inner(lives, number, shape)
+                taken = self.taken.get(f"{use.function}/{step.op.name}", step.op.callee)
+                call = next(i for i in inner if i.use.function == taken)
+                gone = {buffer for i in inner for buffer in i.handed}
+                during, _ = self.of(call.use)
+                elsewhere = sum(shape.sizes[buffer] for buffer in gone - set(call.handed))
+                flush()
+                parts.append(during + (live - elsewhere))
+                live += framework.run(step, inner, shape).live
+            else:
+                live += sum(shape.sizes[buffer] for buffer in step.new)
+                single.append(live)
+            for buffer in ends:
+                if buffer not in gone and (buffer >= lives.params or buffer in shape.owned):
+                    live -= shape.sizes[buffer]
+        flush()
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64), live

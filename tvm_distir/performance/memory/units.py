@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tvm_distir.core import last_reads
 from tvm_distir.performance.program.staged import Phase
 
 from .account import Label, LiveBuffer
@@ -93,13 +94,10 @@ def make_unit(
         written.update(phase.outputs)
     at = {slot: number for number, slot in enumerate(inputs)}
     slots, sizes, roles = list(inputs), [0] * len(inputs), [OWN] * len(inputs)
-    last, parts = [-1] * len(inputs), list[Part]()
-    for number, phase in enumerate(phases):
+    parts: list[Part] = []
+    for phase in phases:
         lives = framework.lives[phase.function]
         reads = tuple(at[slot] for slot in phase.inputs)
-        for buffer in reads:
-            if buffer >= 0:
-                last[buffer] = number
         copies: dict[int, int] = {}
         makes, given = [], []
         for slot, buffer in zip(phase.outputs, lives.results, strict=True):
@@ -119,12 +117,12 @@ def make_unit(
                 slots.append(slot)
                 sizes.append(lives.sizes[buffer])
                 roles.append(given[-1])
-                last.append(number)
         parts.append(Part(phase.function, reads, tuple(makes), tuple(given)))
+    last = last_reads((*part.reads, *part.makes) for part in parts)
     outputs = tuple(dict.fromkeys(slot for phase in phases for slot in phase.outputs))
     return Unit(
         name, tuple(parts), tuple(inputs), outputs, tuple(at[slot] for slot in outputs),
-        tuple(sizes), tuple(roles), tuple(slots), tuple(last),
+        tuple(sizes), tuple(roles), tuple(slots), tuple(last[b] for b in range(len(sizes))),
     )  # fmt: skip
 
 
@@ -153,10 +151,11 @@ class UnitLevels:
     Parameters
     ----------
     framework : CachingAllocator
-    arenas : Arenas
+    arenas : Arenas, optional
+        Without it, what best-fit placement needs is taken to be 0.
     """
 
-    def __init__(self, framework: CachingAllocator, arenas: Arenas) -> None:
+    def __init__(self, framework: CachingAllocator, arenas: Arenas | None) -> None:
         self.framework, self.arenas = framework, arenas
         self._known: dict[tuple[int, LastUse], tuple[MemoryLevel, int]] = {}
         self._units: list[Unit] = []
@@ -166,9 +165,10 @@ class UnitLevels:
         key = (id(unit), death)
         if key not in self._known:
             self._units.append(unit)  # no other takes its identity
-            level, top = MemoryLevel(), 0
+            level, top = self.framework.new(), 0
             for number, use, rest in self.uses(unit, death):
-                top = max(top, level.live + self.arenas.whole(use))
+                if self.arenas is not None:
+                    top = max(top, level.live + self.arenas.whole(use))
                 level.over(self.framework.level(use), number)
                 for buffer in rest:
                     level.add(death.roles[buffer], -death.sizes[buffer])

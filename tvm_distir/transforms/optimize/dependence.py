@@ -20,6 +20,8 @@ from tvm_distir.core import (
     FunctionView,
     flat_types,
     is_pure,
+    last_reads,
+    live_bytes,
     local_bytes,
     start_name,
 )
@@ -83,7 +85,7 @@ def block_nodes(
     sizes = _Sizes(reading)
     blocks: list[list[BlockNode]] = []
     end = params
-    last_read = _last_read(scan)
+    last = last_reads(scan.used, reading.result)
     for rows in scan.blocks:
         first, end = end, end + len(rows)
         nodes: list[BlockNode] = []
@@ -93,7 +95,7 @@ def block_nodes(
             reads = dict.fromkeys(scan.used[number])
             used = dict.fromkeys(read - first for read in reads if read >= first)
             node = BlockNode(deps=list(used), starts=kind in _STARTS)
-            node.leaves = last_read[first + i] >= end
+            node.leaves = last.get(first + i, -1) >= end - params
             if kind == DONE and used:
                 node.done_of = next(iter(used))
             shares = _shares(value, reading.kinds[number], number, costs)
@@ -113,22 +115,6 @@ def block_nodes(
                 nodes[dep].readers.append(i)
         blocks.append(nodes)
     return blocks
-
-
-def _last_read(scan: Scan) -> list[int]:
-    """Return, per variable, the number of the last variable whose binding reads it.
-
-    That of none, one more than there are, where the function's result does.
-    """
-    reading = scan.reading
-    last = [-1] * len(reading.variables)
-    for number, some in enumerate(scan.used, reading.params):
-        for used in some:
-            last[used] = number
-    for used in reading.result:
-        if used >= 0:
-            last[used] = len(last)
-    return last
 
 
 class _Sizes:
@@ -164,21 +150,7 @@ def _shares(value: Any, kind: int, number: int, costs: BodyCosts) -> bool:
 
 def peak_bytes(nodes: Sequence[BlockNode], order: Sequence[int]) -> int:
     """Return the peak of live result bytes when the bindings run in a given order."""
-    last = [-1] * len(nodes)
-    for step, i in enumerate(order):
-        last[i] = max(last[i], step)
-        for owner in nodes[i].reads:
-            last[owner] = step
-    for node in nodes:
-        if node.leaves:
-            for owner in node.memory_of:
-                last[owner] = len(nodes)
-    ending: dict[int, int] = {}
-    for i, step in enumerate(last):
-        ending[step] = ending.get(step, 0) + nodes[i].size_bytes
-    live = most = 0
-    for step, i in enumerate(order):
-        live += nodes[i].size_bytes
-        most = max(most, live)
-        live -= ending.get(step, 0)
-    return most
+    results = (owner for node in nodes if node.leaves for owner in node.memory_of)
+    last = last_reads(((i, *nodes[i].reads) for i in order), results)
+    ends, sizes = [last[i] for i in order], [nodes[i].size_bytes for i in order]
+    return int(live_bytes(range(len(order)), ends, sizes, len(order)).max(initial=0))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Order level-5 bindings to start collectives early, wait late and compute between."""
+"""Split collectives into a start and a done, and schedule other work between them (level 5)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tvm_distir.core import (
     TRANSFERS,
     Rewrite,
     System,
+    collective_done,
     module_pass,
+    start,
     start_name,
     with_body,
 )
@@ -26,6 +28,31 @@ from .costs import BindingCosts
 from .dependence import BlockNode, block_nodes, peak_bytes
 from .editing import Editor, FunctionStep, rewrite_of
 from .scan import Scan
+
+
+@module_pass("local")
+def SplitCollectives() -> Rewrite:
+    """Split every collective into a start followed by its done.
+
+    ``y = R.dist.all_reduce(x, ...)`` becomes ``t = R.dist.all_reduce_start(x, ...)`` and
+    ``y = R.dist.collective_done(t)``. By itself this changes nothing: :func:`ScheduleCollectives`
+    moves the two apart.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return rewrite_of([FunctionStep(_Split, COLLECTIVES)], level=5)
+
+
+class _Split(Editor):
+    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+        """Split a collective."""
+        if kind not in COLLECTIVES:
+            return value
+        flying = self.emit(start(value), f"{var.name}_start")
+        return self.normalize(collective_done(flying))
+
 
 WINDOWS = (None, 512, 128, 32, 8, 2, 0)
 """How far ahead of the first binding that is due another may run; tried in order."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tvm_distir.core import live_bytes
+
 from .repeats import Ints, Run, occurrences, tandem_runs
 from .sequence import Sequence
 
@@ -179,9 +181,5 @@ def saved(repeats: list[Repeat]) -> int:
 
 def _crossing(last_use: Ints) -> Ints:
     """Count, per split position, the values that are computed before it and read after it."""
-    count = len(last_use)
-    change = np.zeros(count + 2, np.int64)
-    used = np.flatnonzero(last_use > np.arange(count))
-    np.add.at(change, used + 1, 1)
-    np.add.at(change, last_use[used] + 1, -1)
-    return np.cumsum(change)[: count + 1]
+    made = np.flatnonzero(last_use > np.arange(len(last_use)))
+    return live_bytes(made + 1, last_use[made], 1, len(last_use) + 1)

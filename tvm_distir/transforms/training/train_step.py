@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,18 +14,21 @@ from tvm import ir, relax
 from tvm_distir.core import (
     Schedule,
     System,
+    all_bindings,
     data_positions,
     is_private,
+    known_shape,
+    op_name,
     param_names,
     plain_name,
     relax_functions,
+    tensor_type,
     training_notes,
 )
 from tvm_distir.transforms.training.autodiff.functions import Functions
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import without_statistics
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.step.dropouts import with_streams
-from tvm_distir.transforms.training.step.fixed import warn_of_constants
 from tvm_distir.transforms.training.step.objective import TARGETS, unfit
 from tvm_distir.transforms.training.step.parameters import Parameters
 from tvm_distir.transforms.training.step.recipe import check_functions, recipe_of
@@ -179,3 +183,50 @@ def train_step(
         recipe = replace(recipe, recompute=decided(trial, auto))
     step = StepWriter(params(), recipe, functions)
     return functions.module({"main": step.run()}, given.attrs)
+
+
+_WEIGHTS = {
+    "relax.matmul": (0, 1),
+    "relax.take": (0,),
+    **{f"relax.nn.conv{n}d{t}": (1,) for n in (1, 2, 3) for t in ("", "_transpose")},
+    "relax.nn.batch_norm": (1, 2, 3, 4),
+    "relax.nn.group_norm": (1, 2),
+    "relax.nn.instance_norm": (1, 2),
+    "relax.nn.layer_norm": (1, 2),
+    "relax.nn.rms_norm": (1,),
+}
+"""Operands that are weights of a layer, by op; of batch norms its running statistics too."""
+
+SHOWN = 3
+
+
+def constant_weights(mod: ir.IRModule) -> Iterator[str]:
+    """Yield ``function/binding (op)`` of each use of a constant as a layer's weight."""
+    for gv, fn in relax_functions(mod):
+        for binding in all_bindings(fn.body):
+            value = binding.value
+            if not isinstance(value, ir.Call) or not isinstance(value.op, ir.Op):
+                continue
+            for position in _WEIGHTS.get(str(value.op.name), ()):
+                if _is_weight(value.args[position]):
+                    yield f"{gv.name_hint}/{binding.var.name} ({op_name(value)})"
+                    break
+
+
+def _is_weight(arg: object) -> bool:
+    if not isinstance(arg, ir.GenericConst):
+        return False
+    tensor, shape = tensor_type(arg.ty), known_shape(arg.ty)
+    return tensor is not None and "float" in str(tensor.dtype) and bool(shape)
+
+
+def warn_of_constants(mod: ir.IRModule) -> None:
+    """Warn of layers whose weights are constants."""
+    names = list(dict.fromkeys(constant_weights(mod)))
+    if names:
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        warnings.warn(
+            f"constants are not trained: the weights of {', '.join(names[:SHOWN])}{more}; "
+            "export the model with its weights as parameters to train them",
+            stacklevel=3,
+        )

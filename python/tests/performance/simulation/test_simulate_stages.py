@@ -22,8 +22,7 @@ from tvm_distir.core.plan.schema import MeshSpec
 from tvm_distir.performance.simulation.result import Result
 from tvm_distir.planning.strategies.composition import compose, make_plan
 from tvm_distir.support.errors.tree import SimulationError
-from tvm_distir.transforms.optimize.schedule import ScheduleCollectives
-from tvm_distir.transforms.optimize.split import SplitCollectives
+from tvm_distir.transforms.optimize.schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule
 
 DGX = td.System.load("dgx-a100")

@@ -19,8 +19,9 @@ from tvm_distir.transforms.training.step.recipe import Recipe
 from tvm_distir.transforms.training.step.writing import StepWriter
 
 from .buffers import leaves
-from .call_chain import Chain, Measured
+from .call_chain import Chain
 from .chain import ChainCall, least_bytes, least_time
+from .peak_memory import PeakMemory
 
 GIB = 2**30
 
@@ -36,21 +37,21 @@ def chain_of(writer: StepWriter, main: Any, auto: Auto) -> tuple[Chain, list[Cha
         What it wrote.
     auto : Auto
     """
-    measured = Measured(writer.pairs, auto)
+    memory = PeakMemory(writer.pairs, auto)
     writer.pairs.functions.of["main"] = main
     data, rest = len(writer.inputs), main.params[len(writer.inputs) :]
     weights = {str(param.name) for param in rest}
     calls = [call for call in writer.tape.calls.values() if call.back is not None]
     for call in calls:
-        measured.flag(call.pair, call.args, weights)
-    body = measured.live.read("main", (False,) * data + (True,) * len(rest))
+        memory.flag(call.pair, call.args, weights)
+    body = memory.read("main", (False,) * data + (True,) * len(rest))
     trees = {str(var.name): tree for var, tree in body.trees.items()}
     for name in writer.gradients.values():
         for buffer in leaves(trees[name]):
             buffer.weight = True
-    chain = Chain(measured, body, calls, weights)
+    chain = Chain(memory, body, calls, weights)
     links = chain.links()
-    base = measured.sizes(body.params) + measured.constant_bytes
+    base = memory.sizes(body.params) + memory.constant_bytes
     gaps = [0, *(gap + base for gap in chain.gaps()[1:])]
     return chain, [link.beside(base) for link in links], gaps
 

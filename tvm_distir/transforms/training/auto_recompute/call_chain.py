@@ -16,18 +16,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir
-
 from tvm_distir.core import CUT, FULL, NONE, SELECTIVE
 from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
 from tvm_distir.transforms.training.autodiff.tape import CallGradient, ForwardBackward
-from tvm_distir.transforms.training.recompute.choice import Auto
-from tvm_distir.transforms.training.recompute.pairs import Differentiator
 from tvm_distir.transforms.training.recompute.policies import kept_by
 
 from .buffers import Body, Buffer, leaves, tree_of
 from .chain import ChainCall, Option
-from .live import Live
+from .peak_memory import PeakMemory
 
 
 @dataclass(frozen=True)
@@ -46,51 +42,12 @@ class _Place:
     backward: int
 
 
-class Measured:
-    """Live ranges of buffers in a step without recomputation.
-
-    Parameters
-    ----------
-    pairs : Differentiator
-    auto : Auto
-        Parts that buffers are cut into.
-    block_bytes : int
-        Sizes are multiples of it.
-    """
-
-    def __init__(self, pairs: Differentiator, auto: Auto, block_bytes: int = 1) -> None:
-        self.pairs, self.auto, self.block_bytes = pairs, auto, block_bytes
-        self.live = Live(pairs.functions.of, pairs.times.kernels, self.size)
-
-    def size(self, buffer: Buffer) -> int:
-        """Return the bytes of a buffer on one device."""
-        parts = self.auto.weights if buffer.weight else self.auto.activations
-        return self._rounded(-(-buffer.size_bytes // parts))
-
-    def _rounded(self, size_bytes: int) -> int:
-        return -(-size_bytes // self.block_bytes) * self.block_bytes
-
-    @property
-    def constant_bytes(self) -> int:
-        """Return the bytes of constants, which are replicated on each device."""
-        return sum(map(self._rounded, self.live.constants))
-
-    def sizes(self, buffers: Collection[Buffer]) -> int:
-        """Return the total bytes of some buffers."""
-        return sum(map(self.size, buffers))
-
-    def flag(self, pair: ForwardBackward, args: Sequence[Any], weights: Collection[str]) -> None:
-        """Mark the results of a backward pass that are gradients of weights."""
-        flags = tuple(_name(args[i]) in weights for i in pair.given)
-        self.live.gradients[str(pair.backward.name_hint)] = flags
-
-
 class Chain:
     """Calls of a function without recomputation, and the buffers that are live around them.
 
     Parameters
     ----------
-    measured : Measured
+    memory : PeakMemory
         Knows which results of the calls' backward passes are gradients of weights.
     body : Body
         The function.
@@ -107,21 +64,21 @@ class Chain:
 
     def __init__(
         self,
-        measured: Measured,
+        memory: PeakMemory,
         body: Body,
         calls: Sequence[CallGradient],
         weights: Collection[str],
         arriving: Collection[Buffer] = (),
         later: Callable[[ForwardBackward], int] | None = None,
     ) -> None:
-        self.measured, self.pairs, self.live = measured, measured.pairs, measured.live
-        self.main, self.weights, self._size = body, weights, measured.size
+        self.memory, self.pairs = memory, memory.pairs
+        self.main, self.weights, self._size = body, weights, memory.size
         self.resident = set(body.params) - set(arriving)
         self._later = later
         number = {str(task.var.name): i for i, task in enumerate(body.tasks)}
         self.places = [_Place(c, number[str(c.made.name)], number[str(c.back.name)]) for c in calls]
-        self.last = self.live.last_uses(body, self._unread())
-        self.profile = self.live.profile(body, arriving, self._kept(), self.last)
+        self.last = self.memory.last_uses(body, self._unread())
+        self.profile = self.memory.profile(body, arriving, self._kept(), self.last)
         self._options: dict[Any, list[tuple[str, int, ForwardBackward]]] = {}
 
     def _buffers(self, value: Any) -> list[Buffer]:
@@ -191,7 +148,7 @@ class Chain:
                 _, again = kept_by(policy, *parts)
                 time = sum(self.pairs.times.of(binding.value) for binding in again)
                 candidates.append((policy, time, self.pairs.pair_with(*key, policy)))
-                self.measured.flag(candidates[-1][2], call.args, self.weights)
+                self.memory.flag(candidates[-1][2], call.args, self.weights)
             self._options[key] = candidates
         return self._options[key]
 
@@ -210,12 +167,12 @@ class Chain:
 
     def _bytes(self, place: _Place, pair: ForwardBackward) -> tuple[int, int, int]:
         """Return the saved bytes, and the peaks inside both passes."""
-        live, args = self.live, place.call.args
+        memory, args = self.memory, place.call.args
         given = [b for arg in args for b in self._buffers(arg)]
         needed = [b for i in pair.needed for b in self._buffers(args[i])]
         held = {b for b in needed if self._is_value(b) and self.last.get(b, -1) < place.backward}
         forward = str(pair.forward.name_hint)
-        tree, _ = live.results(forward, given)
+        tree, _ = memory.results(forward, given)
         saved = list(dict.fromkeys(leaves(tree[1]))) if pair.saves else []
         ends = {b for b in given if self._is_value(b) and self.last.get(b) == place.forward}
         grad = self.main.tasks[place.backward].reads[: self._width(place)]
@@ -223,9 +180,9 @@ class Chain:
             b for b in (*grad, *needed) if self.last.get(b) == place.backward and self._is_value(b)
         }
         return (
-            sum(map(self._size, (*saved, *held))),
-            live.peak(forward, given, ends - held) + sum(map(self._size, ends & held)),
-            live.peak(
+            memory.sizes((*saved, *held)),
+            memory.peak(forward, given, ends - held) + memory.sizes(ends & held),
+            memory.peak(
                 str(pair.backward.name_hint), [*grad, *saved, *needed], {*dying, *saved, *held}
             ),
         )
@@ -244,7 +201,3 @@ def _figures(option: Option) -> tuple[int, ...]:
         option.backward_bytes,
         option.later_bytes,
     )
-
-
-def _name(value: Any) -> str:
-    return str(value.name) if isinstance(value, ir.Var) else ""

@@ -34,8 +34,9 @@ from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.recompute.pairs import DraftPair
 
 from .buffers import Body, Buffer, Task, leaves
-from .call_chain import Chain, Measured
+from .call_chain import Chain
 from .chain import ChainCall
+from .peak_memory import PeakMemory
 
 BLOCK_BYTES = 512
 """Allocators hand out multiples of it."""
@@ -112,8 +113,8 @@ class _Measuring:
         self.written, self.tools = written, written.tools
         self.writer, self.pipeline = written.writers[stage], written.pipeline
         self.pair = self.writer.pair
-        self.measured = Measured(self.tools.pairs, auto, BLOCK_BYTES)
-        self.live = self.measured.live
+        self.memory = PeakMemory(self.tools.pairs, auto, BLOCK_BYTES)
+        self._size, self._sizes = self.memory.size, self.memory.sizes
         self.draft = self.tools.pairs.draft(self.pair.name, self.pair.roles)
         part = self.writer.part.stage
         self.first = len(part.activations) + len(part.data)
@@ -123,26 +124,26 @@ class _Measuring:
         """Measure all parts of the stage."""
         splits = self.tools.schedule.splits_backward
         for call in self.draft.calls:
-            self.measured.flag(call.pair, call.args, self.weights)
+            self.memory.flag(call.pair, call.args, self.weights)
         body, boundary = self._micro_batch(self.draft)
         arrive = self.draft.params[: self.first]
         arriving = [b for param in arrive for b in leaves(body.trees[param])]
         later = self._handed_on if splits else None
-        chain = Chain(self.measured, body, self.draft.calls, self.weights, arriving, later)
+        chain = Chain(self.memory, body, self.draft.calls, self.weights, arriving, later)
         links, (kept, _) = chain.links(), chain.profile[boundary]
         labels = list(self.tools.pairs.inside[self.pair.name])
         once = self._once()
         before, sums, begun, adding, end = self._sums(once)
         if self.tools.schedule.stash:  # each micro-batch has weights of its own
             kept += self._bytes(list(self.writer.params.args[self.first :]), once)
-            sums = begun = sum(map(self._size, leaves(once.result)))
+            sums = begun = self._sizes(leaves(once.result))
             adding += end
         return StageMemory(
             tuple(links),
             tuple(chain.gaps()),
             tuple(labels.index(place.call.label) for place in chain.places),
             self._resident(once) + before,
-            self.measured.constant_bytes,
+            self.memory.constant_bytes,
             sums,
             begun,
             kept,
@@ -153,11 +154,8 @@ class _Measuring:
             self._bytes(self.writer.params.grads, once),
         )
 
-    def _size(self, buffer: Buffer) -> int:
-        return self.measured.size(buffer)
-
     def _bytes(self, params: Sequence[Any], body: Body) -> int:
-        return sum(self._size(b) for param in params for b in leaves(body.trees[param]))
+        return self._sizes(b for param in params for b in leaves(body.trees[param]))
 
     def _micro_batch(self, draft: DraftPair) -> tuple[Body, int]:
         """Return both passes as one function, and the task between them."""
@@ -173,7 +171,7 @@ class _Measuring:
             for _ in flat_types(param.ty)
         ]
         flags += [False for _ in flat_types(draft.grad.ty)]
-        body = self.live.read(name, tuple(flags))
+        body = self.memory.read(name, tuple(flags))
         made, *gradients = body.result
         for number, gradient in zip(draft.given, gradients, strict=True):
             for buffer in leaves(gradient):
@@ -193,12 +191,12 @@ class _Measuring:
         """
         name, params = self.writer.name, self.writer.params
         for gv, early in self._backward():
-            self.live.gradients[str(gv.name_hint)] = early
+            self.memory.gradients[str(gv.name_hint)] = early
         self.tools.functions.of[name] = self.written.module[name]
         data = {str(var.name) for var in params.ports.vars[: params.data_count]}
         fn = self.written.module[name]
         flags = (str(p.name) not in data for p in fn.params for _ in flat_types(p.ty))
-        body = self.live.read(name, tuple(flags))
+        body = self.memory.read(name, tuple(flags))
         notes = zip(body.result, self.writer.outputs.notes, strict=True)
         body.result = tuple(tree for tree, note in notes if not self._is_let_go(note))
         body.trees.update(zip(params.ports.vars, (body.trees[p] for p in fn.params), strict=True))
@@ -233,19 +231,19 @@ class _Measuring:
 
     def _sums(self, once: Body) -> tuple[int, int, int, int, int]:
         """Return the bytes of values computed once, gradient sums, their addition and the end."""
-        profile = self.live.profile(once, ())
+        profile = self.memory.profile(once, ())
         phases = [self._phase(task) for task in once.tasks]
         places = [i for i, phase in enumerate(phases) if phase in (ACCUMULATE_PHASE, EACH_PHASE)]
         terms = {b for i in places for b in once.tasks[i].reads}
         sums = [b for i in places for b in leaves(once.trees[once.tasks[i].var])]
-        begun = sum(self._size(b) for b in sums if b not in terms)
-        adding = sum(map(self._size, terms))
+        begun = self._sizes(b for b in sums if b not in terms)
+        adding = self._sizes(terms)
         end = max((most for _, most in profile[max(places, default=-1) + 1 :]), default=0)
         before = profile[phases.index(FORWARD_PHASE)][0]
         if self.tools.schedule.micro_batches == 1:  # nothing is added to them
             return before, begun, begun, adding, end
         more = max(map(self._size, sums), default=0)
-        return before, sum(map(self._size, sums)), begun, adding + more, end
+        return before, self._sizes(sums), begun, adding + more, end
 
     def _phase(self, task: Task) -> str:
         fn = self.tools.functions.of.get(task.callee or "")
@@ -257,15 +255,15 @@ class _Measuring:
         task = next(task for task in once.tasks if task.callee == inputs)
         crossing = {b for b in leaves(once.trees[task.var][-1]) if not b.weight}
         calls = sum(self._handed_on(place.call.pair) for place in chain.places)
-        return sum(map(self._size, crossing)) - calls
+        return self._sizes(crossing) - calls
 
     def _handed_on(self, pair: ForwardBackward) -> int:
         """Return what the parts of a call's split backward pass on, including its arguments."""
-        flags = self.live.gradients[str(pair.backward.name_hint)]
+        flags = self.memory.gradients[str(pair.backward.name_hint)]
         early = [k for k, of_weight in enumerate(flags) if not of_weight]
         halves = self.tools.splitter.split(pair.backward, early)
         handed = self.tools.functions.of[str(halves.inputs.name_hint)].ret_ty.fields[-1]
-        return sum(self._size(Buffer(type_bytes(ty))) for ty in flat_types(handed))
+        return self._sizes(Buffer(type_bytes(ty)) for ty in flat_types(handed))
 
 
 def _kind(note: str) -> str:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Define the optimizers of a training step, one per file."""
+"""Define the optimizers of a training step."""
 
 from __future__ import annotations
 

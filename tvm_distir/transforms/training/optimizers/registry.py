@@ -21,10 +21,10 @@ _HERE = __name__.rpartition(".")[0]
 OPTIMIZERS = Registry(
     "tvm_distir.optimizers",
     {
-        "sgd": f"{_HERE}.sgd:Sgd",
-        "adam": f"{_HERE}.adam:Adam",
-        "adamw": f"{_HERE}.adam:AdamW",
-        "lion": f"{_HERE}.lion:Lion",
+        "sgd": f"{_HERE}.update_rules:Sgd",
+        "adam": f"{_HERE}.update_rules:Adam",
+        "adamw": f"{_HERE}.update_rules:AdamW",
+        "lion": f"{_HERE}.update_rules:Lion",
     },
 )
 """Each represents a dataclass of numbers that does what :class:`.protocol.Optimizer` says."""

@@ -38,7 +38,7 @@ from tvm_distir.transforms.training.autodiff.functions import (
     written,
 )
 from tvm_distir.transforms.training.autodiff.reverse import Reverse, active
-from tvm_distir.transforms.training.autodiff.rules.drawn import MaskKernels
+from tvm_distir.transforms.training.autodiff.rules.masks import MaskKernels
 from tvm_distir.transforms.training.autodiff.tape import CallGradient, ForwardBackward, Roles, Tape
 
 from .attention import keeping_sums

@@ -24,8 +24,7 @@ from tvm.relax.op import (
     zeros,
 )
 
-from .constants import array_like
-from .registry import constant_like, shape_of
+from .registry import array_like, constant_like, shape_of
 
 
 @dataclass(frozen=True)

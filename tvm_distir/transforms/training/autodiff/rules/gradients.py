@@ -20,7 +20,6 @@ from . import (  # noqa: F401 (they register theirs)
     reductions,
     resampling,
     sampling,
-    slices,
     unmoved,
     writes,
 )

@@ -9,7 +9,8 @@ from typing import Any
 
 from tvm import ir, relax, te, tirx
 
-from tvm_distir.core import DROPOUT_RATE_ATTR
+from tvm_distir.core import DROPOUT_KERNEL, DROPOUT_RATE_ATTR, known_shape
+from tvm_distir.transforms.training.autodiff.functions import Functions
 
 from .primfuncs import register_primfunc_gradient
 
@@ -141,10 +142,41 @@ def _backward(call: ir.Call, _: Any, grads: Any, builder: relax.BlockBuilder) ->
 register_primfunc_gradient(GRADIENT, _backward)
 
 
-__all__ = [
-    "GRADIENT",
-    "dropout_kernel",
-    "mask_keeping_kernel",
-    "masked_kernel",
-    "philox",
-]
+class MaskKernels:
+    """Builder of the two kernels of a dropout, once per type and rate.
+
+    Parameters
+    ----------
+    functions : Functions
+        New ones are added.
+    """
+
+    def __init__(self, functions: Functions) -> None:
+        self.functions = functions
+        self._made: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+
+    def __call__(self, handle: Any, ty: Any) -> tuple[Any, Any] | None:
+        """Return the kernel that stores the mask, and the kernel that reads it.
+
+        Parameters
+        ----------
+        handle : GlobalVar
+            Of the kernel; None is returned where it draws no mask.
+        ty : TensorType
+            Of its result.
+        """
+        kernel = self.functions.of.get(str(handle.name_hint))
+        rate = (getattr(kernel, "attrs", None) or {}).get(DROPOUT_RATE_ATTR)
+        if rate is None:
+            return None
+        rate = float(rate)
+        shape, dtype = known_shape(ty) or (), str(ty.dtype)
+        key = (shape, dtype, rate)
+        if key not in self._made:
+            keeping = mask_keeping_kernel(shape, dtype, rate)
+            masked = masked_kernel(shape, dtype, rate)
+            self._made[key] = (
+                self.functions.add(f"{DROPOUT_KERNEL}_keeping", keeping),
+                self.functions.add(f"{DROPOUT_KERNEL}_masked", masked),
+            )
+        return self._made[key]

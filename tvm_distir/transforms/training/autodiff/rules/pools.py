@@ -15,9 +15,8 @@ from tvm import ir, relax
 from tvm.relax.op import astype, multiply, reshape, strided_slice, zeros
 from tvm.relax.op.grad import avg_pool2d_backward, max_pool2d_backward
 
-from .constants import array_like
 from .dilated import Reach, of_windows
-from .registry import refuse, register_gradient, shape_of
+from .registry import array_like, refuse, register_gradient, shape_of
 
 LOWEST = {"float16": -65504.0, "bfloat16": -3.0e38, "float32": -3.4e38, "float64": -1.7e308}
 """Below what a window holds, by type."""

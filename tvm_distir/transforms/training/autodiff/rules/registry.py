@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax
 from tvm.relax.op import (
+    astype,
     collapse_sum_to,
 )
 
@@ -75,3 +77,11 @@ def unbroadcast(gradient: Any, whole: Any, like: Any) -> Any:
 def item(pair: Any, index: int) -> Any:
     """Return a field of a tuple."""
     return relax.TupleGetItem(pair, index)
+
+
+def array_like(values: np.ndarray, like: Any, builder: relax.BlockBuilder) -> Any:
+    """Return a constant of the type of a tensor."""
+    dtype = str(like.ty.dtype)
+    if dtype in ("float32", "float64"):
+        return relax.const(values.astype(dtype), dtype)
+    return builder.emit(astype(relax.const(values.astype("float32"), "float32"), dtype))

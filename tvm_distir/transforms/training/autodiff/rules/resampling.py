@@ -15,8 +15,7 @@ from tvm import ir, relax
 from tvm.relax.op import astype, broadcast_to, einsum, matmul, multiply, reshape
 from tvm.relax.op import sum as sum_op
 
-from .constants import array_like
-from .registry import constant_like, refuse, register_gradient, shape_of
+from .registry import array_like, constant_like, refuse, register_gradient, shape_of
 
 EPSILON = 1e-5
 """What TVM adds before it rounds down."""

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Compute the live bytes of functions, following calls.
+"""Compute the peak memory of functions, following calls.
 
 A buffer lives from the call that makes it to the last call that reads it, wherever in the callees
 that is; views keep what they look at alive, and what a function returns lives to its end.
@@ -8,51 +8,78 @@ that is; views keep what they look at alive, and what a function returns lives t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import last_reads, live_bytes
+from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
+from tvm_distir.transforms.training.recompute.choice import Auto
+from tvm_distir.transforms.training.recompute.pairs import Differentiator
 
 from .buffers import Body, Buffer, Task, Tree, leaves, read_body
 
 Flags = tuple[bool, ...]
-Size = Callable[[Buffer], int]
 
 
-class Live:
-    """Memory peaks of functions.
+class PeakMemory:
+    """Peak memory of the functions of a step without recomputation.
 
     Parameters
     ----------
-    functions : mapping of str to Function
-    kernels : IRModule
-        The PrimFuncs that are called.
-    size : callable
-        Bytes that a buffer counts.
+    pairs : Differentiator
+        Knows the functions.
+    auto : Auto
+        Parts that buffers are cut into.
+    block_bytes : int
+        Sizes are multiples of it.
     """
 
-    def __init__(self, functions: Mapping[str, Any], kernels: Any, size: Size) -> None:
-        self.functions, self.kernels, self.size = functions, kernels, size
+    def __init__(self, pairs: Differentiator, auto: Auto, block_bytes: int = 1) -> None:
+        self.pairs, self.auto, self.block_bytes = pairs, auto, block_bytes
         self.gradients: dict[str, Flags] = {}
         """Per function, which of its results are gradients of weights, where that is known."""
         self._bodies: dict[tuple[str, Flags], Body] = {}
         self._peaks: dict[tuple[str, Flags, Flags], int] = {}
 
+    def size(self, buffer: Buffer) -> int:
+        """Return the bytes of a buffer on one device."""
+        parts = self.auto.weights if buffer.weight else self.auto.activations
+        return self._rounded(-(-buffer.size_bytes // parts))
+
+    def _rounded(self, size_bytes: int) -> int:
+        return -(-size_bytes // self.block_bytes) * self.block_bytes
+
+    def sizes(self, buffers: Iterable[Buffer]) -> int:
+        """Return the total bytes of some buffers."""
+        return sum(map(self.size, buffers))
+
+    @property
+    def constant_bytes(self) -> int:
+        """Return the bytes of the constants of all functions, replicated on each device."""
+        bodies = {name: body for (name, _), body in self._bodies.items()}
+        return sum(self._rounded(size) for body in bodies.values() for size in body.constants)
+
+    def flag(self, pair: ForwardBackward, args: Sequence[Any], weights: Collection[str]) -> None:
+        """Mark the results of a backward pass that are gradients of weights."""
+        given = [args[i] for i in pair.given]
+        flags = tuple(isinstance(arg, ir.Var) and str(arg.name) in weights for arg in given)
+        self.gradients[str(pair.backward.name_hint)] = flags
+
     def read(self, name: str, weights: Flags) -> Body:
         """Read a function, given which leaves of its parameters are weights."""
         key = (name, weights)
         if key not in self._bodies:
-            body = read_body(self.functions[name], weights, self.kernels, self.results)
+            body = read_body(
+                self.pairs.functions.of[name], weights, self.pairs.times.kernels, self.results
+            )
             parts = body.result if isinstance(body.result, tuple) else ()
             for flag, part in zip(self.gradients.get(name, ()), parts, strict=False):
                 for buffer in leaves(part):
                     buffer.weight |= flag
             self._bodies[key] = body
         return self._bodies[key]
-
-    @property
-    def constants(self) -> list[int]:
-        """Return the bytes of the constants of all functions that were read."""
-        bodies = {name: body for (name, _), body in self._bodies.items()}
-        return [size for body in bodies.values() for size in body.constants]
 
     def results(self, name: str, args: Sequence[Buffer]) -> tuple[Tree, list[Buffer]]:
         """Return the results of a call of a function, and which of them it allocates."""
@@ -109,31 +136,28 @@ class Live:
             makes, and what it is the last to read, at most.
         """
         last = self.last_uses(body) if last is None else last
-        free: dict[int, list[Buffer]] = {}
-        live = 0
-        for buffer in params:
-            live += self.size(buffer)
-            free.setdefault(last.get(buffer, -1), []).append(buffer)
-        for buffer in free.get(-1, ()):  # nothing reads it
-            live -= self.size(buffer)
+        made = [[b for b in task.makes if b not in others] for task in body.tasks]
+        ranges = [(b, 0, last[b]) for b in params if b in last]  # the rest is never read
+        for number, results in enumerate(made):
+            ranges += [(b, number, max(last.get(b, number), number)) for b in results]
+        ends: list[list[Buffer]] = [[] for _ in range(len(made) + 1)]
+        for buffer, _, end in ranges:
+            ends[end].append(buffer)
+        size = {buffer: self.size(buffer) for buffer, _, _ in ranges}
+        first, until = [r[1] for r in ranges], [r[2] for r in ranges]
+        live = live_bytes(first, until, [size[r[0]] for r in ranges], len(made)).tolist()
         result = []
-        for number, task in enumerate(body.tasks):
-            for buffer in task.makes:
-                if buffer not in others:
-                    free.setdefault(max(last.get(buffer, number), number), []).append(buffer)
-            made = [b for b in task.makes if b not in others]
-            ends = free.get(number, ())
-            dying = [b for b in ends if b not in task.makes]
-            live -= sum(map(self.size, dying))
-            result.append((live, live + self.inside(task, made, dying)))
-            live += sum(map(self.size, made)) - sum(self.size(b) for b in ends if b in task.makes)
+        for task, results, ending, here in zip(body.tasks, made, ends, live, strict=False):
+            dying = [b for b in ending if b not in task.makes]
+            before = here - sum(size[b] for b in (*results, *dying))
+            result.append((before, before + self.inside(task, results, dying)))
         return result
 
     def inside(self, task: Task, made: Collection[Buffer], dying: Collection[Buffer]) -> int:
         """Return the peak bytes inside a task, of its results and of what is last used in it."""
         if task.callee is not None:
             return self.peak(task.callee, task.reads, dying)
-        return sum(map(self.size, made)) + sum(map(self.size, dying))
+        return self.sizes(made) + self.sizes(dying)
 
     def last_uses(
         self, body: Body, without: Mapping[int, Collection[Buffer]] | None = None
@@ -142,9 +166,9 @@ class Live:
 
         ``without``: buffers that some tasks are taken not to read.
         """
-        result: dict[Buffer, int] = {}
-        for number, task in enumerate(body.tasks):
-            left_out = (without or {}).get(number, ())
-            result.update((b, number) for b in task.reads if b not in left_out)
-        result.update(dict.fromkeys(leaves(body.result), len(body.tasks)))
-        return result
+        unread = without or {}
+        reads = (
+            (b for b in task.reads if b not in unread.get(number, ()))
+            for number, task in enumerate(body.tasks)
+        )
+        return last_reads(reads, leaves(body.result))
