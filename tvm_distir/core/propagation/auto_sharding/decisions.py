@@ -19,8 +19,8 @@ from tvm_distir.core.propagation.instances import Instances
 from tvm_distir.core.propagation.module import PlacedModule
 from tvm_distir.core.propagation.reach import ReachableAxes
 from tvm_distir.core.propagation.serialization import called
-from tvm_distir.core.propagation.solve.alternatives import OpStrategy
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
+from tvm_distir.core.propagation.solve.strategies import OpStrategy
 from tvm_distir.support import PlanError
 
 from .problem import ShardingProblem

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from tvm_distir.core.ir.placement import Labels, P, R
 from tvm_distir.core.ops.factor import Factor, Rule
 from tvm_distir.core.ops.kernels import VIEWS
-from tvm_distir.core.propagation.solve.alternatives import OpStrategy, factor_fits
 from tvm_distir.core.propagation.solve.cost import sent_inside
+from tvm_distir.core.propagation.solve.strategies import OpStrategy, factor_fits
 
 from .costs import MeshPrices, shard_bytes
 

@@ -1,0 +1,233 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Assigns labels along some axes of a mesh: functions inner to outer, then chosen labels inwards.
+
+A function is a problem with its calls replaced by their summaries: every combination of labels at
+its boundary, inside at least cost. Once the caller has chosen, each call gets the specialisation
+of the callee that it asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tvm_distir.core.propagation.decision import Instance, Signature
+from tvm_distir.core.propagation.instances import Instances, LocalSizes
+from tvm_distir.core.propagation.reach import ReachableAxes
+from tvm_distir.core.solver.problem import Problem
+
+from .builder import ProblemBuilder
+from .byte_costs import ByteCosts
+from .exact import NARROW, WarmStarts, minimise
+from .problem import LabellingProblem, Summary
+from .strategies import OpStrategy, TooManyStrategies
+from .tables import PriceTables
+
+TABLE_LIMIT = 1 << 22
+"""Limit on the entries of a table; a problem that stays wider goes to the integer solver."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Limits of a solution.
+
+    Attributes
+    ----------
+    summary : int
+        Limit on the entries of a table of a summary; above it a variable is kept. Small ones keep
+        the caller's problem narrow: a function with many operands, as the backward pass of a
+        layer, else joins them all in its tables.
+    narrow, rounds, program
+        As for :func:`.exact.minimise`.
+    """
+
+    summary: int = 1 << 6
+    narrow: int = NARROW
+    rounds: int | None = None
+    program: bool = True
+
+
+AXIS_EFFORT = Effort()
+"""Along a single axis."""
+
+MESH_EFFORT = Effort(summary=1 << 10, narrow=1 << 20, rounds=150, program=False)
+"""Along all axes of a mesh: most wide tables are those of equal layers, which are joined once, and
+where bounds do not close the best assignment known is the answer."""
+
+
+SizesOf = Callable[[Instance, tuple[int, ...]], LocalSizes]
+"""Gives the sizes of an instance's values beside some axes."""
+
+
+class ProblemMaker(Protocol):
+    """Protocol that builds the sharding problem of an instance."""
+
+    def __call__(
+        self,
+        costs: ByteCosts,
+        inst: Instance,
+        sizes: SizesOf,
+        summary_of: Callable[[Instance], Summary],
+        /,
+    ) -> LabellingProblem:
+        """Return the problem; summaries are those of the callees along the same axes."""
+
+
+class Problems:
+    """Builds every problem anew.
+
+    Parameters
+    ----------
+    reach : mapping of str to ReachableAxes
+        Per graph.
+    forced : mapping of str to Signature, optional
+        What all calls of a graph must share.
+    """
+
+    def __init__(
+        self, reach: Mapping[str, ReachableAxes], forced: Mapping[str, Signature] | None = None
+    ) -> None:
+        self.reach, self.forced = reach, forced or {}
+
+    def __call__(
+        self,
+        costs: ByteCosts,
+        inst: Instance,
+        sizes: SizesOf,
+        summary_of: Callable[[Instance], Summary],
+        /,
+    ) -> LabellingProblem:
+        """Return the problem; see :class:`ProblemMaker`."""
+        key = inst.graph.key
+        return ProblemBuilder(
+            costs,
+            inst,
+            self.reach[key],
+            sizes(inst, costs.numbers),
+            lambda k: summary_of(inst.kids[k]),
+            self.forced.get(key),
+        ).run()
+
+
+class AxesSolver:
+    """Assigns labels to instances along axes of a mesh.
+
+    Parameters
+    ----------
+    prices : PriceTables
+    axes : sequence of int
+        Numbers of the axes.
+    instances : Instances
+    problems : ProblemMaker
+    effort : Effort
+    starts : WarmStarts, optional
+        Of sharding assignments of the same module at other costs.
+    """
+
+    def __init__(
+        self,
+        prices: PriceTables,
+        axes: Sequence[int],
+        instances: Instances,
+        problems: ProblemMaker,
+        effort: Effort,
+        starts: WarmStarts | None = None,
+    ) -> None:
+        self.tables, self.instances, self.problems = prices.tables, instances, problems
+        self.effort, self.starts = effort, starts
+        self.costs = ByteCosts.of(prices, tuple(axes))
+        self._summaries: dict[int, Summary] = {}
+        # By what is picked of the kept variables of a summary.
+        self._specialised: dict[tuple[int, tuple[int, ...]], Instance] = {}
+        self._called: dict[tuple[int, tuple[int, ...]], tuple[OpStrategy, ...]] = {}
+
+    def solve(self, inst: Instance) -> tuple[Instance, int, int] | None:
+        """Return the instance labelled along the axes, its cost, and the gap to a lower bound.
+
+        None where that is too wide, or nothing is allowed.
+
+        Parameters
+        ----------
+        inst : Instance
+            With the axes open.
+        """
+        try:
+            model = self.problem(inst)
+        except TooManyStrategies:
+            return None
+        tables, effort, problem = self.tables, self.effort, Problem(model.domains, model.factors)
+        solution = minimise(
+            tables,
+            problem,
+            TABLE_LIMIT,
+            inst.graph.name,
+            self.starts,
+            narrow=effort.narrow,
+            rounds=effort.rounds,
+            program=effort.program,
+        )
+        total, forbidden = tables.evaluate(problem, solution.values)
+        if not (model.feasible and solution.feasible) or forbidden:
+            return None
+        return self._decode(inst, model, solution.values), model.constant + total, solution.gap
+
+    def problem(self, inst: Instance) -> LabellingProblem:
+        """Return the sharding problem of an instance."""
+        return self.problems(self.costs, inst, self.instances.sizes, self._summary)
+
+    def _summary(self, inst: Instance) -> Summary:
+        summary = self._summaries.get(inst.number)
+        if summary is None:
+            summary = self._summaries[inst.number] = Summary.of(
+                self.problem(inst),
+                inst.graph,
+                self.tables,
+                self.effort.summary,
+                self.costs.strategies.turned,
+            )
+        return summary
+
+    def _decode(self, inst: Instance, model: LabellingProblem, values: Sequence[int]) -> Instance:
+        g, kids, spliced = inst.graph, {}, model.spliced
+        chosen: list[tuple[OpStrategy, ...]] = []
+        for k, (strategies, v) in enumerate(model.ends):
+            if k not in spliced:
+                chosen.append(strategies.items[values[v] if v >= 0 else 0])
+                continue
+            kid, variables = inst.kids[k], spliced[k].variables
+            picked = tuple(values[variables.start : variables.stop])
+            kids[k] = self._specialise(kid, picked)
+            called = self._called.get((kid.number, picked))
+            if called is None:
+                params, rets = (
+                    [x.items[values[u] if u >= 0 else 0] for x, u in ends]
+                    for ends in (spliced[k].params, spliced[k].rets)
+                )
+                called = self._called[kid.number, picked] = tuple(
+                    [
+                        OpStrategy(
+                            tuple([axes[i].needs[0] for axes in params]),
+                            tuple([axes[i].gives[0] for axes in rets]),
+                            None,
+                        )
+                        for i in range(len(self.costs.axes))
+                    ]
+                )
+            chosen.append(called)
+        columns = {a: tuple([x[i] for x in chosen]) for i, a in enumerate(self.costs.numbers)}
+        choice = dict(sorted({**inst.choice, **columns}.items()))
+        return self.instances.of(g, choice, kids, inst.columns)
+
+    def _specialise(self, inst: Instance, picked: tuple[int, ...]) -> Instance:
+        """Return an instance per distinct assignment of a summary's kept variables."""
+        key = (inst.number, picked)
+        if key not in self._specialised:
+            summary = self._summaries[inst.number]
+            values = summary.values(self.tables, picked)
+            self._specialised[key] = self._decode(inst, summary.model, values)
+        return self._specialised[key]
+
+
+__all__ = ["AXIS_EFFORT", "MESH_EFFORT", "AxesSolver", "ProblemMaker", "Problems"]
