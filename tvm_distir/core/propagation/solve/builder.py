@@ -19,7 +19,7 @@ from .problem import End, LabellingProblem, Summary
 from .strategies import OpStrategy, Others, Strategies, fits
 from .tables import Interned
 
-NO_END: End = (Strategies(-1, ()), -1)
+NO_END: End = (Strategies(-1, ((),)), -1)
 """Of a call of a function, whose ends are those of the function's summary."""
 
 
@@ -60,7 +60,10 @@ class ProblemBuilder:
         self.given: list[Placed] = [None] * (len(self.g.values) + 1)  # at the end, for constants
         self._none = (0,) * len(costs.axes)
         self._open: Sequence[int | None] = [None] * len(costs.axes)
-        self._waiting = [reach.partial[a] for a in costs.numbers]
+        self._waiting = [reach.partial[a] for a in costs.numbers]  # per axis: partial sums
+        self._waits: Sequence[int] = self._waiting[0]
+        if len(self._waiting) > 1:
+            self._waits = [*map(max, *self._waiting)]
 
     def run(self) -> LabellingProblem:
         """Build the problem.
@@ -104,19 +107,18 @@ class ProblemBuilder:
             return
         partials = self._none
         if rule.carrying:
-            operands = node.operands
-            partials = tuple(
-                [
-                    sum([1 << i for i in rule.carrying if operands[i] >= 0 and wait[operands[i]]])
-                    for wait in self._waiting
-                ]
-            )
+            operands, waits = node.operands, self._waits
+            carried = [i for i in rule.carrying if operands[i] >= 0 and waits[operands[i]]]
+            if carried:
+                partials = tuple(
+                    [sum([1 << i for i in carried if x[operands[i]]]) for x in self._waiting]
+                )
         if masks == self._none and partials == self._none:
             self._trivial(node)
             return
         strategies, table = self.costs.op(rule, masks, partials, others)
         if table is None:
-            self._add(strategies, node)
+            self._add(strategies, node.results)
             return
         m, times = self.model, self.g.repeat
         variable = len(m.domains)
@@ -134,23 +136,23 @@ class ProblemBuilder:
                 forced = self.forced[a][0]
                 labels = [x if self._here(v) else R for x, v in zip(forced, g.param_values)]
             columns.append(labels)
-        known: dict[tuple[int | None, ...], End] = {}
-        for k, v, form in zip(g.params, g.param_values, zip(*columns)):
-            if None in form:
-                self._free_param(g.nodes[k], v, form)
-                continue
-            end = known.get(form)
-            if end is None:
+        forms, known = list(zip(*columns)), dict[tuple[int | None, ...], End]()
+        for form in set(forms):
+            if None not in form:
                 column = [[OpStrategy((), (x,), None)] for x in form if x is not None]
-                end = known[form] = self.strategies.ends(column, None), -1
-            self.given[v] = end[0].gives[0][0]
-            ends.append(end)
+                known[form] = self.strategies.ends(column, None), -1
+        for v, form in zip(g.param_values, forms):
+            if form in known:
+                self.given[v] = form
+                ends.append(known[form])
+            else:
+                self._free_param(v, form)
 
-    def _free_param(self, node: Node, v: int, form: Sequence[int | None]) -> None:
+    def _free_param(self, v: int, form: Sequence[int | None]) -> None:
         """Add a parameter that has a choice along some axes, with the cost of its bytes."""
         labels = self._labels(v, form, may_wait=not self.g.public)
         end = self._boundary(
-            node, v, [[OpStrategy((), (x,), None) for x in label] for label in labels]
+            (v,), v, [[OpStrategy((), (x,), None) for x in label] for label in labels]
         )
         if self.g.public:
             self._price(end, self.costs.held, v)
@@ -163,7 +165,9 @@ class ProblemBuilder:
         v, pin = node.results[0], node.pin
         form = [None if pin is None else pin[axis.index] for axis in self.costs.axes]
         labels = self._labels(v, form, may_wait=True)
-        self._boundary(node, v, [[OpStrategy((x,), (x,), None) for x in label] for label in labels])
+        self._boundary(
+            node.results, v, [[OpStrategy((x,), (x,), None) for x in label] for label in labels]
+        )
 
     def _move(self, _: int, node: Node) -> None:
         """Add a move to another mesh; it accepts any placement, and bytes into this mesh cost."""
@@ -176,10 +180,10 @@ class ProblemBuilder:
         labels = self._labels(v, self._open, may_wait=False)
         if leaves:
             columns = [[OpStrategy((x,), (R,), None) for x in label] for label in labels]
-            self._boundary(node, v, columns)
+            self._boundary(node.results, v, columns)
         else:
             columns = [[OpStrategy((R,), (x,), None) for x in label] for label in labels]
-            self._price(self._boundary(node, v, columns), self.costs.moved, v)
+            self._price(self._boundary(node.results, v, columns), self.costs.moved, v)
 
     def _ret(self, k: int, node: Node) -> None:
         """Add a result of the function."""
@@ -190,7 +194,9 @@ class ProblemBuilder:
         elif self.forced is not None:
             form = [self.forced[a][1][k - g.rets[0]] for a in self.costs.numbers]
         labels = self._labels(v, form, may_wait=not g.public)
-        self._boundary(node, v, [[OpStrategy((x,), (), None) for x in label] for label in labels])
+        self._boundary(
+            node.results, v, [[OpStrategy((x,), (), None) for x in label] for label in labels]
+        )
 
     def _call(self, k: int, node: Node) -> None:
         """Add the summary of the function that a node calls."""
@@ -203,7 +209,8 @@ class ProblemBuilder:
 
     def _trivial(self, node: Node) -> None:
         """Add a node that is replicated along all axes."""
-        self._add(self.strategies.whole(len(node.operands), len(node.results)), node)
+        results = node.results
+        self._add(self.strategies.whole(len(node.operands), len(results)), results)
 
     def _labels(self, v: int, form: Sequence[int | None], *, may_wait: bool) -> list[list[int]]:
         """Return per axis the label of a boundary value where it is given, else all it may have.
@@ -224,16 +231,18 @@ class ProblemBuilder:
             columns.append([*labels, R, P] if may_wait and self._waiting[i][v] else [*labels, R])
         return columns
 
-    def _boundary(self, node: Node, v: int, columns: Sequence[Sequence[OpStrategy]]) -> End:
-        """Add a node at a value's boundary, from its strategies along each axis."""
+    def _boundary(
+        self, results: Sequence[int], v: int, columns: Sequence[Sequence[OpStrategy]]
+    ) -> End:
+        """Add a node at the boundary of a value, from its strategies along each axis."""
         shape = self.g.values[v].shape if v >= 0 else ()
-        return self._add(self.strategies.ends(columns, shape), node)
+        return self._add(self.strategies.ends(columns, shape), results)
 
-    def _add(self, strategies: Strategies, node: Node) -> End:
-        """Add a node, with a variable where it has several strategies."""
+    def _add(self, strategies: Strategies, results: Sequence[int]) -> End:
+        """Add a node of some results, with a variable where it has several strategies."""
         m, variable = self.model, -1
         if len(strategies.items) == 1:
-            for v, form in zip(node.results, strategies.gives[0]):
+            for v, form in zip(results, strategies.gives[0]):
                 self.given[v] = form
         else:
             variable = len(m.domains)

@@ -169,16 +169,16 @@ class ByteCosts:
         """Return the cost of storing sets of labels along an axis: (strategies x sets)."""
         times, stays = held[axis]
         supply, ranks = self._along[axis].conversions.supply, self.ranks[axis]
+        forms = [gives[result] for gives in producer.gives]
+        sizes: dict[tuple[int, ...], tuple[int, int]] = {}
         rows: dict[tuple[int, int], list[int]] = {}
-        table = []
-        for gives in producer.gives:
-            form = gives[result]
-            key = form[axis], self._bytes(size_bytes, form, axis) * times
-            row = rows.get(key)
-            if row is None:
-                row = rows[key] = [supply(key[0], s, key[1], ranks, stays)[0] for s in wanted]
-            table.append(row)
-        return table
+        for form in forms:
+            if form not in sizes:
+                label, size = form[axis], self._bytes(size_bytes, form, axis) * times
+                sizes[form] = label, size
+                if (label, size) not in rows:
+                    rows[label, size] = [supply(label, s, size, ranks, stays)[0] for s in wanted]
+        return [rows[sizes[form]] for form in forms]
 
     def share(
         self,
@@ -229,13 +229,13 @@ class ByteCosts:
         held: Held,
     ) -> Kept:
         picks = list(itertools.product(*[range(len(sets[i])) for i in group]))
-        columns = list(zip(*picks))
         first = [self._supplied(producer, result, i, sets[i], size_bytes, held) for i in group]
         rest = [
             [self._served(strategies, operands, i, sets[i]) for i in group]
             for strategies, operands in readers
         ]
         if len(group) > 1:
+            columns = list(zip(*picks))
             first = _expanded(first, columns)
             rest = [_expanded(parts, columns) for parts in rest]
         return len(picks), self._sum(first), [self._sum(parts) for parts in rest]

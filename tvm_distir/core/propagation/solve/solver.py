@@ -9,6 +9,7 @@ of the callee that it asked for.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,8 +22,8 @@ from tvm_distir.core.solver.problem import Problem
 from .builder import ProblemBuilder
 from .byte_costs import ByteCosts
 from .exact import NARROW, WarmStarts, minimise
-from .problem import LabellingProblem, Summary
-from .strategies import OpStrategy, TooManyStrategies
+from .problem import LabellingProblem, Spliced, Summary
+from .strategies import NodeStrategy, OpStrategy, TooManyStrategies
 from .tables import PriceTables
 
 TABLE_LIMIT = 1 << 22
@@ -141,7 +142,7 @@ class AxesSolver:
         self._summaries: dict[int, Summary] = {}
         # By what is picked of the kept variables of a summary.
         self._specialised: dict[tuple[int, tuple[int, ...]], Instance] = {}
-        self._called: dict[tuple[int, tuple[int, ...]], tuple[OpStrategy, ...]] = {}
+        self._called: dict[tuple[int, tuple[int, ...]], NodeStrategy] = {}
 
     def solve(self, inst: Instance) -> tuple[Instance, int, int] | None:
         """Return the instance labelled along the axes, its cost, and the gap to a lower bound.
@@ -190,35 +191,36 @@ class AxesSolver:
         return summary
 
     def _decode(self, inst: Instance, model: LabellingProblem, values: Sequence[int]) -> Instance:
-        g, kids, spliced = inst.graph, {}, model.spliced
-        chosen: list[tuple[OpStrategy, ...]] = []
-        for k, (strategies, v) in enumerate(model.ends):
-            if k not in spliced:
-                chosen.append(strategies.items[values[v] if v >= 0 else 0])
-                continue
-            kid, variables = inst.kids[k], spliced[k].variables
+        chosen = [x.items[values[u] if u >= 0 else 0] for x, u in model.ends]
+        kids = {}
+        for k, spliced in model.spliced.items():
+            kid, variables = inst.kids[k], spliced.variables
             picked = tuple(values[variables.start : variables.stop])
             kids[k] = self._specialise(kid, picked)
             called = self._called.get((kid.number, picked))
             if called is None:
-                params, rets = (
-                    [x.items[values[u] if u >= 0 else 0] for x, u in ends]
-                    for ends in (spliced[k].params, spliced[k].rets)
+                called = self._called[kid.number, picked] = self._call(spliced, values)
+            chosen[k] = called
+        columns = zip(*chosen) if chosen else itertools.repeat(())
+        choice = dict(sorted({**inst.choice, **dict(zip(self.costs.numbers, columns))}.items()))
+        return self.instances.of(inst.graph, choice, kids, inst.columns)
+
+    def _call(self, spliced: Spliced, values: Sequence[int]) -> NodeStrategy:
+        """Return the strategies of a call, as given by the boundary of its function."""
+        params, rets = (
+            [x.items[values[u] if u >= 0 else 0] for x, u in ends]
+            for ends in (spliced.params, spliced.rets)
+        )
+        return tuple(
+            [
+                OpStrategy(
+                    tuple([axes[i].needs[0] for axes in params]),
+                    tuple([axes[i].gives[0] for axes in rets]),
+                    None,
                 )
-                called = self._called[kid.number, picked] = tuple(
-                    [
-                        OpStrategy(
-                            tuple([axes[i].needs[0] for axes in params]),
-                            tuple([axes[i].gives[0] for axes in rets]),
-                            None,
-                        )
-                        for i in range(len(self.costs.axes))
-                    ]
-                )
-            chosen.append(called)
-        columns = {a: tuple([x[i] for x in chosen]) for i, a in enumerate(self.costs.numbers)}
-        choice = dict(sorted({**inst.choice, **columns}.items()))
-        return self.instances.of(g, choice, kids, inst.columns)
+                for i in range(len(self.costs.axes))
+            ]
+        )
 
     def _specialise(self, inst: Instance, picked: tuple[int, ...]) -> Instance:
         """Return an instance per distinct assignment of a summary's kept variables."""
