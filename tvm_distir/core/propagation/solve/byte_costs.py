@@ -155,7 +155,7 @@ class ByteCosts:
         if len(parts) == 1:
             return self.prices.table(parts[0])
         total = functools.reduce(lambda x, y: _capped(x + y), [np.array(x) for x in parts])
-        return self.prices.tables.intern(total.reshape([n for n in total.shape if n > 1]))
+        return self.prices.intern(total)
 
     def _supplied(
         self,

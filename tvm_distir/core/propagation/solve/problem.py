@@ -23,7 +23,7 @@ from tvm_distir.core.solver.cost_tables import Elimination, Tables
 from tvm_distir.core.solver.problem import INFINITE, Problem, Scope
 
 from .strategies import Strategies
-from .tables import Interned, PriceTables
+from .tables import Interned, TableStore
 
 End: TypeAlias = tuple[Strategies, int]
 """Strategies of a node and the variable that picks one (-1: a single strategy)."""
@@ -52,46 +52,46 @@ class LabellingProblem:
     ends: list[End] = field(default_factory=list)
     spliced: dict[int, Spliced] = field(default_factory=dict)
 
-    def put(self, prices: PriceTables, scope: Scope, table: Interned) -> None:
+    def put(self, store: TableStore, scope: Scope, table: Interned) -> None:
         """Add a table, and the minimum taken out of it, over ascending variables."""
         number, low = table
         self.constant += low
         if scope:
             other = self.factors.get(scope)
             if other is not None:
-                number, low = prices.add(other, number)
+                number, low = store.add(other, number)
                 self.constant += low
             self.factors[scope] = number
-        elif prices.array(number) >= INFINITE:
+        elif store.array(number) >= INFINITE:
             self.feasible = False
 
-    def put_edge(self, prices: PriceTables, table: Interned, first: int, second: int) -> None:
+    def put_edge(self, store: TableStore, table: Interned, first: int, second: int) -> None:
         """Add a table with layout (first, second; -1: none) over sorted variables."""
         if 0 <= first < second:
-            self.put(prices, (first, second), table)
+            self.put(store, (first, second), table)
         elif first < 0:
-            self.put(prices, (second,) if second >= 0 else (), table)
+            self.put(store, (second,) if second >= 0 else (), table)
         elif second < 0:
-            self.put(prices, (first,), table)
+            self.put(store, (first,), table)
         else:
-            self._put_turned(prices, table, first, second)
+            self._put_turned(store, table, first, second)
 
-    def _put_turned(self, prices: PriceTables, table: Interned, first: int, second: int) -> None:
+    def _put_turned(self, store: TableStore, table: Interned, first: int, second: int) -> None:
         """Add a table whose second variable is the lower, or the first itself."""
         number, low = table
         if first > second:
-            number, more = prices.flipped(number)
-            self.put(prices, (second, first), (number, low + more))
+            number, more = store.flipped(number)
+            self.put(store, (second, first), (number, low + more))
             return
-        number, more = prices.diagonal(number)
-        self.put(prices, (first,), (number, low + more))
+        number, more = store.diagonal(number)
+        self.put(store, (first,), (number, low + more))
 
-    def splice(self, prices: PriceTables, k: int, summary: Summary) -> None:
+    def splice(self, store: TableStore, k: int, summary: Summary) -> None:
         """Add the summary of the function that node k calls."""
         first = len(self.domains)
         self.domains += summary.domains
         for scope, table in summary.factors:
-            self.put(prices, tuple([first + u for u in scope]), (table, 0))
+            self.put(store, tuple([first + u for u in scope]), (table, 0))
         self.constant += summary.constant
         self.feasible = self.feasible and summary.feasible
         self.spliced[k] = Spliced(range(first, len(self.domains)), *summary.ends_from(first))

@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tvm import tirx
 
-from tvm_distir.core.ir.placement import P, R
+from tvm_distir.core.ir.placement import Labels, P, R
 from tvm_distir.core.ops.dims import nominal
 from tvm_distir.core.ops.factor import Factor, Rule
 from tvm_distir.core.propagation.graph.graph import divisible
@@ -55,6 +56,16 @@ class Strategies:
 
     def __len__(self) -> int:
         return len(self.items)
+
+    @functools.cached_property
+    def operands(self) -> list[tuple[Labels, ...]]:
+        """Return per operand the placement that each strategy needs it in."""
+        return list(zip(*self.needs))
+
+    @functools.cached_property
+    def results(self) -> list[tuple[Labels, ...]]:
+        """Return per result the placement that each strategy gives it in."""
+        return list(zip(*self.gives))
 
 
 class StrategyTable:
@@ -109,14 +120,14 @@ class StrategyTable:
         strategies = self._known.get(key)
         if strategies is None:
             columns = [
-                _along(rule, n, mask, partial, taken)
+                strategies_along(rule, n, mask, partial, taken)
                 for n, mask, partial in zip(self.ranks, masks, partials)
             ]
-            together = [x for x in _product(columns) if self._divides(rule, x, taken)]
+            together = [x for x in _product(columns) if self.divides(rule, x, taken)]
             strategies = self._known[key] = self.intern(together)
         return strategies
 
-    def _divides(self, rule: Rule, axes: NodeStrategy, taken: Mapping[int, int]) -> bool:
+    def divides(self, rule: Rule, axes: NodeStrategy, taken: Mapping[int, int]) -> bool:
         """Return whether every factor has parts for all axes that follow it."""
         followed: dict[int, list[int]] = {}
         for n, strategy in zip(self.ranks, axes):
@@ -195,10 +206,19 @@ class StrategyTable:
         return turned
 
 
-def _along(
-    rule: Rule, ranks: int, mask: int, partial: int, taken: Mapping[int, int]
+def strategies_along(
+    rule: Rule,
+    ranks: int,
+    mask: int,
+    partial: int,
+    taken: Mapping[int, int],
+    enough: Callable[[Iterable[int]], bool] = any,
 ) -> list[OpStrategy]:
-    """Return the strategies of an op along an axis; ``taken`` has what splits its factors too."""
+    """Return the strategies of an op along an axis of ``ranks`` devices.
+
+    ``taken`` has what other axes split its factors into. Partial sums are taken by groups of
+    operands of which ``enough`` may be partial.
+    """
     items, whole = list[OpStrategy](), (R,) * len(rule.in_bytes)
     complete = (R,) * len(rule.out_bytes)
     for i, f in enumerate(rule.factors):
@@ -208,7 +228,7 @@ def _along(
             needs = tuple(R if d is None else d for d in f.ins)
             items.append(OpStrategy(needs, gives, i))
     for group in rule.linear:
-        if any(partial >> i & 1 for i in group):
+        if enough(partial >> i & 1 for i in group):
             needs = tuple(P if i in group else R for i in range(len(whole)))
             items.append(OpStrategy(needs, (P,) * len(complete), None))
     items.append(OpStrategy(whole, complete, None))

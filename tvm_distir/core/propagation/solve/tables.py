@@ -23,42 +23,26 @@ Interned: TypeAlias = tuple[int, int]
 """Number of a table, and the minimum taken out of it."""
 
 
-class PriceTables:
-    """Tables, placements and memoised pieces shared by all problems of a propagation.
+class TableStore:
+    """Arithmetic on interned tables by their numbers, memoised.
 
-    All of it follows from the costs, the axes and the keys: so what a propagation has computed
-    serves the next (:mod:`.kept`), but only a single propagation at a time.
+    Parameters
+    ----------
+    tables : Tables
     """
 
-    def __init__(self, costs: Costs, axes: Sequence[Axis]) -> None:
-        self.costs, self.axes = costs, axes
-        self.tables = Tables()
-        self.conversions = Conversions(costs)
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
         self._turned: dict[tuple[int, bool], Interned] = {}
         self._times: dict[tuple[int, int], int] = {}
-        self._along: dict[int, PriceTables] = {}
-        self.strategies: dict[tuple[int, ...], StrategyTable] = {}
-        self.along_axes: dict[tuple[int, ...], Sized] = {}
-        """What is made with these tables, by the numbers of the axes it is about."""
-
-    def along(self, axis: int) -> PriceTables:
-        """Return the tables at the costs of an axis; tables and placements are shared."""
-        if not self.costs.links:
-            return self
-        if axis not in self._along:
-            other = self._along[axis] = copy.copy(self)
-            other.costs = self.costs.along(axis)
-            other.conversions = self.conversions.along(axis)
-        return self._along[axis]
-
-    @property
-    def size(self) -> int:
-        """Return how many pieces are memoised."""
-        return len(self._turned) + sum(map(len, self.along_axes.values()))
 
     def table(self, rows: Sequence[Sequence[int]]) -> Interned:
         """Return :meth:`~tvm_distir.core.solver.cost_tables.Tables.table` of these rows."""
         return self.tables.table(rows)
+
+    def intern(self, array: Array) -> Interned:
+        """Return the table of an array; a dim of size 1 is dropped: its node has no variable."""
+        return self.tables.intern(array.reshape([n for n in array.shape if n > 1]))
 
     def add(self, first: int, second: int) -> Interned:
         """Return :meth:`~tvm_distir.core.solver.cost_tables.Tables.add` of two tables."""
@@ -67,6 +51,8 @@ class PriceTables:
     def times(self, table: Interned, count: int) -> Interned:
         """Return a multiple of a table."""
         number, low = table
+        if count == 1:
+            return table
         hit = self._times.get((number, count))
         if hit is None:
             array = self.tables.array(number)
@@ -93,6 +79,38 @@ class PriceTables:
             turned = array.diagonal() if diagonal else array.T
             hit = self._turned[number, diagonal] = self.tables.intern(turned.copy())
         return hit
+
+
+class PriceTables(TableStore):
+    """Tables, placements and memoised pieces shared by all problems of a propagation.
+
+    All of it follows from the costs, the axes and the keys: so what a propagation has computed
+    serves the next (:mod:`.kept`), but only a single propagation at a time.
+    """
+
+    def __init__(self, costs: Costs, axes: Sequence[Axis]) -> None:
+        super().__init__(Tables())
+        self.costs, self.axes = costs, axes
+        self.conversions = Conversions(costs)
+        self._along: dict[int, PriceTables] = {}
+        self.strategies: dict[tuple[int, ...], StrategyTable] = {}
+        self.along_axes: dict[tuple[int, ...], Sized] = {}
+        """What is made with these tables, by the numbers of the axes it is about."""
+
+    def along(self, axis: int) -> PriceTables:
+        """Return the tables at the costs of an axis; tables and placements are shared."""
+        if not self.costs.links:
+            return self
+        if axis not in self._along:
+            other = self._along[axis] = copy.copy(self)
+            other.costs = self.costs.along(axis)
+            other.conversions = self.conversions.along(axis)
+        return self._along[axis]
+
+    @property
+    def size(self) -> int:
+        """Return how many pieces are memoised."""
+        return len(self._turned) + sum(map(len, self.along_axes.values()))
 
     def serve(self, held: frozenset[int], want: int) -> int:
         """Return the cost of reading a label from those that are stored."""
