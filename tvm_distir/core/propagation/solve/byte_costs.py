@@ -34,6 +34,9 @@ OpTable = tuple[Strategies, Interned | None]
 
 Rows = list[list[int]]
 
+Part = tuple[Rows, Sequence[int], Sequence[int]]
+"""Part of a table along an axis: distinct rows, the row of each strategy, and the columns."""
+
 MOST_SETS = 256
 """Limit on the joint label sets of a variable; beyond it each axis has a variable."""
 
@@ -90,6 +93,9 @@ class ByteCosts:
         return op_table
 
     def _work(self, rule: Rule, axes: NodeStrategy, others: Others) -> int:
+        if len(axes) == 1:
+            local, sent = self._along[0].parts(rule, axes[0], self.ranks[0], others)
+            return self.prices.costs.scaled(local + sent)
         sides = tuple(zip(self.ranks, axes))
         local = sent = 0
         for i, (prices, strategy) in enumerate(zip(self._along, axes)):
@@ -146,39 +152,44 @@ class ByteCosts:
             parts = []
             for i in range(len(self.axes)):
                 wanted = [frozenset([needs[j][i] for j in operands]) for needs in consumer.needs]
-                parts.append(self._supplied(producer, result, i, wanted, size_bytes, held))
+                sets = list(dict.fromkeys(wanted))
+                columns = [sets.index(labels) for labels in wanted]
+                rows = self._supplied(producer, result, i, sets, size_bytes, held)
+                parts.append((*rows, columns))
             table = self._edges[key] = self._sum(parts)
         return table
 
-    def _sum(self, parts: Sequence[Rows]) -> Interned:
-        """Intern the sum of a table per axis; the dim of a node with one strategy is dropped."""
+    def _sum(self, parts: Sequence[Part]) -> Interned:
+        """Intern the sum of a table per axis."""
         if len(parts) == 1:
-            return self.prices.table(parts[0])
-        total = functools.reduce(lambda x, y: _capped(x + y), [np.array(x) for x in parts])
-        return self.prices.intern(total)
+            rows, of, columns = parts[0]
+            rows = [[row[j] for j in columns] for row in rows]
+            return self.prices.table([rows[i] for i in of])
+        arrays = [np.array(rows, np.int64)[np.ix_(of, columns)] for rows, of, columns in parts]
+        return self.prices.intern(functools.reduce(lambda x, y: _capped(x + y), arrays))
 
     def _supplied(
         self,
         producer: Strategies,
         result: int,
         axis: int,
-        wanted: Sequence[frozenset[int]],
+        sets: Sequence[frozenset[int]],
         size_bytes: int,
         held: Held,
-    ) -> Rows:
-        """Return the cost of storing sets of labels along an axis: (strategies x sets)."""
+    ) -> tuple[Rows, list[int]]:
+        """Return what storing sets of labels costs along an axis, and each strategy's row of it."""
         times, stays = held[axis]
         supply, ranks = self._along[axis].conversions.supply, self.ranks[axis]
-        forms = [gives[result] for gives in producer.gives]
-        sizes: dict[tuple[int, ...], tuple[int, int]] = {}
-        rows: dict[tuple[int, int], list[int]] = {}
-        for form in forms:
-            if form not in sizes:
-                label, size = form[axis], self._bytes(size_bytes, form, axis) * times
-                sizes[form] = label, size
-                if (label, size) not in rows:
-                    rows[label, size] = [supply(label, s, size, ranks, stays)[0] for s in wanted]
-        return [rows[sizes[form]] for form in forms]
+        forms, rows = producer.results[result], list[list[int]]()
+        at: dict[tuple[int, int], int] = {}
+        row_of = dict.fromkeys(forms, 0)
+        for form in row_of:
+            label, size = form[axis], self._bytes(size_bytes, form, axis) * times
+            if (label, size) not in at:
+                at[label, size] = len(rows)
+                rows.append([supply(label, labels, size, ranks, stays)[0] for labels in sets])
+            row_of[form] = at[label, size]
+        return rows, [row_of[form] for form in forms]
 
     def share(
         self,
@@ -201,7 +212,7 @@ class ByteCosts:
 
     def stored(
         self, readers: Sequence[Reader]
-    ) -> tuple[list[list[frozenset[int]]], list[list[int]]]:
+    ) -> tuple[list[tuple[frozenset[int], ...]], list[list[int]]]:
         """Return per axis the label sets in which a value may be stored, and the axes per variable.
 
         A set has up to two labels. Along an only axis the replicated label, which serves all, is
@@ -213,7 +224,7 @@ class ByteCosts:
             alone = [frozenset((R,))] if len(self.axes) == 1 else []
             wanted = sorted(labels.difference(*alone))
             pairs = [frozenset(c) for n in (1, 2) for c in itertools.combinations(wanted, n)]
-            sets.append(alone + pairs)
+            sets.append((*alone, *pairs))
         numbers = [*range(len(sets))]
         count = math.prod(map(len, sets))
         return sets, [numbers] if count <= MOST_SETS else [[i] for i in numbers]
@@ -224,49 +235,49 @@ class ByteCosts:
         result: int,
         readers: Sequence[Reader],
         group: Sequence[int],
-        sets: Sequence[Sequence[frozenset[int]]],
+        sets: Sequence[tuple[frozenset[int], ...]],
         size_bytes: int,
         held: Held,
     ) -> Kept:
-        picks = list(itertools.product(*[range(len(sets[i])) for i in group]))
-        first = [self._supplied(producer, result, i, sets[i], size_bytes, held) for i in group]
+        picks = list(zip(*itertools.product(*[range(len(sets[i])) for i in group])))
+        first = self._sum(
+            [
+                (*self._supplied(producer, result, i, sets[i], size_bytes, held), columns)
+                for i, columns in zip(group, picks)
+            ]
+        )
+        along = tuple([(i, sets[i]) for i in group])
         rest = [
-            [self._served(strategies, operands, i, sets[i]) for i in group]
-            for strategies, operands in readers
+            self._served(strategies, operands, along, picks) for strategies, operands in readers
         ]
-        if len(group) > 1:
-            columns = list(zip(*picks))
-            first = _expanded(first, columns)
-            rest = [_expanded(parts, columns) for parts in rest]
-        return len(picks), self._sum(first), [self._sum(parts) for parts in rest]
+        return len(picks[0]), first, rest
 
     def _served(
         self,
         strategies: Strategies,
         operands: tuple[int, ...],
-        axis: int,
-        sets: Sequence[frozenset[int]],
-    ) -> Rows:
-        """Return the cost of each consumer strategy with each stored set: (strategies x sets)."""
-        key = (strategies.number, operands, axis, tuple(sets))
-        rows: Rows | None = self._known.get(key)
-        if rows is None:
-            serve = self._along[axis].serve
-            labels = {needs[i][axis] for needs in strategies.needs for i in operands}
-            serving = {x: [serve(stored, x) for stored in sets] for x in labels}
-            rows = self._known[key] = [
-                [
-                    min(INFINITE, sum(each))
-                    for each in zip(*[serving[needs[i][axis]] for i in operands])
+        along: tuple[tuple[int, tuple[frozenset[int], ...]], ...],
+        picks: Sequence[Sequence[int]],
+    ) -> Interned:
+        """Return what reading costs a consumer's strategies, by the sets stored along axes."""
+        key = (strategies.number, operands, along)
+        table: Interned | None = self._known.get(key)
+        if table is None:
+            parts = []
+            for (axis, sets), columns in zip(along, picks):
+                serve = self._along[axis].serve
+                labels = {needs[i][axis] for needs in strategies.needs for i in operands}
+                serving = {x: [serve(stored, x) for stored in sets] for x in labels}
+                rows = [
+                    [
+                        min(INFINITE, sum(each))
+                        for each in zip(*[serving[needs[i][axis]] for i in operands])
+                    ]
+                    for needs in strategies.needs
                 ]
-                for needs in strategies.needs
-            ]
-        return rows
-
-
-def _expanded(parts: Sequence[Rows], columns: Sequence[Sequence[int]]) -> list[Rows]:
-    """Return tables over the joint sets, from those over the sets along each axis."""
-    return [[[row[j] for j in column] for row in rows] for rows, column in zip(parts, columns)]
+                parts.append((rows, range(len(rows)), columns))
+            table = self._known[key] = self._sum(parts)
+        return table
 
 
 def _capped(array: Array) -> Array:

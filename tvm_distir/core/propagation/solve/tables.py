@@ -127,9 +127,9 @@ class PriceTables(TableStore):
         c, flops, sent, launches, share = self.costs, rule.flops, 0, 0, 1
         sizes = list(rule.in_bytes + rule.out_bytes)
         for n, other in ((ranks, strategy), *others):
-            splits = other is None or other.factor is not None
-            flops = flops // n if splits else flops
-            share = share * n if splits else share
+            if other is None or other.factor is not None:
+                flops //= n
+                share *= n
             if other is None:
                 sizes = [b // n for b in sizes]
             else:
