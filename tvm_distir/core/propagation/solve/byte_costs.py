@@ -152,18 +152,19 @@ class ByteCosts:
             parts = []
             for i in range(len(self.axes)):
                 wanted = [frozenset([needs[j][i] for j in operands]) for needs in consumer.needs]
-                sets = list(dict.fromkeys(wanted))
-                columns = [sets.index(labels) for labels in wanted]
+                sets, columns = wanted, list(range(len(wanted)))
+                if len(self.axes) > 1:
+                    sets = list(dict.fromkeys(wanted))
+                    columns = [sets.index(labels) for labels in wanted]
                 rows = self._supplied(producer, result, i, sets, size_bytes, held)
                 parts.append((*rows, columns))
             table = self._edges[key] = self._sum(parts)
         return table
 
     def _sum(self, parts: Sequence[Part]) -> Interned:
-        """Intern the sum of a table per axis."""
+        """Intern the sum of a table per axis; an only one has its columns in order."""
         if len(parts) == 1:
-            rows, of, columns = parts[0]
-            rows = [[row[j] for j in columns] for row in rows]
+            rows, of, _ = parts[0]
             return self.prices.table([rows[i] for i in of])
         arrays = [np.array(rows, np.int64)[np.ix_(of, columns)] for rows, of, columns in parts]
         return self.prices.intern(functools.reduce(lambda x, y: _capped(x + y), arrays))
