@@ -17,7 +17,6 @@ from tvm_distir.core.propagation.solve.solver import (
     MESH_EFFORT,
     AxesSolver,
     Effort,
-    ProblemMaker,
     Problems,
 )
 from tvm_distir.core.propagation.solve.tables import PriceTables
@@ -47,7 +46,7 @@ class Labelling:
     reach : mapping of str to ReachableAxes
         Per graph.
     prices : PriceTables
-    problems : ProblemMaker
+    problems : Problems
     starts : WarmStarts, optional
         Of sharding assignments along single axes of the same module at other costs.
     """
@@ -57,7 +56,7 @@ class Labelling:
         module: PlacedModule,
         reach: Mapping[str, ReachableAxes],
         prices: PriceTables,
-        problems: ProblemMaker,
+        problems: Problems,
         starts: WarmStarts | None = None,
     ) -> None:
         self.module, self.reach, self.prices = module, reach, prices

@@ -17,7 +17,7 @@ from tvm_distir.core.ir.placement import R
 from tvm_distir.core.propagation.graph.graph import Axis, Graph, divisible
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.propagation.solve.exact import WarmStarts
-from tvm_distir.core.propagation.solve.solver import ProblemMaker, Problems
+from tvm_distir.core.propagation.solve.solver import Problems
 from tvm_distir.core.propagation.solve.strategies import StrategyTable
 from tvm_distir.core.propagation.solve.tables import PriceTables
 from tvm_distir.core.propagation.solve.template import ProblemTemplate, SketchedProblems
@@ -99,7 +99,7 @@ class WeightSearch:
             divides a dim of the parameter.
         """
         reach, prices = self.reach_of(labels, stored, parts), self._prices.at(costs)
-        problems: ProblemMaker = Problems(reach)
+        problems = Problems(reach)
         if self._sketching and any(x is None for label in labels.values() for x in label.values()):
             key = _key(labels, stored, parts)
             problems = SketchedProblems(reach, key, self._sketches)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from tvm_distir.core.propagation.decision import Instance, Signature
 from tvm_distir.core.propagation.instances import Instances, LocalSizes
@@ -62,20 +61,6 @@ SizesOf = Callable[[Instance, tuple[int, ...]], LocalSizes]
 """Gives the sizes of an instance's values beside some axes."""
 
 
-class ProblemMaker(Protocol):
-    """Protocol that builds the sharding problem of an instance."""
-
-    def __call__(
-        self,
-        costs: ByteCosts,
-        inst: Instance,
-        sizes: SizesOf,
-        summary_of: Callable[[Instance], Summary],
-        /,
-    ) -> LabellingProblem:
-        """Return the problem; summaries are those of the callees along the same axes."""
-
-
 class Problems:
     """Builds every problem anew.
 
@@ -98,9 +83,8 @@ class Problems:
         inst: Instance,
         sizes: SizesOf,
         summary_of: Callable[[Instance], Summary],
-        /,
     ) -> LabellingProblem:
-        """Return the problem; see :class:`ProblemMaker`."""
+        """Return the problem of an instance; the summaries are those of its callees."""
         key = inst.graph.key
         return ProblemBuilder(
             costs,
@@ -121,7 +105,7 @@ class AxesSolver:
     axes : sequence of int
         Numbers of the axes.
     instances : Instances
-    problems : ProblemMaker
+    problems : Problems
     effort : Effort
     starts : WarmStarts, optional
         Of sharding assignments of the same module at other costs.
@@ -132,7 +116,7 @@ class AxesSolver:
         prices: PriceTables,
         axes: Sequence[int],
         instances: Instances,
-        problems: ProblemMaker,
+        problems: Problems,
         effort: Effort,
         starts: WarmStarts | None = None,
     ) -> None:
@@ -232,4 +216,4 @@ class AxesSolver:
         return self._specialised[key]
 
 
-__all__ = ["AXIS_EFFORT", "MESH_EFFORT", "AxesSolver", "ProblemMaker", "Problems"]
+__all__ = ["AXIS_EFFORT", "MESH_EFFORT", "AxesSolver", "Problems"]

@@ -27,7 +27,7 @@ from tvm_distir.core.solver.problem import INFINITE
 from .builder import ProblemBuilder
 from .byte_costs import ByteCosts, Held, Kept, OpTable, Reader
 from .problem import LabellingProblem, Summary
-from .solver import SizesOf
+from .solver import Problems, SizesOf
 from .strategies import Others, Strategies
 from .tables import Interned, PriceTables
 
@@ -257,7 +257,7 @@ def template_of(
     )
 
 
-class SketchedProblems:
+class SketchedProblems(Problems):
     """Builds problems from templates, which are made on first use.
 
     Parameters
@@ -276,7 +276,8 @@ class SketchedProblems:
         key: Hashable,
         sketches: dict[Hashable, ProblemTemplate],
     ) -> None:
-        self.reach, self.key, self.sketches = reach, key, sketches
+        super().__init__(reach)
+        self.key, self.sketches = key, sketches
 
     def __call__(
         self,
@@ -284,9 +285,8 @@ class SketchedProblems:
         inst: Instance,
         sizes: SizesOf,
         summary_of: Callable[[Instance], Summary],
-        /,
     ) -> LabellingProblem:
-        """Return the problem; see :class:`.solver.ProblemMaker`."""
+        """Return the problem of an instance."""
         distinct = {kid.number: kid for kid in inst.kids.values()}
         at = {number: j for j, number in enumerate(distinct)}
         callees = [summary_of(kid) for kid in distinct.values()]
