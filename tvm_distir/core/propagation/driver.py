@@ -13,11 +13,11 @@ from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.propagation.solve.exact import WarmStarts
 from tvm_distir.core.propagation.solve.kept import give_back, take
 from tvm_distir.core.propagation.solve.solver import (
-    AXIS_EFFORT,
-    MESH_EFFORT,
+    AXIS_LIMITS,
+    MESH_LIMITS,
     AxesSolver,
-    Effort,
     Problems,
+    SolverLimits,
 )
 from tvm_distir.core.propagation.solve.tables import PriceTables
 from tvm_distir.support import PropagationError
@@ -62,7 +62,7 @@ class Labelling:
         self.module, self.reach, self.prices = module, reach, prices
         self.problems, self.starts = problems, starts
         self.instances = Instances(module.axes, reach)
-        self._solvers: dict[tuple[tuple[int, ...], Effort], AxesSolver] = {}
+        self._solvers: dict[tuple[tuple[int, ...], SolverLimits], AxesSolver] = {}
 
     def run(self) -> Decision:
         """Solve every public function separately; private functions are shared."""
@@ -102,7 +102,7 @@ class Labelling:
         inst, total, above = start, 0, 0
         left: list[int] = []
         for axes in self._meshes():
-            solution = self.solver(axes, MESH_EFFORT).solve(inst) if self._meet(axes) else None
+            solution = self.solver(axes, MESH_LIMITS).solve(inst) if self._meet(axes) else None
             if solution is None:
                 left += axes
                 continue
@@ -127,13 +127,13 @@ class Labelling:
         """Return whether several axes reach a value, so that each changes sizes for the others."""
         return sum(any(any(r.live[a]) for r in self.reach.values()) for a in axes) > 1
 
-    def solver(self, axes: tuple[int, ...], effort: Effort = AXIS_EFFORT) -> AxesSolver:
+    def solver(self, axes: tuple[int, ...], limits: SolverLimits = AXIS_LIMITS) -> AxesSolver:
         """Return the solver of some axes of a mesh."""
-        key = (axes, effort)
+        key = (axes, limits)
         if key not in self._solvers:
-            starts = self.starts if effort is AXIS_EFFORT else None
+            starts = self.starts if limits is AXIS_LIMITS else None
             self._solvers[key] = AxesSolver(
-                self.prices, axes, self.instances, self.problems, effort, starts
+                self.prices, axes, self.instances, self.problems, limits, starts
             )
         return self._solvers[key]
 

@@ -3,7 +3,7 @@
 """Propagates a module repeatedly along an axis, from placements of weights instead of a plan.
 
 What stays the same is kept: the classes of dims that rules tie, what given labels reach, and the
-structure of the sharding problem (:mod:`.sketch`).
+structure of the sharding problem (:mod:`.solve.template`).
 """
 
 from __future__ import annotations

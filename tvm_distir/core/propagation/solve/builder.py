@@ -14,7 +14,7 @@ from tvm_distir.core.propagation.instances import LocalSizes
 from tvm_distir.core.propagation.reach import ReachableAxes
 
 from .byte_costs import ByteCosts
-from .edges import EdgeBuilder, Placed
+from .edges import EdgeTables, Placed
 from .problem import End, LabellingProblem, Summary
 from .strategies import OpStrategy, Others, Strategies, fits
 from .tables import Interned
@@ -82,7 +82,7 @@ class ProblemBuilder:
                 self._op(node, mask, others)
             else:
                 build[node.kind](k, node)
-        EdgeBuilder(self.costs, g, self.reach, self.model, self.bytes, self.given).run()
+        EdgeTables(self.costs, g, self.reach, self.model, self.bytes, self.given).run()
         return self.model
 
     def _others(self, first: int) -> Iterable[Others]:

@@ -123,7 +123,7 @@ class ByteCosts:
         """Return per strategy of a move to this mesh the cost of the bytes a device receives."""
         key = ("moved", strategies.number, size_bytes)
         if key not in self._known:
-            costs = self.prices.costs
+            costs = self.prices.costs if len(self.axes) > 1 else self._along[0].costs
             received = [self._bytes(size_bytes, form) for (form,) in strategies.gives]
             self._known[key] = self.prices.table([[costs.scaled(costs.wire * b) for b in received]])
         table: Interned = self._known[key]

@@ -20,7 +20,7 @@ Placed = tuple[int | None, ...] | None
 """The only placement in which a value is given; None where there are several."""
 
 
-class EdgeBuilder:
+class EdgeTables:
     """Adds the cost of passing each value to its consumers, once all nodes are there.
 
     Parameters

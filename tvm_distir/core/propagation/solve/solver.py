@@ -30,7 +30,7 @@ TABLE_LIMIT = 1 << 22
 
 
 @dataclass(frozen=True)
-class Effort:
+class SolverLimits:
     """Limits of a solution.
 
     Attributes
@@ -49,10 +49,10 @@ class Effort:
     program: bool = True
 
 
-AXIS_EFFORT = Effort()
+AXIS_LIMITS = SolverLimits()
 """Along a single axis."""
 
-MESH_EFFORT = Effort(summary=1 << 10, narrow=1 << 20, rounds=150, program=False)
+MESH_LIMITS = SolverLimits(summary=1 << 10, narrow=1 << 20, rounds=150, program=False)
 """Along all axes of a mesh: most wide tables are those of equal layers, which are joined once, and
 where bounds do not close the best assignment known is the answer."""
 
@@ -106,7 +106,7 @@ class AxesSolver:
         Numbers of the axes.
     instances : Instances
     problems : Problems
-    effort : Effort
+    limits : SolverLimits
     starts : WarmStarts, optional
         Of sharding assignments of the same module at other costs.
     """
@@ -117,11 +117,11 @@ class AxesSolver:
         axes: Sequence[int],
         instances: Instances,
         problems: Problems,
-        effort: Effort,
+        limits: SolverLimits,
         starts: WarmStarts | None = None,
     ) -> None:
         self.tables, self.instances, self.problems = prices.tables, instances, problems
-        self.effort, self.starts = effort, starts
+        self.limits, self.starts = limits, starts
         self.costs = ByteCosts.of(prices, tuple(axes))
         self._summaries: dict[int, Summary] = {}
         # By what is picked of the kept variables of a summary.
@@ -142,16 +142,16 @@ class AxesSolver:
             model = self.problem(inst)
         except TooManyStrategies:
             return None
-        tables, effort, problem = self.tables, self.effort, Problem(model.domains, model.factors)
+        tables, limits, problem = self.tables, self.limits, Problem(model.domains, model.factors)
         solution = minimise(
             tables,
             problem,
             TABLE_LIMIT,
             inst.graph.name,
             self.starts,
-            narrow=effort.narrow,
-            rounds=effort.rounds,
-            program=effort.program,
+            narrow=limits.narrow,
+            rounds=limits.rounds,
+            program=limits.program,
         )
         total, forbidden = tables.evaluate(problem, solution.values)
         if not (model.feasible and solution.feasible) or forbidden:
@@ -169,7 +169,7 @@ class AxesSolver:
                 self.problem(inst),
                 inst.graph,
                 self.tables,
-                self.effort.summary,
+                self.limits.summary,
                 self.costs.strategies.turned,
             )
         return summary
@@ -216,4 +216,4 @@ class AxesSolver:
         return self._specialised[key]
 
 
-__all__ = ["AXIS_EFFORT", "MESH_EFFORT", "AxesSolver", "Problems"]
+__all__ = ["AXIS_LIMITS", "MESH_LIMITS", "AxesSolver", "Problems"]
