@@ -103,7 +103,9 @@ class WeightSearch:
         if self._sketching and any(x is None for label in labels.values() for x in label.values()):
             key = _key(labels, stored, parts)
             problems = SketchedProblems(reach, key, self._sketches)
-        return Labelling(self.module, reach, prices, problems, self._starts).run()
+        decision = Labelling(self.module, reach, prices, problems, self._starts).run()
+        self._prices.release(prices)
+        return decision
 
 
 class _Prices:
@@ -118,6 +120,11 @@ class _Prices:
     def at(self, costs: Costs) -> PriceTables:
         """Return the tables at some costs."""
         return self._kept if costs == self._settling else self._made(costs)
+
+    def release(self, prices: PriceTables) -> None:
+        """Free what was made with tables that are not cached: they refer to each other."""
+        if prices is not self._kept:
+            prices.along_axes.clear()
 
     def _made(self, costs: Costs) -> PriceTables:
         prices = PriceTables(costs.for_ops(*self._module.largest), self._module.axes)

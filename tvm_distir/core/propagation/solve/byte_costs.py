@@ -87,10 +87,13 @@ class ByteCosts:
         if op_table is None:
             strategies, table = self.strategies.of_rule(rule, masks, partials, others), None
             if len(strategies) > 1:
-                costs = [self._work(rule, axes, others) for axes in strategies.items]
-                table = self.prices.table([costs])
+                table = self.work(rule, strategies, others)
             op_table = self._ops[key] = strategies, table
         return op_table
+
+    def work(self, rule: Rule, strategies: Strategies, others: Others) -> Interned:
+        """Return what each strategy of an op costs."""
+        return self.prices.table([[self._work(rule, axes, others) for axes in strategies.items]])
 
     def _work(self, rule: Rule, axes: NodeStrategy, others: Others) -> int:
         if len(axes) == 1:
@@ -185,7 +188,8 @@ class ByteCosts:
         at: dict[tuple[int, int], int] = {}
         row_of = dict.fromkeys(forms, 0)
         for form in row_of:
-            label, size = form[axis], self._bytes(size_bytes, form, axis) * times
+            local_bytes = self._bytes(size_bytes, form, axis) if len(form) > 1 else size_bytes
+            label, size = form[axis], local_bytes * times
             if (label, size) not in at:
                 at[label, size] = len(rows)
                 rows.append([supply(label, labels, size, ranks, stays)[0] for labels in sets])

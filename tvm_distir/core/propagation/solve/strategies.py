@@ -113,7 +113,7 @@ class StrategyTable:
         TooManyStrategies
         """
         taken: dict[int, int] = {}
-        for n, strategy in others if any(masks) else ():
+        for n, strategy in others if others and any(masks) else ():
             if strategy is not None and strategy.factor is not None:
                 taken[strategy.factor] = taken.get(strategy.factor, 1) * n
         key = (self.rule_number(rule), masks, partials, tuple(sorted(taken.items())))
@@ -123,7 +123,9 @@ class StrategyTable:
                 strategies_along(rule, n, mask, partial, taken)
                 for n, mask, partial in zip(self.ranks, masks, partials)
             ]
-            together = [x for x in _product(columns) if self.divides(rule, x, taken)]
+            together = _product(columns)
+            if len(columns) > 1:
+                together = [x for x in together if self.divides(rule, x, taken)]
             strategies = self._known[key] = self.intern(together)
         return strategies
 

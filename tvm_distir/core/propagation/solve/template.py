@@ -106,7 +106,7 @@ class _RecordedCosts(ByteCosts):
         if len(strategies) == 1:
             return strategies, None
         key = ("op", id(rule), masks, partials, others)
-        return strategies, self.recorded.order("op", rule, masks, partials, others, key=key)
+        return strategies, self.recorded.order("op", rule, strategies, others, key=key)
 
     def held(self, strategies: Strategies, size_bytes: int) -> Interned:
         """Record the request."""
@@ -209,9 +209,7 @@ class ProblemTemplate:
             _, first, rest = costs.share(*given[2:])[given[0]]
             return (first, *rest)[given[1]]
         if kind == "op":
-            table = costs.op(*given)[1]
-            assert table is not None
-            return table
+            return costs.work(*given)
         if kind == "add":
             return prices.add(numbers[given[0]], numbers[given[1]])
         if kind == "callee":
