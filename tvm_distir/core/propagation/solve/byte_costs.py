@@ -93,7 +93,12 @@ class ByteCosts:
 
     def work(self, rule: Rule, strategies: Strategies, others: Others) -> Interned:
         """Return what each strategy of an op costs."""
-        return self.prices.table([[self._work(rule, axes, others) for axes in strategies.items]])
+        key = (id(rule), strategies.number, others)
+        table: Interned | None = self._known.get(key)
+        if table is None:
+            costs = [self._work(rule, axes, others) for axes in strategies.items]
+            table = self._known[key] = self.prices.table([costs])
+        return table
 
     def _work(self, rule: Rule, axes: NodeStrategy, others: Others) -> int:
         if len(axes) == 1:
