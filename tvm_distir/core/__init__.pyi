@@ -247,7 +247,7 @@ from .propagation.placement_search import PlacementConstraint as PlacementConstr
 from .propagation.placement_search import PlacementSearch as PlacementSearch
 from .propagation.search import WeightLabels as WeightLabels
 from .propagation.serialization import labels_of_decision as labels_of_decision
-from .propagation.solve.alternatives import fits as fits
+from .propagation.solve.strategies import fits as fits
 from .propagation.solve.conversions import Form as Form
 from .propagation.solve.cost import Costs as Costs
 from .propagation.solve.cost import conversion_kind as conversion_kind

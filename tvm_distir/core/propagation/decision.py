@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from tvm_distir.core.ir.placement import P
 from tvm_distir.core.propagation.graph.graph import Axis, Graph
-from tvm_distir.core.propagation.solve.alternatives import OpStrategy
 from tvm_distir.core.propagation.solve.conversions import ReshardPath
 from tvm_distir.core.propagation.solve.cost import Conversions
+from tvm_distir.core.propagation.solve.strategies import OpStrategy
 
 Signature = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 """Per axis, the labels of all parameters and of all results of a function."""
@@ -33,7 +33,9 @@ class Instance:
     kids: dict[int, Instance]
     columns: dict[int, int]
     given: dict[int, list[int]]
-    local: dict[int, tuple[list[int], dict[int, dict[int, int]]]] = field(default_factory=dict)
+    local: dict[tuple[int, ...], tuple[list[int], dict[int, dict[int, int]]]] = field(
+        default_factory=dict
+    )
 
     def signature(self) -> Signature:
         """Return the labels at the function's boundary."""

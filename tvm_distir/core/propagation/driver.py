@@ -9,15 +9,21 @@ from collections.abc import Mapping, Sequence
 
 from tvm import ir
 
-from tvm_distir.core.propagation.joint.solver import JointSolver
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.propagation.solve.exact import WarmStarts
 from tvm_distir.core.propagation.solve.kept import give_back, take
+from tvm_distir.core.propagation.solve.solver import (
+    AXIS_LIMITS,
+    MESH_LIMITS,
+    AxesSolver,
+    Problems,
+    SolverLimits,
+)
 from tvm_distir.core.propagation.solve.tables import PriceTables
 from tvm_distir.support import PropagationError
 
-from .axis_solver import AxisSolver, ProblemMaker, Problems
 from .decision import Decision, Instance, Signature
+from .infeasible import infeasible
 from .instances import Instances
 from .module import PlacedModule
 from .price import Evaluator, Price
@@ -40,11 +46,9 @@ class Labelling:
     reach : mapping of str to ReachableAxes
         Per graph.
     prices : PriceTables
-    problems : ProblemMaker
+    problems : Problems
     starts : WarmStarts, optional
-        Of sharding assignments of the same module at other costs.
-    forced : mapping of str to Signature, optional
-        What all calls of a graph must share.
+        Of sharding assignments along single axes of the same module at other costs.
     """
 
     def __init__(
@@ -52,15 +56,13 @@ class Labelling:
         module: PlacedModule,
         reach: Mapping[str, ReachableAxes],
         prices: PriceTables,
-        problems: ProblemMaker,
+        problems: Problems,
         starts: WarmStarts | None = None,
-        forced: Mapping[str, Signature] | None = None,
     ) -> None:
         self.module, self.reach, self.prices = module, reach, prices
-        self.forced: Mapping[str, Signature] = forced or {}
-        self._joint: dict[tuple[int, ...], JointSolver] = {}
+        self.problems, self.starts = problems, starts
         self.instances = Instances(module.axes, reach)
-        self.solver = AxisSolver(module, reach, prices, self.instances, problems, starts)
+        self._solvers: dict[tuple[tuple[int, ...], SolverLimits], AxesSolver] = {}
 
     def run(self) -> Decision:
         """Solve every public function separately; private functions are shared."""
@@ -100,7 +102,7 @@ class Labelling:
         inst, total, above = start, 0, 0
         left: list[int] = []
         for axes in self._meshes():
-            solution = self._at_once(inst, axes) if self._meet(axes) else None
+            solution = self.solver(axes, MESH_LIMITS).solve(inst) if self._meet(axes) else None
             if solution is None:
                 left += axes
                 continue
@@ -125,13 +127,15 @@ class Labelling:
         """Return whether several axes reach a value, so that each changes sizes for the others."""
         return sum(any(any(r.live[a]) for r in self.reach.values()) for a in axes) > 1
 
-    def _at_once(self, inst: Instance, axes: tuple[int, ...]) -> tuple[Instance, int, int] | None:
-        """Minimise over all axes of a mesh together; None where that is too wide."""
-        if axes not in self._joint:
-            self._joint[axes] = JointSolver(
-                self.reach, self.prices, axes, self.instances, self.forced
+    def solver(self, axes: tuple[int, ...], limits: SolverLimits = AXIS_LIMITS) -> AxesSolver:
+        """Return the solver of some axes of a mesh."""
+        key = (axes, limits)
+        if key not in self._solvers:
+            starts = self.starts if limits is AXIS_LIMITS else None
+            self._solvers[key] = AxesSolver(
+                self.prices, axes, self.instances, self.problems, limits, starts
             )
-        return self._joint[axes].solve(inst)
+        return self._solvers[key]
 
     def _cheaper(
         self, inst: Instance, axes: Sequence[int], solution: tuple[Instance, int, int]
@@ -190,7 +194,10 @@ class Labelling:
                 base = instances.without(inst, a)
                 if a in bases and instances.same_sizes(bases[a], base, a):
                     continue
-                inst, prices[a], gap = self.solver.solve(base, a)
+                solution = self.solver((a,)).solve(base)
+                if solution is None:
+                    raise infeasible(self.module, self.reach, base.graph, a)
+                inst, prices[a], gap = solution
                 bases[a] = base
                 gaps += gap
             if inst is before:
@@ -246,9 +253,7 @@ class Propagator:
         self.close()
         module, reach = self.module, self._reach
         prices = self._prices = take(costs.for_ops(*module.largest), module.axes)
-        self.labelling = Labelling(
-            module, reach, prices, Problems(prices, reach, self.forced), None, self.forced
-        )
+        self.labelling = Labelling(module, reach, prices, Problems(reach, self.forced))
 
     def run(self) -> Decision:
         """Decide every public function."""

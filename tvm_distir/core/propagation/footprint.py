@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from tvm_distir.core.ir.placement import R, ceil_div
 from tvm_distir.core.ops.factor import Rule
-from tvm_distir.core.propagation.solve.alternatives import OpStrategy
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs, sent_inside
+from tvm_distir.core.propagation.solve.strategies import OpStrategy
 
 from .decision import Instance
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from tvm_distir.core.propagation.graph.graph import Axis, Graph
-from tvm_distir.core.propagation.solve.alternatives import OpStrategy
+from tvm_distir.core.propagation.solve.strategies import OpStrategy
 
 from .decision import Instance
 from .reach import ReachableAxes
@@ -82,18 +82,19 @@ class Instances:
             instance = done[inst.number] = self.of(inst.graph, choice, kids, columns)
         return instance
 
-    def sizes(self, inst: Instance, a: int) -> LocalSizes:
+    def sizes(self, inst: Instance, axes: tuple[int, ...]) -> LocalSizes:
         """Return local bytes of each value over the mesh's other axes, and how its dims are split.
 
         An axis not decided yet is taken to shard whatever it can reach.
         """
-        if a in inst.local:
-            return inst.local[a]
+        local = inst.local.get(axes)
+        if local is not None:
+            return local
         g = inst.graph
         sizes = [v.size_bytes for v in g.values]
         cut: dict[int, dict[int, int]] = {}
         for b, axis in enumerate(self.axes):
-            if b == a or axis.mesh != self.axes[a].mesh:
+            if b in axes or axis.mesh != self.axes[axes[0]].mesh:
                 continue
             given, n = inst.given.get(b), axis.size
             if given is None:  # what lies on another mesh, the axis does not reach
@@ -105,12 +106,12 @@ class Instances:
                     sizes[v] = -(-sizes[v] // n)
                     dims = cut.setdefault(v, {})
                     dims[label] = dims.get(label, 1) * n
-        inst.local[a] = (sizes, cut)
-        return inst.local[a]
+        inst.local[axes] = (sizes, cut)
+        return inst.local[axes]
 
     def value_bytes(self, inst: Instance, a: int) -> list[int]:
         """Return the bytes of each value, unsharded along axis ``a``, local to the others."""
-        return self.sizes(inst, a)[0]
+        return self.sizes(inst, (a,))[0]
 
     def same_sizes(self, one: Instance, two: Instance, a: int) -> bool:
         """Return whether an axis has the same sizes in two instances, callees included."""
@@ -120,7 +121,7 @@ class Instances:
             if one is two or (one.number, two.number) in seen:
                 continue
             seen.add((one.number, two.number))
-            if self.sizes(one, a) != self.sizes(two, a):
+            if self.sizes(one, (a,)) != self.sizes(two, (a,)):
                 return False
             waiting += [(kid, two.kids[k]) for k, kid in one.kids.items()]
         return True

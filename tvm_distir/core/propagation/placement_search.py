@@ -19,8 +19,8 @@ from tvm import ir
 from tvm_distir.core.ir.placement import R, ceil_div
 from tvm_distir.core.ops.factor import Rule
 from tvm_distir.core.propagation.graph.graph import LAYOUT_OPS, Axis, Graph
-from tvm_distir.core.propagation.solve.alternatives import factor_fits, fits
 from tvm_distir.core.propagation.solve.cost import Costs
+from tvm_distir.core.propagation.solve.strategies import factor_fits, fits
 
 from .decision import Decision
 from .footprint import CostMeter, DeviceCost

@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tvm_distir.core.propagation.solve.assembly import hold_on
 from tvm_distir.core.propagation.solve.tables import PriceTables
 
 from .decision import Instance
-from .reach import ReachableAxes
+from .reach import ReachableAxes, hold_on
 
 Sizes = Callable[[Instance, int], list[int]]
 
@@ -64,14 +63,7 @@ class Evaluator:
                 for a, x in enumerate(self.prices.axes)
                 if x.mesh == node.mesh and a in inst.choice
             ]
-            sides = {
-                a: (
-                    self.prices.axes[a].size,
-                    inst.choice[a][k].needs + inst.choice[a][k].gives,
-                    inst.choice[a][k].factor is not None,
-                )
-                for a in axes
-            }
+            sides = {a: (self.prices.axes[a].size, inst.choice[a][k]) for a in axes}
             work = sent = 0
             for a in axes:
                 others = tuple(side for b, side in sides.items() if b != a)

@@ -75,6 +75,23 @@ class ReachableAxes:
         return labels
 
 
+def hold_on(g: Graph, reach: ReachableAxes, axis: Axis, a: int, k: int) -> tuple[bool, bool]:
+    """Return (pinned, stationary) along axis ``a`` for the value that node k produces.
+
+    A layout op hands on what its operand is: a transposed weight is the weight.
+    """
+    k = g.origin[k]
+    node = g.nodes[k]
+    if node.kind == "param":
+        pinned = node.pin_on(axis) or reach.fixed[a].get(k) is not None
+        held = reach.held[a].get(k, False)
+        return pinned, held or (g.public and pinned and node.stationary)
+    if node.kind == "pin":
+        pinned = node.pin_on(axis)
+        return pinned, pinned and node.stationary
+    return False, False
+
+
 class ReachabilityWalk:
     """Computes :class:`ReachableAxes` for all graphs of a module.
 

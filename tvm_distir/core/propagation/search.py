@@ -3,7 +3,7 @@
 """Propagates a module repeatedly along an axis, from placements of weights instead of a plan.
 
 What stays the same is kept: the classes of dims that rules tie, what given labels reach, and the
-structure of the sharding problem (:mod:`.sketch`).
+structure of the sharding problem (:mod:`.solve.template`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tvm import ir
 
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.propagation.graph.graph import Axis, Graph, divisible
-from tvm_distir.core.propagation.solve.alternatives import StrategyTable
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.propagation.solve.exact import WarmStarts
+from tvm_distir.core.propagation.solve.solver import Problems
+from tvm_distir.core.propagation.solve.strategies import StrategyTable
 from tvm_distir.core.propagation.solve.tables import PriceTables
 from tvm_distir.core.propagation.solve.template import ProblemTemplate, SketchedProblems
 
-from .axis_solver import ProblemMaker, Problems
 from .decision import Decision
 from .driver import Labelling
 from .module import PlacedModule
@@ -99,11 +99,13 @@ class WeightSearch:
             divides a dim of the parameter.
         """
         reach, prices = self.reach_of(labels, stored, parts), self._prices.at(costs)
-        problems: ProblemMaker = Problems(prices, reach)
+        problems = Problems(reach)
         if self._sketching and any(x is None for label in labels.values() for x in label.values()):
             key = _key(labels, stored, parts)
-            problems = SketchedProblems(prices, reach, key, self._sketches)
-        return Labelling(self.module, reach, prices, problems, self._starts).run()
+            problems = SketchedProblems(reach, key, self._sketches)
+        decision = Labelling(self.module, reach, prices, problems, self._starts).run()
+        self._prices.release(prices)
+        return decision
 
 
 class _Prices:
@@ -111,7 +113,7 @@ class _Prices:
 
     def __init__(self, module: PlacedModule, settling: Costs) -> None:
         self._module, self._settling = module, settling
-        self._forms = StrategyTable()
+        self._strategies: dict[tuple[int, ...], StrategyTable] = {}
         self._conversions: dict[Costs, Conversions] = {}
         self._kept = self._made(settling)
 
@@ -119,9 +121,14 @@ class _Prices:
         """Return the tables at some costs."""
         return self._kept if costs == self._settling else self._made(costs)
 
+    def release(self, prices: PriceTables) -> None:
+        """Free what was made with tables that are not cached: they refer to each other."""
+        if prices is not self._kept:
+            prices.along_axes.clear()
+
     def _made(self, costs: Costs) -> PriceTables:
         prices = PriceTables(costs.for_ops(*self._module.largest), self._module.axes)
-        prices.forms = self._forms
+        prices.strategies = self._strategies
         sending = replace(prices.costs, memory=0, flop=0, hold=0)
         prices.conversions = self._conversions.setdefault(sending, prices.conversions)
         return prices

@@ -19,8 +19,8 @@ from tvm import ir
 
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.propagation.graph.graph import Graph, Node
-from tvm_distir.core.propagation.solve.alternatives import OpStrategy
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
+from tvm_distir.core.propagation.solve.strategies import OpStrategy
 from tvm_distir.support import JsonValue, PlanError
 
 from .decision import Decision, Instance

@@ -86,12 +86,12 @@ def _of_entry(
     for k, name in _weights(g):
         states, variable = net.ends[k]
         if variable >= 0:
-            form, v = states.gives(0)[values[variable]], g.nodes[k].results[0]
+            form, v = states.results[0][values[variable]], g.nodes[k].results[0]
             alike.setdefault((re.sub(r"\d+", "*", name), g.values[v].shape, form), []).append(k)
     starts = WarmStarts()
     for (pattern, _, form), nodes in alike.items():
         states, variable = net.ends[nodes[0]]
-        forms = states.gives(0)
+        forms = states.results[0]
         if all(x == form for x in forms):
             continue
         barred = np.array([INFINITE if x == form else 0 for x in forms], np.int64)

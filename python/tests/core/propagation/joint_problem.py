@@ -21,8 +21,8 @@ from tests.core.propagation.joint_work import work
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.propagation.decision import Decision, Instance
 from tvm_distir.core.propagation.driver import Propagator
-from tvm_distir.core.propagation.solve.alternatives import fits
-from tvm_distir.core.propagation.solve.assembly import hold_on
+from tvm_distir.core.propagation.reach import hold_on
+from tvm_distir.core.propagation.solve.strategies import fits
 from tvm_distir.core.solver.problem import INFINITE
 
 Combination = tuple[Any, ...]
@@ -92,9 +92,9 @@ class Joint:
         if key not in self._models:
             inst = self._undecided(key)
             self._models[key] = [
-                self.labelling.solver.problem(inst, a) for a in range(len(self.axes))
+                self.labelling.solver((a,)).problem(inst) for a in range(len(self.axes))
             ]
-        return [model.ends[k][0].items for model in self._models[key]]
+        return [tuple(x for (x,) in model.ends[k][0].items) for model in self._models[key]]
 
     def _expand(self, inst: Instance, arguments: Sequence[int]) -> list[int]:
         """Add the nodes of an instance; ``arguments`` are values outside (none for an entry)."""

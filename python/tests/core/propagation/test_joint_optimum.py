@@ -9,7 +9,7 @@ import pytest
 from tests.core.propagation import joint_solver
 from tests.core.propagation.joint_problem import Joint, TooLarge
 from tvm_distir.core.propagation.driver import Propagator
-from tvm_distir.core.propagation.joint import states
+from tvm_distir.core.propagation.solve import strategies
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.solver.problem import INFINITE
 from tvm_distir.support.errors.tree import DistIRError
@@ -28,7 +28,7 @@ def test_decisions_are_the_joint_optimum(gaps):
 
 def test_axes_that_are_too_many_are_labelled_in_turn(gaps, monkeypatch):
     """What is found so is allowed, no better than the optimum, and equal to it in most."""
-    monkeypatch.setattr(states, "MOST_STATES", 1)
+    monkeypatch.setattr(strategies, "MOST_STRATEGIES", 1)
     found = list(joint_solver.gaps(0, 30))
     assert [gap.best for gap in found] == [gap.best for gap in gaps]
     assert 25 <= sum(gap.decided == gap.best for gap in found) < 30
@@ -40,7 +40,7 @@ def test_local_optima_of_one_axis_after_the_other(seed, monkeypatch):
     gap = joint_solver.gap_of(joint_solver.module_of(seed), seed)
     assert gap.proven
     assert gap.decided == gap.best
-    monkeypatch.setattr(states, "MOST_STATES", 1)
+    monkeypatch.setattr(strategies, "MOST_STRATEGIES", 1)
     assert joint_solver.gap_of(joint_solver.module_of(seed), seed).decided >= gap.best
 
 

@@ -15,7 +15,7 @@ from tvm_distir.core.cost_model.network import GroupLayout
 from tvm_distir.core.ir.mesh import axis_groups, mesh_devices, mesh_shape
 from tvm_distir.core.ir.names import LOCAL_STEPS
 from tvm_distir.core.ir.placement import Labels, P, R
-from tvm_distir.core.propagation.solve.alternatives import fits
+from tvm_distir.core.propagation.solve.strategies import fits
 from tvm_distir.core.redistribution.matrix import PriceMatrix, price_matrix
 
 Groups = Sequence[Sequence[int]]

@@ -19,8 +19,8 @@ from tvm_distir.core.propagation.instances import Instances
 from tvm_distir.core.propagation.module import PlacedModule
 from tvm_distir.core.propagation.reach import ReachableAxes
 from tvm_distir.core.propagation.serialization import called
-from tvm_distir.core.propagation.solve.alternatives import OpStrategy
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
+from tvm_distir.core.propagation.solve.strategies import OpStrategy
 from tvm_distir.support import PlanError
 
 from .problem import ShardingProblem
@@ -89,8 +89,8 @@ class _Reader:
         whole: list[OpStrategy] = []  # along axes of other meshes
         for k, node in enumerate(g.nodes):
             whole.append(OpStrategy((R,) * len(node.operands), (R,) * len(node.results), None))
-            if k in net.spliced:
-                inner, first = net.spliced[k]
+            if k in net.callees:
+                inner, first = net.callees[k]
                 inner_values = values[first : first + len(inner.domains)]
                 kids[k] = kid = self.instance(self.module.graphs[node.callee], inner, inner_values)
                 states.append(tuple([called(kid, a) for a in self.axes]))
@@ -99,7 +99,7 @@ class _Reader:
             if not choices.items:
                 states.append((whole[k],) * len(self.axes))
                 continue
-            states.append(choices.items[values[variable] if variable >= 0 else 0].axes)
+            states.append(choices.items[values[variable] if variable >= 0 else 0])
         choice = {a: tuple(whole) for a in range(len(self.module.axes))}
         for i, a in enumerate(self.axes):
             choice[a] = tuple([axes[i] for axes in states])

@@ -63,7 +63,7 @@ class Liveness:
         times = [
             self.spans.reading(v, k, begins[k], self._end(k, (i,)))
             for k, where in self.g.uses[v]
-            for i in (where if k in self.net.spliced else dict.fromkeys(where))
+            for i in (where if k in self.net.callees else dict.fromkeys(where))
         ]
         final = max(range(len(times)), key=lambda n: times[n][1])
         (begin, end), reader = times[final], readers[final]
@@ -88,8 +88,8 @@ class Liveness:
     def _end(self, k: int, operands: Sequence[int]) -> int:
         """Return when operands of a node, or views of them, are read last, also in its callees."""
         begins = self.net.begins
-        if k in self.net.spliced:
-            lasts = self.net.spliced[k][0].lasts
+        if k in self.net.callees:
+            lasts = self.net.callees[k][0].lasts
             return begins[k] + max(lasts[i] for i in operands)
         end = begins[k + 1] - 1
         return max(end, self.last(self.g.nodes[k].results[0])) if self._aliases(k) else end
@@ -120,7 +120,7 @@ class Liveness:
         first = self.net.begins[maker]
         if node.kind == "param":
             first, last = 0, self.net.begins[-1] - 1
-        elif maker in self.net.spliced:
+        elif maker in self.net.callees:
             first = self.net.begins[maker + 1] - 1
         size = self._bytes(matrix, given)
         spans = list(self.spans.of(v, first, last))

@@ -128,7 +128,7 @@ def _all(net: ShardingProblem, variables: int, moments: int) -> Iterator[LiveRan
         yield LiveRange(
             tuple([variables + u for u in scope]), size, moments + first, moments + last
         )
-    for k, (inner, start) in net.spliced.items():
+    for k, (inner, start) in net.callees.items():
         yield from _all(inner, variables + start, moments + net.begins[k])
 
 

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 from tvm_distir.core.ops.dims import nominal
 from tvm_distir.core.propagation.graph.graph import Node
+from tvm_distir.core.propagation.solve.problem import End
+from tvm_distir.core.propagation.solve.strategies import OpStrategy
 
 from .kernels import arithmetic_type, in_place
-from .problem import NO_STATES, Assembly, End, ShardingProblem
-from .states import consumers, passing, producers
+from .problem import NO_STATES, Assembly, ShardingProblem
 
 
 class NodeBuilder:
@@ -40,15 +41,15 @@ class NodeBuilder:
         for k, node in enumerate(self.g.nodes):
             net.begins.append(now)
             net.ends.append(build[node.kind](k, node))
-            spliced = net.spliced.get(k)
-            now += 1 if spliced is None else spliced[0].begins[-1]
+            callee = net.callees.get(k)
+            now += 1 if callee is None else callee[0].begins[-1]
         net.begins.append(now)
 
     def _param(self, _: int, node: Node) -> End:
         v = node.results[0]
         partial = self.to.whole if self.g.public else self.to.partial(v)
         matrix = self.shared.forms_of(self.g, v)
-        return self.to.variable(self.shared.ends_of(producers, matrix, partial, node.pin))
+        return self.to.variable(self.shared.ends_of(_producer, matrix, partial, node.pin))
 
     def _result(self, k: int, node: Node) -> End:
         v = node.operands[0]
@@ -59,15 +60,16 @@ class NodeBuilder:
             param = self.shared.updates.get(k - self.g.rets[0])
             if param is not None:
                 given, variable = self.to.net.ends[self.g.params[param]]
-                return consumers(given.gives(0)), variable
+                needs = [tuple(map(_consumer, form)) for form in given.results[0]]
+                return self.shared.strategies.intern(needs), variable
         partial = self.to.whole if self.g.public else self.to.partial(v)
-        return self.to.variable(self.shared.ends_of(consumers, matrix, partial, None))
+        return self.to.variable(self.shared.ends_of(_consumer, matrix, partial, None))
 
     def _annotation(self, _: int, node: Node) -> End:
         v = node.results[0]
         partial = self.to.partial(v)
         matrix = self.shared.forms_of(self.g, v)
-        return self.to.variable(self.shared.ends_of(passing, matrix, partial, node.pin))
+        return self.to.variable(self.shared.ends_of(_passing, matrix, partial, node.pin))
 
     def _op(self, _: int, node: Node) -> End:
         g, rule = self.g, node.rule
@@ -85,7 +87,7 @@ class NodeBuilder:
             )
         dtype = arithmetic_type(g, node)
         return self.to.variable(
-            self.shared.ops.of(rule, dtype, shapes, tuple(partial), in_place(g, node))
+            *self.shared.ops.of(rule, dtype, shapes, tuple(partial), in_place(g, node))
         )
 
     def _call(self, k: int, node: Node) -> End:
@@ -96,5 +98,20 @@ class NodeBuilder:
             net.factors[tuple([first + u for u in scope])] = table
         net.constant += inner.constant
         net.feasible = net.feasible and inner.feasible
-        net.spliced[k] = inner, first
+        net.callees[k] = inner, first
         return NO_STATES, -1
+
+
+def _producer(label: int) -> OpStrategy:
+    """Return the strategy of a node that produces a value: a parameter."""
+    return OpStrategy((), (label,), None)
+
+
+def _consumer(label: int) -> OpStrategy:
+    """Return the strategy of a node that consumes a value: a result."""
+    return OpStrategy((label,), (), None)
+
+
+def _passing(label: int) -> OpStrategy:
+    """Return the strategy of a node that passes a value on unchanged: an annotation."""
+    return OpStrategy((label,), (label,), None)

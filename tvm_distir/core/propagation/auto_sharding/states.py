@@ -4,79 +4,31 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core.ir.placement import Labels, P, R
+from tvm_distir.core.ir.placement import Labels, P
 from tvm_distir.core.ops.factor import Factor, Rule
 from tvm_distir.core.ops.kernels import VIEWS
-from tvm_distir.core.propagation.solve.alternatives import OpStrategy, factor_fits
 from tvm_distir.core.propagation.solve.cost import sent_inside
+from tvm_distir.core.propagation.solve.strategies import (
+    NodeStrategy,
+    Strategies,
+    StrategyTable,
+    strategies_along,
+)
 
 from .costs import MeshPrices, shard_bytes
 
 Costs = npt.NDArray[np.int64]
 
-
-class CallStrategy(NamedTuple):
-    """A strategy of a call: an alternative per axis."""
-
-    axes: tuple[OpStrategy, ...]
-
-    def needs(self, operand: int) -> Labels:
-        """Return the placement in which an operand is needed."""
-        return tuple([x.needs[operand] for x in self.axes])
-
-    def gives(self, result: int) -> Labels:
-        """Return the placement in which a result is produced."""
-        return tuple([x.gives[result] for x in self.axes])
-
-
-class CallStrategies:
-    """Numbered states of a node, shared by all equal nodes."""
-
-    def __init__(self, items: Sequence[CallStrategy], costs: Costs | None = None) -> None:
-        self.items = tuple(items)
-        self.costs = np.zeros(len(self.items), np.int64) if costs is None else costs
-        self._needs: dict[int, tuple[Labels, ...]] = {}
-        self._gives: dict[int, tuple[Labels, ...]] = {}
-
-    def needs(self, operand: int) -> tuple[Labels, ...]:
-        """Return per state the placement in which an operand is needed."""
-        if operand not in self._needs:
-            self._needs[operand] = tuple([x.needs(operand) for x in self.items])
-        return self._needs[operand]
-
-    def gives(self, result: int) -> tuple[Labels, ...]:
-        """Return per state the placement in which a result is produced."""
-        if result not in self._gives:
-            self._gives[result] = tuple([x.gives(result) for x in self.items])
-        return self._gives[result]
-
-
-def producers(forms: Sequence[Labels]) -> CallStrategies:
-    """Return the states of a node that produces a value: a parameter."""
-    return CallStrategies(
-        [CallStrategy(tuple([OpStrategy((), (x,), None) for x in form])) for form in forms]
-    )
-
-
-def consumers(forms: Sequence[Labels]) -> CallStrategies:
-    """Return the states of a node that consumes a value: a result."""
-    return CallStrategies(
-        [CallStrategy(tuple([OpStrategy((x,), (), None) for x in form])) for form in forms]
-    )
-
-
-def passing(forms: Sequence[Labels]) -> CallStrategies:
-    """Return the states of a node that passes a value on unchanged: an annotation."""
-    return CallStrategies(
-        [CallStrategy(tuple([OpStrategy((x,), (x,), None) for x in form])) for form in forms]
-    )
+Placements = tuple[Labels, ...]
+"""Of all operands, or of all results."""
 
 
 class OpStates:
@@ -85,11 +37,13 @@ class OpStates:
     Parameters
     ----------
     prices : MeshPrices
+    strategies : StrategyTable
+        Along the axes of the mesh.
     """
 
-    def __init__(self, prices: MeshPrices) -> None:
-        self.prices = prices
-        self._known: dict[Any, CallStrategies] = {}
+    def __init__(self, prices: MeshPrices, strategies: StrategyTable) -> None:
+        self.prices, self.strategies = prices, strategies
+        self._known: dict[Any, tuple[Strategies, Costs]] = {}
         self._rules: list[Rule] = []  # kept alive, so that their ids stay unique
 
     def of(
@@ -99,8 +53,8 @@ class OpStates:
         shapes: tuple[tuple[int, ...], ...],
         partial: tuple[int, ...],
         free: bool,
-    ) -> CallStrategies:
-        """Return the states of a call.
+    ) -> tuple[Strategies, Costs]:
+        """Return the strategies of a call, and the time of each.
 
         Parameters
         ----------
@@ -115,98 +69,76 @@ class OpStates:
             The call costs no work (a transpose that products read in place).
         """
         key = (id(rule), dtype, shapes, partial, free)
-        strategies = self._known.get(key)
-        if strategies is None:
+        known = self._known.get(key)
+        if known is None:
             self._rules.append(rule)
-            items = [CallStrategy(axes) for axes in self._joint(rule, shapes, partial)]
-            costs = [0 if free else self._time_ps(rule, state, dtype) for state in items]
-            strategies = self._known[key] = CallStrategies(items, np.array(costs, np.int64))
-        return strategies
-
-    def _options(self, rule: Rule, partial: int) -> list[OpStrategy]:
-        """Return the alternatives along an axis, whatever the sizes."""
-        whole, complete = (R,) * len(rule.in_bytes), (R,) * len(rule.out_bytes)
-        options = []
-        for i, f in enumerate(rule.factors):
-            pending = P if f.kind == "sum" else R
-            needs = tuple([R if d is None else d for d in f.ins])
-            gives = tuple([pending if d is None else d for d in f.outs])
-            options.append(OpStrategy(needs, gives, i))
-        for group in rule.linear:
-            if all(partial >> i & 1 for i in group):
-                needs = tuple([P if i in group else R for i in range(len(whole))])
-                options.append(OpStrategy(needs, (P,) * len(complete), None))
-        options.append(OpStrategy(whole, complete, None))
-        return options
+            strategies = self._joint(rule, shapes, partial)
+            costs = [
+                0 if free else self._time_ps(rule, axes, needs, gives, dtype)
+                for axes, needs, gives in zip(strategies.items, strategies.needs, strategies.gives)
+            ]
+            known = self._known[key] = strategies, np.array(costs, np.int64)
+        return known
 
     def _joint(
         self, rule: Rule, shapes: tuple[tuple[int, ...], ...], partial: tuple[int, ...]
-    ) -> list[tuple[OpStrategy, ...]]:
+    ) -> Strategies:
         """Return all combinations in which every split divides."""
-        sizes = self.prices.sizes
-        combinations: list[tuple[OpStrategy, ...]] = [()]
-        for axis, size in enumerate(sizes):
-            options, longer = self._options(rule, partial[axis]), []
-            if size == 1:
-                options = options[-1:]
-            for chosen in combinations:
-                taken: dict[int, int] = {}
-                for n, x in zip(sizes, chosen):
-                    if x.factor is not None:
-                        taken[x.factor] = taken.get(x.factor, 1) * n
-                for x in options:
-                    if x.factor is None or factor_fits(
-                        rule.factors[x.factor], size, taken.get(x.factor, 1)
-                    ):
-                        longer.append((*chosen, x))
-            combinations = longer
-        count = len(rule.in_bytes)
-        return [
-            axes
-            for axes in combinations
-            if all(
-                self.prices.divides(shape, CallStrategy(axes).needs(i))
-                for i, shape in enumerate(shapes[:count])
-            )
-            and all(
-                self.prices.divides(shape, CallStrategy(axes).gives(j))
-                for j, shape in enumerate(shapes[count:])
-            )
+        every = (1 << len(rule.factors)) - 1
+        columns = [
+            strategies_along(rule, n, every, pending, {}, all)
+            if n > 1
+            else strategies_along(rule, n, 0, 0, {})
+            for n, pending in zip(self.prices.sizes, partial)
         ]
+        divides, split = self.prices.divides, self.strategies.divides
+        together = Strategies(-1, tuple(itertools.product(*columns)))
+        return self.strategies.intern(
+            [
+                axes
+                for axes, needs, gives in zip(together.items, together.needs, together.gives)
+                if split(rule, axes, {}) and all(map(divides, shapes, (*needs, *gives)))
+            ]
+        )
 
-    def _time_ps(self, rule: Rule, state: CallStrategy, dtype: str) -> int:
+    def _time_ps(
+        self,
+        rule: Rule,
+        axes: NodeStrategy,
+        needs: Placements,
+        gives: Placements,
+        dtype: str,
+    ) -> int:
         """Return the time of local work and of communication inside the call."""
         if rule.op in VIEWS:
             return 0
         sizes, work = self.prices.sizes, rule.work
-        splits = [n for n, x in zip(sizes, state.axes) if x.factor is not None]
+        splits = [n for n, x in zip(sizes, axes) if x.factor is not None]
         view = work.kernel_class == "view"
         ins = rule.in_bytes if view else work.in_bytes
         outs = rule.out_bytes if view else work.out_bytes
-        moved = sum(
-            self._local(b, x) for b, x in zip(ins, map(state.needs, range(len(ins))))
-        ) + sum(self._local(b, x) for b, x in zip(outs, map(state.gives, range(len(outs)))))
+        moved = sum(map(self._local, ins, needs)) + sum(map(self._local, outs, gives))
         kind = "memory" if view else work.kernel_class
         flops = -(-work.flops // math.prod(splits))
-        count, passes = self._apart(rule, state)
+        count, passes = self._apart(rule, axes)
         if count:
-            each = passes * self._local(rule.in_bytes[0], state.needs(0)) // count
+            each = passes * self._local(rule.in_bytes[0], needs[0]) // count
             time_ps = count * self.prices.kernel_ps(-(-flops // count), each, kind, dtype)
         else:
             time_ps = self.prices.kernel_ps(flops, moved, kind, dtype)
-        for axis, x in enumerate(state.axes):
+        for axis, x in enumerate(axes):
             if x.factor is not None:
                 share = math.prod(splits) // sizes[axis]
-                time_ps += self._inside_ps(rule, rule.factors[x.factor], state, axis, share)
+                time_ps += self._inside_ps(rule, rule.factors[x.factor], gives, axis, share)
         return time_ps
 
-    def _apart(self, rule: Rule, state: CallStrategy) -> tuple[int, int]:
+    def _apart(self, rule: Rule, axes: NodeStrategy) -> tuple[int, int]:
         """Return how many kernels and passes replace a call with statistics reduced inside.
 
         Padding is masked before, in a single kernel that reads and writes.
         """
         most, parts, padded = (0, 0), dict[int, int](), 0
-        for size, x in zip(self.prices.sizes, state.axes):
+        for size, x in zip(self.prices.sizes, axes):
             if x.factor is not None and rule.factors[x.factor].kernels:
                 parts[x.factor] = parts.get(x.factor, 1) * size
         for number, count in parts.items():
@@ -216,11 +148,11 @@ class OpStates:
         return most[0] + padded, most[1] + 2 * padded
 
     def _inside_ps(
-        self, rule: Rule, factor: Factor, state: CallStrategy, axis: int, share: int
+        self, rule: Rule, factor: Factor, gives: Placements, axis: int, share: int
     ) -> int:
         """Return the communication time along an axis inside a call that follows a factor."""
         collective = self.prices.collective_ps
-        results = sum(self._local(b, state.gives(j)) for j, b in enumerate(rule.out_bytes))
+        results = sum(map(self._local, rule.out_bytes, gives))
         _, count = sent_inside(factor, results, self.prices.sizes[axis], share)
         if not count:
             return 0

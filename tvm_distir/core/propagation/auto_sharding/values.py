@@ -10,11 +10,12 @@ import numpy as np
 
 from tvm_distir.core.ir.placement import Labels, P, R
 from tvm_distir.core.propagation.graph.graph import Uses
+from tvm_distir.core.propagation.solve.tables import Interned
 from tvm_distir.core.redistribution.matrix import PriceMatrix
 from tvm_distir.core.solver.problem import INFINITE
 
 from .liveness import Liveness
-from .problem import Assembly, Bytes, Interned, Side
+from .problem import Assembly, Bytes, Side
 
 
 class EdgeBuilder:
@@ -42,32 +43,32 @@ class EdgeBuilder:
         """Add the cost of passing a value to its readers."""
         g = self.g
         k, j = g.producer[v]
-        if k in self.net.spliced:
+        if k in self.net.callees:
             states, variable = self.to.inner(k, j, result=True)
             if not states.items:  # a constant: at hand in every form
                 return
-            given = states.needs(0)
+            given = states.operands[0]
         else:
             states, variable = self.net.ends[k]
-            given = states.gives(j)
+            given = states.results[j]
         readers: list[Side] = []
         for reader, positions in uses:
-            if reader in self.net.spliced:
+            if reader in self.net.callees:
                 for i in positions:
                     taken, other = self.to.inner(reader, i, result=False)
-                    readers.append((taken.gives(0), other))
+                    readers.append((taken.results[0], other))
                 continue
             taken, other = self.net.ends[reader]
-            readers += [(taken.needs(i), other) for i in dict.fromkeys(positions)]
+            readers += [(taken.operands[i], other) for i in dict.fromkeys(positions)]
         matrix, held = self.shared.forms_of(g, v), self._stationary(k)
         if len(readers) > 1:
             read = self._several(v, matrix, held, (given, variable), readers)
         else:
             (read,) = readers
             needs, other = read
-            key = ("edge", id(matrix), held, given, needs, g.times(v), self._counted(v))
+            key = ("edge", id(matrix), held, given, needs, self._counted(v))
             table = self.shared.table(key, lambda: self._moves(v, given, needs))
-            self.to.put_pair(variable, other, table)
+            self._put(v, variable, other, table)
         self.keeping.keep(v, matrix, (given, variable), read, readers)
 
     def _several(
@@ -81,7 +82,7 @@ class EdgeBuilder:
         """Add a variable for the placement in which a value with several readers is stored."""
         given, variable = producer
         needs = tuple([n for n, _ in readers])
-        key = (id(matrix), held, given, needs, self.g.times(v), self._counted(v))
+        key = (id(matrix), held, given, needs, self._counted(v))
         held_forms = self.shared.held.get(key)
         if held_forms is None:
             held_forms = self.shared.held[key] = self._held(v, given, needs)
@@ -90,16 +91,21 @@ class EdgeBuilder:
         if len(forms) > 1:
             shared = len(self.net.domains)
             self.net.domains.append(len(forms))
-        self.to.put_pair(variable, shared, first)
+        self._put(v, variable, shared, first)
         for (_, other), table in zip(readers, rest, strict=True):
-            self.to.put_pair(other, shared, table)
+            self._put(v, other, shared, table)
         return forms, shared
+
+    def _put(self, v: int, first: int, second: int, table: Interned) -> None:
+        """Add a table about a value, as often as the value is passed on."""
+        store = self.shared.store
+        self.net.put_edge(store, store.times(table, self.g.times(v)), first, second)
 
     def _held(
         self, v: int, given: tuple[Labels, ...], needs: Sequence[tuple[Labels, ...]]
     ) -> tuple[tuple[Labels, ...], Interned, list[Interned]]:
         """Return stored placements, table (given x held), and per reader (needed x held)."""
-        g, matrix = self.g, self.shared.forms_of(self.g, v)
+        matrix = self.shared.forms_of(self.g, v)
         at = {form: i for i, form in enumerate(matrix.placements)}
         wanted = sorted({at[form] for each in needs for form in each})
         forms = [i for i, f in enumerate(matrix.placements) if P not in f]
@@ -108,12 +114,9 @@ class EdgeBuilder:
         give = sorted({at[form] for form in given})
         rows = np.concatenate([cost[np.ix_(give, forms)].T, matrix.local[np.ix_(forms, wanted)]], 1)
         forms = [forms[i] for i in _undominated(rows)]
-        times, tables = g.times(v), self.shared.tables
-        first = tables.intern(_often(cost[np.ix_([at[f] for f in given], forms)], times))
-        rest = [
-            tables.intern(_often(matrix.local[np.ix_(forms, [at[f] for f in each])].T, times))
-            for each in needs
-        ]
+        intern = self.shared.store.intern
+        first = intern(cost[np.ix_([at[f] for f in given], forms)])
+        rest = [intern(matrix.local[np.ix_(forms, [at[f] for f in each])].T) for each in needs]
         return tuple([matrix.placements[i] for i in forms]), first, rest
 
     def _cost(self, v: int) -> Bytes:
@@ -161,15 +164,7 @@ class EdgeBuilder:
     def _moves(self, v: int, given: tuple[Labels, ...], needs: tuple[Labels, ...]) -> Bytes:
         matrix, cost = self.shared.forms_of(self.g, v), self._cost(v)
         at = {form: i for i, form in enumerate(matrix.placements)}
-        move_costs = cost[np.ix_([at[f] for f in given], [at[f] for f in needs])]
-        return _often(move_costs, self.g.times(v))
-
-
-def _often(prices: Bytes, times: int) -> Bytes:
-    """Multiply costs by how often they arise."""
-    if times == 1:
-        return prices
-    return np.where(prices < INFINITE, prices * times, INFINITE)
+        return cost[np.ix_([at[f] for f in given], [at[f] for f in needs])]
 
 
 def _undominated(rows: Bytes) -> list[int]:

@@ -1,33 +1,37 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the sharding problem of a function along an axis: nodes, then edges between them."""
+"""Builds the sharding problem of a function along some axes of a mesh."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 
-from tvm_distir.core.ops.factor import Rule
+from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.propagation.decision import Instance, Signature
 from tvm_distir.core.propagation.graph.graph import Node
+from tvm_distir.core.propagation.instances import LocalSizes
 from tvm_distir.core.propagation.reach import ReachableAxes
 
-from .alternatives import Alternatives, OpStrategy
-from .assembly import NO_END, Assembly
-from .boundary import Boundary
-from .edges import Edges
-from .problem import AxisProblem, AxisSummary
-from .source import TableSource
+from .byte_costs import ByteCosts
+from .edges import EdgeTables, Placed
+from .problem import End, LabellingProblem, Summary
+from .strategies import OpStrategy, Others, Strategies, fits
+from .tables import Interned
+
+NO_END: End = (Strategies(-1, ((),)), -1)
+"""Of a call of a function, whose ends are those of the function's summary."""
 
 
-class Builder:
-    """Builder of the problem of an instance along an axis.
+class ProblemBuilder:
+    """Builder of the problem of an instance: nodes first, then the edges between them.
 
     Parameters
     ----------
-    prices : TableSource
+    costs : ByteCosts
+        Of the axes.
     inst : Instance
-    a : int
-        The axis.
+        With the axes undecided.
     reach : ReachableAxes
         Of the instance's graph.
     sizes : (list of int, dict)
@@ -40,114 +44,221 @@ class Builder:
 
     def __init__(
         self,
-        prices: TableSource,
+        costs: ByteCosts,
         inst: Instance,
-        a: int,
         reach: ReachableAxes,
-        sizes: tuple[list[int], dict[int, dict[int, int]]],
-        summary_of: Callable[[int], AxisSummary],
+        sizes: LocalSizes,
+        summary_of: Callable[[int], Summary],
         forced: Signature | None = None,
     ) -> None:
-        self.problem = Assembly(prices, inst.graph, a, reach, sizes)
-        self.boundary = Boundary(self.problem, forced)
-        self.edges = Edges(self.problem)
-        self.summary_of = summary_of
-        mesh = self.problem.mesh
-        siblings = [b for b, axis in enumerate(prices.axes) if axis.mesh == mesh and b != a]
-        self.decided = [(prices.axes[b].size, inst.choice[b]) for b in siblings if b in inst.choice]
-        self.known = tuple([b in inst.choice for b in siblings])
-        count = len(inst.graph.nodes)
-        columns = [choice for _, choice in self.decided]
-        self._chosen = list(zip(*columns)) if columns else [()] * count  # per node
-        self._open: list[tuple[int, ...]] = [()] * count
-        for b in siblings:
-            if b not in inst.choice:
-                size, mask = prices.axes[b].size, reach.mask[b]
-                self._open = [(*x, size) if m else x for x, m in zip(self._open, mask)]
-        self._mask, self._pending = reach.mask[a], reach.partial[a]
+        self.costs, self.strategies, self.prices = costs, costs.strategies, costs.prices
+        self.inst, self.g, self.reach = inst, inst.graph, reach
+        self.bytes, self.cut = sizes
+        self.summary_of, self.forced = summary_of, forced
+        self.mesh = costs.axes[0].mesh
+        self.model = LabellingProblem()
+        self.given: list[Placed] = [None] * (len(self.g.values) + 1)  # at the end, for constants
+        self._none = (0,) * len(costs.axes)
+        self._open: Sequence[int | None] = [None] * len(costs.axes)
+        self._waiting = [reach.partial[a] for a in costs.numbers]  # per axis: partial sums
+        self._waits: Sequence[int] = self._waiting[0]
+        if len(self._waiting) > 1:
+            self._waits = [*map(max, *self._waiting)]
 
-    def run(self) -> AxisProblem:
-        """Add nodes, parameters before all others, then the edges between them."""
-        problem, boundary = self.problem, self.boundary
-        g, first = problem.g, len(problem.g.params)
-        build = {
-            "ret": boundary.result,
-            "call": self._call,
-            "pin": boundary.annotation,
-            "move": boundary.move,
-        }
-        boundary.params()
-        rows = zip(g.nodes[first:], self._mask[first:], self._chosen[first:], self._open[first:])
-        for k, (node, mask, decided, undecided) in enumerate(rows, first):
+    def run(self) -> LabellingProblem:
+        """Build the problem.
+
+        Raises
+        ------
+        TooManyStrategies
+        """
+        g, first = self.g, len(self.g.params)
+        build = {"pin": self._pin, "move": self._move, "call": self._call, "ret": self._ret}
+        self._params()
+        masks = zip(*[self.reach.mask[a][first:] for a in self.costs.numbers])
+        rows = zip(g.nodes[first:], masks, self._others(first))
+        for k, (node, mask, others) in enumerate(rows, first):
             if node.kind == "op":
-                self._op(node, mask, decided, undecided)
+                self._op(node, mask, others)
             else:
                 build[node.kind](k, node)
-        self.edges.run()
-        return problem.model
+        EdgeTables(self.costs, g, self.reach, self.model, self.bytes, self.given).run()
+        return self.model
 
-    def _op(
-        self, node: Node, mask: int, decided: tuple[OpStrategy, ...], undecided: tuple[int, ...]
-    ) -> None:
-        """Add an op, of which the axis reaches the factors of a mask."""
-        problem, rule, partial = self.problem, node.rule, 0
-        if rule is None or node.mesh != problem.mesh:
-            problem.trivial(node)
+    def _others(self, first: int) -> Iterable[Others]:
+        """Return per node, from a first on, what the other axes of the mesh have decided."""
+        columns: list[Iterable[tuple[int, OpStrategy | None]]] = []
+        for b, axis in enumerate(self.prices.axes):
+            if axis.mesh != self.mesh or b in self.costs.numbers:
+                continue
+            chosen = self.inst.choice.get(b)
+            if chosen is not None:
+                columns.append(zip(itertools.repeat(axis.size), chosen[first:]))
+            else:  # an axis that does not reach the node splits nothing
+                masks = self.reach.mask[b][first:]
+                columns.append([(axis.size if mask else 1, None) for mask in masks])
+        return zip(*columns) if columns else itertools.repeat(())
+
+    def _op(self, node: Node, masks: tuple[int, ...], others: Others) -> None:
+        """Add an op, of which the axes reach the factors of masks, with the table of its work."""
+        rule = node.rule
+        if rule is None or node.mesh != self.mesh:
+            self._trivial(node)
             return
+        partials = self._none
         if rule.carrying:
-            pending, operands = self._pending, node.operands
-            for i in rule.carrying:
-                v = operands[i]
-                if v >= 0 and pending[v]:
-                    partial |= 1 << i
-        if not mask and not partial:
-            problem.trivial(node)
+            operands, waits = node.operands, self._waits
+            carried = [i for i in rule.carrying if operands[i] >= 0 and waits[operands[i]]]
+            if carried:
+                partials = tuple(
+                    [sum([1 << i for i in carried if x[operands[i]]]) for x in self._waiting]
+                )
+        if masks == self._none and partials == self._none:
+            self._trivial(node)
             return
-        key = (problem.a, self.known, id(rule), mask, partial, decided, undecided)
-        op_tables = problem.prices.ops.get(key)
-        if op_tables is None:
-            op_tables = problem.prices.ops[key] = self._op_tables(
-                rule, mask, partial, decided, undecided
-            )
-        alternatives, table = op_tables
+        strategies, table = self.costs.op(rule, masks, partials, others)
         if table is None:
-            problem.add(alternatives, node)
+            self._add(strategies, node.results)
             return
-        m, times = problem.model, problem.g.repeat
+        m, times = self.model, self.g.repeat
         variable = len(m.domains)
-        m.domains.append(len(alternatives.items))
-        m.ends.append((alternatives, variable))
-        m.factors[variable,], low = table if times == 1 else problem.prices.times(table, times)
+        m.domains.append(len(strategies.items))
+        m.ends.append((strategies, variable))
+        m.factors[variable,], low = table if times == 1 else self.prices.times(table, times)
         m.constant += low
 
-    def _op_tables(
-        self,
-        rule: Rule,
-        mask: int,
-        partial: int,
-        decided: Sequence[OpStrategy],
-        undecided: Sequence[int],
-    ) -> tuple[Alternatives, tuple[int, int] | None]:
-        """Return the strategies of an op and, where there are several, the table of its work."""
-        problem = self.problem
-        sizes = [n for n, _ in self.decided]
-        taken: dict[int, int] = {}
-        for n, chosen in zip(sizes, decided):
-            if mask and chosen.factor is not None:
-                taken[chosen.factor] = taken.get(chosen.factor, 1) * n
-        alternatives = problem.prices.forms.of_rule(rule, problem.axis.size, mask, partial, taken)
-        if len(alternatives) == 1:
-            return alternatives, None
-        others = (
-            *[(n, x.needs + x.gives, x.factor is not None) for n, x in zip(sizes, decided)],
-            *[(n, None, True) for n in undecided],
+    def _params(self) -> None:
+        """Add all parameters; most have a single label along each axis."""
+        g, ends, columns = self.g, self.model.ends, list[Sequence[int | None]]()
+        for axis, a in zip(self.costs.axes, self.costs.numbers):
+            labels: Sequence[int | None] = self.reach.param_labels(g, axis, a)
+            if self.forced is not None:
+                forced = self.forced[a][0]
+                labels = [x if self._here(v) else R for x, v in zip(forced, g.param_values)]
+            columns.append(labels)
+        forms, known = list(zip(*columns)), dict[tuple[int | None, ...], End]()
+        for form in set(forms):
+            if None not in form:
+                column = [[OpStrategy((), (x,), None)] for x in form if x is not None]
+                known[form] = self.strategies.ends(column, None), -1
+        for v, form in zip(g.param_values, forms):
+            if form in known:
+                self.given[v] = form
+                ends.append(known[form])
+            else:
+                self._free_param(v, form)
+
+    def _free_param(self, v: int, form: Sequence[int | None]) -> None:
+        """Add a parameter that has a choice along some axes, with the cost of its bytes."""
+        labels = self._labels(v, form, may_wait=not self.g.public)
+        end = self._boundary(
+            (v,), v, [[OpStrategy((), (x,), None) for x in label] for label in labels]
         )
-        return alternatives, problem.prices.work(rule, alternatives, problem.axis.size, others)
+        if self.g.public:
+            self._price(end, self.costs.held, v)
+
+    def _pin(self, _: int, node: Node) -> None:
+        """Add an annotation, fixed or free along each axis."""
+        if node.mesh != self.mesh:
+            self._trivial(node)
+            return
+        v, pin = node.results[0], node.pin
+        form = [None if pin is None else pin[axis.index] for axis in self.costs.axes]
+        labels = self._labels(v, form, may_wait=True)
+        self._boundary(
+            node.results, v, [[OpStrategy((x,), (x,), None) for x in label] for label in labels]
+        )
+
+    def _move(self, _: int, node: Node) -> None:
+        """Add a move to another mesh; it accepts any placement, and bytes into this mesh cost."""
+        source, target = node.operands[0], node.results[0]
+        leaves, comes = self._here(source), self._here(target)
+        if not leaves and not comes:
+            self._trivial(node)
+            return
+        v = source if leaves else target
+        labels = self._labels(v, self._open, may_wait=False)
+        if leaves:
+            columns = [[OpStrategy((x,), (R,), None) for x in label] for label in labels]
+            self._boundary(node.results, v, columns)
+        else:
+            columns = [[OpStrategy((R,), (x,), None) for x in label] for label in labels]
+            self._price(self._boundary(node.results, v, columns), self.costs.moved, v)
+
+    def _ret(self, k: int, node: Node) -> None:
+        """Add a result of the function."""
+        v, g = node.operands[0], self.g
+        form: Sequence[int | None] = self._open
+        if not self._here(v):
+            form = [R] * len(self._open)
+        elif self.forced is not None:
+            form = [self.forced[a][1][k - g.rets[0]] for a in self.costs.numbers]
+        labels = self._labels(v, form, may_wait=not g.public)
+        self._boundary(
+            node.results, v, [[OpStrategy((x,), (), None) for x in label] for label in labels]
+        )
 
     def _call(self, k: int, node: Node) -> None:
-        problem, summary = self.problem, self.summary_of(k)
-        problem.model.splice(problem.prices, k, summary)
-        for v, (alts, u) in zip(node.results, summary.rets):
-            if u < 0:
-                problem.given[v] = alts.gives[0][0]
-        problem.model.ends.append(NO_END)
+        """Add the summary of the function that a node calls."""
+        summary = self.summary_of(k)
+        self.model.splice(self.prices, k, summary)
+        for v, (strategies, variable) in zip(node.results, summary.rets):
+            if variable < 0:
+                self.given[v] = strategies.gives[0][0]
+        self.model.ends.append(NO_END)
+
+    def _trivial(self, node: Node) -> None:
+        """Add a node that is replicated along all axes."""
+        results = node.results
+        self._add(self.strategies.whole(len(node.operands), len(results)), results)
+
+    def _labels(self, v: int, form: Sequence[int | None], *, may_wait: bool) -> list[list[int]]:
+        """Return per axis the label of a boundary value where it is given, else all it may have.
+
+        Those are the dims that the axis reaches, replicated, and partial.
+        """
+        columns, g = [], self.g
+        for i, (label, a) in enumerate(zip(form, self.costs.numbers)):
+            if label is not None:
+                columns.append([label])
+                continue
+            active, off, cut = self.reach.active[a], g.offset[v], self.cut.get(v, {})
+            labels = [
+                d
+                for d, n in enumerate(g.values[v].shape)
+                if active[off + d] and fits(n, self.costs.ranks[i], cut.get(d, 1), True)
+            ]
+            columns.append([*labels, R, P] if may_wait and self._waiting[i][v] else [*labels, R])
+        return columns
+
+    def _boundary(
+        self, results: Sequence[int], v: int, columns: Sequence[Sequence[OpStrategy]]
+    ) -> End:
+        """Add a node at the boundary of a value, from its strategies along each axis."""
+        shape = self.g.values[v].shape if v >= 0 else ()
+        return self._add(self.strategies.ends(columns, shape), results)
+
+    def _add(self, strategies: Strategies, results: Sequence[int]) -> End:
+        """Add a node of some results, with a variable where it has several strategies."""
+        m, variable = self.model, -1
+        if len(strategies.items) == 1:
+            for v, form in zip(results, strategies.gives[0]):
+                self.given[v] = form
+        else:
+            variable = len(m.domains)
+            m.domains.append(len(strategies.items))
+        m.ends.append((strategies, variable))
+        return m.ends[-1]
+
+    def _price(self, end: End, table_of: Callable[[Strategies, int], Interned], v: int) -> None:
+        """Add the cost of a value's bytes to the strategies of its node."""
+        strategies, variable = end
+        if variable >= 0:
+            table = table_of(strategies, self.bytes[v])
+            self.model.put(self.prices, (variable,), table)
+
+    def _here(self, v: int) -> bool:
+        return v >= 0 and self.g.values[v].mesh == self.mesh
+
+
+__all__ = ["ProblemBuilder"]

@@ -1,69 +1,90 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Adds the costs of passing values to consumers: tables between the nodes of a problem."""
+"""Adds the tables between producers and consumers to a problem."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm_distir.core.propagation.graph.graph import ALONE, Uses
+from tvm_distir.core.propagation.graph.graph import ALONE, Graph, Uses
+from tvm_distir.core.propagation.reach import ReachableAxes, hold_on
 
-from .alternatives import Alternatives
-from .assembly import Assembly, hold_on
+from .byte_costs import ByteCosts, Held
+from .problem import LabellingProblem
+from .strategies import Strategies
 
-Consumer = tuple[Alternatives, int, tuple[int, ...]]
-"""Strategies, the variable that picks a strategy (-1: a single one), and operand numbers."""
+Consumer = tuple[Strategies, int, tuple[int, ...]]
+"""Strategies, the variable that picks one (-1: a single strategy), and operand numbers."""
+
+Placed = tuple[int | None, ...] | None
+"""The only placement in which a value is given; None where there are several."""
 
 
-class Edges:
-    """Adds the tables between producers and consumers, once all nodes are there.
+class EdgeTables:
+    """Adds the cost of passing each value to its consumers, once all nodes are there.
 
     Parameters
     ----------
-    problem : Assembly
+    costs : ByteCosts
+    g : Graph
+    reach : ReachableAxes
+        Of the graph.
+    model : LabellingProblem
+        With all nodes.
+    sizes : sequence of int
+        Bytes of each value, local to the other axes of the mesh.
+    given : sequence of Placed
+        Per value.
     """
 
-    def __init__(self, problem: Assembly) -> None:
-        self.problem = problem
+    def __init__(
+        self,
+        costs: ByteCosts,
+        g: Graph,
+        reach: ReachableAxes,
+        model: LabellingProblem,
+        sizes: Sequence[int],
+        given: Sequence[Placed],
+    ) -> None:
+        self.costs, self.prices, self.g, self.reach = costs, costs.prices, g, reach
+        self.model, self.sizes, self.given = model, sizes, given
+        self._stays: dict[int, Held] = {}
 
     def run(self) -> None:
-        """Add the cost of passing each value to its consumers.
+        """Add the tables.
 
-        A value that all of them take in the only form that it is given in costs nothing.
+        A value that all consumers take in the only placement that it is given in costs nothing.
         """
-        problem = self.problem
-        g, m, prices, given = problem.g, problem.model, problem.prices, problem.given
-        ends, spliced, n = m.ends, m.spliced, problem.axis.size
-        edge, put_edge, once = prices.edge, m.put_edge, g.repeat == 1 and not g.repeats
-        factors, constant = m.factors, 0
-        for v, k, j, handed, uses, kc, reads in g.links(problem.mesh):
-            if kc < 0:
+        g, m, given, sizes = self.g, self.model, self.given, self.sizes
+        prices, edge, put_edge = self.prices, self.costs.edge, m.put_edge
+        ends, spliced, factors, constant = m.ends, m.spliced, m.factors, 0
+        once, loose = g.repeat == 1 and not g.repeats, ((1, False),) * len(self.costs.axes)
+        for v, k, j, handed, uses, reader, reads in g.links(self.costs.axes[0].mesh):
+            if reader < 0:
                 consumers = self._consumers(uses, given[v])
                 if not consumers:
                     continue
-            elif kc in spliced:
-                consumer, other = spliced[kc].params[reads[0]]
+            elif reader in spliced:
+                consumer, other = spliced[reader].params[reads[0]]
                 if other < 0 and consumer.needs[0][0] == given[v]:
                     continue
                 reads = ALONE
             else:
-                consumer, other = ends[kc]
+                consumer, other = ends[reader]
                 if other < 0:
-                    needs, label = consumer.needs[0], given[v]
-                    if all([needs[i] == label for i in reads]):
+                    needs, only = consumer.needs[0], given[v]
+                    if all([needs[i] == only for i in reads]):
                         continue
             if k in spliced:
-                producer, variable = spliced[k].rets[j]
-                j = 0
+                (producer, variable), j = spliced[k].rets[j], 0
             else:
                 producer, variable = ends[k]
-            size, held = self._weight(v, k) if handed else (problem.bytes[v], False)
-            if not once:
-                size *= g.times(v)
-            if kc < 0:
-                self._shared(consumers, producer, variable, j, size, held)
+            held = self._held(k) if handed else loose
+            size_bytes = sizes[v] if once else sizes[v] * g.times(v)
+            if reader < 0:
+                self._shared(consumers, producer, variable, j, size_bytes, held)
                 continue
-            table = edge(producer, j, consumer, reads, size, n, held)
+            table = edge(producer, j, consumer, reads, size_bytes, held)
             if 0 <= variable < other and (variable, other) not in factors:  # as most tables
                 factors[variable, other], low = table
                 constant += low
@@ -71,48 +92,52 @@ class Edges:
                 put_edge(prices, table, variable, other)
         m.constant += constant
 
-    def _weight(self, v: int, k: int) -> tuple[int, bool]:
-        """Return the weight of moving a value, result of node k, and whether it stays in place."""
-        problem = self.problem
-        pinned, held = hold_on(problem.g, problem.reach, problem.axis, problem.a, k)
-        return problem.bytes[v] * (problem.prices.costs.move if pinned else 1), held
-
-    def _consumers(self, uses: Uses, label: int | None) -> list[Consumer]:
-        """Return the consumers of a value, none where all take it with the label it is given."""
-        ends, spliced = self.problem.model.ends, self.problem.model.spliced
+    def _consumers(self, uses: Uses, only: Placed) -> list[Consumer]:
+        """Return the consumers of a value, none where all take it in the only placement given."""
+        ends, spliced = self.model.ends, self.model.spliced
         consumers, is_open = list[Consumer](), False
-        for kc, positions in uses:
-            if kc in spliced:
+        for k, positions in uses:
+            if k in spliced:
                 for i in positions:
-                    alternatives, variable = spliced[kc].params[i]
-                    consumers.append((alternatives, variable, ALONE))
-                    is_open = is_open or variable >= 0 or alternatives.needs[0][0] != label
+                    strategies, variable = spliced[k].params[i]
+                    consumers.append((strategies, variable, ALONE))
+                    is_open = is_open or variable >= 0 or strategies.needs[0][0] != only
                 continue
-            alternatives, variable = ends[kc]
-            consumers.append((alternatives, variable, positions))
+            strategies, variable = ends[k]
+            consumers.append((strategies, variable, positions))
             if not is_open:
-                needs = alternatives.needs[0]
-                is_open = variable >= 0 or any([needs[i] != label for i in positions])
+                needs = strategies.needs[0]
+                is_open = variable >= 0 or any([needs[i] != only for i in positions])
         return consumers if is_open else []
 
     def _shared(
         self,
         consumers: Sequence[Consumer],
-        producer: Alternatives,
+        producer: Strategies,
         variable: int,
         j: int,
-        size: int,
-        held: bool,
+        size_bytes: int,
+        held: Held,
     ) -> None:
         """Add the cost of passing a value, result j of its producer, to several consumers."""
-        problem, m = self.problem, self.problem.model
-        ends = tuple([(alternatives, reads) for alternatives, _, reads in consumers])
-        prices, n = problem.prices, problem.axis.size
-        count, first, rest = prices.share(producer, j, ends, size, n, held)
-        shared = -1
-        if count > 1:
-            shared = len(m.domains)
-            m.domains.append(count)
-        m.put_edge(prices, first, variable, shared)
-        for (_, other, _), table in zip(consumers, rest):
-            m.put_edge(prices, table, other, shared)
+        m, prices = self.model, self.prices
+        readers = tuple([(strategies, reads) for strategies, _, reads in consumers])
+        for count, first, rest in self.costs.share(producer, j, readers, size_bytes, held):
+            shared = -1
+            if count > 1:
+                shared = len(m.domains)
+                m.domains.append(count)
+            m.put_edge(prices, first, variable, shared)
+            for (_, other, _), table in zip(consumers, rest):
+                m.put_edge(prices, table, other, shared)
+
+    def _held(self, maker: int) -> Held:
+        """Return per axis the weight of a moved byte, and whether a node's values stay in place."""
+        origin = self.g.origin[maker]
+        held = self._stays.get(origin)
+        if held is None:
+            move, axes = self.prices.costs.move, zip(self.costs.axes, self.costs.numbers)
+            pairs = [hold_on(self.g, self.reach, axis, a, maker) for axis, a in axes]
+            held = tuple([(move if pinned else 1, stays) for pinned, stays in pairs])
+            self._stays[origin] = held
+        return held

@@ -7,8 +7,8 @@ consumer gives a table over producer and consumer: the cheapest conversion. A va
 consumers gets a variable, the set of labels in which it is stored, so that a collective
 serves all of them. A call of a private function splices that function's summary.
 
-What a variable picks from depends on the solver: strategies of a node along an axis (here),
-or its states along all axes of a mesh (:mod:`..joint`).
+What a variable picks from are the strategies of a node along the axes of the problem: all those
+of a mesh at once, or a single axis while the others are decided.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TypeAlias
 
 from tvm_distir.core.propagation.graph.graph import Graph
 from tvm_distir.core.solver.cost_tables import Elimination, Tables
 from tvm_distir.core.solver.problem import INFINITE, Problem, Scope
 
-from .alternatives import Alternatives
-from .source import TableSource
+from .strategies import Strategies
+from .tables import Interned, TableStore
 
-Choices = TypeVar("Choices")
-"""Choices of a variable: strategies along an axis, or joint states along all axes of a mesh."""
+End: TypeAlias = tuple[Strategies, int]
+"""Strategies of a node and the variable that picks one (-1: a single strategy)."""
 
 
 @dataclass
-class Spliced(Generic[Choices]):
+class Spliced:
     """Summary of a function in the problem of its caller: variables and ends."""
 
     variables: range
-    params: tuple[tuple[Choices, int], ...]
-    rets: tuple[tuple[Choices, int], ...]
+    params: tuple[End, ...]
+    rets: tuple[End, ...]
 
 
 @dataclass
-class LabellingProblem(Generic[Choices]):
+class LabellingProblem:
     """Variables (``domains``), tables (``factors``), constant, and the end of every node.
 
     The calls of functions have theirs in ``spliced``.
@@ -49,84 +49,76 @@ class LabellingProblem(Generic[Choices]):
     factors: dict[Scope, int] = field(default_factory=dict)
     constant: int = 0
     feasible: bool = True
-    ends: list[tuple[Choices, int]] = field(default_factory=list)
-    spliced: dict[int, Spliced[Choices]] = field(default_factory=dict)
+    ends: list[End] = field(default_factory=list)
+    spliced: dict[int, Spliced] = field(default_factory=dict)
 
-    def put(self, prices: TableSource, scope: Scope, table: tuple[int, int]) -> None:
+    def put(self, store: TableStore, scope: Scope, table: Interned) -> None:
         """Add a table, and the minimum taken out of it, over ascending variables."""
         number, low = table
         self.constant += low
         if scope:
             other = self.factors.get(scope)
             if other is not None:
-                number, low = prices.add(other, number)
+                number, low = store.add(other, number)
                 self.constant += low
             self.factors[scope] = number
-        elif prices.array(number) >= INFINITE:
+        elif store.array(number) >= INFINITE:
             self.feasible = False
 
-    def put_edge(
-        self, prices: TableSource, table: tuple[int, int], first: int, second: int
-    ) -> None:
+    def put_edge(self, store: TableStore, table: Interned, first: int, second: int) -> None:
         """Add a table with layout (first, second; -1: none) over sorted variables."""
         if 0 <= first < second:
-            self.put(prices, (first, second), table)
+            self.put(store, (first, second), table)
         elif first < 0:
-            self.put(prices, (second,) if second >= 0 else (), table)
+            self.put(store, (second,) if second >= 0 else (), table)
         elif second < 0:
-            self.put(prices, (first,), table)
+            self.put(store, (first,), table)
         else:
-            self._put_turned(prices, table, first, second)
+            self._put_turned(store, table, first, second)
 
-    def _put_turned(
-        self, prices: TableSource, table: tuple[int, int], first: int, second: int
-    ) -> None:
+    def _put_turned(self, store: TableStore, table: Interned, first: int, second: int) -> None:
         """Add a table whose second variable is the lower, or the first itself."""
         number, low = table
         if first > second:
-            number, more = prices.flipped(number)
-            self.put(prices, (second, first), (number, low + more))
+            number, more = store.flipped(number)
+            self.put(store, (second, first), (number, low + more))
             return
-        number, more = prices.diagonal(number)
-        self.put(prices, (first,), (number, low + more))
+        number, more = store.diagonal(number)
+        self.put(store, (first,), (number, low + more))
 
-    def splice(self, prices: TableSource, k: int, summary: Summary[Choices]) -> None:
+    def splice(self, store: TableStore, k: int, summary: Summary) -> None:
         """Add the summary of the function that node k calls."""
         first = len(self.domains)
         self.domains += summary.domains
         for scope, table in summary.factors:
-            self.put(prices, tuple([first + u for u in scope]), (table, 0))
+            self.put(store, tuple([first + u for u in scope]), (table, 0))
         self.constant += summary.constant
         self.feasible = self.feasible and summary.feasible
         self.spliced[k] = Spliced(range(first, len(self.domains)), *summary.ends_from(first))
 
 
-AxisProblem = LabellingProblem[Alternatives]
-"""A problem along a single axis."""
-
-
 @dataclass
-class Summary(Generic[Choices]):
+class Summary:
     """Problem of a function with its inner variables minimised out."""
 
-    model: LabellingProblem[Choices]
+    model: LabellingProblem
     done: Elimination
     domains: list[int]
     factors: list[tuple[Scope, int]]
     constant: int
     feasible: bool
-    params: tuple[tuple[Choices, int], ...]
-    rets: tuple[tuple[Choices, int], ...]
+    params: tuple[End, ...]
+    rets: tuple[End, ...]
 
     @classmethod
     def of(
         cls,
-        model: LabellingProblem[Choices],
+        model: LabellingProblem,
         g: Graph,
         tables: Tables,
         limit: int,
-        turned: Callable[[Choices], Choices],
-    ) -> Summary[Choices]:
+        turned: Callable[[Strategies], Strategies],
+    ) -> Summary:
         """Return the summary of a graph's problem.
 
         Parameters
@@ -137,14 +129,14 @@ class Summary(Generic[Choices]):
         limit : int
             Limit on the entries of a table; above it a variable is kept.
         turned : callable
-            Turns the choices of a producer into those of a consumer, and the reverse: a producer
+            Turns the strategies of a producer into those of a consumer, and the reverse: a producer
             inside a function is a consumer outside.
         """
         ends = [model.ends[k] for k in (*g.params, *g.rets)]
         keep = {v for _, v in ends if v >= 0}
         done = tables.eliminate(Problem(model.domains, model.factors), keep, limit)
         at = {v: i for i, v in enumerate(done.kept)}
-        outside = [(turned(choices), at.get(v, -1)) for choices, v in ends]
+        outside = [(turned(strategies), at.get(v, -1)) for strategies, v in ends]
         return cls(
             model,
             done,
@@ -158,12 +150,10 @@ class Summary(Generic[Choices]):
 
     @functools.cached_property
     def _settled(self) -> tuple[bool, bool]:
-        """Return whether parameters and results have a single choice each."""
+        """Return whether parameters and results have a single strategy each."""
         return all([u < 0 for _, u in self.params]), all([u < 0 for _, u in self.rets])
 
-    def ends_from(
-        self, first: int
-    ) -> tuple[tuple[tuple[Choices, int], ...], tuple[tuple[Choices, int], ...]]:
+    def ends_from(self, first: int) -> tuple[tuple[End, ...], tuple[End, ...]]:
         """Return parameters and results in a caller, where the variables begin with ``first``."""
         params, rets = (
             ends if settled else tuple([(x, first + u) if u >= 0 else (x, u) for x, u in ends])
@@ -177,7 +167,3 @@ class Summary(Generic[Choices]):
         for v, x in zip(self.done.kept, picked):
             values[v] = x
         return tables.decode(self.done, values)
-
-
-AxisSummary = Summary[Alternatives]
-"""A summary along a single axis."""

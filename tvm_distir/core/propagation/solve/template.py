@@ -4,12 +4,13 @@
 
 What an axis reaches settles the variables of a problem and which tables stand over them; costs
 settle what the tables hold. A :class:`ProblemTemplate` is made once, by the same
-:class:`~.solve.Builder` as any problem but with a recorder in place of the tables, which writes
+`~.builder.ProblemBuilder` as any problem but with a recorder in place of the tables, which writes
 down which ones it is asked for, and filled in for each set of costs: every distinct table once.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,115 +18,126 @@ from typing import Any
 
 import numpy as np
 
+from tvm_distir.core.ops.factor import Rule
 from tvm_distir.core.propagation.decision import Instance
 from tvm_distir.core.propagation.instances import LocalSizes
 from tvm_distir.core.propagation.reach import ReachableAxes
 from tvm_distir.core.solver.problem import INFINITE
 
-from .alternatives import Alternatives
-from .builder import Builder
-from .cost import Costs
-from .problem import AxisProblem, AxisSummary
-from .tables import PriceTables
+from .builder import ProblemBuilder
+from .byte_costs import ByteCosts, Held, Kept, OpTable, Reader
+from .problem import LabellingProblem, Summary
+from .solver import Problems, SizesOf
+from .strategies import Others, Strategies
+from .tables import Interned, PriceTables
 
 Order = tuple[Any, ...]
 """A table that is wanted: what makes it, and of what."""
 
 
-def structure(summary: AxisSummary) -> Hashable:
+def structure(summary: Summary) -> Hashable:
     """Return all of a summary that the structure of its callers' problems depends on."""
-    ends = [(alts.number, u) for alts, u in (*summary.params, *summary.rets)]
+    ends = [(strategies.number, u) for strategies, u in (*summary.params, *summary.rets)]
     scopes = tuple([scope for scope, _ in summary.factors])
     return tuple(summary.domains), scopes, tuple(ends)
 
 
-class _Unkept(dict[Any, Any]):
-    """Mapping that remembers nothing, so that every table is requested as often as it is used."""
+class _RecordedTables(PriceTables):
+    """Tables that number the requests and make no table."""
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Discard the item."""
-
-
-class _Recorder:
-    """A source of tables that numbers the requests and makes no table."""
-
-    def __init__(self, prices: PriceTables, ranks: int) -> None:
-        self.axes, self.forms = prices.axes, prices.forms
-        self.costs, self.ops = replace(Costs(), hold=ranks), _Unkept()
+    def __init__(self, prices: PriceTables) -> None:
+        super().__init__(prices.costs, prices.axes)
+        self.strategies = prices.strategies
         self.counts: Counter[int] = Counter()
         self.orders: list[Order] = []
         self.looked_at: list[int] = []
-        self._prices, self._numbers = prices, dict[Hashable, int]()
+        self._numbers: dict[Hashable, int] = {}
 
-    def order(self, key: Hashable, order: Order) -> tuple[int, int]:
+    def order(self, *order: Any, key: Hashable = None) -> Interned:
         """Return the number of a request, and 0 for the minimum taken out of it."""
-        number = self._numbers.setdefault(key, len(self.orders))
+        number = self._numbers.setdefault(order if key is None else key, len(self.orders))
         if number == len(self.orders):
             self.orders.append(order)
         self.counts[number] += 1
         return number, 0
 
-    def callee(self, summary: AxisSummary, number: int) -> AxisSummary:
+    def callee(self, summary: Summary, number: int) -> Summary:
         """Return a summary with numbers in place of its tables, and neutral values elsewhere."""
-        keys = [("callee", number, j) for j in range(len(summary.factors))]
         factors = [
-            (scope, self.order(key, key)[0])
-            for (scope, _), key in zip(summary.factors, keys, strict=True)
+            (scope, self.order("callee", number, j)[0])
+            for j, (scope, _) in enumerate(summary.factors)
         ]
         return replace(summary, factors=factors, constant=0, feasible=True)
 
-    # What a builder asks of a source of tables
+    def flipped(self, number: int) -> Interned:
+        """Record the request."""
+        return self.order("flip", number)
 
-    def edge(
-        self, producer: Alternatives, result: int, consumer: Alternatives, *rest: Any
-    ) -> tuple[int, int]:
-        """Record a request of :meth:`.solve.PriceTables.edge`."""
-        key = ("edge", producer.number, result, consumer.number, *rest)
-        return self.order(key, ("edge", producer, result, consumer, *rest))
+    def diagonal(self, number: int) -> Interned:
+        """Record the request."""
+        return self.order("diagonal", number)
 
-    def share(
-        self, producer: Alternatives, result: int, consumers: Sequence[Any], *rest: Any
-    ) -> tuple[int, tuple[int, int], list[tuple[int, int]]]:
-        """Record a request of :meth:`.solve.PriceTables.share`."""
-        ends = tuple([(consumer.number, ops) for consumer, ops in consumers])
-        key, order = (
-            ("share", producer.number, result, ends, *rest),
-            (producer, result, consumers, *rest),
-        )
-        count = self._prices.share(producer, result, tuple(consumers), *rest)[0]
-        tables = [self.order((*key, i), ("share", i, *order)) for i in range(len(consumers) + 1)]
-        return count, tables[0], tables[1:]
+    def times(self, table: Interned, count: int) -> Interned:
+        """Record the request."""
+        return self.order("times", table[0], count)
 
-    def work(self, rule: Any, alternatives: Alternatives, *rest: Any) -> tuple[int, int]:
-        """Record a request of :meth:`.solve.PriceTables.work`."""
-        key = ("work", self.forms.rule_number(rule), alternatives.number, *rest)
-        return self.order(key, ("work", rule, alternatives, *rest))
-
-    def flipped(self, number: int) -> tuple[int, int]:
-        """Record a request of :meth:`.solve.PriceTables.flipped`."""
-        return self.order(("flip", number), ("flip", number))
-
-    def diagonal(self, number: int) -> tuple[int, int]:
-        """Record a request of :meth:`.solve.PriceTables.diagonal`."""
-        return self.order(("diagonal", number), ("diagonal", number))
-
-    def table(self, rows: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Record bytes stored, times the ranks: what the builder makes of the cost it is given."""
-        key = ("hold", *rows[0])
-        return self.order(key, key)
-
-    def times(self, table: tuple[int, int], count: int) -> tuple[int, int]:
-        """Record a request of :meth:`.solve.PriceTables.times`."""
-        return self.order(("times", table[0], count), ("times", table[0], count))
-
-    def add(self, first: int, second: int) -> tuple[int, int]:
-        """Record a request of :meth:`~tvm_distir.core.solver.cost_tables.Tables.add`."""
-        return self.order(("add", first, second), ("add", first, second))
+    def add(self, first: int, second: int) -> Interned:
+        """Record the request."""
+        return self.order("add", first, second)
 
     def array(self, number: int) -> Any:
         """Return finite entries; whether any is infinite is decided when the template is filled."""
         self.looked_at.append(number)
         return np.zeros(())
+
+
+class _RecordedCosts(ByteCosts):
+    """Costs of which each table is requested from :class:`_RecordedTables`."""
+
+    def __init__(self, costs: ByteCosts) -> None:
+        self.recorded = _RecordedTables(costs.prices)
+        super().__init__(self.recorded, costs.numbers)
+
+    def op(
+        self, rule: Rule, masks: tuple[int, ...], partials: tuple[int, ...], others: Others
+    ) -> OpTable:
+        """Record the request."""
+        strategies = self.strategies.of_rule(rule, masks, partials, others)
+        if len(strategies) == 1:
+            return strategies, None
+        key = ("op", id(rule), masks, partials, others)
+        return strategies, self.recorded.order("op", rule, strategies, others, key=key)
+
+    def held(self, strategies: Strategies, size_bytes: int) -> Interned:
+        """Record the request."""
+        return self.recorded.order("held", strategies, size_bytes)
+
+    def moved(self, strategies: Strategies, size_bytes: int) -> Interned:
+        """Record the request."""
+        return self.recorded.order("moved", strategies, size_bytes)
+
+    def edge(self, *request: Any) -> Interned:
+        """Record the request."""
+        return self.recorded.order("edge", *request)
+
+    def share(
+        self,
+        producer: Strategies,
+        result: int,
+        readers: tuple[Reader, ...],
+        size_bytes: int,
+        held: Held,
+    ) -> list[Kept]:
+        """Record the requests."""
+        sets, groups = self.stored(readers)
+        shares = []
+        for i, group in enumerate(groups):
+            first, *rest = [
+                self.recorded.order("share", i, j, producer, result, readers, size_bytes, held)
+                for j in range(len(readers) + 1)
+            ]
+            shares.append((math.prod([len(sets[axis]) for axis in group]), first, rest))
+        return shares
 
 
 @dataclass(frozen=True)
@@ -134,7 +146,7 @@ class ProblemTemplate:
 
     Attributes
     ----------
-    model : AxisProblem
+    model : LabellingProblem
         With numbers of ``orders`` in place of tables.
     orders : tuple of Order
     counts : dict of int to int
@@ -143,27 +155,25 @@ class ProblemTemplate:
         Those that stand over no variable if their tables do not, and must not be infinite.
     calls : tuple of int
         How often each distinct callee is called.
-    ranks : int
-        Of the axis.
     """
 
-    model: AxisProblem
+    model: LabellingProblem
     orders: tuple[Order, ...]
     counts: Mapping[int, int]
     looked_at: tuple[int, ...]
     calls: tuple[int, ...]
-    ranks: int
 
-    def filled(self, prices: PriceTables, callees: Sequence[AxisSummary]) -> AxisProblem:
-        """Return the model that :class:`~.solve.Builder` would make.
+    def filled(self, costs: ByteCosts, callees: Sequence[Summary]) -> LabellingProblem:
+        """Return the model that :class:`~.builder.ProblemBuilder` would make.
 
         Parameters
         ----------
-        prices : PriceTables
-            With the costs, and the placements the sketch was made with.
+        costs : ByteCosts
+            With the strategies that the template was made with.
         callees : sequence of Summary
-            The distinct ones, of the :func:`structure` the sketch was made with.
+            The distinct ones, of the :func:`structure` that the template was made with.
         """
+        prices = costs.prices
         numbers: list[int] = []
         lows: list[int] = []
         constant = sum(n * callee.constant for n, callee in zip(self.calls, callees, strict=True))
@@ -174,7 +184,7 @@ class ProblemTemplate:
                 number = prices.times((numbers[base], 0), count)[0]
                 low = (count - 1) * lows[base]
             else:
-                number, low = self._table(order, numbers, prices, callees)
+                number, low = self._table(order, numbers, costs, callees)
             numbers.append(number)
             lows.append(low)
             constant += low * self.counts[i]
@@ -188,72 +198,68 @@ class ProblemTemplate:
         self,
         order: Order,
         numbers: Sequence[int],
-        prices: PriceTables,
-        callees: Sequence[AxisSummary],
-    ) -> tuple[int, int]:
+        costs: ByteCosts,
+        callees: Sequence[Summary],
+    ) -> Interned:
         kind, *given = order
-        tables = prices.tables
+        prices = costs.prices
         if kind == "edge":
-            return prices.edge(*given)
+            return costs.edge(*given)
         if kind == "share":
-            _, first, rest = prices.share(*given[1:])
-            return (first, *rest)[given[0]]
-        if kind == "work":
-            return prices.work(*given)
+            _, first, rest = costs.share(*given[2:])[given[0]]
+            return (first, *rest)[given[1]]
+        if kind == "op":
+            return costs.work(*given)
         if kind == "add":
-            return tables.add(numbers[given[0]], numbers[given[1]])
-        if kind == "hold":
-            costs = prices.costs
-            return tables.table([[costs.scaled(costs.hold * n // self.ranks) for n in given]])
+            return prices.add(numbers[given[0]], numbers[given[1]])
         if kind == "callee":
             return callees[given[0]].factors[given[1]][1], 0
-        turned = prices.flipped if kind == "flip" else prices.diagonal
-        return turned(numbers[given[0]])
+        if kind in ("flip", "diagonal"):
+            turned = prices.flipped if kind == "flip" else prices.diagonal
+            return turned(numbers[given[0]])
+        return (costs.held if kind == "held" else costs.moved)(*given)
 
 
-def sketched(
-    prices: PriceTables,
+def template_of(
+    costs: ByteCosts,
     inst: Instance,
-    a: int,
     reach: ReachableAxes,
     sizes: LocalSizes,
     calls: Mapping[int, int],
-    callees: Sequence[AxisSummary],
+    callees: Sequence[Summary],
 ) -> ProblemTemplate:
-    """Make the template of an instance along axis ``a`` of a module on a single mesh.
+    """Make the template of an instance of a module.
 
     Parameters
     ----------
-    prices : PriceTables
-        Any, with the placements to use.
-    inst, a, reach, sizes
-        As for :class:`~.solve.Builder`.
+    costs : ByteCosts
+        Any, with the strategies to use.
+    inst, reach, sizes
+        As for :class:`~.builder.ProblemBuilder`.
     calls : mapping of int to int
         Call node to the number of what it calls.
     callees : sequence of Summary
         The distinct ones.
     """
-    recorder = _Recorder(prices, prices.axes[a].size)
-    numbered = [recorder.callee(summary, j) for j, summary in enumerate(callees)]
-    model = Builder(recorder, inst, a, reach, sizes, lambda k: numbered[calls[k]]).run()
+    recorder = _RecordedCosts(costs)
+    recorded = recorder.recorded
+    numbered = [recorded.callee(summary, j) for j, summary in enumerate(callees)]
+    model = ProblemBuilder(recorder, inst, reach, sizes, lambda k: numbered[calls[k]]).run()
     often = Counter(calls.values())
     return ProblemTemplate(
         model,
-        tuple(recorder.orders),
-        recorder.counts,
-        tuple(recorder.looked_at),
+        tuple(recorded.orders),
+        recorded.counts,
+        tuple(recorded.looked_at),
         tuple(often[j] for j in range(len(callees))),
-        prices.axes[a].size,
     )
 
 
-class SketchedProblems:
+class SketchedProblems(Problems):
     """Builds problems from templates, which are made on first use.
 
     Parameters
     ----------
-    prices : PriceTables
-        Of a single axis.
     reach : mapping of str to ReachableAxes
         Per graph.
     key : hashable
@@ -264,32 +270,30 @@ class SketchedProblems:
 
     def __init__(
         self,
-        prices: PriceTables,
         reach: Mapping[str, ReachableAxes],
         key: Hashable,
         sketches: dict[Hashable, ProblemTemplate],
     ) -> None:
-        self.prices, self.reach, self.key, self.sketches = prices, reach, key, sketches
+        super().__init__(reach)
+        self.key, self.sketches = key, sketches
 
     def __call__(
         self,
+        costs: ByteCosts,
         inst: Instance,
-        a: int,
-        sizes: Callable[[Instance, int], LocalSizes],
-        summary_of: Callable[[Instance], AxisSummary],
-        /,
-    ) -> AxisProblem:
-        """Return the problem; see :class:`.axis_solver.ProblemMaker`."""
+        sizes: SizesOf,
+        summary_of: Callable[[Instance], Summary],
+    ) -> LabellingProblem:
+        """Return the problem of an instance."""
         distinct = {kid.number: kid for kid in inst.kids.values()}
         at = {number: j for j, number in enumerate(distinct)}
         callees = [summary_of(kid) for kid in distinct.values()]
         key = (self.key, inst.graph.key, *map(structure, callees))
         if key not in self.sketches:
             calls = {k: at[kid.number] for k, kid in inst.kids.items()}
-            self.sketches[key] = sketched(
-                self.prices, inst, a, self.reach[inst.graph.key], sizes(inst, a), calls, callees
-            )
-        return self.sketches[key].filled(self.prices, callees)
+            reach, local = self.reach[inst.graph.key], sizes(inst, costs.numbers)
+            self.sketches[key] = template_of(costs, inst, reach, local, calls, callees)
+        return self.sketches[key].filled(costs, callees)
 
 
 __all__ = ["ProblemTemplate", "SketchedProblems"]

@@ -1,0 +1,219 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Assigns labels along some axes of a mesh: functions inner to outer, then chosen labels inwards.
+
+A function is a problem with its calls replaced by their summaries: every combination of labels at
+its boundary, inside at least cost. Once the caller has chosen, each call gets the specialisation
+of the callee that it asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm_distir.core.propagation.decision import Instance, Signature
+from tvm_distir.core.propagation.instances import Instances, LocalSizes
+from tvm_distir.core.propagation.reach import ReachableAxes
+from tvm_distir.core.solver.problem import Problem
+
+from .builder import ProblemBuilder
+from .byte_costs import ByteCosts
+from .exact import NARROW, WarmStarts, minimise
+from .problem import LabellingProblem, Spliced, Summary
+from .strategies import NodeStrategy, OpStrategy, TooManyStrategies
+from .tables import PriceTables
+
+TABLE_LIMIT = 1 << 22
+"""Limit on the entries of a table; a problem that stays wider goes to the integer solver."""
+
+
+@dataclass(frozen=True)
+class SolverLimits:
+    """Limits of a solution.
+
+    Attributes
+    ----------
+    summary : int
+        Limit on the entries of a table of a summary; above it a variable is kept. Small ones keep
+        the caller's problem narrow: a function with many operands, as the backward pass of a
+        layer, else joins them all in its tables.
+    narrow, rounds, program
+        As for :func:`.exact.minimise`.
+    """
+
+    summary: int = 1 << 6
+    narrow: int = NARROW
+    rounds: int | None = None
+    program: bool = True
+
+
+AXIS_LIMITS = SolverLimits()
+"""Along a single axis."""
+
+MESH_LIMITS = SolverLimits(summary=1 << 10, narrow=1 << 20, rounds=150, program=False)
+"""Along all axes of a mesh: most wide tables are those of equal layers, which are joined once, and
+where bounds do not close the best assignment known is the answer."""
+
+
+SizesOf = Callable[[Instance, tuple[int, ...]], LocalSizes]
+"""Gives the sizes of an instance's values beside some axes."""
+
+
+class Problems:
+    """Builds every problem anew.
+
+    Parameters
+    ----------
+    reach : mapping of str to ReachableAxes
+        Per graph.
+    forced : mapping of str to Signature, optional
+        What all calls of a graph must share.
+    """
+
+    def __init__(
+        self, reach: Mapping[str, ReachableAxes], forced: Mapping[str, Signature] | None = None
+    ) -> None:
+        self.reach, self.forced = reach, forced or {}
+
+    def __call__(
+        self,
+        costs: ByteCosts,
+        inst: Instance,
+        sizes: SizesOf,
+        summary_of: Callable[[Instance], Summary],
+    ) -> LabellingProblem:
+        """Return the problem of an instance; the summaries are those of its callees."""
+        key = inst.graph.key
+        return ProblemBuilder(
+            costs,
+            inst,
+            self.reach[key],
+            sizes(inst, costs.numbers),
+            lambda k: summary_of(inst.kids[k]),
+            self.forced.get(key),
+        ).run()
+
+
+class AxesSolver:
+    """Assigns labels to instances along axes of a mesh.
+
+    Parameters
+    ----------
+    prices : PriceTables
+    axes : sequence of int
+        Numbers of the axes.
+    instances : Instances
+    problems : Problems
+    limits : SolverLimits
+    starts : WarmStarts, optional
+        Of sharding assignments of the same module at other costs.
+    """
+
+    def __init__(
+        self,
+        prices: PriceTables,
+        axes: Sequence[int],
+        instances: Instances,
+        problems: Problems,
+        limits: SolverLimits,
+        starts: WarmStarts | None = None,
+    ) -> None:
+        self.tables, self.instances, self.problems = prices.tables, instances, problems
+        self.limits, self.starts = limits, starts
+        self.costs = ByteCosts.of(prices, tuple(axes))
+        self._summaries: dict[int, Summary] = {}
+        # By what is picked of the kept variables of a summary.
+        self._specialised: dict[tuple[int, tuple[int, ...]], Instance] = {}
+        self._called: dict[tuple[int, tuple[int, ...]], NodeStrategy] = {}
+
+    def solve(self, inst: Instance) -> tuple[Instance, int, int] | None:
+        """Return the instance labelled along the axes, its cost, and the gap to a lower bound.
+
+        None where that is too wide, or nothing is allowed.
+
+        Parameters
+        ----------
+        inst : Instance
+            With the axes open.
+        """
+        try:
+            model = self.problem(inst)
+        except TooManyStrategies:
+            return None
+        tables, limits, problem = self.tables, self.limits, Problem(model.domains, model.factors)
+        solution = minimise(
+            tables,
+            problem,
+            TABLE_LIMIT,
+            inst.graph.name,
+            self.starts,
+            narrow=limits.narrow,
+            rounds=limits.rounds,
+            program=limits.program,
+        )
+        total, forbidden = tables.evaluate(problem, solution.values)
+        if not (model.feasible and solution.feasible) or forbidden:
+            return None
+        return self._decode(inst, model, solution.values), model.constant + total, solution.gap
+
+    def problem(self, inst: Instance) -> LabellingProblem:
+        """Return the sharding problem of an instance."""
+        return self.problems(self.costs, inst, self.instances.sizes, self._summary)
+
+    def _summary(self, inst: Instance) -> Summary:
+        summary = self._summaries.get(inst.number)
+        if summary is None:
+            summary = self._summaries[inst.number] = Summary.of(
+                self.problem(inst),
+                inst.graph,
+                self.tables,
+                self.limits.summary,
+                self.costs.strategies.turned,
+            )
+        return summary
+
+    def _decode(self, inst: Instance, model: LabellingProblem, values: Sequence[int]) -> Instance:
+        chosen = [x.items[values[u] if u >= 0 else 0] for x, u in model.ends]
+        kids = {}
+        for k, spliced in model.spliced.items():
+            kid, variables = inst.kids[k], spliced.variables
+            picked = tuple(values[variables.start : variables.stop])
+            kids[k] = self._specialise(kid, picked)
+            called = self._called.get((kid.number, picked))
+            if called is None:
+                called = self._called[kid.number, picked] = self._call(spliced, values)
+            chosen[k] = called
+        columns = zip(*chosen) if chosen else itertools.repeat(())
+        choice = dict(sorted({**inst.choice, **dict(zip(self.costs.numbers, columns))}.items()))
+        return self.instances.of(inst.graph, choice, kids, inst.columns)
+
+    def _call(self, spliced: Spliced, values: Sequence[int]) -> NodeStrategy:
+        """Return the strategies of a call, as given by the boundary of its function."""
+        params, rets = (
+            [x.items[values[u] if u >= 0 else 0] for x, u in ends]
+            for ends in (spliced.params, spliced.rets)
+        )
+        return tuple(
+            [
+                OpStrategy(
+                    tuple([axes[i].needs[0] for axes in params]),
+                    tuple([axes[i].gives[0] for axes in rets]),
+                    None,
+                )
+                for i in range(len(self.costs.axes))
+            ]
+        )
+
+    def _specialise(self, inst: Instance, picked: tuple[int, ...]) -> Instance:
+        """Return an instance per distinct assignment of a summary's kept variables."""
+        key = (inst.number, picked)
+        if key not in self._specialised:
+            summary = self._summaries[inst.number]
+            values = summary.values(self.tables, picked)
+            self._specialised[key] = self._decode(inst, summary.model, values)
+        return self._specialised[key]
+
+
+__all__ = ["AXIS_LIMITS", "MESH_LIMITS", "AxesSolver", "Problems"]
