@@ -92,7 +92,7 @@ def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     constants = _constants(top["constants"]) if "constants" in top else {}
     return make(
         name=top["name"].text(),
-        description=top["description"].text() if "description" in top else "",
+        description=top["description"].text(empty=True) if "description" in top else "",
         kernels=top["kernels"].text() if "kernels" in top else "eager",
         constants=constants,
         device=_device(top["device"], constants),

@@ -8,6 +8,9 @@ from tvm_distir.support import JsonValue
 
 from .storage import BRANCH, CALL, FREE, RETURN, TAKE, Storage, StorageFunction, StorageStep
 
+_COUNTS = {TAKE: (1, 1), FREE: (1, None), CALL: (None, 1), BRANCH: (None, 2)}
+"""How many blocks and names a step of a kind has; None: any number."""
+
 
 def read_storage(data: JsonValue) -> Storage:
     """Read a storage plan and check that callees exist and blocks are allocated first."""
@@ -46,9 +49,14 @@ def _step(data: JsonValue) -> StorageStep:
     if len(parts) != 4:
         raise data.wrong(f"{len(parts)} parts of a step", "Plan the storage again.")
     kind, blocks, size, names = parts
-    return StorageStep(
+    step = StorageStep(
         kind.word((TAKE, FREE, CALL, BRANCH, RETURN)),
         blocks.integers(),
         size.integer(),
         tuple(item.text() for item in names.items()),
     )
+    block_count, name_count = _COUNTS.get(step.kind, (None, None))
+    if block_count not in (None, len(step.blocks)) or name_count not in (None, len(step.names)):
+        what = f"a {step.kind} of {len(step.blocks)} blocks with {len(step.names)} names"
+        raise data.wrong(what, "Plan the storage again.")
+    return step

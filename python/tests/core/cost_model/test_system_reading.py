@@ -11,6 +11,7 @@ import pytest
 
 from tvm_distir.core.cost_model.model import System
 from tvm_distir.core.cost_model.reading import DATA, system_names
+from tvm_distir.core.cost_model.writing import to_data
 from tvm_distir.support.errors.tree import HardwareError
 
 
@@ -55,6 +56,13 @@ def test_load_by_path(tmp_path, data):
     assert mine.device == stock.device
     assert System.load(str(path)) == mine
     assert mine.memory_capacity_bytes == 80 * 1024**3
+
+
+def test_a_system_without_a_description_is_written_and_read(data):
+    del data["description"]
+    system = System.from_dict(data)
+    assert system.description == ""
+    assert System.from_dict(to_data(system)) == system
 
 
 def test_frozen():

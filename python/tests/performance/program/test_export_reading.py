@@ -187,6 +187,27 @@ def test_broken(path, value):
     refused(changed(path, value), "DIST0712")
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        ["take", [0], 4, []],
+        ["take", [], 4, ["v"]],
+        ["take", [0, 1], 4, ["v"]],
+        ["free", [], 0, []],
+        ["call", [], 0, []],
+        ["call", [], 0, ["side", "side"]],
+        ["branch", [], 0, ["side"]],
+    ],
+)
+def test_storage_steps_have_the_blocks_and_names_of_their_kind(step):
+    data, nothing = good(), {"steps": [], "results": []}
+    main = {"steps": [["take", [0], 4, ["v"]], ["free", [0], 0, []]], "results": []}
+    data["storage"] = {"entries": ["main", "side"], "functions": {"main": main, "side": nothing}}
+    assert Program.from_dict(data).storage.walk("main").peak == 4
+    main["steps"].append(step)
+    refused(data, "DIST0710")
+
+
 def test_names_the_nearest():
     assert 'Did you mean "flops"?' in refused(changed(FUN + "ops/0/flop", 1), "DIST0710")
     assert 'Did you mean "main"?' in refused(changed("entries/0/function", "mian"), "DIST0712")
