@@ -25,6 +25,7 @@ from .performance.program.exporter import export as export
 from .performance.program.program import Program as Program
 from .performance.simulation.simulator import simulate as simulate
 from .planning.calibration.calibrate import calibrate as calibrate
+from .planning.search.auto_sharding import auto_shard as auto_shard
 from .planning.search.auto_sharding import label as label
 from .planning.search.driver import search as search
 from .planning.sweep.driver import sweep as sweep

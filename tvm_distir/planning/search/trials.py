@@ -53,7 +53,7 @@ class Trials:
     limit : int
         Bytes that a device may keep.
     gap : float
-        As of :func:`label`.
+        As of :func:`auto_shard`.
     constraints : Constraints
     margin : float
         Of estimates.
