@@ -13,6 +13,7 @@ from .execution.runtime.program.planning import plan_storage as plan_storage
 from .execution.runtime.program.sharded import ShardedArray as ShardedArray
 from .execution.runtime.program.timing import measure as measure
 from .execution.verification.verifying import verify as verify
+from .interface.analysis import analyze as analyze
 from .interface.report.comparison import compare as compare
 from .models import zoo as zoo
 from .models.export.stablehlo import to_stablehlo as to_stablehlo

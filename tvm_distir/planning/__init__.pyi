@@ -12,4 +12,5 @@ from .strategies.registry import find_strategy as find_strategy
 from .strategies.registry import parse as parse
 from .strategies.registry import strategy_names as strategy_names
 from .strategies.training import with_updates as with_updates
+from .study import Study as Study
 from .sweep.driver import sweep as sweep

@@ -95,7 +95,7 @@ def test_samples_are_kept_on_disk(swept: Any, cache: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("content", [b"", b"[1]", gzip.compress(b'{"schema'), "cut short"])
 def test_a_broken_cache_is_made_again(tmp_path: Path, content: bytes | str) -> None:
-    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).program(Configuration(pp=2))
+    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).study(Configuration(pp=2)).program
     assert kept_program("what", lambda: program, tmp_path) == program
     (file,) = tmp_path.rglob("*.json.gz")
     whole = file.read_bytes()
@@ -107,7 +107,7 @@ def test_a_broken_cache_is_made_again(tmp_path: Path, content: bytes | str) -> N
 
 
 def test_a_program_is_used_that_cannot_be_kept(tmp_path: Path) -> None:
-    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).program(Configuration(pp=2))
+    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).study(Configuration(pp=2)).program
     (tmp_path / "file").touch()
     with pytest.warns(UserWarning, match=r"the cache file .*file.*cannot be written") as caught:
         assert kept_program("what", lambda: program, tmp_path / "file") == program
@@ -147,7 +147,7 @@ def test_a_wrong_prediction_is_an_error(
 def test_many_durations_at_once_by_both_engines() -> None:
     """The native sweep over durations ends when the plain one does, and when single runs do."""
     row = Configuration(pp=2, micro_batches=3)
-    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).program(row)
+    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).study(row).program
     staged, system = program.staged, td.System.load(SYSTEM)
     assert staged is not None
     ends = []
