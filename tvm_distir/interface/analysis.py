@@ -12,7 +12,7 @@ from typing import Any
 from tvm import ir
 
 from tvm_distir.core import Plan, PlanLike, System, collector_paused
-from tvm_distir.execution import measure as measured
+from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
 from tvm_distir.performance import Program, Result, export
 from tvm_distir.planning import Study
@@ -26,11 +26,13 @@ from .report.verdict import to_verdict
 
 LEAST_WAITING = 0.25
 """Share of a step that waits for communication from which one device is analyzed too."""
+_DEFAULTS = (False, "framework")
+"""Values of options that a command leaves out."""
 
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """Analyzed step of a model.
+    """Result of analyzing the step of a model.
 
     Attributes
     ----------
@@ -198,21 +200,30 @@ def analyze(
             exporter=exporter(measure, allocator), **given,
         )  # fmt: skip
         name = "module" if isinstance(model, ir.IRModule) else str(model)
-        system_name = study.known_system.name if study.known_system is not None else ""
-        options = [f"{key}={value!r}" for key, value in given.items() if value is not None]
-        command = f"td.analyze({', '.join([repr(name), *options])}, system={system_name!r})"
-        return analyzed(study, name=name, command=command, forward=not measure)
+        shown = {**given, "allocator": allocator, "measure": measure, "system": _name(system)}
+        options = [
+            f"{key}={value!r}" for key, value in shown.items() if value not in (None, *_DEFAULTS)
+        ]
+        if plan is not None:
+            options.insert(0, repr(plan) if isinstance(plan, str) else "plan")
+        first = name if isinstance(model, ir.IRModule) else repr(name)
+        command = f"td.analyze({', '.join([first, *options])})"
+        return analyze_study(study, name=name, command=command, forward=not measure)
+
+
+def _name(system: System | str) -> str:
+    return system if isinstance(system, str) else system.name
 
 
 def exporter(measure: bool, allocator: str) -> Callable[[ir.IRModule], Program]:
-    """What makes a program with measured times, or with the storage of TVM's allocator."""
-    make = measured if measure else export
+    """Return the export with measured times, or with the storage of TVM's allocator."""
+    make = measure_kernels if measure else export
     if allocator != "tvm":
         return make
     return lambda local: replace(make(local), storage=plan_storage(local))
 
 
-def analyzed(study: Study, *, name: str, command: str, forward: bool = True) -> AnalysisResult:
+def analyze_study(study: Study, *, name: str, command: str, forward: bool = True) -> AnalysisResult:
     """Run all stages of a study, and gather what reports show.
 
     Parameters
@@ -249,7 +260,7 @@ def analyzed(study: Study, *, name: str, command: str, forward: bool = True) -> 
 
 
 def one_device(study: Study, result: Result) -> tuple[str, ...]:
-    """What to say where one device takes no longer than all, a step waiting for communication.
+    """Return a warning where one device takes no longer than all, which wait for each other.
 
     Parameters
     ----------
@@ -275,7 +286,7 @@ def one_device(study: Study, result: Result) -> tuple[str, ...]:
 
 
 def unused_axes(plan: Plan) -> tuple[str, ...]:
-    """What to say of each mesh axis along which nothing is cut."""
+    """Return a warning for each mesh axis along which nothing is cut."""
     return tuple(
         f'the mesh axis "{axis}" of "{mesh.name}" cuts nothing: the {mesh.axes[axis]} devices '
         "along it do the same work"

@@ -158,12 +158,12 @@ class Study:
                 place="train", remedy="Give train; on the command line add --train.",
             )  # fmt: skip
         with self.watch.stage("load"):
-            model = self._loaded(str(self.model), 1 if schedule is None else schedule.micro_batches)
+            model = self._load(str(self.model), 1 if schedule is None else schedule.micro_batches)
             if model.kind != "torch":
                 return model
             return replace(model, mod=OutlineRepeatedLayers()(model.mod))
 
-    def _loaded(self, spec: str, parts: int) -> Model:
+    def _load(self, spec: str, parts: int) -> Model:
         """Load the model with the samples of one of several micro-batches."""
         whole = self.batch
         if whole is None or parts == 1:
@@ -229,11 +229,11 @@ class Study:
         forward = self.forward
         if self.train is None:
             return forward
-        recompute = self._recompute()
+        recompute = self._chosen_recompute()
         if not self.is_planned:
-            return self._trained(recompute)
+            return self._train_step(recompute)
         step, self._fitted_plan = fitted(
-            self._trained, self._planned, recompute, self.known_system, measure_peak=self._peak
+            self._train_step, self._make_plan, recompute, self.known_system, measure_peak=self._peak
         )
         return step
 
@@ -241,16 +241,16 @@ class Study:
     def step_plan(self) -> Plan:
         """The plan of the step."""
         step = self.step
-        return self._planned(step) if self._fitted_plan is None else self._fitted_plan
+        return self._make_plan(step) if self._fitted_plan is None else self._fitted_plan
 
-    def _trained(self, recompute: Recompute) -> ir.IRModule:
+    def _train_step(self, recompute: Recompute) -> ir.IRModule:
         with self.watch.stage("train"):
             return train_step(
                 self.forward, recompute=recompute, system=self.known_system,
                 schedule=self._schedule, **(self.train or {}),
             )  # fmt: skip
 
-    def _planned(self, step: ir.IRModule) -> Plan:
+    def _make_plan(self, step: ir.IRModule) -> Plan:
         """Make the plan of a step."""
         plan, specs = self._given_plan, self._specs
         with self.watch.stage("plan"):
@@ -264,7 +264,7 @@ class Study:
                 plan = plan.without_functions(functions)
             return plan if self.train is None else with_updates(step, plan)
 
-    def _recompute(self) -> Recompute:
+    def _chosen_recompute(self) -> Recompute:
         """Return what is recomputed: as given, as the plan says, or as the strategy needs.
 
         ``auto`` takes activations to be cut evenly over the mesh, of a stage where there are

@@ -47,23 +47,23 @@ def check_advice(arguments: argparse.Namespace) -> None:
         )
 
 
-def advised(found: Any, arguments: argparse.Namespace) -> Any:
+def advised(result: Any, arguments: argparse.Namespace) -> Any:
     """The analysis with the changes that were tried, and the words of those that were not.
 
     Parameters
     ----------
-    found : AnalysisResult
+    result : AnalysisResult
         The step that was analyzed.
     arguments : argparse.Namespace
         Of the command.
     """
     if arguments.advice == "bounds":
-        return found.report
+        return result.report
     watch = stopwatch()
     with watch.stage("advice"):
-        trials, untried = _judged(found.report, found.study, arguments)
-    timings_s = {**found.timings_s, **watch.timings_s}
-    return replace(found.report, trials=trials, untried=untried, timings_s=timings_s)
+        trials, untried = _judged(result.report, result.study, arguments)
+    timings_s = {**result.timings_s, **watch.timings_s}
+    return replace(result.report, trials=trials, untried=untried, timings_s=timings_s)
 
 
 def _judged(

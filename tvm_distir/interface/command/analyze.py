@@ -66,8 +66,8 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
     trace = promise_trace(arguments, outputs)
     folder = outputs.promise_folder(arguments.folder, "-o", _FOLDER_FILES)
     levels: dict[str, Any] | None = None if folder is None else {}
-    found = analyzed_step(arguments, axes, levels=levels)
-    analysis = advised(found, arguments)
+    result = analyze_step(arguments, axes, levels=levels)
+    analysis = advised(result, arguments)
     from tvm_distir.interface.report.document import to_dict, to_json
     from tvm_distir.interface.report.text import to_text
     from tvm_distir.interface.report.verdict import check_fits, to_verdict
@@ -80,9 +80,9 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
         outputs.add(report, page)
         if folder is not None:
             outputs.add(folder / "report.html", page)
-    write_trace(trace, outputs, found.simulation)
+    write_trace(trace, outputs, result.simulation)
     if folder is not None:
-        _add_folder(outputs, folder, found.study)
+        _add_folder(outputs, folder, result.study)
         outputs.add(folder / "analysis.json", data)
         outputs.add(folder / "analysis.txt", to_text(analysis))
     written = outputs.commit()
@@ -103,7 +103,7 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
     return 0
 
 
-def analyzed_step(
+def analyze_step(
     arguments: argparse.Namespace,
     axes: dict[str, int] | None,
     levels: dict[str, Any] | None = None,
@@ -111,7 +111,7 @@ def analyzed_step(
     """Load, distribute, export, simulate; ``levels`` receives the module after each pass."""
     watch = stopwatch()
     with watch.stage("load"):
-        from tvm_distir.interface.analysis import analyzed, exporter
+        from tvm_distir.interface.analysis import analyze_study, exporter
     study = study_of(
         arguments,
         axes,
@@ -122,15 +122,15 @@ def analyzed_step(
         levels=levels,
     )
     with asked_by("--kernels", "DIST0701"):
-        found = analyzed(
+        result = analyze_study(
             study,
             name=arguments.model,
             command=command_line(arguments),
             forward=not arguments.measure,
         )
-    for line in found.report.warnings:
+    for line in result.report.warnings:
         say(f"warning: {line}")
-    return found
+    return result
 
 
 def command_line(arguments: argparse.Namespace) -> str:

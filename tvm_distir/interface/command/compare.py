@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm_distir.support import UsageError
 
-from .analyze import analyzed_step
+from .analyze import analyze_step
 from .help import HelpStrategies
 from .options import (
     add_dim_option,
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     operands: list[Any] = []
     for task, mesh in zip(tasks, axes, strict=True):
         with collector_paused():
-            operands.append(analyzed_step(task, mesh).to_dict())
+            operands.append(analyze_step(task, mesh).to_dict())
     results = arguments.operands[1 if tasks else 0 :]
     found = compare(*operands, *results)
     first = [one.named(_name(task)) for one, task in zip(found.outcomes, tasks, strict=False)]
