@@ -71,12 +71,8 @@ class Study:
         What the backward pass recomputes; None: what the plan or the strategy says.
     schedule : Schedule or mapping, optional
         Schedule of the training step; None: that of the strategy or of the plan.
-    batch : int, optional
-        Samples of the whole step.
-    dims : mapping of str to int, optional
-        Sizes of symbolic dims.
-    entry : str, optional
-        The function, of a module with several entry points.
+    batch, dims, entry
+        Samples of the whole step, sizes of symbolic dims, and the function of several entry points.
     decide : str
         ``times`` of the system decide what the plan leaves open, or ``bytes``, which count
         without a system too.
@@ -84,10 +80,8 @@ class Study:
         As :func:`tvm_distir.distribute` takes them.
     exporter : callable
         Makes the program of the distributed module.
-    kernels : Profile or str, optional
-        Kernel profile of the simulation; None: that of the system.
-    allocator : str
-        Allocator of the simulation.
+    kernels, allocator
+        As :func:`tvm_distir.simulate` takes them.
     levels : dict, optional
         Receives the module after each pass, by the name of the pass.
     watch : Stopwatch
