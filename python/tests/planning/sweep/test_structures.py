@@ -86,7 +86,7 @@ def test_bursts_of_products_count_in_structures(cache: Path) -> None:
 
 def test_samples_are_kept_on_disk(swept: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second sweep takes no sample through the pipeline again."""
-    monkeypatch.setattr(driver.Pipeline, "program", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(driver.Pipeline, "study", lambda *_: pytest.fail("made again"))
     monkeypatch.setattr(driver, "CHECKED", 10**9)
     monkeypatch.setattr(driver._Sweep, "_checked", lambda *_: [])
     again = td.sweep(MODEL, GRID, SYSTEM, train=TRAIN, cache=cache)
