@@ -41,7 +41,9 @@ def main() -> int:
         mod = td.load_model(f"zoo:{model}").mod
         if trained:
             mod = td.train_step(mod, optimizer="adam")
-        found = [td.label(mod, mesh, system, gap=0.0 if not trained else 0.01) for mesh in meshes]
+        found = [
+            td.auto_shard(mod, mesh, system, gap=0.0 if not trained else 0.01) for mesh in meshes
+        ]
         spent = time.process_time() - started
         worst = max(one.gap for one in found)
         least = min(one.price_s for one in found)

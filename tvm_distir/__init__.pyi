@@ -13,6 +13,7 @@ from .execution.runtime.program.planning import plan_storage as plan_storage
 from .execution.runtime.program.sharded import ShardedArray as ShardedArray
 from .execution.runtime.program.timing import measure as measure
 from .execution.verification.verifying import verify as verify
+from .interface.analysis import analyze as analyze
 from .interface.report.comparison import compare as compare
 from .models import zoo as zoo
 from .models.export.stablehlo import to_stablehlo as to_stablehlo
@@ -25,6 +26,7 @@ from .performance.program.exporter import export as export
 from .performance.program.program import Program as Program
 from .performance.simulation.simulator import simulate as simulate
 from .planning.calibration.calibrate import calibrate as calibrate
+from .planning.search.auto_sharding import auto_shard as auto_shard
 from .planning.search.auto_sharding import label as label
 from .planning.search.driver import search as search
 from .planning.sweep.driver import sweep as sweep

@@ -59,7 +59,7 @@ def main() -> int:
                     plan = weights_of(mod, td.strategy.make_plan(mod, text, mesh, system))
                 except DistIRError:  # no strategy is for every model
                     continue
-                best = td.label(mod, mesh, system, fixed=plan, gap=0.0005).distribute()
+                best = td.auto_shard(mod, mesh, system, fixed=plan, gap=0.0005).distribute()
                 plain: dict[str, Any] = {"system": system, "bucket_bytes": 0, "ahead_bytes": 0}
                 found = [
                     td.distribute(mod, one, **plain) for one in (replace(plan, complete=True), plan)

@@ -111,7 +111,9 @@ def main() -> int:
         found = search(make, devices, system, batch=batch, train=train, constraints=rules, top=1)
         best = found.plans[0]
         mesh = best.row.candidate.mesh
-        labelled = td.label(mod, mesh, system, gap=0.01, memory_bytes=system.memory_capacity_bytes)
+        labelled = td.auto_shard(
+            mod, mesh, system, gap=0.01, memory_bytes=system.memory_capacity_bytes
+        )
         simulated = td.simulate(labelled.program(), system, blocking=True)
         price = labelled.price_s / simulated.time_s - 1
         peak = labelled.peak_bytes / simulated.peak_memory_bytes - 1

@@ -133,7 +133,7 @@ def models() -> int:
         optimum = integer_optimum(tables, problem)
         took = time.process_time() - started
         price, forbidden = tables.evaluate(problem, optimum.values)
-        found = td.label(mod, mesh, system)
+        found = td.auto_shard(mod, mesh, system)
         equal = not forbidden and found.price_ps == net.constant + price and found.gap == 0.0
         wrong += not equal
         print(

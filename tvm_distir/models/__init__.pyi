@@ -6,6 +6,7 @@ from .common.spec import check_model as check_model
 from .common.spec import may_be_annotated as may_be_annotated
 from .common.spec import model_file as model_file
 from .export.stablehlo import to_stablehlo as to_stablehlo
+from .model import Model as Model
 from .model import load_model as load_model
 from .model import load_weights as load_weights
 from .model import model_keys as model_keys

@@ -6,10 +6,8 @@ from .search.candidates import Constraints as Constraints
 from .search.result import CandidateRow as CandidateRow
 from .search.result import SearchResult as SearchResult
 from .strategies.composition import make_plan as make_plan
-from .strategies.memory_fit import evenly_cut as evenly_cut
-from .strategies.memory_fit import fitted as fitted
 from .strategies.registry import find_strategy as find_strategy
 from .strategies.registry import parse as parse
 from .strategies.registry import strategy_names as strategy_names
-from .strategies.training import with_updates as with_updates
+from .study import Study as Study
 from .sweep.driver import sweep as sweep

@@ -53,3 +53,4 @@ from .plugins.registry import Offer as Offer
 from .plugins.registry import Registry as Registry
 from .plugins.registry import all_offers as all_offers
 from .plugins.registry import offers as offers
+from .stopwatch import Stopwatch as Stopwatch

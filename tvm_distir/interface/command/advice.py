@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tvm_distir.support import DistIRError, InternalError, UsageError
+from tvm_distir.support import DistIRError, InternalError, Stopwatch, UsageError
 
 from .advice_changes import LEAST, Change, changes_of
-from .exporting import exported
-from .stages import StagedModel, Stopwatch, load_work, run_passes
+from .stages import stopwatch
 
 CHOICES = ("bounds", "quick", "full")
 MOST_TRIED = 4
@@ -48,61 +47,47 @@ def check_advice(arguments: argparse.Namespace) -> None:
         )
 
 
-def advised(
-    analysis: Any,
-    work: StagedModel,
-    program: Any,
-    arguments: argparse.Namespace,
-    axes: dict[str, int] | None,
-) -> Any:
+def advised(result: Any, arguments: argparse.Namespace) -> Any:
     """The analysis with the changes that were tried, and the words of those that were not.
 
     Parameters
     ----------
-    analysis : Analysis
-    work : StagedModel
-        What was analysed, with ``source``.
-    program : Program
-    arguments, axes
-        Of the command; see :func:`.analysing.analyse`.
+    result : AnalysisResult
+        The step that was analyzed.
+    arguments : argparse.Namespace
+        Of the command.
     """
     if arguments.advice == "bounds":
-        return analysis
-    watch = Stopwatch()
+        return result.report
+    watch = stopwatch()
     with watch.stage("advice"):
-        found, untried = _judged(analysis, work, program, arguments, axes)
-    timings_s = {**analysis.timings_s, **watch.timings_s}
-    return replace(analysis, trials=found, untried=untried, timings_s=timings_s)
+        trials, untried = _judged(result.report, result.study, arguments)
+    timings_s = {**result.timings_s, **watch.timings_s}
+    return replace(result.report, trials=trials, untried=untried, timings_s=timings_s)
 
 
 def _judged(
-    analysis: Any,
-    work: StagedModel,
-    program: Any,
-    arguments: argparse.Namespace,
-    axes: dict[str, int] | None,
+    analysis: Any, study: Any, arguments: argparse.Namespace
 ) -> tuple[tuple[Any, ...], tuple[tuple[str, str], ...]]:
     """Changes that were tried, and the words of those that were not with what they are for."""
-    most = _most(program) if arguments.advice == "quick" else math.inf
+    most = _most(study.program) if arguments.advice == "quick" else math.inf
     if arguments.measure:  # of changed plans every kernel would be timed
         most = 0
-    found: list[Any] = []
-    if most:
-        found += _priced(analysis, work.system, program, arguments)
+    trials: list[Any] = list(_priced(analysis, study)) if most else []
     untried: list[tuple[str, str]] = []
     count = fitted = 0
-    for change in changes_of(arguments, axes, analysis):
+    for change in changes_of(arguments, study.mesh, analysis):
         if change.part == "fit" and fitted:
             continue
         if count >= most:
             untried.append((change.part, change.words))
             continue
-        trial = _tried(change, analysis, work, program, arguments, axes)
+        trial = _tried(change, analysis, study)
         count += 1
         if trial is not None:
-            found.append(trial)
+            trials.append(trial)
             fitted += trial.fits is not False
-    return tuple(found), tuple(untried)
+    return tuple(trials), tuple(untried)
 
 
 def _most(program: Any) -> int:
@@ -115,22 +100,20 @@ def _most(program: Any) -> int:
     return min(MOST_TRIED, MOST_OPS // max(1, ops))
 
 
-def _priced(
-    analysis: Any, system: Any, program: Any, arguments: argparse.Namespace
-) -> Iterator[Any]:
+def _priced(analysis: Any, study: Any) -> Iterator[Any]:
     """The same program with other kernels, and with other links."""
     from tvm_distir.performance import profile_names
 
-    spent = analysis.spent_s
+    system, spent = study.known_system, analysis.spent_s
     whole_s = sum(spent.values())
     shares = {part: took_s / whole_s if whole_s > 0 else 0.0 for part, took_s in spent.items()}
     part = "memory" if shares["memory"] >= shares["launch"] else "launch"
     if shares[part] >= LEAST:
-        names = [n for n in profile_names() if n != (arguments.kernels or system.kernels)]
+        names = [n for n in profile_names() if n != (study.kernels or system.kernels)]
         tried = [
             _trial(analysis, part, f"--kernels {name}", again)
             for name in names
-            if (again := _simulated(program, system, arguments, kernels=name)) is not None
+            if (again := _simulated(study, system, name)) is not None
         ]
         yield from sorted(tried, key=lambda one: one.time_s)[:1]
     if shares["communication"] >= LEAST:
@@ -140,22 +123,19 @@ def _priced(
             intra_node=replace(near, bandwidth_GBps=2 * near.bandwidth_GBps),
             inter_node=replace(far, bandwidth_per_nic_GBps=2 * far.bandwidth_per_nic_GBps),
         )
-        again = _simulated(program, faster, arguments)
+        again = _simulated(study, faster, study.kernels)
         if again is not None:
             yield _trial(
                 analysis, "communication", "--system with links of twice the bandwidth", again
             )
 
 
-def _simulated(
-    program: Any, system: Any, arguments: argparse.Namespace, kernels: str | None = None
-) -> Any:
-    """Result; None where it is refused."""
+def _simulated(study: Any, system: Any, kernels: str | None) -> Any:
+    """Result of the same program; None where it is refused."""
     from tvm_distir.performance import simulate
 
-    profile = kernels or arguments.kernels
     return _unless_refused(
-        lambda: simulate(program, system, kernels=profile, allocator=arguments.allocator)
+        lambda: simulate(study.program, system, kernels=kernels, allocator=study.allocator)
     )
 
 
@@ -186,31 +166,25 @@ def _trial(analysis: Any, part: str, words: str, result: Any, per: int = 1) -> A
     )
 
 
-def _tried(
-    change: Change,
-    analysis: Any,
-    work: StagedModel,
-    given: Any,
-    arguments: argparse.Namespace,
-    axes: dict[str, int] | None,
-) -> Any:
+def _tried(change: Change, analysis: Any, study: Any) -> Any:
     """Make and simulate the changed step; None where it is refused."""
-    asked = argparse.Namespace(**{**vars(arguments), **change.options})
     cut = analysis.pipeline is not None  # a strategy may say of how many samples a part is
     again = "batch" in change.options or (cut and "strategy" in change.options)
-
-    def make() -> Any:
-        source = None if again else work.source
-        made = load_work(asked, change.axes or axes, Stopwatch(), source=source)
-        return exported(run_passes(made, Stopwatch(), keep=False), asked)
-
+    changed = replace(
+        study,
+        model=study.model if again else study.source,
+        mesh=change.axes or study.mesh,
+        levels=None,
+        watch=Stopwatch(),
+        **{name: value for name, value in change.options.items() if name != "mesh"},
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is tried, not of what was asked for
-        program = _unless_refused(make)
-        result = None if program is None else _simulated(program, work.system, asked)
+        result = _unless_refused(lambda: changed.result)
     if result is None:
         return None
-    return _trial(analysis, change.part, change.words, result, _times_as_many(program, given))
+    samples = _times_as_many(changed.program, study.program)
+    return _trial(analysis, change.part, change.words, result, samples)
 
 
 def _times_as_many(program: Any, given: Any) -> int:

@@ -6,16 +6,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 from .advice import add_advice, advised, check_advice
-from .analysis import analyse
-from .exporting import add_exporting
 from .opt import script
-from .options import add_model_options, check_model_options, model_inputs
+from .options import (
+    TRAINING,
+    add_exporting,
+    add_model_options,
+    asked_by,
+    check_model_options,
+    model_inputs,
+)
 from .outputs import Outputs, add_force
-from .stages import StagedModel
+from .stages import stopwatch, study_of
 from .terminal import put, put_page, say, wants_colour
 from .traces import add_trace, promise_trace, write_trace
 
@@ -59,9 +65,9 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
     report = outputs.promise(arguments.report, "--report")
     trace = promise_trace(arguments, outputs)
     folder = outputs.promise_folder(arguments.folder, "-o", _FOLDER_FILES)
-    found = analyse(arguments, axes, keep=folder is not None)
-    work, program, result = found.work, found.program, found.result
-    analysis = advised(found.analysis, work, program, arguments, axes)
+    levels: dict[str, Any] | None = None if folder is None else {}
+    result = analyze_step(arguments, axes, levels=levels)
+    analysis = advised(result, arguments)
     from tvm_distir.interface.report.document import to_dict, to_json
     from tvm_distir.interface.report.text import to_text
     from tvm_distir.interface.report.verdict import check_fits, to_verdict
@@ -74,9 +80,9 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
         outputs.add(report, page)
         if folder is not None:
             outputs.add(folder / "report.html", page)
-    write_trace(trace, outputs, result)
+    write_trace(trace, outputs, result.simulation)
     if folder is not None:
-        _add_folder(outputs, folder, work, program)
+        _add_folder(outputs, folder, result.study)
         outputs.add(folder / "analysis.json", data)
         outputs.add(folder / "analysis.txt", to_text(analysis))
     written = outputs.commit()
@@ -97,6 +103,52 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
     return 0
 
 
+def analyze_step(
+    arguments: argparse.Namespace,
+    axes: dict[str, int] | None,
+    levels: dict[str, Any] | None = None,
+) -> Any:
+    """Load, distribute, export, simulate; ``levels`` receives the module after each pass."""
+    watch = stopwatch()
+    with watch.stage("load"):
+        from tvm_distir.interface.analysis import analyze_study, exporter
+    study = study_of(
+        arguments,
+        axes,
+        watch=watch,
+        exporter=exporter(arguments.measure, arguments.allocator),
+        kernels=arguments.kernels,
+        allocator=arguments.allocator,
+        levels=levels,
+    )
+    with asked_by("--kernels", "DIST0701"):
+        result = analyze_study(
+            study,
+            name=arguments.model,
+            command=command_line(arguments),
+            forward=not arguments.measure,
+        )
+    for line in result.report.warnings:
+        say(f"warning: {line}")
+    return result
+
+
+def command_line(arguments: argparse.Namespace) -> str:
+    """The command that gives the same analysis again, without its output files."""
+    words = ["tvm-distir", "analyze", arguments.model]
+    options = ("plan", "strategy", "mesh", "batch", "dim", "entry", "train", *TRAINING, "system",
+               "allocator", "measure", "kernels", "advice")  # fmt: skip
+    usual = (("allocator", "framework"), ("advice", "quick"))
+    for option in options:
+        value, flag = getattr(arguments, option, None), f"--{option.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        elif value not in (None, False) and (option, value) not in usual:
+            for one in value if isinstance(value, list) else [value]:
+                words += [flag, str(one)]
+    return shlex.join(words)
+
+
 _LEVEL_FILES = {
     "annotate": "2-annotated.py",
     "propagate": "3-distributed.py",
@@ -115,10 +167,10 @@ _FOLDER_FILES = (
 """What stands in the folder of ``-o``."""
 
 
-def _add_folder(outputs: Outputs, folder: Path, work: StagedModel, program: Any) -> None:
+def _add_folder(outputs: Outputs, folder: Path, study: Any) -> None:
     """Program, plan and one TVMScript text per IR level."""
-    outputs.add(folder / "program.json", program.to_json() + "\n")
-    outputs.add(folder / "plan.json", json.dumps(work.plan.to_dict(), indent=1) + "\n")
-    outputs.add(folder / "1-global.py", script(work.model.mod))
+    outputs.add(folder / "program.json", study.program.to_json() + "\n")
+    outputs.add(folder / "plan.json", json.dumps(study.step_plan.to_dict(), indent=1) + "\n")
+    outputs.add(folder / "1-global.py", script(study.step))
     for name, file in _LEVEL_FILES.items():
-        outputs.add(folder / file, script(work.levels[name]))
+        outputs.add(folder / file, script(study.levels[name]))

@@ -11,12 +11,12 @@ from typing import Any
 
 from tvm_distir.support import UsageError
 
-from .analysis import analyse
-from .exporting import add_exporting
+from .analyze import analyze_step
 from .help import HelpStrategies
 from .options import (
     add_dim_option,
     add_entry_option,
+    add_exporting,
     add_overlap,
     add_recompute,
     add_system,
@@ -97,12 +97,12 @@ def run(arguments: argparse.Namespace) -> int:
     axes = [check_model_options(task) for task in tasks]
     from tvm_distir.core import collector_paused
     from tvm_distir.interface.report.comparison import compare
-    from tvm_distir.interface.report.document import to_dict, to_json
+    from tvm_distir.interface.report.document import to_json
 
     operands: list[Any] = []
     for task, mesh in zip(tasks, axes, strict=True):
         with collector_paused():
-            operands.append(to_dict(analyse(task, mesh).analysis))
+            operands.append(analyze_step(task, mesh).to_dict())
     results = arguments.operands[1 if tasks else 0 :]
     found = compare(*operands, *results)
     first = [one.named(_name(task)) for one, task in zip(found.outcomes, tasks, strict=False)]

@@ -13,7 +13,7 @@ from tvm_distir.support import UsageError
 from .forms import FORMS, form_of
 from .options import add_model_options, check_model_options, check_sizes, find_model, model_inputs
 from .outputs import Outputs
-from .stages import Stopwatch, load_work, run_passes
+from .stages import study_of
 from .terminal import say
 
 _LEVELS = tuple(LEVELS.values())
@@ -58,9 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise _fault(f"{form.what} is of level {form.level} only", f"Write --to {form.level}.")
     outputs = Outputs(model_inputs(arguments))
     target = outputs.promise(arguments.out, "OUT")
-    watch = Stopwatch()
-    work = load_work(arguments, axes, watch, planless=True)
-    outputs.add(target, form.write(_converted(work, level, watch)))
+    outputs.add(target, form.write(_converted(study_of(arguments, axes, planless=True), level)))
     for path in outputs.commit():
         say(f"wrote {path}")
     return 0
@@ -85,11 +83,12 @@ def _level(text: str | None) -> str | None:
     return numbers[text]
 
 
-def _converted(work: Any, level: str | None, watch: Stopwatch) -> Any:
+def _converted(study: Any, level: str | None) -> Any:
     """The module at a level; as it is without one."""
     from tvm_distir.core import level_of, plan_of_meshes
+    from tvm_distir.planning import Study
 
-    mod = work.model.mod
+    mod = study.step
     if level is None:
         return mod
     here = _LEVELS.index(level_of(mod))
@@ -100,8 +99,14 @@ def _converted(work: Any, level: str | None, watch: Stopwatch) -> Any:
         )
     if there == here:
         return mod
-    if work.plan is None:
+    if not study.is_planned:
         if here == 0:
             raise _fault(f"--to {level} needs a plan", "Add --plan, or --strategy and --mesh.")
-        work.plan = plan_of_meshes(mod)
-    return run_passes(work, watch, False, first=_FROM[here], until=_UNTIL.get(level))
+        study = Study(
+            mod,
+            plan_of_meshes(mod),
+            system=study.system,
+            bucket_bytes=study.bucket_bytes,
+            ahead_bytes=study.ahead_bytes,
+        )
+    return study.distribute(_FROM[here], _UNTIL.get(level))

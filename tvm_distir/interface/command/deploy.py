@@ -12,7 +12,7 @@ from typing import Any
 
 from .options import add_model_options, check_model_options, model_inputs
 from .outputs import Outputs, add_force
-from .stages import Stopwatch, load_work, run_passes
+from .stages import study_of
 from .terminal import put
 
 
@@ -53,17 +53,16 @@ def run(arguments: argparse.Namespace) -> int:
     from tvm_distir.execution import deploy, replaceable
 
     replaceable(Path(os.path.realpath(arguments.folder)), arguments.force)
-    watch = Stopwatch()
-    work = load_work(arguments, axes, watch)
-    local = run_passes(work, watch, keep=False)
-    with watch.stage("deploy"):
-        weights = arguments.weights or work.model.read_weights()
+    study = study_of(arguments, axes)
+    local = study.local
+    with study.watch.stage("deploy"):
+        weights = arguments.weights or study.source.read_weights()
         made = deploy(local, arguments.folder, weights, force=arguments.force)
     inputs = [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in made.inputs]
     files = {name: size for name, (size, _) in made.manifest.files.items()}
     if arguments.json:
         told = {"schema_version": 1, "folder": str(made.folder), "inputs": inputs, "files": files}
-        put(json.dumps({**told, "timings_s": watch.timings_s}, indent=1) + "\n")
+        put(json.dumps({**told, "timings_s": study.watch.timings_s}, indent=1) + "\n")
         return 0
     ranks = sum(len(e.ranks) for e in made.entries)
     lines = [f"{made.folder}: {len(made.entries)} meshes, {ranks} devices"]

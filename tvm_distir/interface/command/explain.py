@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from .options import add_model_options, check_model_options
-from .stages import Stopwatch, load_work
+from .stages import study_of
 from .terminal import put
 
 
@@ -43,12 +43,12 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Load, annotate, explain, print."""
     axes = check_model_options(arguments)
-    work = load_work(arguments, axes, Stopwatch())
+    study = study_of(arguments, axes)
     from tvm_distir.core import AnnotateSharding
     from tvm_distir.interface.explain.explainer import explain
 
-    annotated = AnnotateSharding(work.plan.by_rules())(work.model.mod)
-    found = explain(annotated, arguments.value, system=work.system, prices=arguments.prices)
+    annotated = AnnotateSharding(study.step_plan.by_rules())(study.step)
+    found = explain(annotated, arguments.value, system=study.known_system, prices=arguments.prices)
     if arguments.json:
         put(json.dumps(found.to_dict(), indent=1) + "\n")
     else:

@@ -12,7 +12,7 @@ from typing import Any
 from .help import HelpPasses, LateHelp, get_to_work, pass_names
 from .options import add_dim_option
 from .outputs import Outputs
-from .stages import Stopwatch, load_plan, load_system
+from .stages import load_system, stopwatch
 from .terminal import put, say
 from .values import parse_dims
 
@@ -74,12 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
     get_to_work()
     outputs = Outputs(_inputs(arguments, specs))
     target = outputs.promise(arguments.output, "-o")
-    watch = Stopwatch()
+    watch = stopwatch()
     with watch.stage("read"):
-        from tvm_distir.core import check_level
+        from tvm_distir.core import Plan, check_level
         from tvm_distir.models import load_model
 
-        given = {} if arguments.plan is None else {"plan": load_plan(arguments.plan, None)}
+        given = {} if arguments.plan is None else {"plan": Plan.load(arguments.plan)}
         system = load_system(arguments, watch)
         if system is not None:
             given["system"] = system

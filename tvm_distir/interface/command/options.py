@@ -33,6 +33,17 @@ def asked_by(option: str, *codes: str) -> Iterator[None]:
         raise UsageError(error.code, error.what, place=place, remedy=error.remedy) from error
 
 
+@contextmanager
+def named_by_options(*keywords: str) -> Iterator[None]:
+    """Name options where an error names the keywords that they are in Python."""
+    try:
+        yield
+    except UsageError as error:
+        if error.place not in keywords:
+            raise
+        raise error.placed(lambda place: f"--{place}") from error
+
+
 def add_dim_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--dim``."""
     parser.add_argument(
@@ -164,6 +175,29 @@ def add_overlap(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="let collectives of training steps for a system run beside other work that takes N "
         "bytes more at most; 0 none (a sixteenth more if not given)",
+    )
+
+
+ALLOCATORS_HELP = "whose memory: framework (the default), or tvm, the storage plan that `run` takes"
+
+
+def add_exporting(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say what a program carries, and how it is simulated."""
+    parser.add_argument("--allocator", metavar="A", default="framework", help=ALLOCATORS_HELP)
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="time each kernel on this machine, as `run` would call it; the system's links remain",
+    )
+    add_kernels(parser)
+
+
+def add_kernels(parser: argparse.ArgumentParser) -> None:
+    """Add ``--kernels``."""
+    parser.add_argument(
+        "--kernels",
+        metavar="P",
+        help="kernel profile (eager, megatron, ...) or its file; else that of the system",
     )
 
 

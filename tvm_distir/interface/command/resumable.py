@@ -15,7 +15,7 @@ from tvm_distir.support import UsageError
 from .help import get_to_work
 from .options import asked_by
 from .outputs import Outputs
-from .stages import STRATEGY_FAULTS, Stopwatch, load_system
+from .stages import STRATEGY_FAULTS, load_system, stopwatch
 
 
 def check_resume(arguments: argparse.Namespace, written: str | None, name: str) -> None:
@@ -37,7 +37,7 @@ def outputs_of(arguments: argparse.Namespace, others: Mapping[str, str | None]) 
 def begin(arguments: argparse.Namespace, option: str, strategy: str | None) -> Any:
     """Import TVM; load the system, and read the strategy that an option names, if any."""
     get_to_work()
-    system = load_system(arguments, Stopwatch())
+    system = load_system(arguments, stopwatch())
     if strategy:
         from tvm_distir.planning import parse
 

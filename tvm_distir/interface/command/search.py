@@ -15,8 +15,8 @@ from .options import add_model, add_system, add_training, check_training
 from .outputs import add_force
 from .resumable import begin, check_resume, outputs_of, settings_of
 from .search_text import search_text
+from .stages import training_keywords
 from .terminal import put, say
-from .training import training_keywords
 from .values import parse_batch, parse_count, parse_dims, parse_mesh
 
 _SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

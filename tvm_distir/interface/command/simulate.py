@@ -8,11 +8,10 @@ import argparse
 import shlex
 from typing import Any
 
-from .exporting import ALLOCATORS_HELP, add_kernels
 from .help import LateHelp, system_help
-from .options import asked_by
+from .options import ALLOCATORS_HELP, add_kernels, asked_by
 from .outputs import Outputs, add_force
-from .stages import Stopwatch
+from .stages import stopwatch
 from .terminal import put, put_page, wants_colour
 from .traces import add_trace, promise_trace, write_trace
 
@@ -59,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         {"PROGRAM": arguments.program, "--system": arguments.system}, force=arguments.force
     )
     trace = promise_trace(arguments, outputs)
-    watch = Stopwatch()
+    watch = stopwatch()
     with watch.stage("load"):
         from tvm_distir.core import System
         from tvm_distir.interface.report.collect import analysis_of

@@ -5,16 +5,22 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from tvm_distir.support import UsageError, shortened
 
-from .options import TRAINING, add_dim_option, add_system, add_training, asked_by, check_training
+from .options import (
+    TRAINING,
+    add_dim_option,
+    add_system,
+    add_training,
+    asked_by,
+    check_training,
+    named_by_options,
+)
 from .resumable import begin, check_resume, outputs_of, settings_of
+from .stages import training_keywords
 from .terminal import put, say
-from .training import training_keywords
 from .values import parse_dims
 
 
@@ -123,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tvm_distir.planning import sweep
 
     settings = {**settings_of(arguments, system, _SETTINGS, {}), "version": __version__}
-    with asked_by("--grid", *(["DIST0750"] if grid else [])), _named_by_options():
+    with asked_by("--grid", *(["DIST0750"] if grid else [])), named_by_options("cuts", "decide"):
         result = sweep(
             arguments.model,
             grid or arguments.rows,
@@ -149,17 +155,6 @@ def run(arguments: argparse.Namespace) -> int:
     if result.interrupted:
         raise KeyboardInterrupt
     return 0
-
-
-@contextmanager
-def _named_by_options() -> Iterator[None]:
-    """Say options where an error names what they are in Python."""
-    try:
-        yield
-    except UsageError as error:
-        if error.place not in ("cuts", "decide"):
-            raise
-        raise error.placed(lambda place: f"--{place}") from error
 
 
 def _progress(progress: Any) -> None:

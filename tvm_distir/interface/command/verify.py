@@ -8,7 +8,7 @@ import argparse
 from typing import Any
 
 from .options import add_model_options, asked_by, check_model_options
-from .stages import Stopwatch, load_work, run_passes
+from .stages import stopwatch, study_of
 from .terminal import put, wants_colour
 from .values import parse_seed
 
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Load, run both, compare. A difference is printed as a result, then raised (exit code 70)."""
     axes = check_model_options(arguments)
     seed = parse_seed(arguments.seed)
-    watch = Stopwatch()
+    watch = stopwatch()
     with watch.stage("load"):
         from tvm_distir.execution import draw_inputs, engine, verify
         from tvm_distir.interface.report.document import to_json
@@ -48,15 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
         with asked_by("--engine", "DIST0601"):
             chosen = engine(arguments.engine)
         chosen.check_available()
-    work = load_work(arguments, axes, watch)
+    study = study_of(arguments, axes, watch=watch)
     with watch.stage("draw"):
-        weights = {} if arguments.exact else work.model.read_weights()
-        inputs = draw_inputs(work.model.mod, seed=seed, exact=arguments.exact, weights=weights)
-    local = run_passes(work, watch, keep=False)
+        weights = {} if arguments.exact else study.source.read_weights()
+        inputs = draw_inputs(study.step, seed=seed, exact=arguments.exact, weights=weights)
+    local = study.local
     with watch.stage("verify"):
         outcome = verify(
-            work.model.mod,
-            work.plan,
+            study.step,
+            study.step_plan,
             engine=chosen,
             seed=seed,
             exact=arguments.exact,

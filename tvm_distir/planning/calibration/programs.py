@@ -11,10 +11,9 @@ from tvm import ir
 
 from tvm_distir.core import CHECKPOINT, Plan, PlanRule, R
 from tvm_distir.models import load_model, zoo
-from tvm_distir.performance import Program, export
-from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.performance import Program
+from tvm_distir.planning.study import Study
 from tvm_distir.planning.sweep.cache import kept_program
-from tvm_distir.transforms import distribute, train_step
 
 from .rows import Row, StepRow
 
@@ -41,16 +40,13 @@ def _make(row: Row | StepRow) -> Program:
 
 
 def _of_model(row: StepRow) -> Program:
-    model = load_model(row.model)
-    step = train_step(
-        model.mod,
-        row.loss,
-        row.optimizer,
-        schedule={"kind": "1f1b", "stages": 1, "micro_batches": 1},
-    )
-    mesh = {"pp": 1, **dict(row.axes)}
-    strategies = "+".join(["pipeline:micro_batches=1", *filter(None, [row.strategy])])
-    return export(distribute(step, make_plan(step, strategies, mesh)))
+    return Study(
+        load_model(row.model),
+        strategy="+".join(["pipeline:micro_batches=1", *filter(None, [row.strategy])]),
+        mesh={"pp": 1, **dict(row.axes)},
+        train={"loss": row.loss, "optimizer": row.optimizer},
+        recompute="none",
+    ).program
 
 
 def _of_gpt(row: Row) -> Program:
@@ -69,9 +65,6 @@ def _of_gpt(row: Row) -> Program:
     if parts > 1:  # layers divided evenly, whatever embedding and head take
         ends = [(k + 1) * row.layers // parts - 1 for k in range(parts - 1)]
         schedule["cuts"] = [f"layer_output{end or ''}" for end in ends]
-    step = train_step(
-        model, optimizer="adamw", master=True, schedule=schedule, recompute=f"layer={row.recompute}"
-    )
     chunks = f",schedule=interleaved,chunks={row.chunks}" if row.chunks > 1 else ""
     strategies = [f"pipeline:micro_batches={row.micro_batches}{chunks}"]
     if row.dp > 1:
@@ -80,10 +73,13 @@ def _of_gpt(row: Row) -> Program:
         strategies.append(f"megatron:sequence={row.sequence_parallel}")
     mesh = {"pp": row.pp, "dp": row.dp, "tp": row.tp}
     mesh = {axis: size for axis, size in mesh.items() if size > 1 or axis == "pp"}
-    plan = make_plan(step, "+".join(strategies), mesh)
+    study = Study(
+        model, strategy="+".join(strategies), mesh=mesh, schedule=schedule,
+        train={"optimizer": "adamw", "master": True}, recompute=f"layer={row.recompute}",
+    )  # fmt: skip
     if row.tp > 1 and row.recompute == CHECKPOINT and not row.sequence_parallel:
-        plan = _summed_again(step, plan)
-    return export(distribute(step, plan))
+        study = Study(study.step, _summed_again(study.step, study.step_plan))
+    return study.program
 
 
 def _summed_again(step: ir.IRModule, plan: Plan) -> Plan:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .auto_sharding import Labelling as Labelling
-from .auto_sharding import label as label
+from .auto_sharding import auto_shard as auto_shard
 from .candidates import Constraints as Constraints
 from .driver import search as search
 from .folder import Folder as Folder

@@ -65,7 +65,7 @@ def second_choices(labeller: Labeller, gap: float = 0.0) -> tuple[MinMarginal, .
     labeller : Labeller
         That has run.
     gap : float
-        Of the labels with another form, as of :func:`label`.
+        Of the labels with another form, as of :func:`auto_shard`.
     """
     choices = [
         second

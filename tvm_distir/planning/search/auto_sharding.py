@@ -107,7 +107,7 @@ class Labelling:
         return Plan(self.meshes, rules, labels=labels)
 
 
-def label(
+def auto_shard(
     mod: ir.IRModule,
     mesh: MeshLike,
     system: System | str,
@@ -117,7 +117,7 @@ def label(
     memory_bytes: int | None = None,
     hidden: float = 0.0,
 ) -> Labelling:
-    """Label a module: the cheapest placements of all values, along all axes of a mesh at once.
+    """Find the cheapest placements of all values, along all axes of a mesh at once.
 
     Parameters
     ----------
@@ -153,13 +153,17 @@ def label(
         return labeller_of(mod, mesh, system, fixed).run(gap, memory_bytes, hidden)
 
 
+label = auto_shard
+"""Former name of :func:`auto_shard`, which stays valid."""
+
+
 def labeller_of(
     mod: ir.IRModule,
     mesh: MeshLike,
     system: System | str,
     fixed: Plan | None = None,
 ) -> PlanLabeller:
-    """Return the solver of a module; arguments as for :func:`label`."""
+    """Return the solver of a module; arguments as for :func:`auto_shard`."""
     known = System.known(system)
     assert known is not None
     plan = on_stages(mod, fixed or Plan(_specs(mesh)))
@@ -169,8 +173,8 @@ def labeller_of(
             raise PlanError(
                 "DIST0237",
                 f"{len(meshes(annotated))} meshes, and labels are asked for on {len(plan.meshes)}",
-                place="label",
-                remedy="Cut the model into stages, and label each.",
+                place="auto_shard",
+                remedy="Cut the model into stages, and shard each automatically.",
             )
     return PlanLabeller(annotated, known, plan)
 
@@ -199,7 +203,7 @@ class PlanLabeller:
         self.labeller = Labeller(mod, system)
 
     def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> Labelling:
-        """Label every public function; arguments as for :func:`label`."""
+        """Shard every public function; arguments as for :func:`auto_shard`."""
         solution = self.labeller.run(gap, memory_bytes, hidden)
         return Labelling(
             self.mod, self.fixed.meshes, self.system, solution.price_ps, solution.bound_ps,

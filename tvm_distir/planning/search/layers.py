@@ -25,7 +25,7 @@ from tvm_distir.core import (
 )
 from tvm_distir.support import DistIRError, InternalError
 
-from .auto_sharding import Labelling, label
+from .auto_sharding import Labelling, auto_shard
 from .candidates import BATCH, Candidate
 from .modules import Source
 
@@ -109,7 +109,7 @@ class Tables:
         schedule = Schedule("1f1b", self.depth, micro_batches, cuts=cuts)
         try:
             step = self.source.module(schedule, recompute)
-            labelled = label(step, MeshSpec("mesh0", mesh), self.system, gap=ROUGH)
+            labelled = auto_shard(step, MeshSpec("mesh0", mesh), self.system, gap=ROUGH)
         except InternalError:
             raise
         except DistIRError:  # what cannot be cut so, or refuses these devices, has no table

@@ -11,11 +11,11 @@ from functools import partial
 from tvm import ir
 
 from tvm_distir.core import Plan, System, TooLargeError, relax_functions, training_notes
-from tvm_distir.performance import Result, export, simulate
+from tvm_distir.performance import Result
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.planning.strategies.training import with_updates
+from tvm_distir.planning.study import Study
 from tvm_distir.support import DistIRError, InternalError, UsageError
-from tvm_distir.transforms import distribute
 
 from .alternatives import MinMarginal, second_choices
 from .auto_sharding import labeller_of
@@ -53,7 +53,7 @@ class Trials:
     limit : int
         Bytes that a device may keep.
     gap : float
-        As of :func:`label`.
+        As of :func:`auto_shard`.
     constraints : Constraints
     margin : float
         Of estimates.
@@ -131,7 +131,7 @@ class Trials:
         self, module: ir.IRModule, row: CandidateRow, plan: Plan
     ) -> tuple[CandidateRow, Plan, Result]:
         """Return what simulation says of a plan."""
-        result = simulate(export(self._distributed(module, plan)), self.system)
+        result = self._study(module, plan).result
         row = row.simulated(result, self.limit)
         if row.state == MEMORY:
             gib = result.peak_memory_bytes / 2**30
@@ -144,11 +144,11 @@ class Trials:
             return Plan(candidate.meshes)
         return kept_rules(self.constraints.keep, candidate.mesh)
 
-    def _distributed(self, module: ir.IRModule, plan: Plan) -> ir.IRModule:
-        """Return a module as the command line distributes it by a plan that it is given."""
+    def _study(self, module: ir.IRModule, plan: Plan) -> Study:
+        """Return the study of a module as the command line makes it of a plan that it is given."""
         if self.source.train is not None:
             plan = with_updates(module, plan)
-        return distribute(module, plan, system=self.system)
+        return Study(module, plan, system=self.system)
 
     def why(self, candidate: Candidate) -> tuple[MinMarginal, ...]:
         """Return what other placements of its weights would cost."""
@@ -189,9 +189,9 @@ class Trials:
         """
         schedule = plan.schedule
         module = self.source.module(schedule, plan.recompute or "none")
-        program = export(self._distributed(module, plan))
-        result = simulate(program, self.system)
-        used = len({device for mesh in program.meshes for device in mesh.device_ids})
+        study = self._study(module, plan)
+        result = study.result
+        used = len({device for mesh in study.program.meshes for device in mesh.device_ids})
         if used != devices:
             raise UsageError(
                 "DIST0151",
@@ -224,7 +224,7 @@ class Trials:
         for mesh in meshes:
             try:
                 plan = make(module, mesh, self.system)
-                result = simulate(export(distribute(module, plan, system=self.system)), self.system)
+                result = Study(module, plan, system=self.system).result
             except InternalError:
                 raise
             except DistIRError as error:

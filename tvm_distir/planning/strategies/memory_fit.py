@@ -27,8 +27,8 @@ GIB = 2**30
 _CLOSE = 1 / 256
 """Bounds that differ by less than this share of the first are not told apart."""
 
-_ANY = "dgx-a100"
-"""Memory does not depend on the system, whose op is a kernel each."""
+REFERENCE_SYSTEM = "dgx-a100"
+"""System on which memory is measured where none is given: it does not depend on the system."""
 
 
 def fitted(
@@ -37,9 +37,7 @@ def fitted(
     recompute: str | Mapping[str, str],
     system: System | str | None = None,
     *,
-    bucket_bytes: int | None = None,
-    ahead_bytes: int | None = None,
-    placed: Callable[[ir.IRModule, Plan], ir.IRModule] | None = None,
+    measure_peak: Callable[[ir.IRModule, Plan], int] | None = None,
 ) -> tuple[ir.IRModule, Plan]:
     """Make a training step, and its plan, whose measured peak stays within the bound of ``auto``.
 
@@ -53,10 +51,9 @@ def fitted(
         As :func:`tvm_distir.train_step` takes it; what is not ``auto`` is done as it is said.
     system : System or str, optional
         Whose memory is the bound where ``auto`` gives none, and by which is distributed.
-    bucket_bytes, ahead_bytes : int, optional
-        As :func:`tvm_distir.distribute` takes them.
-    placed : callable, optional
-        Distributes a step by its plan. None: :func:`tvm_distir.distribute` does.
+    measure_peak : callable, optional
+        From a step and its plan to the bytes of its peak. None: the step is distributed, exported
+        and simulated.
 
     Returns
     -------
@@ -73,7 +70,6 @@ def fitted(
         step = make(recompute)
         return step, planned(step)
     bound = int(auto.memory_gib * GIB) or (known.memory_capacity_bytes if known else 0)
-    measured_on = known or System.load(_ANY)
     peaks: list[int] = []
     for said in _attempts(auto, bound, peaks):
         try:
@@ -83,13 +79,11 @@ def fitted(
                 raise
             continue
         plan = planned(step)
-        if placed is not None:
-            local = placed(step, plan)
+        if measure_peak is not None:
+            peaks.append(measure_peak(step, plan))
         else:
-            local = distribute(
-                step, plan, system=known, bucket_bytes=bucket_bytes, ahead_bytes=ahead_bytes
-            )
-        peaks.append(simulate(export(local), measured_on).peak_memory_bytes)
+            program = export(distribute(step, plan, system=known))
+            peaks.append(simulate(program, known or REFERENCE_SYSTEM).peak_memory_bytes)
         if peaks[-1] <= bound:
             return step, plan
     least = min(peaks)

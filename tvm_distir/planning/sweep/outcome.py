@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_distir.performance import Result, simulate
+from tvm_distir.performance import Result
 from tvm_distir.support import DistIRError, InternalError
 
 from .configuration import Configuration
@@ -55,7 +55,7 @@ class Outcome:
 def through_pipeline(pipeline: Pipeline, row: Configuration) -> Outcome:
     """Take a row through the whole pipeline, and simulate it."""
     try:
-        result = simulate(pipeline.program(row), pipeline.system)
+        result = pipeline.study(row).result
         return Outcome(OK, ROW, result.time_s, result.peak_memory_bytes, bound_by(result))
     except InternalError:
         raise

@@ -13,13 +13,10 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import Plan, System, all_bindings
-from tvm_distir.models import load_model, model_file, model_keys, zoo
-from tvm_distir.performance import Program, export
-from tvm_distir.planning.strategies.composition import make_plan
-from tvm_distir.planning.strategies.memory_fit import evenly_cut, fitted
+from tvm_distir.core import System, all_bindings
+from tvm_distir.models import model_file, model_keys, zoo
+from tvm_distir.planning.study import Study
 from tvm_distir.support import UsageError, parse_int
-from tvm_distir.transforms import OutlineRepeatedLayers, distribute, train_step
 
 from .configuration import DIM, Configuration, refused
 
@@ -138,16 +135,29 @@ class Pipeline:
             return zoo.build(self.zoo[0], vars(self.config(row)))
         dims = {name.removeprefix(DIM): int(value) for name, value in row.sizes}
         batch = row.micro_batch * row.dp
-        model = load_model(self.model, batch=batch, dims={**self.dims, **dims})
-        if model.kind == "torch":
-            return OutlineRepeatedLayers()(model.mod)
-        return model.mod
+        return Study(self.model, batch=batch, dims={**self.dims, **dims}).forward
 
-    def step(self, row: Configuration, recompute: str | Mapping[str, str]) -> ir.IRModule:
-        """Return what is distributed, of a training step with what is recomputed in it."""
+    def study(self, row: Configuration) -> Study:
+        """Return the study of the step of a row, which is predicted.
+
+        Raises
+        ------
+        DistIRError
+            What makes the row impossible: DIST0751, and what the frontends raise; the study
+            raises what its stages do.
+        """
+        training = self.train is not None
+        row.check(training)
         model = self.forward(row)
-        if self.train is None:
-            return model
+        return Study(
+            model, strategy=row.strategy(self.strategy, training), mesh=row.mesh(training),
+            system=self.system, train=self.train, recompute=row.recompute,
+            schedule=self._schedule(row, model) if training else None, decide=self.decide,
+            bucket_bytes=0, ahead_bytes=0,
+        )  # fmt: skip
+
+    def _schedule(self, row: Configuration, model: ir.IRModule) -> dict[str, Any]:
+        """Return the schedule of a row, with the cuts between equally many layers."""
         schedule: dict[str, Any] = {
             "kind": row.schedule, "stages": row.pp, "micro_batches": row.micro_batches,
         }  # fmt: skip
@@ -158,36 +168,7 @@ class Pipeline:
             ends = layer_ends(model)
             if ends:
                 schedule["cuts"] = even_cuts(ends, parts)
-        return train_step(
-            model, schedule=schedule, recompute=recompute, system=self.system, **self.train
-        )
-
-    def program(self, row: Configuration) -> Program:
-        """Return the program of a row.
-
-        Raises
-        ------
-        DistIRError
-            What makes the row impossible: DIST0751, and what the pipeline raises.
-        """
-        training = self.train is not None
-        row.check(training)
-        text = row.strategy(self.strategy, training)
-        system = self.system if self.decide == "times" else None
-        result: list[ir.IRModule] = []
-
-        def planned(step: ir.IRModule) -> Plan:
-            return make_plan(step, text, row.mesh(training), self.system)
-
-        def placed(step: ir.IRModule, plan: Plan) -> ir.IRModule:
-            result.append(distribute(step, plan, system=system, bucket_bytes=0, ahead_bytes=0))
-            return result[-1]
-
-        again = evenly_cut(row.recompute, row.tp * row.dp)
-        step, plan = fitted(
-            lambda said: self.step(row, said), planned, again, self.system, placed=placed
-        )
-        return export(result[-1] if result else placed(step, plan))
+        return schedule
 
 
 def layer_ends(model: ir.IRModule) -> list[str]:

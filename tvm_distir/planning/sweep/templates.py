@@ -180,7 +180,7 @@ class StructureSweep:
         try:
             program = kept_program(
                 (self.pipeline.identity, configuration),
-                lambda: self.pipeline.program(configuration),
+                lambda: self.pipeline.study(configuration).program,
                 self.cache,
             )
         except InternalError:

@@ -96,7 +96,7 @@ def test_a_completion_for_a_system_is_the_best_one(name, train):
     """Within the gap of the labels found for the same rules, whose bound is proved."""
     mod = _module(name, train)
     _, plan = _plans(mod, name)
-    least = td.label(mod, MESH, QUICK, fixed=plan, gap=0.0)
+    least = td.auto_shard(mod, MESH, QUICK, fixed=plan, gap=0.0)
     assert least.status == "exact"
     labelled = td.simulate(td.export(least.distribute()), QUICK, blocking=True).time_s
     placed = td.distribute(mod, plan, system=QUICK, bucket_bytes=0, ahead_bytes=0)
@@ -166,7 +166,7 @@ def test_a_weight_that_has_no_form_as_its_rule_says_is_refused():
     rules = [{"param": "w", "placement": "S[1]", "stationary": True}]
     plan = Plan.from_dict({"schema_version": 1, "mesh": {"tp": 8}, "rules": rules})
     with pytest.raises(InfeasibleError, match="DIST0802"):
-        td.label(Sliced, {"tp": 8}, QUICK, fixed=plan)
+        td.auto_shard(Sliced, {"tp": 8}, QUICK, fixed=plan)
     for system in (None, QUICK):
         with pytest.raises(PropagationError, match="DIST0411"):
             td.distribute(Sliced, dataclasses.replace(plan, complete=True), system=system)

@@ -13,7 +13,7 @@ from tests.planning.search.systems import QUICK
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.propagation.auto_sharding.overlap import OverlapDiscount
 from tvm_distir.core.propagation.module import PlacedModule
-from tvm_distir.planning.search.auto_sharding import label
+from tvm_distir.planning.search.auto_sharding import auto_shard
 from tvm_distir.support.errors.tree import UsageError
 
 
@@ -109,8 +109,8 @@ def test_what_is_hidden_is_that_share_of_what_weights_and_gradients_take():
         {"param": "targets", "placement": "S[0]", "stationary": True},
     ]
     step, fixed = _gpt_step({"dp": 2}, rules)
-    whole = label(step, {"dp": 2}, QUICK, fixed=fixed)
-    part = label(step, {"dp": 2}, QUICK, fixed=fixed, hidden=0.05)
+    whole = auto_shard(step, {"dp": 2}, QUICK, fixed=fixed)
+    part = auto_shard(step, {"dp": 2}, QUICK, fixed=fixed, hidden=0.05)
     beside_s = _beside_s(whole)
     assert _beside_s(part) == beside_s
     assert whole.price_s - part.price_s == pytest.approx(0.05 * beside_s, rel=2e-3)
@@ -120,15 +120,15 @@ def test_what_is_hidden_is_that_share_of_what_weights_and_gradients_take():
 def test_no_label_is_dearer_for_what_is_hidden(hidden):
     """And none is cheaper than as if all that is sent were hidden so far."""
     step, _ = _gpt_step({"dp": 2, "tp": 2}, [])
-    whole = label(step, {"dp": 2, "tp": 2}, QUICK)
-    part = label(step, {"dp": 2, "tp": 2}, QUICK, hidden=hidden)
+    whole = auto_shard(step, {"dp": 2, "tp": 2}, QUICK)
+    part = auto_shard(step, {"dp": 2, "tp": 2}, QUICK, hidden=hidden)
     assert (1 - hidden) * whole.bound_ps <= part.bound_ps <= part.price_ps <= whole.price_ps
     assert part.price_ps < whole.price_ps
 
 
 def test_a_plan_of_such_labels_is_equal_to_one_device():
     step, _ = _gpt_step({"dp": 2, "tp": 2}, [])
-    found = label(step, {"dp": 2, "tp": 2}, QUICK, hidden=0.75)
+    found = auto_shard(step, {"dp": 2, "tp": 2}, QUICK, hidden=0.75)
     report = td.verify(step, td.strategy.with_updates(step, found.plan()), engine="virtual")
     assert report.equal and report.collectives
 
@@ -136,4 +136,4 @@ def test_a_plan_of_such_labels_is_equal_to_one_device():
 @pytest.mark.parametrize("hidden", [-0.1, 1.0])
 def test_what_is_no_share_is_refused(hidden):
     with pytest.raises(UsageError, match="DIST0151"):
-        label(td.zoo.vit(size="tiny"), {"a": 2}, QUICK, hidden=hidden)
+        auto_shard(td.zoo.vit(size="tiny"), {"a": 2}, QUICK, hidden=hidden)

@@ -22,7 +22,7 @@ from tvm_distir.core.propagation.auto_sharding.solver import Labeller
 from tvm_distir.core.propagation.solve.ilp import integer_optimum
 from tvm_distir.core.solver.problem import INFINITE, Problem
 from tvm_distir.planning.search.alternatives import second_choices
-from tvm_distir.planning.search.auto_sharding import label, labeller_of
+from tvm_distir.planning.search.auto_sharding import auto_shard, labeller_of
 from tvm_distir.support.errors.tree import InfeasibleError, PlanError
 
 
@@ -104,7 +104,7 @@ def test_a_label_is_the_least_of_all_labellings(mesh, system):
         table = tables.array(number)
         shape = [problem.domains[v] if v in scope else 1 for v in range(total.ndim)]
         total = np.minimum(total + table.reshape(shape), INFINITE)
-    found = label(Pair, mesh, system)
+    found = auto_shard(Pair, mesh, system)
     assert found.price_ps == constant + int(total.min())
     assert (found.status, found.gap) == ("exact", 0.0)
 
@@ -120,7 +120,7 @@ def test_an_integer_program_finds_the_same(model, mesh):
     tables, problem, constant = _net(mod, mesh, QUICK)
     optimum = integer_optimum(tables, problem)
     total, forbidden = tables.evaluate(problem, optimum.values)
-    found = label(mod, mesh, QUICK)
+    found = auto_shard(mod, mesh, QUICK)
     assert not forbidden and found.price_ps == constant + total
     assert found.status == "exact"
 
@@ -138,7 +138,7 @@ def test_an_integer_program_finds_the_same(model, mesh):
 def test_what_is_found_runs_and_is_equal_to_one_device(model, mesh, gap):
     """A step on a system on which it pays to cut: so collectives run."""
     mod = td.train_step(getattr(td.zoo, model)(size="tiny", batch=8), optimizer="adam")
-    found = label(mod, mesh, QUICK, gap=gap)
+    found = auto_shard(mod, mesh, QUICK, gap=gap)
     report = td.verify(mod, Plan(found.meshes), engine="virtual", dist=found.distribute())
     assert report.equal
     assert report.collectives
@@ -157,7 +157,7 @@ def test_what_is_found_runs_and_is_equal_to_one_device(model, mesh, gap):
 def test_the_price_is_what_simulation_says(model, mesh):
     """Collectives one after the other with the work: within 5 %."""
     mod = td.load_model("zoo:" + model.replace(":", "?", 1)).mod
-    found = label(mod, mesh, A100, gap=0.001)
+    found = auto_shard(mod, mesh, A100, gap=0.001)
     simulated = td.simulate(found.program(), A100, blocking=True).time_s
     assert found.price_s == pytest.approx(simulated, rel=0.05)
 
@@ -169,7 +169,7 @@ SQUARE = MeshSpec("mesh0", {"a": 2, "b": 2})
 @pytest.fixture(scope="module")
 def found():
     """Labels of a step."""
-    return label(MOE, SQUARE, QUICK, gap=0.01)
+    return auto_shard(MOE, SQUARE, QUICK, gap=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -192,14 +192,14 @@ class TestPlanOfLabels:
     def test_a_step_in_stages_has_labels_too(self):
         schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2}
         step = td.train_step(td.zoo.gpt(size="tiny", batch=4), optimizer="adam", schedule=schedule)
-        found = label(step, {"a": 2}, QUICK, gap=0.01)
+        found = auto_shard(step, {"a": 2}, QUICK, gap=0.01)
         made = td.transform.pipeline(found.plan(), system=QUICK)(step)
         assert tvm_ffi.structural_equal(made, found.distribute())
 
     def test_rules_that_hold_are_annotated(self):
         rules = [{"value": "a", "placement": "S[0], R", "stationary": True}]
         data = {"schema_version": 1, "mesh": {"a": 2, "b": 2}, "rules": rules}
-        found = label(Chain, SQUARE, QUICK, fixed=Plan.from_dict(data))
+        found = auto_shard(Chain, SQUARE, QUICK, fixed=Plan.from_dict(data))
         assert found.plan().labels["rules"] == 1
         made = td.transform.pipeline(found.plan(), system=QUICK)(Chain)
         assert tvm_ffi.structural_equal(made, found.distribute())
@@ -239,8 +239,8 @@ def test_rules_that_are_given_hold():
     rules = [{"param": "x", "placement": "S[0], R", "stationary": True}]
     rules += [{"param": "v", "placement": "R, S[1]", "stationary": True}]
     fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2, "b": 2}, "rules": rules})
-    found = label(Chain, spec, QUICK, fixed=fixed)
-    free = label(Chain, spec, QUICK)
+    found = auto_shard(Chain, spec, QUICK, fixed=fixed)
+    free = auto_shard(Chain, spec, QUICK)
     placed = {rule.name: rule.placement for rule in found.plan().rules if rule.kind == "param"}
     assert placed["x"] == (0, -1) and placed["v"] == (-1, 1)
     assert free.price_ps <= found.price_ps
@@ -253,9 +253,9 @@ def test_rules_that_are_given_hold():
 def test_an_axis_of_one_device_cuts_nothing():
     rules = [{"param": "x", "placement": "S[0], S[1]", "stationary": True}]
     fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 1, "b": 2}, "rules": rules})
-    found = label(Chain, {"a": 1, "b": 2}, QUICK, fixed=fixed)
-    alone = label(Chain, {"b": 2}, QUICK)
-    assert label(Chain, {"a": 1, "b": 2}, QUICK).price_ps == alone.price_ps <= found.price_ps
+    found = auto_shard(Chain, {"a": 1, "b": 2}, QUICK, fixed=fixed)
+    alone = auto_shard(Chain, {"b": 2}, QUICK)
+    assert auto_shard(Chain, {"a": 1, "b": 2}, QUICK).price_ps == alone.price_ps <= found.price_ps
     assert td.verify(Chain, fixed, engine="virtual", dist=found.distribute()).equal
 
 
@@ -264,7 +264,7 @@ def test_equal_functions_may_be_done_in_different_ways():
     rules = [{"param": "v", "placement": "S[0]", "stationary": True}]
     rules += [{"param": "w", "placement": "S[1]", "stationary": True}]
     fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2}, "rules": rules})
-    found = label(Chain, {"a": 2}, QUICK, fixed=fixed)
+    found = auto_shard(Chain, {"a": 2}, QUICK, fixed=fixed)
     kids = found.decision.entries["main"].kids.values()
     assert len({kid.number for kid in kids}) == 2
     assert td.verify(Chain, fixed, engine="virtual", dist=found.distribute()).equal
@@ -276,21 +276,21 @@ def test_rules_that_exclude_everything_are_refused():
     rules += [{"param": "w", "placement": "S[0]", "stationary": True}]
     fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2}, "rules": rules})
     with pytest.raises(InfeasibleError, match="DIST0802"):
-        label(Pair, {"a": 2}, QUICK, fixed=fixed)
+        auto_shard(Pair, {"a": 2}, QUICK, fixed=fixed)
 
 
 def test_several_meshes_are_refused():
     meshes = (MeshSpec("one", {"a": 2}), MeshSpec("two", {"a": 2}, start=2))
     with pytest.raises(PlanError, match="DIST0237"):
-        label(Chain, {"a": 2}, QUICK, fixed=Plan(meshes))
+        auto_shard(Chain, {"a": 2}, QUICK, fixed=Plan(meshes))
 
 
 def test_no_sweep_bounds_more_than_the_optimum():
     """A gap that is allowed never makes a bound that is too high."""
     mod = td.train_step(td.zoo.llama(size="tiny", batch=8), optimizer="adam")
-    exact = label(mod, {"a": 2, "b": 2}, QUICK)
+    exact = auto_shard(mod, {"a": 2, "b": 2}, QUICK)
     for gap in (0.5, 0.1, 0.02):
-        found = label(mod, {"a": 2, "b": 2}, QUICK, gap=gap)
+        found = auto_shard(mod, {"a": 2, "b": 2}, QUICK, gap=gap)
         assert found.bound_ps <= exact.price_ps <= found.price_ps
         assert found.gap <= gap
 
@@ -298,7 +298,7 @@ def test_no_sweep_bounds_more_than_the_optimum():
 def test_new_weights_and_states_lie_as_the_old_ones():
     """So that a step can be repeated."""
     mod = td.train_step(td.zoo.llama(size="tiny", batch=8), optimizer="adam")
-    local = label(mod, {"a": 4, "b": 2}, QUICK, gap=0.01).distribute()
+    local = auto_shard(mod, {"a": 4, "b": 2}, QUICK, gap=0.01).distribute()
     io = local["main"].attrs["dist.io"]
     weights = [one for one in io["inputs"] if "role" not in one or one["role"] != "data"]
     placed = {str(one["name"]): str(one["placement"]) for one in weights}
@@ -323,7 +323,7 @@ def test_second_choices_are_the_best_of_all_others(mod):
                 continue
             rules = [{"param": one.weight, "placement": text, "stationary": False}]
             data = {"schema_version": 1, "mesh": dict(mesh.axes), "rules": rules}
-            prices.append((label(mod, mesh, QUICK, fixed=Plan.from_dict(data)).price_ps, text))
+            prices.append((auto_shard(mod, mesh, QUICK, fixed=Plan.from_dict(data)).price_ps, text))
         assert one.dearer_s * 1e12 == pytest.approx(min(prices)[0] - least, abs=0.5)
         assert (min(prices)[0], one.other) in prices
 
@@ -335,12 +335,12 @@ class TestMemory:
     mesh = MeshSpec("mesh0", {"a": 4})
 
     def test_a_limit_holds_and_costs(self):
-        free = label(self.mod, self.mesh, A100)
+        free = auto_shard(self.mod, self.mesh, A100)
         assert free.peak_bytes > 0
         last = free.price_ps
         for share in (0.9, 0.8, 0.7):
             limit = int(share * free.peak_bytes)
-            found = label(self.mod, self.mesh, A100, memory_bytes=limit)
+            found = auto_shard(self.mod, self.mesh, A100, memory_bytes=limit)
             assert found.peak_bytes <= limit
             assert last <= found.price_ps and found.bound_ps <= found.price_ps
             last = found.price_ps
@@ -349,15 +349,15 @@ class TestMemory:
 
     def test_what_cannot_fit_is_proved(self):
         with pytest.raises(InfeasibleError, match=r"DIST0801 .*at least 0\.\d+ GiB are needed"):
-            label(self.mod, self.mesh, A100, memory_bytes=1000)
+            auto_shard(self.mod, self.mesh, A100, memory_bytes=1000)
 
     def test_the_least_that_is_named_is_about_enough(self):
         """A limit of twice the least that is proved is met."""
         with pytest.raises(InfeasibleError) as caught:
-            label(self.mod, self.mesh, A100, memory_bytes=1)
+            auto_shard(self.mod, self.mesh, A100, memory_bytes=1)
         least = float(caught.value.what.split("at least ")[1].split(" GiB")[0]) * 2**30
         limit = int(2 * least)
-        assert label(self.mod, self.mesh, A100, memory_bytes=limit).peak_bytes <= limit
+        assert auto_shard(self.mod, self.mesh, A100, memory_bytes=limit).peak_bytes <= limit
 
 
 class TestWhatIsKept:
@@ -379,7 +379,7 @@ class TestWhatIsKept:
         rules += [{"value": "h", "placement": given}, {"value": "p", "placement": "S[0]"}]
         rules += [{"value": "q", "placement": "S[0]"}, {"value": "y", "placement": last}]
         fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 4}, "rules": rules})
-        found = label(Forms, {"a": 4}, QUICK, fixed=fixed)
+        found = auto_shard(Forms, {"a": 4}, QUICK, fixed=fixed)
         kept, simulated = self.peaks(found)
         assert kept == simulated
 
@@ -395,7 +395,7 @@ class TestWhatIsKept:
     def test_steps_of_training(self, model, system, mesh):
         """Weights gathered for both passes, sums that wait for their last term, stashes."""
         mod = td.train_step(td.load_model(f"zoo:{model}").mod, optimizer="adam")
-        kept, simulated = self.peaks(label(mod, mesh, system, gap=0.01))
+        kept, simulated = self.peaks(auto_shard(mod, mesh, system, gap=0.01))
         assert kept == pytest.approx(simulated, rel=0.02)
 
 
@@ -413,3 +413,7 @@ def test_changes_of_form_cost_what_the_planner_charges():
                 continue  # what becomes partial, the planner is never asked for
             cost = planner.plan(shape, before, after, mesh).cost
             assert found.cost[i, j] == cost, (before, after)
+
+
+def test_former_name_stays() -> None:
+    assert td.label is td.auto_shard

@@ -47,9 +47,9 @@ def test_what_is_kept_is_what_simulation_says(schedule, mesh, share):
     step = _step(schedule, 4, "gpt2", layers=8, vocab=1000)
     limit = None
     if share:
-        free = td.label(step, mesh, QUICK, gap=0.01)
+        free = td.auto_shard(step, mesh, QUICK, gap=0.01)
         limit = int(share * _simulated(step, schedule, free).peak_memory_bytes)
-    labelled = td.label(step, mesh, QUICK, gap=0.01, memory_bytes=limit)
+    labelled = td.auto_shard(step, mesh, QUICK, gap=0.01, memory_bytes=limit)
     peak = _simulated(step, schedule, labelled).peak_memory_bytes
     assert labelled.peak_bytes == pytest.approx(peak, rel=0.02)
     assert limit is None or peak <= 1.02 * limit
@@ -77,12 +77,12 @@ def step():
 
 @pytest.fixture(scope="module")
 def free(step):
-    return td.label(step, {"dp": 2}, QUICK, gap=0.01)
+    return td.auto_shard(step, {"dp": 2}, QUICK, gap=0.01)
 
 
 @pytest.fixture(scope="module")
 def tight(step, free):
-    return td.label(step, {"dp": 2}, QUICK, gap=0.01, memory_bytes=int(0.9 * free.peak_bytes))
+    return td.auto_shard(step, {"dp": 2}, QUICK, gap=0.01, memory_bytes=int(0.9 * free.peak_bytes))
 
 
 class TestSumsInParts:
@@ -139,7 +139,7 @@ class TestMeshesOfTheirOwn:
 
     def test_the_plan_runs_and_is_equal_to_one_device(self):
         step = _step(self.schedule, 4, "tiny", layers=4)
-        labelled = td.label(step, self.meshes, QUICK, gap=0.01)
+        labelled = td.auto_shard(step, self.meshes, QUICK, gap=0.01)
         plan = td.strategy.with_updates(step, replace(labelled.plan(), schedule=self.schedule))
         report = td.verify(step, Plan.from_dict(plan.to_dict()), engine="threads")
         assert report.equal
@@ -150,12 +150,12 @@ class TestMeshesOfTheirOwn:
     def test_each_stage_is_labelled_as_on_its_mesh_alone(self, number):
         """What a stage takes does not hang on the meshes of others."""
         step = _step(self.schedule, 4, "tiny", layers=4)
-        both = td.label(step, self.meshes, QUICK)
+        both = td.auto_shard(step, self.meshes, QUICK)
         same = replace(self.schedule, meshes=())
-        alone = td.label(_step(same, 4, "tiny", layers=4), self.meshes[number], QUICK)
+        alone = td.auto_shard(_step(same, 4, "tiny", layers=4), self.meshes[number], QUICK)
         assert both.entries_ps[f"stage{number}"] == alone.entries_ps[f"stage{number}"]
 
     def test_a_mesh_that_is_not_there_is_named(self):
         step = _step(self.schedule, 4, "tiny", layers=4)
         with pytest.raises(MeshError, match='DIST0206 schedule: no mesh "narrow"'):
-            td.label(step, (self.meshes[0], MeshSpec("other", {"tp": 2}, start=4)), QUICK)
+            td.auto_shard(step, (self.meshes[0], MeshSpec("other", {"tp": 2}, start=4)), QUICK)

@@ -199,7 +199,7 @@ class TestPlans:
         found = search(
             _gpt, 4, QUICK, batch=16, train=ADAM, top=1,
             constraints=Constraints(("tp",), keep=keep),
-            compare=("best", lambda mod, mesh, known: td.label(mod, mesh, known).plan()),
+            compare=("best", lambda mod, mesh, known: td.auto_shard(mod, mesh, known).plan()),
         )  # fmt: skip
         assert found.baseline is not None and len(found.plans) == 1
         best = min([row for row in found.rows if row.time_s], key=lambda row: row.time_s)

@@ -87,7 +87,7 @@ def test_bursts_of_products_count_in_structures(cache: Path) -> None:
 
 def test_samples_are_kept_on_disk(swept: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second sweep takes no sample through the pipeline again."""
-    monkeypatch.setattr(driver.Pipeline, "program", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(driver.Pipeline, "study", lambda *_: pytest.fail("made again"))
     monkeypatch.setattr(driver, "CHECKED", 10**9)
     monkeypatch.setattr(driver._Sweep, "_checked", lambda *_: [])
     again = td.sweep(MODEL, GRID, SYSTEM, train=TRAIN, cache=cache)
@@ -96,7 +96,7 @@ def test_samples_are_kept_on_disk(swept: Any, cache: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("content", [b"", b"[1]", gzip.compress(b'{"schema'), "cut short"])
 def test_a_broken_cache_is_made_again(tmp_path: Path, content: bytes | str) -> None:
-    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).program(Configuration(pp=2))
+    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).study(Configuration(pp=2)).program
     assert kept_program("what", lambda: program, tmp_path) == program
     (file,) = tmp_path.rglob("*.json.gz")
     whole = file.read_bytes()
@@ -108,7 +108,7 @@ def test_a_broken_cache_is_made_again(tmp_path: Path, content: bytes | str) -> N
 
 
 def test_a_program_is_used_that_cannot_be_kept(tmp_path: Path) -> None:
-    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).program(Configuration(pp=2))
+    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).study(Configuration(pp=2)).program
     (tmp_path / "file").touch()
     with pytest.warns(UserWarning, match=r"the cache file .*file.*cannot be written") as caught:
         assert kept_program("what", lambda: program, tmp_path / "file") == program
@@ -148,7 +148,7 @@ def test_a_wrong_prediction_is_an_error(
 def test_many_durations_at_once() -> None:
     """The native sweep over durations ends when the plain one does, and when single runs do."""
     row = Configuration(pp=2, micro_batches=3)
-    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).program(row)
+    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).study(row).program
     staged, system = program.staged, td.System.load(SYSTEM)
     assert staged is not None
     ends = []

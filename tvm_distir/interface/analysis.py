@@ -1,0 +1,294 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Analyze the step of a model: distribute it, simulate it, and gather a report (``analyze``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import Plan, PlanLike, System, collector_paused
+from tvm_distir.execution import measure as measure_kernels
+from tvm_distir.execution import plan_storage
+from tvm_distir.performance import Program, Result, export
+from tvm_distir.planning import Study
+from tvm_distir.support import UsageError
+
+from .report.collect import analysis_of, batch_of
+from .report.document import to_dict, to_json
+from .report.model import Analysis
+from .report.text import to_text
+from .report.verdict import to_verdict
+
+LEAST_WAITING = 0.25
+"""Share of a step that waits for communication from which one device is analyzed too."""
+_DEFAULTS = (False, "framework")
+"""Values of options that a command leaves out."""
+
+
+@dataclass(frozen=True)
+class AnalysisResult:
+    """Result of analyzing the step of a model.
+
+    Attributes
+    ----------
+    study : Study
+        The way from the model to the result, with what each stage made.
+    report : Analysis
+        What reports show.
+    """
+
+    study: Study
+    report: Analysis
+
+    @property
+    def module(self) -> ir.IRModule:
+        """The distributed module, at level 5, as :func:`tvm_distir.run` takes it."""
+        return self.study.local
+
+    @property
+    def plan(self) -> Plan:
+        """The plan by which the step is distributed."""
+        return self.study.step_plan
+
+    @property
+    def program(self) -> Program:
+        """The program that is simulated."""
+        return self.study.program
+
+    @property
+    def simulation(self) -> Result:
+        """The simulated step, as :func:`tvm_distir.simulate` returns it."""
+        return self.study.result
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of the step."""
+        return self.simulation.time_s
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Bytes that the fullest device holds at its peak."""
+        return self.simulation.peak_memory_bytes
+
+    @property
+    def timings_s(self) -> Mapping[str, float]:
+        """Wall-clock seconds that each stage of the analysis took."""
+        return self.report.timings_s
+
+    @property
+    def summary(self) -> str:
+        """Time, bound and memory in a few lines."""
+        return to_verdict(self.report)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of the JSON of ``tvm-distir analyze``."""
+        return to_dict(self.report)
+
+    def to_json(self) -> str:
+        """Return the JSON of ``tvm-distir analyze``."""
+        return to_json(self.to_dict())
+
+    def to_text(self) -> str:
+        """Return the tables that ``tvm-distir analyze`` prints."""
+        return to_text(self.report)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+
+def analyze(
+    model: ir.IRModule | str | Path,
+    plan: PlanLike = None,
+    *,
+    system: System | str,
+    strategy: str | None = None,
+    mesh: Mapping[str, int] | None = None,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    entry: str | None = None,
+    train: Mapping[str, Any] | bool = False,
+    recompute: str | Mapping[str, str] | None = None,
+    bucket_bytes: int | None = None,
+    ahead_bytes: int | None = None,
+    allocator: str = "framework",
+    measure: bool = False,
+    kernels: str | None = None,
+) -> AnalysisResult:
+    """Distribute a model and predict its step on a system, as ``tvm-distir analyze`` does.
+
+    Parameters
+    ----------
+    model : IRModule, str or Path
+        A module; or a MODEL string: a ``.onnx``, ``.pt2``, ``.mlir``, ``.json`` or ``.py`` file,
+        or ``zoo:NAME?key=value,...``. Of a step in micro-batches a module has the samples of one
+        micro-batch, and a string is loaded with them.
+    plan : Plan, mapping, str or Path, optional
+        A plan, its JSON form, or the path of its file. None without a strategy: the annotations
+        of the module.
+    system : System or str
+        Its times decide what the plan leaves open, and are those of the simulation.
+    strategy : str, optional
+        Strategies that make the plan, as ``pipeline:micro_batches=8+megatron``.
+    mesh : mapping of str to int, optional
+        Sizes of the mesh axes, major first, for the strategy.
+    batch : int, optional
+        New size of the batch dim, over all devices and micro-batches.
+    dims : mapping of str to int, optional
+        Sizes of symbolic dims.
+    entry : str, optional
+        The function, of a module with several entry points.
+    train : mapping or bool
+        Whether a training step is made of the model, and with which keywords of
+        :func:`tvm_distir.train_step`, as ``{"optimizer": "adam"}``.
+    recompute : str or mapping of str to str, optional
+        What the backward pass recomputes. None: what the plan or the strategy says.
+    bucket_bytes, ahead_bytes : int, optional
+        As :func:`tvm_distir.distribute` takes them.
+    allocator : str
+        ``framework``, or ``tvm``, whose storage plan :func:`tvm_distir.run` takes.
+    measure : bool
+        Whether kernels have the times that they take on this machine.
+    kernels : str, optional
+        Name or path of a kernel profile. None: that of the system.
+
+    Returns
+    -------
+    AnalysisResult
+
+    Raises
+    ------
+    UsageError
+        DIST0151 where arguments contradict each other.
+    DistIRError
+        What the stages raise. A step that does not fit into memory is no error.
+
+    Examples
+    --------
+    >>> import tvm_distir as td
+    >>> model = "zoo:mlp?layers=2,hidden=64,batch=32"
+    >>> result = td.analyze(model, strategy="data_parallel", mesh={"dp": 2}, system="dgx-a100")
+    >>> print(result.summary.splitlines()[1])
+      dp=2 (2 devices), strategy data_parallel
+    >>> result.time_s == td.simulate(td.export(result.module), "dgx-a100").time_s
+    True
+    """
+    if plan is not None and strategy is not None:
+        raise UsageError(
+            "DIST0151", "a plan and a strategy are both given", place="analyze",
+            remedy="Give one of them.",
+        )  # fmt: skip
+    if strategy is not None and mesh is None:
+        raise UsageError(
+            "DIST0151", "a strategy needs a mesh", place="analyze",
+            remedy='Give its axes, as mesh={"dp": 2, "tp": 4}.',
+        )  # fmt: skip
+    given: dict[str, Any] = {
+        "strategy": strategy, "mesh": mesh, "batch": batch, "dims": dims, "entry": entry,
+        "train": train, "recompute": recompute, "bucket_bytes": bucket_bytes,
+        "ahead_bytes": ahead_bytes, "kernels": kernels,
+    }  # fmt: skip
+    if isinstance(train, bool):
+        given["train"] = {} if train else None
+    with collector_paused():
+        study = Study(
+            model, plan, system=system, allocator=allocator,
+            exporter=exporter(measure, allocator), **given,
+        )  # fmt: skip
+        name = "module" if isinstance(model, ir.IRModule) else str(model)
+        shown = {**given, "allocator": allocator, "measure": measure, "system": _name(system)}
+        options = [
+            f"{key}={value!r}" for key, value in shown.items() if value not in (None, *_DEFAULTS)
+        ]
+        if plan is not None:
+            options.insert(0, repr(plan) if isinstance(plan, str) else "plan")
+        first = name if isinstance(model, ir.IRModule) else repr(name)
+        command = f"td.analyze({', '.join([first, *options])})"
+        return analyze_study(study, name=name, command=command, forward=not measure)
+
+
+def _name(system: System | str) -> str:
+    return system if isinstance(system, str) else system.name
+
+
+def exporter(measure: bool, allocator: str) -> Callable[[ir.IRModule], Program]:
+    """Return the export with measured times, or with the storage of TVM's allocator."""
+    make = measure_kernels if measure else export
+    if allocator != "tvm":
+        return make
+    return lambda local: replace(make(local), storage=plan_storage(local))
+
+
+def analyze_study(study: Study, *, name: str, command: str, forward: bool = True) -> AnalysisResult:
+    """Run all stages of a study, and gather what reports show.
+
+    Parameters
+    ----------
+    study : Study
+    name : str
+        What reports call the model.
+    command : str
+        What gives the same analysis again.
+    forward : bool
+        Whether a step that waits for communication is compared with that of one device, where it
+        is no training step.
+    """
+    warnings = unused_axes(study.step_plan) if study.step_plan.rules else ()
+    result = study.result
+    if forward and study.is_planned and study.train is None:
+        with study.watch.stage("simulate"):
+            warnings += one_device(study, result)
+    system = study.known_system
+    assert system is not None
+    report = analysis_of(
+        result,
+        study.program,
+        system,
+        model=name,
+        command=command,
+        strategy=study.strategy,
+        batch=None if study.source.is_text else batch_of(study.program),
+        plan=study.step_plan.to_dict(),
+        warnings=warnings,
+        timings_s=study.watch.timings_s,
+    )
+    return AnalysisResult(study, report)
+
+
+def one_device(study: Study, result: Result) -> tuple[str, ...]:
+    """Return a warning where one device takes no longer than all, which wait for each other.
+
+    Parameters
+    ----------
+    study : Study
+        Of a forward step.
+    result : Result
+        Of the step on all devices.
+    """
+    waits_s = max((d.exposed_comm_s for d in result.devices), default=0.0)
+    if len(result.devices) < 2 or waits_s < LEAST_WAITING * result.time_s:
+        return ()
+    plan = Plan.from_dict({"schema_version": 1, "mesh": {"one": 1}, "rules": []})
+    alone = Study(
+        study.step, plan, system=study.system, decide="bytes", kernels=study.kernels
+    ).result
+    if alone.peak_memory_bytes > result.memory_capacity_bytes or alone.time_s > result.time_s:
+        return ()
+    return (
+        f"one device is as fast as these {len(result.devices)}: it takes "
+        f"{alone.time_s * 1e3:.3g} ms, they take {result.time_s * 1e3:.3g} ms, "
+        f"{waits_s / result.time_s:.0%} of it waiting for communication",
+    )
+
+
+def unused_axes(plan: Plan) -> tuple[str, ...]:
+    """Return a warning for each mesh axis along which nothing is cut."""
+    return tuple(
+        f'the mesh axis "{axis}" of "{mesh.name}" cuts nothing: the {mesh.axes[axis]} devices '
+        "along it do the same work"
+        for mesh, axis in plan.unused_axes()
+    )

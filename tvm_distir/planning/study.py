@@ -1,0 +1,368 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The way from a model to the prediction of its step, which commands and searches share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tvm import ir
+
+from tvm_distir.core import (
+    Plan,
+    PlanLike,
+    Schedule,
+    System,
+    as_plan,
+    data_positions,
+    entry_of,
+    keep_entry,
+)
+from tvm_distir.models import Model, load_model
+from tvm_distir.performance import Profile, Program, Result, export, simulate
+from tvm_distir.support import Stopwatch, UsageError
+from tvm_distir.transforms import (
+    OutlineRepeatedLayers,
+    PassSpec,
+    communication_passes,
+    passes_for,
+    train_step,
+)
+
+from .strategies.composition import compose
+from .strategies.context_parallelism import recompute_of
+from .strategies.memory_fit import REFERENCE_SYSTEM, evenly_cut, fitted
+from .strategies.pipelining import schedule_of
+from .strategies.registry import StrategySpec, parse
+from .strategies.training import with_updates
+
+Recompute = str | Mapping[str, str]
+
+
+@dataclass(eq=False)
+class Study:
+    """Study of one step: load, train, plan, distribute, export, simulate.
+
+    Each stage runs when its result is first read, and once: reading :attr:`program` runs all
+    stages but the simulation.
+
+    Parameters
+    ----------
+    model : Model, IRModule, str or Path
+        A model, its module, or a MODEL string as :func:`tvm_distir.load_model` takes it. Of a
+        step in micro-batches, a string is loaded with the samples of one micro-batch; a module
+        and a model are taken as they are.
+    plan : Plan, mapping, str or Path, optional
+        A plan; None without a strategy: the annotations of the module.
+    strategy : str, optional
+        Text of strategies that make the plan.
+    mesh : mapping of str to int, optional
+        Sizes of the mesh axes, major first, for the strategy.
+    system : System or str, optional
+        Its times decide what the plan leaves open, and are those of the simulation.
+    train : mapping, optional
+        Keywords of :func:`tvm_distir.train_step`; None: the model is run forward.
+    recompute : str or mapping of str to str, optional
+        What the backward pass recomputes; None: what the plan or the strategy says.
+    schedule : Schedule or mapping, optional
+        Schedule of the training step; None: that of the strategy or of the plan.
+    batch, dims, entry
+        Samples of the whole step, sizes of symbolic dims, and the function of several entry points.
+    decide : str
+        ``times`` of the system decide what the plan leaves open, or ``bytes``, which count
+        without a system too.
+    bucket_bytes, ahead_bytes : int, optional
+        As :func:`tvm_distir.distribute` takes them.
+    exporter : callable
+        Makes the program of the distributed module.
+    kernels, allocator
+        As :func:`tvm_distir.simulate` takes them.
+    levels : dict, optional
+        Receives the module after each pass, by the name of the pass.
+    watch : Stopwatch
+        Measures the stages ``load``, ``plan``, ``train``, each pass, ``export``, ``simulate``.
+    """
+
+    model: Model | ir.IRModule | str | Path
+    plan: PlanLike = None
+    _: KW_ONLY
+    strategy: str | None = None
+    mesh: Mapping[str, int] | None = None
+    system: System | str | None = None
+    train: Mapping[str, Any] | None = None
+    recompute: Recompute | None = None
+    schedule: Schedule | Mapping[str, Any] | None = None
+    batch: int | None = None
+    dims: Mapping[str, int] | None = None
+    entry: str | None = None
+    decide: str = "times"
+    bucket_bytes: int | None = None
+    ahead_bytes: int | None = None
+    exporter: Callable[[ir.IRModule], Program] = export
+    kernels: Profile | str | None = None
+    allocator: str = "framework"
+    levels: dict[str, ir.IRModule] | None = None
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    _attempt: Study | None = field(default=None, init=False)
+    _fitted_plan: Plan | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.system, str):
+            with self.watch.stage("load"):
+                self.system = System.load(self.system)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a plan or a strategy is given."""
+        return self.plan is not None or self.strategy is not None
+
+    @property
+    def known_system(self) -> System | None:
+        """The system, which has been loaded."""
+        return System.known(self.system)
+
+    @cached_property
+    def source(self) -> Model:
+        """The model as it is loaded, repeated layers of a flat graph of torch as functions.
+
+        Raises
+        ------
+        UsageError
+            DIST0151 for a schedule without ``train``, or a batch beside a module; DIST0152 where
+            the batch is no multiple of the micro-batches.
+        """
+        if isinstance(self.model, Model):
+            return self.model
+        if isinstance(self.model, ir.IRModule):
+            if self.batch is None and not self.dims:
+                return Model(self.model, "module", "relax")
+            raise UsageError(
+                "DIST0151", "a batch or dims are given, and a module, whose sizes stand in it",
+                place="batch", remedy="Leave them out, or name a file or a model of the zoo.",
+            )  # fmt: skip
+        schedule = self._schedule
+        if schedule is not None and self.train is None:
+            raise UsageError(
+                "DIST0151", "stages and micro-batches are those of a training step",
+                place="train", remedy="Give train; on the command line add --train.",
+            )  # fmt: skip
+        with self.watch.stage("load"):
+            model = self._load(str(self.model), 1 if schedule is None else schedule.micro_batches)
+            if model.kind != "torch":
+                return model
+            return replace(model, mod=OutlineRepeatedLayers()(model.mod))
+
+    def _load(self, spec: str, parts: int) -> Model:
+        """Load the model with the samples of one of several micro-batches."""
+        whole = self.batch
+        if whole is None or parts == 1:
+            model = load_model(spec, batch=whole, dims=self.dims)
+            if parts == 1 or model.is_text:
+                return model
+            entry = model.mod[entry_of(model.mod)]
+            whole = int(entry.params[data_positions(entry)[0]].ty.shape[0])
+        if whole % parts:
+            raise UsageError(
+                "DIST0152", f"the batch {whole} is no multiple of the {parts} micro-batches",
+                place="batch", remedy="Give the whole batch, a multiple of them.",
+            )  # fmt: skip
+        return load_model(spec, batch=whole // parts, dims=self.dims)
+
+    @cached_property
+    def forward(self) -> ir.IRModule:
+        """The module that is loaded, with one of its entry points."""
+        return keep_entry(self.source.mod, self.entry)
+
+    @cached_property
+    def _specs(self) -> list[StrategySpec]:
+        if self.strategy is None:
+            return []
+        with self.watch.stage("plan"):
+            return list(parse(self.strategy))
+
+    @cached_property
+    def _given_plan(self) -> Plan | None:
+        """The plan that is given, its mesh compared with the one that is given.
+
+        Raises
+        ------
+        UsageError
+            DIST0151 where the two differ.
+        """
+        if self.plan is None:
+            return None
+        with self.watch.stage("plan"):
+            plan = as_plan(self.plan, ir.IRModule())
+        if self.mesh is not None and not _is_of_mesh(plan, list(self.mesh.items())):
+            meshes = "; ".join(
+                ",".join(f"{axis}={n}" for axis, n in mesh.axes.items()) for mesh in plan.meshes
+            )
+            name = f" {self.plan}" if isinstance(self.plan, (str, Path)) else ""
+            raise UsageError(
+                "DIST0151", f"the plan{name} is for the mesh {meshes}, not for the one given",
+                place="mesh", remedy="Leave the mesh out, or change one of them.",
+            )  # fmt: skip
+        return plan
+
+    @cached_property
+    def _schedule(self) -> Schedule | None:
+        if self.schedule is not None:
+            return Schedule.known(self.schedule)
+        if self.strategy is not None:
+            return schedule_of(self._specs, self.mesh)
+        return None if self._given_plan is None else self._given_plan.schedule
+
+    @cached_property
+    def step(self) -> ir.IRModule:
+        """The module that is distributed: the model, or its training step."""
+        forward = self.forward
+        if self.train is None:
+            return forward
+        recompute = self._chosen_recompute()
+        if not self.is_planned:
+            return self._train_step(recompute)
+        step, self._fitted_plan = fitted(
+            self._train_step, self._make_plan, recompute, self.known_system, measure_peak=self._peak
+        )
+        return step
+
+    @cached_property
+    def step_plan(self) -> Plan:
+        """The plan of the step."""
+        step = self.step
+        return self._make_plan(step) if self._fitted_plan is None else self._fitted_plan
+
+    def _train_step(self, recompute: Recompute) -> ir.IRModule:
+        with self.watch.stage("train"):
+            return train_step(
+                self.forward, recompute=recompute, system=self.known_system,
+                schedule=self._schedule, **(self.train or {}),
+            )  # fmt: skip
+
+    def _make_plan(self, step: ir.IRModule) -> Plan:
+        """Make the plan of a step."""
+        plan, specs = self._given_plan, self._specs
+        with self.watch.stage("plan"):
+            if self.strategy is not None:
+                return compose(step, self.mesh or {}, specs, self.known_system)
+            if plan is None:
+                return as_plan(None, step)
+            if self.entry is not None:
+                functions = {str(gv.name_hint) for gv in self.source.mod.get_global_vars()}
+                functions -= {str(gv.name_hint) for gv in self.forward.get_global_vars()}
+                plan = plan.without_functions(functions)
+            return plan if self.train is None else with_updates(step, plan)
+
+    def _chosen_recompute(self) -> Recompute:
+        """Return what is recomputed: as given, as the plan says, or as the strategy needs.
+
+        ``auto`` takes activations to be cut evenly over the mesh, of a stage where there are
+        some, where it does not say how they are cut.
+
+        Raises
+        ------
+        UsageError
+            DIST0151 where both ``recompute`` and the plan say it.
+        """
+        given, plan, schedule = self.recompute, self._given_plan, self._schedule
+        of_plan = {} if plan is None else plan.recompute
+        if given is None:
+            return of_plan or (recompute_of(self._specs) if self._specs else "none")
+        if of_plan:
+            raise UsageError(
+                "DIST0151", 'recompute is given, and the plan has "recompute"',
+                place="recompute", remedy="Leave one of them out.",
+            )  # fmt: skip
+        if not isinstance(given, str):
+            return given
+        if self.mesh:
+            devices = math.prod(self.mesh.values()) // (schedule.stages if schedule else 1)
+        else:
+            counts = [1] if plan is None else [mesh.device_count for mesh in plan.meshes]
+            devices = min(counts) if schedule else max(counts)
+        return evenly_cut(given, devices)
+
+    def _peak(self, step: ir.IRModule, plan: Plan) -> int:
+        """Distribute a step that may be chosen, and simulate its peak of memory."""
+        self._attempt = attempt = Study(
+            step, plan, system=self.known_system, decide=self.decide,
+            bucket_bytes=self.bucket_bytes, ahead_bytes=self.ahead_bytes, exporter=self.exporter,
+            levels=self.levels, watch=self.watch,
+        )  # fmt: skip
+        program = attempt.program if self.exporter is export else export(attempt.local)
+        return simulate(program, self.known_system or REFERENCE_SYSTEM).peak_memory_bytes
+
+    @cached_property
+    def local(self) -> ir.IRModule:
+        """The distributed module, at level 5."""
+        _ = self.step  # one that was fitted to a memory has been distributed
+        return self.distribute() if self._attempt is None else self._attempt.local
+
+    def distribute(self, first: str = "annotate", until: str | None = None) -> ir.IRModule:
+        """Run the named passes of the pipeline over the step.
+
+        Parameters
+        ----------
+        first : str
+            The pass to begin with.
+        until : str, optional
+            The pass to end with; None: the last one.
+        """
+        mod, system = self.step, self.known_system if self.decide == "times" else None
+        named = [
+            *((name, {**given, "system": system}) for name, given in passes_for(self.step_plan)),
+            *communication_passes(
+                mod, system, bucket_bytes=self.bucket_bytes, ahead_bytes=self.ahead_bytes
+            ),
+        ]
+        names = [name for name, _ in named]
+        end = len(named) if until is None else names.index(until) + 1
+        chosen = named[names.index(first) : end]
+        for name, run_pass in [(name, PassSpec(name).make(**given)) for name, given in chosen]:
+            with self.watch.stage(name):
+                mod = run_pass(mod)
+            if self.levels is not None:
+                self.levels[name] = mod
+        return mod
+
+    @cached_property
+    def program(self) -> Program:
+        """The program that is simulated."""
+        local = self.local
+        if self._attempt is not None:
+            return self._attempt.program
+        with self.watch.stage("export"):
+            return self.exporter(local)
+
+    @cached_property
+    def result(self) -> Result:
+        """The simulated step."""
+        program, system = self.program, self.known_system
+        if system is None:
+            raise UsageError(
+                "DIST0151", "a step is simulated on a system, and none is given",
+                place="system", remedy='Name one, as system="dgx-a100".',
+            )  # fmt: skip
+        with self.watch.stage("simulate"):
+            return simulate(program, system, kernels=self.kernels, allocator=self.allocator)
+
+
+def _is_of_mesh(plan: Plan, axes: Sequence[tuple[str, int]]) -> bool:
+    """Return whether a plan is for a mesh; of a plan with stages one axis may be theirs."""
+    meshes = [list(mesh.axes.items()) for mesh in plan.meshes]
+    if meshes == [axes]:
+        return True
+    if plan.schedule is None:
+        return False
+    stages = plan.schedule.stages
+    return any(
+        meshes == [[axis for axis in axes if axis != cut]] for cut in axes if cut[1] == stages
+    )
+
+
+__all__ = ["Study"]
