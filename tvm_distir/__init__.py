@@ -24,7 +24,7 @@ _check_versions()
 if not _is_awaited():
     _register()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The public names, and the module that each comes from, stand in ``__init__.pyi``.
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,33 @@ FIRST = ("transforms", "integration", "planning", "execution", "repo", "models",
 #: The subject of the others is not the code that TVM makes of their programs.
 OPTIMIZED = ("docs",)
 
+#: Folders and files marked ``quick``: fast, and some of every wing. At most two minutes in two
+#: workers.
+QUICK = (
+    "support",
+    "core/cost_model",
+    "core/ir",
+    "core/plan",
+    "core/passes/test_annotate.py",
+    "core/passes/test_legalize_plan.py",
+    "core/passes/test_lower_module.py",
+    "transforms/test_optimize.py",
+    "transforms/test_pass_registry.py",
+    "passes_text",
+    "models/test_dims.py",
+    "models/test_frontend_tvmscript.py",
+    "performance/native/test_native_meeting.py",
+    "performance/native/test_native_schedule.py",
+    "performance/simulation/test_simulate_time.py",
+    "planning/strategies/test_data_parallel.py",
+    "planning/strategies/test_strategy_text.py",
+    "execution/runtime/test_runtime_virtual.py",
+    "interface/command/test_cli_frame.py",
+    "interface/report",
+    "repo/test_error_codes.py",
+    "repo/test_layers.py",
+)
+
 #: LLVM without its optimisations: half of what a small program takes to compile.
 QUICK_TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 
@@ -34,9 +62,24 @@ def _folder(path: Path) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files of the slow folders first; within a folder nothing changes."""
+    """Put the files of the slow folders first; within a folder nothing changes. Mark the quick."""
     order = {name: position for position, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get(_folder(item.path), len(order)))
+    quick = {HERE / name for name in QUICK}
+    for item in items:
+        if not quick.isdisjoint((item.path, *item.path.parents)):
+            item.add_marker(pytest.mark.quick)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _young_collector():
+    """Let the cycle collector look only at what the tests of this file make.
+
+    A refused import runs it. It would look through all objects of a worker that has run hundreds
+    of files: 20 s each time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _is_optimized(node: pytest.Item | pytest.Collector) -> bool:

@@ -222,7 +222,7 @@ def _run_all(arguments: argparse.Namespace, base: Path) -> int:
         (fresh / name).unlink()
     cases = [c for c in all_cases(fresh, warm_s) if c.name.startswith(arguments.only)]
     codes: Counter[int] = Counter()
-    bad = 0
+    count = signalled = bad = 0
     for case in cases[:: arguments.every]:
         folder = base / "case"
         shutil.copytree(fresh, folder, symlinks=True)
@@ -230,7 +230,11 @@ def _run_all(arguments: argparse.Namespace, base: Path) -> int:
         before = contents(folder)
         code, took_s, said = run(case, folder)
         found = faults(case, code, took_s, said, before, contents(folder))
-        codes[code] += 1
+        count += 1
+        if case.signal is None:
+            codes[code] += 1
+        else:  # its exit code depends on when the signal arrives
+            signalled += 1
         bad += bool(found)
         if found or arguments.show:
             words = " ".join(case.words)
@@ -238,7 +242,7 @@ def _run_all(arguments: argparse.Namespace, base: Path) -> int:
             print("\n".join(f"  | {line[:200]}" for line in said.splitlines()[-8:]), flush=True)
         shutil.rmtree(folder)
     counts = ", ".join(f"{n} with {code}" for code, n in sorted(codes.items()))
-    print(f"{sum(codes.values())} cases, {bad} bad; exit codes: {counts}")
+    print(f"{count} cases, {bad} bad; exit codes: {counts}; {signalled} interrupted by a signal")
     return int(bool(bad))
 
 

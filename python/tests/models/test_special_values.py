@@ -69,6 +69,10 @@ ONNX = {
     "ArgMax": {"axis": 1},
     "ArgMin": {"axis": 1},
 }
+#: Operators of which ONNX Runtime and ONNX's reference evaluator differ in rows that hold NaN: the
+#: standard leaves these open. NumPy's NaN counts as the extreme; ONNX Runtime compares with ``<``
+#: and ``>``, which are false for NaN, so that its result depends on where the NaN stands.
+DISSENT = ("ReduceMax", "ReduceMin", "ArgMax", "ArgMin")
 
 
 def same(found, wanted):
@@ -108,11 +112,18 @@ def test_values_are_those_of_jax(dtype, tmp_path):
             np.testing.assert_array_equal(one, wanted[name], err_msg=name)
 
 
-@pytest.mark.parametrize("op", ONNX)
-def test_values_are_those_of_onnx(op):
-    onnx = pytest.importorskip("onnx", reason="the extra onnx is not installed")
-    from onnx import TensorProto, helper, numpy_helper
+@pytest.fixture(scope="module")
+def onnx_cases():
+    """Per operator its model, its input and the result that ONNX's reference evaluator gives."""
     from onnx.reference import ReferenceEvaluator
+
+    a = ROWS.astype("float32")
+    models = {op: onnx_model(op) for op in ONNX}
+    return {op: (m, a, ReferenceEvaluator(m).run(None, {"x": a})[0]) for op, m in models.items()}
+
+
+def onnx_model(op):
+    from onnx import TensorProto, helper, numpy_helper
 
     options = dict(ONNX[op])
     lows = options.pop("lows", [])
@@ -127,10 +138,30 @@ def test_values_are_those_of_onnx(op):
         constants,
     )
     opsets = [helper.make_opsetid("", 17)]
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    a = ROWS.astype("float32")
-    (wanted,) = ReferenceEvaluator(model).run(None, {"x": a})
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+@pytest.mark.parametrize("op", ONNX)
+def test_values_are_those_of_onnx(op, onnx_cases):
+    model, a, wanted = onnx_cases[op]
     same(Reference(td.from_onnx(model)).run([a])[0], wanted)
+
+
+@pytest.mark.parametrize("op", ONNX)
+def test_values_are_those_of_onnxruntime(op, onnx_cases):
+    """ONNX Runtime agrees too; of operators in :data:`DISSENT`, in rows without NaN."""
+    ort = pytest.importorskip("onnxruntime", reason="the extra fuzz (onnxruntime) is not installed")
+    model, a, reference = onnx_cases[op]
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (wanted,) = session.run(None, {"x": a})
+    found = np.asarray(Reference(td.from_onnx(model)).run([a])[0])
+    if op in DISSENT:
+        is_float = wanted.dtype.kind == "f"
+        assert not np.array_equal(wanted, reference, equal_nan=is_float), "they agree by now"
+        rows = ~np.isnan(a).any(1)
+        assert rows.any()
+        found, wanted = found[rows], wanted[rows]
+    same(found, wanted)
 
 
 @pytest.mark.parametrize("value", [63, 64, -1, 100_000])

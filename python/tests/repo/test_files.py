@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.conftest import HERE, QUICK
+
 if TYPE_CHECKING:
     from conftest import Module
 
@@ -105,3 +107,7 @@ def test_folders_say_what_they_hold(modules: list[Module]) -> None:
             docstring = ast.get_docstring(module.tree)
             assert docstring, f"{module.path} has no docstring"
             assert docstring.split("\n\n")[0].rstrip().endswith("."), f"{module.path}: no sentence"
+
+
+def test_quick_tests_exist() -> None:
+    assert [name for name in QUICK if not (HERE / name).exists()] == []

@@ -13,6 +13,7 @@ CODES: dict[str, str] = {
     "DIST0112": "a library cannot be written: no C compiler links it",
     "DIST0113": "there is no MPI library or launcher, or they do not belong together",
     "DIST0114": "what an installed package offers by an entry point cannot be used",
+    "DIST0115": "TVM lacks a node, or a field of one, that the native library accesses",
     "DIST0150": "the command line cannot be read",
     "DIST0151": "options that contradict each other, or an option that another one needs",
     "DIST0152": "the value of an option cannot be read",

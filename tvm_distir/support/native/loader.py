@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_distir.support.errors.tree import DependencyError
+from tvm_distir.support.native.tvm_nodes import check_nodes
 
 ABI_VERSION = 14
 """Version of the interface that the Python side is written for (``passes/ffi/abi.cc``)."""
@@ -93,7 +94,14 @@ def load_library() -> Any:
 
 @functools.cache
 def native_function(name: str) -> Any:
-    """A function of the library, looked for once: for those that are called all the time."""
+    """Return a function of ``passes/ffi``, which accesses TVM's nodes; each is looked up once.
+
+    Raises
+    ------
+    DependencyError
+        DIST0110 without the native library, DIST0115 where TVM lacks a node or a field.
+    """
+    check_nodes()
     return load_library()[name]
 
 

@@ -1,0 +1,72 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Each device has plain tensors of the shape of its shard, and `dist.io` says how inputs are cut
+and outputs joined.
+"""
+
+from __future__ import annotations
+
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+PASS = "lower"
+
+
+@I.ir_module
+class Before:
+    I.module_attrs({"device_num": 2, "mesh_axes": [["a"]], "mesh_names": ["mesh0"]})
+    I.module_global_infos({"mesh": [R.device_mesh((2,), I.Range(0, 2))]})
+
+    @R.function
+    def main(
+        x: R.DTensor((8, 16), "float32", "mesh[0]", "S[1]"),
+        w: R.DTensor((16, 32), "float32", "mesh[0]", "S[0]"),
+    ):
+        with R.dataflow():
+            y_terms: R.DTensor((8, 32), "float32", "mesh[0]", "R") = R.matmul(x, w)
+            y = R.dist.all_reduce(y_terms, "mesh[0]", [0], "sum")
+            R.output(y_terms, y)
+        return y
+
+
+@I.ir_module
+class After:
+    I.module_attrs({"device_num": 2, "mesh_axes": [["a"]], "mesh_names": ["mesh0"]})
+    I.module_global_infos({"mesh": [R.device_mesh((2,), I.Range(0, 2))]})
+
+    @R.function
+    def main(
+        x: R.Tensor((8, 8), "float32"),
+        w: R.Tensor((8, 32), "float32"),
+    ):
+        R.func_attr(
+            {
+                "dist.io": {
+                    "mesh": 0,
+                    "inputs": [
+                        {
+                            "name": "x",
+                            "index": 0,
+                            "dtype": "float32",
+                            "shape": [8, 16],
+                            "placement": "S[1]",
+                        },
+                        {
+                            "name": "w",
+                            "index": 1,
+                            "dtype": "float32",
+                            "shape": [16, 32],
+                            "placement": "S[0]",
+                        },
+                    ],
+                    "outputs": [
+                        {"index": 0, "dtype": "float32", "shape": [8, 32], "placement": "R"}
+                    ],
+                }
+            }
+        )
+        with R.dataflow():
+            y_terms = R.matmul(x, w)
+            y = R.dist.all_reduce(y_terms, "mesh[0]", [0], "sum")
+            R.output(y_terms, y)
+        return y

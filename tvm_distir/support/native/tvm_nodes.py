@@ -1,0 +1,93 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The fields of TVM's nodes that the native code of ``passes/ffi`` accesses, and their check.
+
+That code is built without headers of TVM: it looks types, fields and functions up by name at run
+time. A test compares these tables with the names in the sources of ``passes/ffi``.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from tvm_distir.support.errors.tree import DependencyError
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    "ir.Call": ("op", "args", "attrs", "ty_args"),
+    "ir.Expr": ("ty",),
+    "ir.IntImm": ("value",),
+    "ir.PrimType": ("dtype",),
+    "ir.Tuple": ("fields",),
+    "ir.TupleGetItem": ("tuple_value", "index"),
+    "ir.TupleType": ("fields",),
+    "ir.Var": ("name",),
+    "relax.DTensorType": ("tensor_ty", "device_mesh", "placement"),
+    "relax.TensorType": ("shape", "dtype", "vdevice"),
+    "relax.attrs.DistributionAttrs": ("device_mesh", "placement"),
+    "relax.expr.Binding": ("var",),
+    "relax.expr.BindingBlock": ("bindings",),
+    "relax.expr.Function": ("params", "body"),
+    "relax.expr.MatchCast": ("value",),
+    "relax.expr.SeqExpr": ("blocks", "body"),
+    "relax.expr.ShapeExpr": ("values",),
+    "relax.expr.VarBinding": ("value",),
+}
+"""The fields that are read, by type key. No node is ever changed."""
+
+TYPE_KEYS = (
+    "ir.FloatImm",
+    "ir.GenericConst",
+    "ir.GlobalVar",
+    "ir.Op",
+    "ir.StringImm",
+    "relax.expr.DataflowVar",
+    "relax.expr.If",
+)
+"""Further types that are only recognized."""
+
+FUNCTIONS = (
+    "ir.Call",
+    "ir.Var",
+    "relax.BindingBlock",
+    "relax.DataflowBlock",
+    "relax.DataflowVar",
+    "relax.VarBinding",
+)
+"""Global functions that create nodes."""
+
+
+@functools.cache
+def check_nodes() -> None:
+    """Check once that the TVM in use has every node, field and function that is accessed.
+
+    Raises
+    ------
+    DependencyError
+        DIST0115, with the name of the node and of the field, for the first that is missing.
+    """
+    import tvm  # noqa: F401 - it registers the nodes
+    import tvm_ffi
+    from tvm_ffi import core
+
+    for key in (*FIELDS, *TYPE_KEYS):
+        if core._object_type_key_to_index(key) is None:
+            raise _missing(f'no node "{key}"')
+        info = core._lookup_or_register_type_info_from_type_key(key)
+        names = {field.name for field in info.fields}
+        for field in FIELDS.get(key, ()):
+            if field not in names:
+                raise _missing(f'no field "{field}" of the node "{key}"')
+    for name in FUNCTIONS:
+        if tvm_ffi.get_global_func(name, allow_missing=True) is None:
+            raise _missing(f'no function "{name}", which creates nodes')
+
+
+def _missing(what: str) -> DependencyError:
+    from tvm_distir.support.versions import REMEDY
+
+    return DependencyError(
+        "DIST0115",
+        f"this TVM has {what}; the native library accesses it",
+        place="native library",
+        remedy=f"Install the versions that the plugin is made for: {REMEDY}.",
+    )
