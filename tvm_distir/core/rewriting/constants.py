@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as constants of a module."""
+"""Create Relax constants from numbers."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def _known_bytes(data: bytes, dtype: str) -> Any:
 
 
 def scalar_of(array: npt.NDArray[Any]) -> Any:
-    """As :func:`scalar`, of an array () of a type that NumPy has."""
+    """Return a constant as :func:`scalar` does, from a NumPy array of shape ()."""
     known = _known_bytes(array.tobytes(), str(array.dtype))
     return ir.GenericConst(known.value, known.ty)

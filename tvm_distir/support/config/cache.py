@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The cache folder and its files, none of which can make a run fail.
+"""Manage the cache folder and its files, none of which can make a run fail.
 
-A file that cannot be read, or whose content is refused, counts as missing; a file that cannot be
-written is skipped. Either is reported once, in a warning that names the file.
+A file that cannot be read, or whose content is refused, counts as missing; one that cannot be
+written is not kept. Either is said once, in a warning that names the file.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm-distir"
-"""The folder of cached programs and kernel times."""
+"""Folder of cached programs and times."""
 
 _FAULTS = (OSError, EOFError, ValueError, TypeError, RecursionError, zlib.error, DistIRError)
-"""What reading a broken file may raise; ``decode`` raises ValueError for absurd content."""
+"""Errors of reading a broken file; ``decode`` raises ValueError for invalid content."""
 
 
 class CacheFile:
-    """A file of results that take long to compute and can be computed again.
+    """A cache file of content that can be recomputed.
 
     Parameters
     ----------
@@ -45,25 +45,25 @@ class CacheFile:
         self._warned = False
 
     def read(self, decode: Callable[[bytes], T]) -> T | None:
-        """Return what ``decode`` makes of the content; None where no file can be used."""
+        """Return the content as ``decode`` reads it; None if there is no usable file."""
         try:
             if not os.path.lexists(self.path):
                 return None
             return self._decoded(decode)
         except _FAULTS as error:
-            self._warn("cannot be used, and its content is computed again", error)
+            self._warn("cannot be used, and what it held is made again", error)
             return None
 
     def write(self, content: bytes) -> None:
-        """Replace the content, whole or not at all."""
+        """Replace the content atomically."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, content)
         except OSError as error:
-            self._warn("cannot be written, and nothing is cached", error)
+            self._warn("cannot be written, and nothing is kept", error)
 
     def update(self, decode: Callable[[bytes], T], merge: Callable[[T | None], bytes]) -> None:
-        """Replace the content by what ``merge`` makes of it; other processes wait meanwhile.
+        """Replace the content by the result of ``merge``, under a lock between processes.
 
         ``merge`` is given None where there is no file that can be used.
         """
@@ -77,7 +77,7 @@ class CacheFile:
                     there = None
                 write_whole(self.path, merge(there))
         except OSError as error:
-            self._warn("cannot be written, and nothing is cached", error)
+            self._warn("cannot be written, and nothing is kept", error)
 
     def _decoded(self, decode: Callable[[bytes], T]) -> T:
         fault = file_fault(self.path)
