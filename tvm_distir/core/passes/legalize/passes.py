@@ -49,7 +49,7 @@ def LegalizeRedistribute(
     Parameters
     ----------
     system : System or str, optional
-        Computes the cost of collectives by its bandwidths and latencies; without one, bytes count.
+        Prices collectives by its bandwidths and latencies; without one, bytes count.
     memory_bound : float, optional
         No shard between the ends of a redistribution is larger than this times the larger end;
         None for no bound.
