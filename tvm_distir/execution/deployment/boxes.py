@@ -55,8 +55,8 @@ class _Packed:
 
     def read_at(self, start: int, count: int) -> bytes:
         self._stream.seek(start)
-        found: bytes = self._stream.read(count)
-        return found
+        content: bytes = self._stream.read(count)
+        return content
 
 
 @dataclass(frozen=True)

@@ -134,8 +134,8 @@ class _Head:
         self._left -= count
         if count < 0 or self._left < 0:
             raise ValueError(f"a header of over {_MOST_HEADER_BYTES} bytes")
-        found: bytes = self._stream.read(count)
-        return found
+        content: bytes = self._stream.read(count)
+        return content
 
 
 def _npy_header(where: Path, stream: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -144,9 +144,9 @@ def _manifest(top: JsonValue) -> Manifest:
 
     weights = {}
     for item in top["weights"].items():
-        found = item.object(("index", "parts"))
-        parts = (part.object(("device", "file", "key")) for part in found["parts"].items())
-        weights[found["index"].integer()] = {
+        weight = item.object(("index", "parts"))
+        parts = (part.object(("device", "file", "key")) for part in weight["parts"].items())
+        weights[weight["index"].integer()] = {
             part["device"].integer(): (listed(part["file"]), part["key"].text()) for part in parts
         }
     return Manifest(
@@ -192,13 +192,13 @@ def _entry(item: JsonValue) -> EntryFunction:
 
 def built_with() -> dict[str, str]:
     """Versions that a library depends on."""
-    found = {"machine": platform.machine()}
+    versions = {"machine": platform.machine()}
     for name in ("tvm_distir", "apache-tvm", "apache-tvm-ffi"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "unknown"
-    return found
+            versions[name] = "unknown"
+    return versions
 
 
 def check_built_with(manifest: Manifest, folder: Path) -> None:

@@ -184,13 +184,13 @@ def _unwritable(where: Path, error: OSError) -> EngineError:
 
 
 def _write_weights(
-    found: tuple[EntryFunction, ...], values: Mapping[int, Any], where: Path
+    entries: tuple[EntryFunction, ...], values: Mapping[int, Any], where: Path
 ) -> dict[int, dict[int, tuple[str, str]]]:
     """Write every distinct shard into the file of the first rank that holds it."""
     homes: dict[tuple[int, Bounds], tuple[str, str]] = {}
     parts: dict[int, dict[int, tuple[str, str]]] = {}
     held: dict[str, dict[str, tuple[EntryFunction, Port, int]]] = {}
-    for entry in found:
+    for entry in entries:
         for port in entry.inputs:
             if port.index not in values:
                 continue
@@ -211,4 +211,4 @@ def _write_weights(
             return np.asarray(alone.part(entry, port, rank))
 
         safetensors.write(where / file, described, make)
-    return {index: parts[index] for index in input_ports(found) if index in parts}
+    return {index: parts[index] for index in input_ports(entries) if index in parts}

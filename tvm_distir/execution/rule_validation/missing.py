@@ -69,7 +69,7 @@ def missing(cases: Sequence[Case]) -> list[Missing]:
             machine.add((case.name, dims), function)
             tried.append((case, dims))
     machine.compile()
-    return [found for case, dims in tried for found in _right(machine, case, dims)]
+    return [factor for case, dims in tried for factor in _right(machine, case, dims)]
 
 
 def _legalize(function: relax.Function) -> None:
@@ -109,10 +109,10 @@ def _on_blocks(case: Case, dims: Dims) -> relax.Function:
             return relax.Tuple([cut(f) for f in arg.fields])
         if not isinstance(arg, ir.Var):
             return arg
-        own, dim = list(static_shape(arg.ty) or ()), dims[len(params)]
+        shape, dim = list(static_shape(arg.ty) or ()), dims[len(params)]
         if dim is not None:
-            own[dim] //= RANKS
-        params.append(relax.Var("x", relax.TensorType(own, str(arg.ty.dtype))))
+            shape[dim] //= RANKS
+        params.append(relax.Var("x", relax.TensorType(shape, str(arg.ty.dtype))))
         return params[-1]
 
     args = [cut(a) for a in case.call.args]
@@ -130,7 +130,8 @@ def _right(machine: Machine, case: Case, dims: Dims) -> Iterator[Missing]:
         inputs = case.inputs(seed)
         parts = [blocks(x, d, RANKS, 0) for x, d in zip(inputs, dims, strict=True)]
         ranks = [
-            machine.run((case.name, dims), [own[rank] for own in parts]) for rank in range(RANKS)
+            machine.run((case.name, dims), [column[rank] for column in parts])
+            for rank in range(RANKS)
         ]
         runs.append((machine.run((case.name, None), inputs), ranks))
     results = len(runs[0][0])
@@ -142,7 +143,9 @@ def _right(machine: Machine, case: Case, dims: Dims) -> Iterator[Missing]:
     for kind in sorted(kinds):
         if (dims, kind) not in known:
             yield Missing(case.name, Factor(RANKS, dims, (None,) * results, kind))
-    for outs in itertools.product(*([o for o in own if isinstance(o, int)] for own in options)):
+    for outs in itertools.product(
+        *([o for o in column if isinstance(o, int)] for column in options)
+    ):
         if not kinds and (dims, outs) not in known:
             yield Missing(case.name, Factor(RANKS, dims, outs))
 

@@ -90,28 +90,28 @@ class CaseProgram:
 
     def sent_bytes(self) -> dict[str, int]:
         """Bytes of the operands of the collectives on one device, by the name of these."""
-        found: dict[str, int] = {}
+        result: dict[str, int] = {}
         for step in self.steps:
             if isinstance(step, _Collective) and step.source is not None:
                 ty = step.source.ty
                 size = size_bytes(static_shape(ty) or (), str(ty.dtype))
-                found[step.kind] = found.get(step.kind, 0) + size
-        return found
+                result[step.kind] = result.get(step.kind, 0) + size
+        return result
 
     def run(self, machine: Machine, shards: Sequence[Sequence[np.ndarray]]) -> list[list[Any]]:
         """Results on each device, of the operands' shards on each device."""
-        known = [dict(zip(self.params, own, strict=True)) for own in shards]
+        devices = [dict(zip(self.params, state, strict=True)) for state in shards]
         for step in self.steps:
             if isinstance(step, _Collective):
-                values = [] if step.source is None else [own[step.source] for own in known]
-                found = meaning(step.kind, step.attrs, values, self.count)
-                for own, value in zip(known, found, strict=True):
-                    own[step.var] = value
+                values = [] if step.source is None else [state[step.source] for state in devices]
+                outcomes = meaning(step.kind, step.attrs, values, self.count)
+                for state, value in zip(devices, outcomes, strict=True):
+                    state[step.var] = value
                 continue
-            for own in known:
-                out = machine.run(step.key, [own[v] for v in step.inputs])
-                own.update(zip(step.outputs, out, strict=True))
-        return [[own[v] for v in self.results] for own in known]
+            for state in devices:
+                out = machine.run(step.key, [state[v] for v in step.inputs])
+                state.update(zip(step.outputs, out, strict=True))
+        return [[state[v] for v in self.results] for state in devices]
 
 
 def local_program(
@@ -141,13 +141,16 @@ def local_program(
     form = CallForm((factor,), tuple(rows[: len(ins)]), tuple(rows[len(ins) :]), terms, None)
     params: list[Any] = []
     operands: list[Operand] = []
-    for x, own in zip(given, ins, strict=True):
+    for x, operand_shard in zip(given, ins, strict=True):
         if isinstance(x, ir.Var):
-            x = relax.Var(f"operand{len(params)}", relax.TensorType(list(own.local), own.dtype))
+            x = relax.Var(
+                f"operand{len(params)}",
+                relax.TensorType(list(operand_shard.local), operand_shard.dtype),
+            )
             params.append(x)
-        elif own.local != own.whole:
+        elif operand_shard.local != operand_shard.whole:
             raise LoweringError("DIST0505", "a cut constant", place=case.name, remedy=_CONSTANT)
-        operands.append(Operand(x, None, own, False))
+        operands.append(Operand(x, None, operand_shard, False))
     memo = BlockMemo()
     cx = LocalCall(call, form, call.args, operands, outs, mesh, writer, "main", var, memo)
     kernels: dict[Any, Any] = {}

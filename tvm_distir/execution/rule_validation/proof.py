@@ -58,7 +58,7 @@ class Proof:
 
     def hints(self) -> list[str]:
         """What to declare, an op a line."""
-        found = {
+        groups_of_op = {
             op: [group for group, holds in groups.items() if holds]
             for op, groups in sorted(self.undeclared.items())
         }
@@ -66,7 +66,7 @@ class Proof:
             f"{op} is linear in the operands {' and '.join(map(str, groups))}, which its rule does "
             f"not say: sums over devices are completed before it. Declare "
             f"draft.linear({', '.join(map(str, groups))})."
-            for op, groups in found.items()
+            for op, groups in groups_of_op.items()
             if groups
         ]
 
@@ -84,7 +84,7 @@ class Proof:
     @property
     def wrong(self) -> dict[str, list[str]]:
         """What differed, by case."""
-        return {name: found for name, found in self.failures.items() if found}
+        return {name: faults for name, faults in self.failures.items() if faults}
 
     def summary(self) -> str:
         """Counts in one line."""
@@ -136,18 +136,18 @@ def prove(cases: Sequence[Case], rules: Sequence[Rule] | None = None, hints: boo
     placements = list(_placements(machine, proof, list(zip(cases, rules, strict=True))))
     machine.compile()
     whole = {c.name: _whole(machine, c, c.inputs(0)) for c in cases}
-    for one in placements:
+    for case_placement in placements:
         try:
-            found = _differs(machine, one, whole[one.case.name])
+            fault = _differs(machine, case_placement, whole[case_placement.case.name])
         except Exception as error:
-            found = last_line(error)
-        if found:
-            label = f"factor {one.number} over {one.count}"
-            proof.failures[one.case.name].append(f"{label}: {found}")
+            fault = last_line(error)
+        if fault:
+            label = f"factor {case_placement.number} over {case_placement.count}"
+            proof.failures[case_placement.case.name].append(f"{label}: {fault}")
     for case, rule in zip(cases, rules, strict=True):
         for group in rule.linear:
-            if (found := not_linear(machine, case, group)) is not None:
-                proof.failures[case.name].append(f"linear {group}: {found}")
+            if (fault := not_linear(machine, case, group)) is not None:
+                proof.failures[case.name].append(f"linear {group}: {fault}")
         for group in _left_out(case, rule) if hints else ():
             proof.note(case.op, group, not_linear(machine, case, group) is None)
     proof.placements = len(placements)
@@ -219,18 +219,18 @@ def close(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True))
 
 
-def _differs(machine: Machine, one: _Placement, whole: Sequence[np.ndarray]) -> str | None:
-    case, factor, count = one.case, one.factor, one.count
+def _differs(machine: Machine, placement: _Placement, whole: Sequence[np.ndarray]) -> str | None:
+    case, factor, count = placement.case, placement.factor, placement.count
     dims = [factor.ins[slot] for slot in case.slots]
     operands = [
         blocks(x, d, count, _fill(case, i, factor, x.dtype))
         for i, (x, d) in enumerate(zip(case.inputs(0), dims, strict=True))
     ]
     shards = [[blocks[rank] for blocks in operands] for rank in range(count)]
-    if one.program is not None:
-        ranks = one.program.run(machine, shards)
+    if placement.program is not None:
+        ranks = placement.program.run(machine, shards)
     elif case.numpy is not None:
-        ranks = [[case.numpy(*own)] for own in shards]
+        ranks = [[case.numpy(*operand_shards)] for operand_shards in shards]
     for j, expected in enumerate(whole):
         parts = [results[j] for results in ranks]
         if factor.reduces:

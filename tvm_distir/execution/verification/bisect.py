@@ -148,11 +148,11 @@ class _Both:
             box = got.boxes[rank]
             part = read_part(got.parts[rank])[tuple(slice(0, b - a) for a, b in box)]
             mine = ref[tuple(slice(a, b) for a, b in box)]
-            found = compare_output(0, part, mine, self.search.exact, atol, rtol)
-            if found.equal or (worst and worst.max_abs_diff >= found.max_abs_diff):
+            comparison = compare_output(0, part, mine, self.search.exact, atol, rtol)
+            if comparison.equal or (worst and worst.max_abs_diff >= comparison.max_abs_diff):
                 continue
-            allowed = found.atol + found.rtol * peak(mine)
-            worst = _Differs(rank, found.max_abs_diff, allowed)
+            allowed = comparison.atol + comparison.rtol * peak(mine)
+            worst = _Differs(rank, comparison.max_abs_diff, allowed)
         return worst
 
 
@@ -170,19 +170,19 @@ def _spread(count: int) -> list[int]:
 
 def _first(both: _Both, pairs: Sequence[Pair]) -> tuple[Pair, _Differs] | None:
     """The first of some values that differs; None when the last ones looked at do not."""
-    found: tuple[Pair, _Differs] | None = None
+    result: tuple[Pair, _Differs] | None = None
     while pairs:
         spread = _spread(len(pairs))
         differing = both.differing([pairs[i] for i in spread])
-        hit = next((k for k, one in enumerate(differing) if one is not None), None)
+        hit = next((k for k, difference in enumerate(differing) if difference is not None), None)
         if hit is None:
             # What follows the last probe is found already; what precedes it is right.
-            return found
-        one = differing[hit]
-        if one is not None:
-            found = pairs[spread[hit]], one
+            return result
+        difference = differing[hit]
+        if difference is not None:
+            result = pairs[spread[hit]], difference
         pairs = pairs[spread[hit - 1] + 1 if hit else 0 : spread[hit]]
-    return found
+    return result
 
 
 def _operands(both: _Both, pair: Pair) -> list[Pair]:
@@ -231,10 +231,10 @@ def first_difference(search: Bisection) -> Fault | None:
     fault: Fault | None = None
     pairs: Sequence[Pair] = both.pairs
     for _ in range(MOST_CALLS):
-        found = _first(both, pairs)
-        if found is None:
+        first = _first(both, pairs)
+        if first is None:
             return fault
-        pair, how = _culprit(both, *found)
+        pair, how = _culprit(both, *first)
         number = pair.leaf[0]
         step = both.distributed.steps[number]
         fault = _fault(both, number, how)

@@ -56,18 +56,18 @@ def with_terms(
     if not wrong:
         return tuple(reports)
     traced = Traced.of(InlinePrivateFunctions()(plain))
-    terms = {i: found for i in wrong if (found := _terms(traced, i))}
+    terms = {i: leaf_terms for i in wrong if (leaf_terms := _terms(traced, i))}
     if not terms:
         return tuple(reports)
     leaves = [(number, ()) for term in terms.values() for number in term]
     sizes = iter([peak(array) for array in Reference(traced.returning(leaves)).run(values)])
     judged = list(reports)
-    for i, found in terms.items():
-        largest = max(next(sizes) for _ in found)
-        one = reports[i]
-        scale = TOLERANCES[one.dtype][1] if one.dtype in TOLERANCES else 0.0
-        atol = max(one.atol, scale * largest)
-        judged[i] = compare_output(i, got[i], ref[i], False, atol, one.rtol)
+    for i, leaf_terms in terms.items():
+        largest = max(next(sizes) for _ in leaf_terms)
+        report = reports[i]
+        scale = TOLERANCES[report.dtype][1] if report.dtype in TOLERANCES else 0.0
+        atol = max(report.atol, scale * largest)
+        judged[i] = compare_output(i, got[i], ref[i], False, atol, report.rtol)
     return tuple(judged)
 
 

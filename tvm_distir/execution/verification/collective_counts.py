@@ -53,9 +53,9 @@ class _Totals:
         self.high.update(other.high)
 
     @staticmethod
-    def either(one: _Totals, other: _Totals) -> _Totals:
+    def either(totals: _Totals, other: _Totals) -> _Totals:
         out = _Totals()
-        out.low, out.high = one.low & other.low, one.high | other.high
+        out.low, out.high = totals.low & other.low, totals.high | other.high
         return out
 
 

@@ -181,13 +181,13 @@ def judge(
         exactly, and with one device.
     """
     reports = []
-    for i, (a, b, t, own) in enumerate(zip(got, ref, truth, errors)):
+    for i, (a, b, t, error) in enumerate(zip(got, ref, truth, errors)):
         if a.shape != b.shape or a.dtype != b.dtype or b.dtype.kind in "iub":
             reports.append(compare_output(i, a, b, False, 0.0, 0.0))
             continue
         u = LEAST_ERROR.get(b.dtype.name, LEAST_OTHER)
-        atol = PEAK_FACTOR * max(own.peak * _scatter(own.elements), u * peak(t))
-        rms = RMS_FACTOR * max(own.rms() * _scatter(a.size), u * root_mean_square(t))
+        atol = PEAK_FACTOR * max(error.peak * _scatter(error.elements), u * peak(t))
+        rms = RMS_FACTOR * max(error.rms() * _scatter(a.size), u * root_mean_square(t))
         wide = np_dtype(WIDE)
         reports.append(
             compare_output(i, a.astype(wide), t.astype(wide), False, atol, 0.0, rms, b.dtype.name)

@@ -44,14 +44,14 @@ def pairs_of(original: Traced, distributed: Traced) -> list[Pair]:
     waiting: dict[tuple[str, str], deque[int]] = defaultdict(deque)
     for number, step in enumerate(original.steps):
         waiting[_family(step.function), str(step.var.name)].append(number)
-    found: dict[Any, Leaf | int] = {}
+    known: dict[Any, Leaf | int] = {}
     state = _partial(distributed)
     pairs = []
     for number, step in enumerate(distributed.steps):
-        at = _match(step, found, waiting, original)
+        at = _match(step, known, waiting, original)
         if at is None:
             continue
-        found[step.var] = at
+        known[step.var] = at
         partial = state.get(step.var, [])
         for i, path in enumerate(leaf_paths(step.var.ty)):
             if (i < len(partial) and partial[i]) or not _placed(step.var.ty, i):
@@ -60,9 +60,9 @@ def pairs_of(original: Traced, distributed: Traced) -> list[Pair]:
     return pairs
 
 
-def _match(step: Any, found: Any, waiting: Any, original: Traced) -> int | None:
+def _match(step: Any, matched: Any, waiting: Any, original: Traced) -> int | None:
     if _is_form(step.value):
-        known: int | None = found.get(step.value.args[0])
+        known: int | None = matched.get(step.value.args[0])
         return known
     queue = waiting.get((_family(step.function), str(step.var.name)))
     if not queue or type_key(original.steps[queue[0]].var.ty) != type_key(step.var.ty):

@@ -134,11 +134,11 @@ class PlacementTrials:
     def _found_label(self, other: ir.IRModule, decision: Decision, i: int) -> str:
         """Label the value gets along axis ``i``; its number is still the same."""
         s = self.subject
-        found = [
+        texts = [
             placement_text((decision.route(inst, s.v).root[i],))
             for inst in InstanceIndex(other, decision).specialisations(s.target.function)
         ]
-        return " or ".join(sorted(set(found)))
+        return " or ".join(sorted(set(texts)))
 
 
 def cost_bytes(decision: Decision) -> float:

@@ -68,19 +68,19 @@ class Chains:
         leaves every function where it entered it is preferred.
         """
         for followed, start in ((True, stack), (True, None), (False, None)):
-            found = self._search((inst, value, dim, start or ()), followed, start is not None)
-            if found is not None:
-                return found
+            chain = self._search((inst, value, dim, start or ()), followed, start is not None)
+            if chain is not None:
+                return chain
         return None
 
     def annotations(self, inst: Instance, value: int, dim: int) -> list[str]:
         """All annotations along the axis whose dims are tied to a dim, nearest first."""
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for spot, _ in self._reach((inst, value, dim, ()), followed=False, stacked=False):
             name = self._annotation(spot)
             if name is not None:
-                found[name] = None
-        return list(found)
+                names[name] = None
+        return list(names)
 
     def of_partial(self, inst: Instance, value: int) -> Chain | None:
         """Chain to a partial sum: to the sharded dim an op sums over, then through linear ops."""
@@ -89,9 +89,9 @@ class Chains:
         queue = deque([first])
         while queue:
             here = queue.popleft()
-            found = self._summed(here)
-            if found is not None:
-                return replace(found, steps=(*found.steps, *_unwind(came, here)))
+            chain = self._summed(here)
+            if chain is not None:
+                return replace(chain, steps=(*chain.steps, *_unwind(came, here)))
             for near, step in self._carried(here):
                 if _key(near) not in came:
                     came[_key(near)] = (here, step)
@@ -109,10 +109,10 @@ class Chains:
         for w, d in zip(node.operands, node.rule.factors[number].ins):
             if d is None or w < 0:
                 continue
-            found = self.to(inst, w, d, stack)
-            if found is not None and (best is None or len(found.steps) < len(best.steps) - 1):
+            chain = self.to(inst, w, d, stack)
+            if chain is not None and (best is None or len(chain.steps) < len(best.steps) - 1):
                 step = self.steps.through_op(inst, node, number, (w, d), (v, None))
-                best = replace(found, steps=(*found.steps, step))
+                best = replace(chain, steps=(*chain.steps, step))
         return best
 
     def given(self, inst: Instance, value: int) -> Chain | None:
@@ -126,15 +126,15 @@ class Chains:
             if g.nodes[k].kind != "param":
                 return None
             position = g.params.index(k)
-            found = None
+            call = None
             for caller, kc in self.index.callers.get(inst.number, ()):
                 w = caller.graph.nodes[kc].operands[position]
                 if w < 0 or self._form(caller, w) != self._form(inst, value):
                     return None
-                found = found or (caller, kc, w)
-            if found is None:
+                call = call or (caller, kc, w)
+            if call is None:
                 return None
-            caller, kc, w = found
+            caller, kc, w = call
             steps.append(self.steps.through_call(caller, kc, (caller, w), (inst, value), None))
             inst, value = caller, w
 

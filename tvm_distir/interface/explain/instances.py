@@ -118,10 +118,10 @@ class InstanceIndex:
         known = {self.name(inst): inst for inst in self.instances}
         prefix, slash, rest = text.partition("/")
         if slash and rest and prefix in known:
-            found = self._in_instance(known[prefix], rest)
-            if found is None:
+            targets = self._in_instance(known[prefix], rest)
+            if targets is None:
                 raise self._unknown(text, [known[prefix]])
-            return _only(found, text)
+            return _only(targets, text)
         for public in (True, False):
             groups: dict[str, list[Target]] = {}
             for inst in self.instances:
@@ -149,15 +149,15 @@ class InstanceIndex:
             return [t for targets in exact for t in targets] if exact else None
         if match["copy"] is not None:
             copies, number = self._named(inst, match["name"]), int(match["copy"])
-            found = copies[number] if number < len(copies) else []
+            selected = copies[number] if number < len(copies) else []
         else:
             field = int(match["field"])
-            found = [
+            selected = [
                 targets[field]
                 for targets in self._named(inst, match["whole"])[:1]
                 if field < len(targets)
             ]
-        return [replace(target, name=name) for target in found] or None
+        return [replace(target, name=name) for target in selected] or None
 
     def _named(self, inst: Instance, name: str) -> list[list[Target]]:
         """For each variable of that name, the values it holds."""
@@ -192,9 +192,9 @@ class InstanceIndex:
         return PropagationError("DIST0430", "no value has this name", place=text, remedy=remedy)
 
 
-def _only(found: list[Target], text: str) -> Target:
+def _only(targets: list[Target], text: str) -> Target:
     """The one target, or the first of several variables of a name with the remedy to say which."""
-    tensors = [t for t in found if t.value >= 0]
+    tensors = [t for t in targets if t.value >= 0]
     if not tensors:
         raise PropagationError(
             "DIST0431",
@@ -202,21 +202,21 @@ def _only(found: list[Target], text: str) -> Target:
             place=text,
             remedy="Name a tensor that is computed or given.",
         )
-    variables = {str(t.var.name) for t in found}
-    same = all(t.var.same_as(found[0].var) for t in found)
-    if len(found) > 1 and same:
+    variables = {str(t.var.name) for t in targets}
+    same = all(t.var.same_as(targets[0].var) for t in targets)
+    if len(targets) > 1 and same:
         raise PropagationError(
             "DIST0431",
-            f"a tuple of {len(found)} tensors",
+            f"a tuple of {len(targets)} tensors",
             place=text,
-            remedy=f"Name a field: {text}.0 to {text}.{len(found) - 1}.",
+            remedy=f"Name a field: {text}.0 to {text}.{len(targets) - 1}.",
         )
-    if len({t.value for t in found}) > 1:
+    if len({t.value for t in targets}) > 1:
         raise PropagationError(
             "DIST0431",
-            f"{len(found)} variables are called {' or '.join(sorted(variables))}",
+            f"{len(targets)} variables are called {' or '.join(sorted(variables))}",
             place=text,
-            remedy=f"Name one: {text}#0 to {text}#{len(found) - 1}, in program order.",
+            remedy=f"Name one: {text}#0 to {text}#{len(targets) - 1}, in program order.",
         )
     return tensors[0]
 

@@ -134,15 +134,15 @@ class _Pinner(relax.PyExprMutator):  # type: ignore[misc]
 
 
 def _open_axes(fn: relax.Function) -> dict[str, Sequence[int]]:
-    found = fn.attrs[OPEN_AXES_ATTR] if fn.attrs and OPEN_AXES_ATTR in fn.attrs else {}
-    return {str(name): [int(a) for a in axes] for name, axes in found.items()}
+    attrs = fn.attrs[OPEN_AXES_ATTR] if fn.attrs and OPEN_AXES_ATTR in fn.attrs else {}
+    return {str(name): [int(a) for a in axes] for name, axes in attrs.items()}
 
 
 def _fresh(fn: relax.Function, name: str) -> str:
     taken = {str(b.var.name) for block in fn.body.blocks for b in block.bindings}
     taken |= {str(p.name) for p in fn.params}
-    number, found = 0, name
-    while found in taken:
+    number, candidate = 0, name
+    while candidate in taken:
         number += 1
-        found = f"{name}_{number}"
-    return found
+        candidate = f"{name}_{number}"
+    return candidate

@@ -65,8 +65,8 @@ class Reasons:
         s = self.subject
         claims, every = [], {}
         for d in range(len(s.value.shape)):
-            found = chains.annotations(s.inst, s.v, d)
-            if found:
-                claims.append((placement_text((d,)), found[0]))
-                every[d] = found
+            annotations = chains.annotations(s.inst, s.v, d)
+            if annotations:
+                claims.append((placement_text((d,)), annotations[0]))
+                every[d] = annotations
         return claims, every

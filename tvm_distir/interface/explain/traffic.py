@@ -99,13 +99,13 @@ def conversions(
 ) -> list[tuple[Kind, int]]:
     """Collectives of one change of form, axis by axis, those without traffic included."""
     mesh = inst.graph.values[value].mesh
-    found = []
+    result = []
     for a, x, y in zip(decision.mesh_axes(mesh), have, want):
         if x != y:
             axis = decision.axes[a]
             name, sent = conversion(x, y, decision.sizes(inst, a)[value], axis.size)
-            found.append(((name, axis.name), sent))
-    return found
+            result.append(((name, axis.name), sent))
+    return result
 
 
 def moves_of(decision: Decision, inst: Instance, value: int) -> list[tuple[Form, Form]]:

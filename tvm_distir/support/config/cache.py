@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Manage the cache folder and its files, none of which can make a run fail.
 
-A file that cannot be read, or whose content is refused, counts as missing; one that cannot be
-written is not kept. Either is said once, in a warning that names the file.
+A file that cannot be read, or whose content is refused, counts as missing; a file that cannot be
+written is skipped. Either is reported once, in a warning that names the file.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm-distir"
-"""Folder of cached programs and times."""
+"""The folder of cached programs and kernel times."""
 
 _FAULTS = (OSError, EOFError, ValueError, TypeError, RecursionError, zlib.error, DistIRError)
 """Errors of reading a broken file; ``decode`` raises ValueError for invalid content."""
 
 
 class CacheFile:
-    """A cache file of content that can be recomputed.
+    """A file of results that take long to compute and can be computed again.
 
     Parameters
     ----------
@@ -51,19 +51,19 @@ class CacheFile:
                 return None
             return self._decoded(decode)
         except _FAULTS as error:
-            self._warn("cannot be used, and what it held is made again", error)
+            self._warn("cannot be used, and its content is computed again", error)
             return None
 
     def write(self, content: bytes) -> None:
-        """Replace the content atomically."""
+        """Replace the content, whole or not at all."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, content)
         except OSError as error:
-            self._warn("cannot be written, and nothing is kept", error)
+            self._warn("cannot be written, and nothing is cached", error)
 
     def update(self, decode: Callable[[bytes], T], merge: Callable[[T | None], bytes]) -> None:
-        """Replace the content by the result of ``merge``, under a lock between processes.
+        """Replace the content by the result of ``merge``; other processes wait meanwhile.
 
         ``merge`` is given None where there is no file that can be used.
         """
@@ -77,7 +77,7 @@ class CacheFile:
                     there = None
                 write_whole(self.path, merge(there))
         except OSError as error:
-            self._warn("cannot be written, and nothing is kept", error)
+            self._warn("cannot be written, and nothing is cached", error)
 
     def _decoded(self, decode: Callable[[bytes], T]) -> T:
         fault = file_fault(self.path)

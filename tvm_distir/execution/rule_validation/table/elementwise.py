@@ -33,10 +33,10 @@ PAIRS = [
 
 
 def _named(name: str) -> Any:
-    found = op
+    result = op
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        result = getattr(result, part)
+    return result
 
 
 def _unary(

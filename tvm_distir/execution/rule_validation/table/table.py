@@ -84,15 +84,15 @@ def all_cases() -> tuple[list[Case], dict[str, str]]:
     """
     load_entry_points()
     shipped = own_ops()
-    found = [c for c in TABLE if c.op in shipped or registration_of(c.op) is None]
+    cases = [c for c in TABLE if c.op in shipped or registration_of(c.op) is None]
     for name in registered_ops():
         said = registration_of(name)
         if said is not None and said.examples is not None and name not in shipped:
-            found += [c for c in said.examples() if c.op == name]
-    named = {c.op for c in found}
+            cases += [c for c in said.examples() if c.op == name]
+    named = {c.op for c in cases}
     reasons = {
         name: UNPROVED.get(name, "its registration gives no examples")
         for name in (*registered_ops(), *UNPROVED)
         if name not in named
     }
-    return _numbered(found), reasons
+    return _numbered(cases), reasons

@@ -69,12 +69,12 @@ class Engine(ABC):
 
     def run_program(self, program: Runnable, inputs: Inputs, outputs: str) -> list[Any]:
         """Cut the inputs, run, join the outputs."""
-        found = program.entries
-        results = self.run_local(program, bind_inputs(found, inputs, program.stored))
+        entries = program.entries
+        results = self.run_local(program, bind_inputs(entries, inputs, program.stored))
         return (
-            gather_outputs(found, results)
+            gather_outputs(entries, results)
             if outputs == "whole"
-            else list(sharded_outputs(found, results))
+            else list(sharded_outputs(entries, results))
         )
 
     @abstractmethod

@@ -38,20 +38,20 @@ def count_transfer(
 
 
 def count_executed(
-    table: AxisTable, found: Sequence[EntryFunction], fabric: Executions
+    table: AxisTable, entries: Sequence[EntryFunction], fabric: Executions
 ) -> tuple[CollectiveCount, ...]:
     """Counts of a run from what the first rank of every mesh executed.
 
     Parameters
     ----------
     table : AxisTable
-    found : sequence of EntryFunction
+    entries : sequence of EntryFunction
         The entry functions.
     fabric : Executions
         Of the run, which has ended.
     """
     counter = CollectiveCounter()
-    for entry in found:
+    for entry in entries:
         # Entries may share a mesh: what runs on it is counted by that of its first device.
         rank = entry.ranks[0]
         for done in fabric.executed(rank):

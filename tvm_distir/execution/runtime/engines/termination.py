@@ -115,7 +115,7 @@ def stopped(ranks: Sequence[int], timeout_s: float) -> EngineError:
     )
 
 
-def raise_failure(fabric: Fabric, found: Sequence[EntryFunction]) -> None:
+def raise_failure(fabric: Fabric, entries: Sequence[EntryFunction]) -> None:
     """Raise the first failure of a run, if there is one.
 
     Raises
@@ -133,6 +133,6 @@ def raise_failure(fabric: Fabric, found: Sequence[EntryFunction]) -> None:
     raise EngineError(
         "DIST0612",
         f"worker {rank}: {failure_text(error)}",
-        place=next((e.function for e in found if rank in e.ranks), "run"),
+        place=next((e.function for e in entries if rank in e.ranks), "run"),
         remedy="Run the engine virtual, which names the binding.",
     ) from error

@@ -55,12 +55,12 @@ def index_fault(values: Array, index_range: Sequence[int], place: str) -> Engine
 
 
 def _check_indices(
-    found: Sequence[EntryFunction], checked: Mapping[int, Any], faults: Faults
+    entries: Sequence[EntryFunction], checked: Mapping[int, Any], faults: Faults
 ) -> None:
     """Check the whole arrays that are indices; every entry says what its own uses allow."""
     ranges = {
         (port.index, port.index_range): port
-        for entry in found
+        for entry in entries
         for port in entry.inputs
         if port.index_range
     }
@@ -80,10 +80,10 @@ def _no_faults() -> Faults:
     return Faults("inputs", EngineError("DIST0602", "several inputs do not fit"))
 
 
-def input_ports(found: Sequence[EntryFunction]) -> dict[int, Port]:
+def input_ports(entries: Sequence[EntryFunction]) -> dict[int, Port]:
     """Inputs of all entries by their position in the original function, in its order."""
     ports: dict[int, Port] = {}
-    for entry in found:
+    for entry in entries:
         for port in entry.inputs:
             ports.setdefault(port.index, port)
     return dict(sorted(ports.items()))
@@ -230,24 +230,24 @@ def _box_text(box: Bounds | None) -> str:
     return "an unknown box" if box is None else f"[{', '.join(f'{a}:{b}' for a, b in box)}]"
 
 
-def bind_some(found: Sequence[EntryFunction], inputs: Mapping[str, Any]) -> dict[int, Any]:
+def bind_some(entries: Sequence[EntryFunction], inputs: Mapping[str, Any]) -> dict[int, Any]:
     """Check some of the inputs as :func:`bind_inputs` does; they are returned by position."""
-    ports, faults = input_ports(found), _no_faults()
+    ports, faults = input_ports(entries), _no_faults()
     given = _by_name(ports, inputs, faults)
     checked = {i: _checked(value, ports[i], faults) for i, value in given.items()}
-    _check_indices(found, checked, faults)
+    _check_indices(entries, checked, faults)
     faults.raise_all()
     return checked
 
 
 def bind_inputs(
-    found: Sequence[EntryFunction], inputs: Inputs, stored: Mapping[int, Any] | None = None
+    entries: Sequence[EntryFunction], inputs: Inputs, stored: Mapping[int, Any] | None = None
 ) -> LocalInputs:
     """Check what was given to a run and index it by parameter.
 
     Parameters
     ----------
-    found : sequence of EntryFunction
+    entries : sequence of EntryFunction
     inputs : sequence in the original function's order, or mapping by parameter name
         For a parameter that is a tuple, a (nested) tuple; by name, its tensors are ``x_0``,
         ``x_1_0``, ... Per parameter a whole array (anything NumPy reads) of exactly its shape
@@ -262,9 +262,9 @@ def bind_inputs(
         DIST0602 naming the input, DIST0619 for indices that are outside of the dim they index;
         ``error.violations`` has all that do not fit.
     """
-    ports, faults = input_ports(found), _no_faults()
+    ports, faults = input_ports(entries), _no_faults()
     given = _given(ports, inputs, stored or {}, faults)
     checked = {i: _checked(given[i], port, faults) for i, port in ports.items() if i in given}
-    _check_indices(found, checked, faults)
+    _check_indices(entries, checked, faults)
     faults.raise_all()
     return LocalInputs(checked)

@@ -78,19 +78,19 @@ def same_bits(a: Array, b: Array) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     word = np.dtype(f"u{a.dtype.itemsize}") if a.dtype.itemsize in (1, 2, 4, 8) else np.uint8
-    one, other = (np.ascontiguousarray(v).reshape(-1).view(word) for v in (a, b))
+    first, second = (np.ascontiguousarray(v).reshape(-1).view(word) for v in (a, b))
     return all(
-        bool((one[i : i + _CHUNK] == other[i : i + _CHUNK]).all())
-        for i in range(0, one.size, _CHUNK)
+        bool((first[i : i + _CHUNK] == second[i : i + _CHUNK]).all())
+        for i in range(0, first.size, _CHUNK)
     )
 
 
-def check_results(found: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]) -> None:
+def check_results(entries: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]) -> None:
     """Refuse (DIST0603) ranks that gave too few or too many results, and missing outputs."""
-    indices = {port.index for entry in found for port in entry.outputs}
+    indices = {port.index for entry in entries for port in entry.outputs}
     if sorted(indices) != list(range(len(indices))):
         raise wrong_module("module", f"the entries give outputs {sorted(indices)}: one is missing")
-    for entry in found:
+    for entry in entries:
         for rank in entry.ranks:
             if rank in results and len(results[rank]) != len(entry.outputs):
                 raise wrong_module(
@@ -101,13 +101,13 @@ def check_results(found: Sequence[EntryFunction], results: Mapping[int, Sequence
 
 
 def gather_outputs(
-    found: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
+    entries: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
 ) -> list[Array]:
     """Whole outputs, in the order of the original function's flattened results.
 
     Parameters
     ----------
-    found : sequence of EntryFunction
+    entries : sequence of EntryFunction
     results : mapping of rank to its local results
         In ``dist.io`` order, of every rank.
 
@@ -117,9 +117,9 @@ def gather_outputs(
         DIST0604 when replicas (on one mesh or on several) differ in any bit, DIST0603 when an
         output is missing or has a wrong shape or type.
     """
-    check_results(found, results)
+    check_results(entries, results)
     joined: dict[int, dict[Any, tuple[str, _Joined]]] = {}
-    for entry in found:
+    for entry in entries:
         for k, port in enumerate(entry.outputs):
             mesh = entry.mesh_of(port)
             place = entry.output_place(port)

@@ -135,8 +135,8 @@ def np_dtype(name: str) -> np.dtype[Any]:
     except TypeError:
         import ml_dtypes
 
-        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return found
+        dtype_class: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype_class
 
 
 def read_port(item: Mapping[str, Any], place: str, mesh_shape: Sequence[int]) -> Port:
@@ -172,10 +172,10 @@ def _port_mesh(item: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...
 
 
 def _index_range(numbers: Sequence[Any]) -> tuple[int, ...]:
-    found = tuple(int(n) for n in numbers)
-    if len(found) not in (2, 3):
-        raise ValueError(f"{len(found)} numbers for a range of indices")
-    return found
+    bounds = tuple(int(n) for n in numbers)
+    if len(bounds) not in (2, 3):
+        raise ValueError(f"{len(bounds)} numbers for a range of indices")
+    return bounds
 
 
 def _leaf_order(names: Sequence[str]) -> dict[str, int]:
@@ -184,30 +184,30 @@ def _leaf_order(names: Sequence[str]) -> dict[str, int]:
     return {name: i for i, name in enumerate(sorted(names, key=lambda n: words[n]))}
 
 
-def flat_inputs(found: Sequence[EntryFunction]) -> list[EntryFunction]:
+def flat_inputs(entries: Sequence[EntryFunction]) -> list[EntryFunction]:
     """Count the inputs' positions over flattened parameters: those of a tuple share theirs."""
     names: dict[int, dict[str, None]] = {}
-    for entry in found:
+    for entry in entries:
         for port in entry.inputs:
             names.setdefault(port.index, {}).setdefault(port.name)
     if all(len(same) == 1 for same in names.values()):
-        return list(found)
+        return list(entries)
     flat: dict[tuple[int, str], int] = {}
     for index in range(max(names) + 1):
         order = _leaf_order(list(names.get(index, {"": None})))
         flat.update({(index, n): len(flat) + i for n, i in order.items()})
     return [
         replace(e, inputs=tuple(replace(p, index=flat[p.index, p.name]) for p in e.inputs))
-        for e in found
+        for e in entries
     ]
 
 
-def check_entries(found: Sequence[EntryFunction]) -> tuple[EntryFunction, ...]:
+def check_entries(entries: Sequence[EntryFunction]) -> tuple[EntryFunction, ...]:
     """Return the entries in mesh order; DIST0603 when two share a device.
 
     See :func:`flat_inputs` for the positions of their inputs.
     """
-    ordered = sorted(flat_inputs(found), key=lambda e: (e.mesh_index, e.function))
+    ordered = sorted(flat_inputs(entries), key=lambda e: (e.mesh_index, e.function))
     owner: dict[int, str] = {}
     for entry in ordered:
         devices = entry.mesh_ranks or entry.ranks

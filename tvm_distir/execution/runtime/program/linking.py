@@ -24,9 +24,9 @@ def find_compiler() -> str | None:
     """The C++ or C compiler of this machine, None without one. ``CXX`` decides when it is set."""
     named = os.environ.get(COMPILER_VARIABLE, "")
     for name in (named, *_COMPILERS):
-        found = shutil.which(name) if name else None
-        if found:
-            return found
+        compiler = shutil.which(name) if name else None
+        if compiler:
+            return compiler
     return None
 
 

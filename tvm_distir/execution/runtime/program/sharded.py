@@ -92,13 +92,13 @@ def read_part(part: Any) -> Array:
 
 
 def sharded_outputs(
-    found: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
+    entries: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
 ) -> list[ShardedArray]:
     """Outputs as they lie on the ranks, in the order of the original function's results.
 
     Parameters
     ----------
-    found : sequence of EntryFunction
+    entries : sequence of EntryFunction
     results : mapping of rank to its local results
         Of all ranks, or of those whose results are in this process.
 
@@ -107,11 +107,11 @@ def sharded_outputs(
     EngineError
         DIST0603 when an output is missing or has a wrong shape or type.
     """
-    check_results(found, results)
+    check_results(entries, results)
     parts: dict[int, dict[int, Array]] = {}
     boxes: dict[int, dict[int, Bounds]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
-    for entry in found:
+    for entry in entries:
         for k, port in enumerate(entry.outputs):
             shapes[port.index] = port.shape
             for rank in entry.ranks:

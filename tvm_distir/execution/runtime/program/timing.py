@@ -93,10 +93,10 @@ def _times(kernels: ir.IRModule, cached: bool) -> dict[str, float]:
         if keys[name] not in known and keys[name] not in {keys[other] for other in missing}:
             missing[name] = call
     if missing:
-        found = {keys[name]: took for name, took in _run_all(kernels, missing).items()}
-        known.update(found)
+        measured = {keys[name]: took for name, took in _run_all(kernels, missing).items()}
+        known.update(measured)
         if cached:
-            file.update(_decoded, lambda there: json.dumps({**(there or {}), **found}).encode())
+            file.update(_decoded, lambda there: json.dumps({**(there or {}), **measured}).encode())
     return {name: known[key] for name, key in keys.items()}
 
 
@@ -137,8 +137,8 @@ def _calls(kernels: ir.IRModule) -> dict[str, relax.Call]:
 def _run_all(kernels: ir.IRModule, calls: Mapping[str, relax.Call]) -> dict[str, float]:
     """Seconds of kernels, compiled at once, each called by a function as programs call it."""
     prims = {gv: fn for gv, fn in kernels.functions.items() if isinstance(fn, tirx.PrimFunc)}
-    own = {f"timed_{name}": _function(call, f"timed_{name}") for name, call in calls.items()}
-    whole = ir.IRModule({**prims, **{ir.GlobalVar(name): fn for name, fn in own.items()}})
+    wrappers = {f"timed_{name}": _function(call, f"timed_{name}") for name, call in calls.items()}
+    whole = ir.IRModule({**prims, **{ir.GlobalVar(name): fn for name, fn in wrappers.items()}})
     target = target_in_scope()
     try:
         library = tvm.compile(repair_kernels(whole), target).jit()

@@ -119,22 +119,22 @@ class MpiEngine(Engine):
         inputs: Inputs | None,
         outputs: str,
     ) -> list[Any]:
-        found = program.entries
+        entries = program.entries
         sources = agree(
             here, fabric, program, RunCall(program.fingerprint, outputs, inputs is not None)
         )
         local = inputs_of_rank(here, fabric, program, inputs, sources)
         results: dict[int, list[Array]] = {}
-        for entry in found:
+        for entry in entries:
             if fabric.rank in entry.ranks:
                 results[fabric.rank] = _execute(
                     fabric, program, entry, local.of(entry, fabric.rank)
                 )
-        ended = wait_for_end(here, fabric, found, results, outputs)
-        self.collectives = count_executed(program.axes, found, ExecutedCounts(ended))
+        ended = wait_for_end(here, fabric, entries, results, outputs)
+        self.collectives = count_executed(program.axes, entries, ExecutedCounts(ended))
         if outputs == "sharded":
-            return list(sharded_outputs(found, results))
-        return gather_outputs(found, collect(here, fabric, found, results, ended))
+            return list(sharded_outputs(entries, results))
+        return gather_outputs(entries, collect(here, fabric, entries, results, ended))
 
 
 def _fabric(here: World, program: Runnable) -> MpiFabric:

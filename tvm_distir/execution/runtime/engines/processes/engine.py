@@ -81,7 +81,7 @@ def _side(parts: Sequence[Sequence[int]]) -> Any:
 class _Job:
     """One run: what every rank is told, and the files that go with it."""
 
-    found: Sequence[EntryFunction]
+    entries: Sequence[EntryFunction]
     fabric: _SharedFabric
     files: list[int] = field(default_factory=list)
     messages: dict[int, Message] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class _Job:
     @property
     def ranks(self) -> list[int]:
         """All ranks, mesh by mesh."""
-        return [rank for entry in self.found for rank in entry.ranks]
+        return [rank for entry in self.entries for rank in entry.ranks]
 
     def results(self) -> LocalResults:
         """The local outputs; they stay in the shared memory, which lives as long as they do."""
@@ -105,7 +105,7 @@ def _place_inputs(job: _Job, local: LocalInputs) -> tuple[dict[int, list[Any]], 
     layout = MemoryLayout()
     known: dict[int, tuple[Place, Array]] = {}
     places: dict[int, list[Any]] = {}
-    for entry in job.found:
+    for entry in job.entries:
         for rank in entry.ranks:
             arrays = local.of(entry, rank)
             for array in arrays:
@@ -121,7 +121,7 @@ def _place_inputs(job: _Job, local: LocalInputs) -> tuple[dict[int, list[Any]], 
 
 def _place_outputs(job: _Job) -> None:
     layout = MemoryLayout()
-    for entry in job.found:
+    for entry in job.entries:
         for rank in entry.ranks:
             job.outputs[rank] = [
                 layout.place(entry.local_shape(port), str(np_dtype(port.dtype)))
@@ -166,15 +166,15 @@ class ProcessesEngine(Engine):
         DependencyError
             DIST0110 without the native library, DIST0112 without a linker.
         """
-        found = program.entries
-        ranks = [r for e in found for r in e.ranks]
+        entries = program.entries
+        ranks = [r for e in entries for r in e.ranks]
         with run_turn():
-            job = _Job(found, _SharedFabric(ranks, self.timeout_s))
+            job = _Job(entries, _SharedFabric(ranks, self.timeout_s))
             try:
                 self._describe(job, program, local)
                 _run(job, self.timeout_s)
-                raise_failure(job.fabric, found)
-                self.collectives = count_executed(program.axes, found, job.fabric)
+                raise_failure(job.fabric, entries)
+                self.collectives = count_executed(program.axes, entries, job.fabric)
                 return job.results()
             finally:
                 close_all(job.files[1:])  # the fabric closes its own
@@ -193,7 +193,7 @@ class ProcessesEngine(Engine):
             "input_bytes": input_bytes,
             "output_bytes": job.output_bytes,
         }
-        for entry in job.found:
+        for entry in job.entries:
             library = str(LIBRARIES.path(program, entry))
             for rank in entry.ranks:
                 job.messages[rank] = {
@@ -250,7 +250,7 @@ def _wait(job: _Job, running: dict[int, Worker], timeout_s: float) -> None:
 
 def _lost(job: _Job, worker: Worker) -> None:
     """Record the end of a worker's process in the middle of a job."""
-    name = next(e.function for e in job.found if worker.rank in e.ranks)
+    name = next(e.function for e in job.entries if worker.rank in e.ranks)
     error = EngineError(
         "DIST0615",
         f"worker {worker.rank}: its process {worker.pid} {POOL.how_it_ended(worker)}",

@@ -212,11 +212,11 @@ class ThreadsEngine(Engine):
         DependencyError
             DIST0110 when the native library is needed and missing.
         """
-        found = program.entries
+        entries = program.entries
         job = make_job(program, local, ccl.FABRICS[self._implementation], self.timeout_s)
         self._call(job, max(job.machine) + 1)
-        raise_failure(job.fabric, found)
-        self.collectives = count_executed(program.axes, found, job.fabric)
+        raise_failure(job.fabric, entries)
+        self.collectives = count_executed(program.axes, entries, job.fabric)
         return job.outputs
 
     def _call(self, job: ThreadJob, workers: int) -> None:

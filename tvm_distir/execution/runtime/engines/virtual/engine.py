@@ -141,7 +141,7 @@ class _Run:
         """The branch all ranks take."""
         values = self.evaluate(step.condition, env, len(entry.ranks))
         taken = [bool(to_array(v)) for v in values]
-        if any(one != taken[0] for one in taken):
+        if any(condition != taken[0] for condition in taken):
             first = taken.index(not taken[0])
             raise EngineError(
                 "DIST0604",
@@ -194,18 +194,18 @@ class VirtualEngine(Engine):
             given = plain.run_local(program, local)
             self.collectives = plain.collectives
             return given
-        found = program.entries
+        entries = program.entries
         state = _Run(program.mod, program.axes, self._kernels)
-        state.prepare(entry.function for entry in found)
+        state.prepare(entry.function for entry in entries)
         tasks = {
             i: state.function(entry.function, _columns(entry, local), entry)
-            for i, entry in enumerate(found)
+            for i, entry in enumerate(entries)
         }
         results = _take_turns(tasks, state.exchanges)
         self.collectives = state.exchanges.counter.counts()
         return {
             rank: [to_array(t) for t in flat_tensors(value)]
-            for i, entry in enumerate(found)
+            for i, entry in enumerate(entries)
             for rank, value in zip(entry.ranks, results[i])
         }
 

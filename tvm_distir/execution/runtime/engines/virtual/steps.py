@@ -209,11 +209,11 @@ def _segment(
     mod: ir.IRModule, fn_name: str, bindings: Sequence[Any], needed: set[relax.Var]
 ) -> Segment | None:
     defined = [b.var for b in bindings]
-    own = set(defined)
+    defined_here = set(defined)
     inputs: dict[relax.Var, None] = {}
     for binding in bindings:
         for var in relax.analysis.free_vars(binding.value):
-            if var not in own:
+            if var not in defined_here:
                 inputs.setdefault(var)
     outputs = [v for v in defined if v in needed]
     seq = relax.SeqExpr([relax.BindingBlock(list(bindings))], relax.Tuple(outputs))

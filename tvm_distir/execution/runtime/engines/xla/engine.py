@@ -50,7 +50,7 @@ class XlaEngine(Engine):
     @property
     def compiled(self) -> dict[str, int]:
         """How many collectives of each kind (``all-reduce``, ...) XLA compiled last."""
-        return dict(Counter(one.kind for one in self.ran))
+        return dict(Counter(collective.kind for collective in self.ran))
 
     def check_available(self) -> None:
         """Refuse (DIST0111) to begin without JAX in this environment, where none else is named."""
@@ -84,11 +84,11 @@ class XlaEngine(Engine):
         text = to_stablehlo(mod, "replicas")
         with process_turn():
             worker = running(self._python, len(ranks), self.timeout_s)
-            found, self.ran = worker.run(
+            results, self.ran = worker.run(
                 text, arrays, len(ranks), replicas=True, timeout_s=self.timeout_s
             )
-        width = len(found) // len(ranks)
-        return {rank: found[i * width : (i + 1) * width] for i, rank in enumerate(ranks)}
+        width = len(results) // len(ranks)
+        return {rank: results[i * width : (i + 1) * width] for i, rank in enumerate(ranks)}
 
 
 def _unfit(what: str) -> EngineError:

@@ -153,8 +153,8 @@ class XlaProcess:
                     remedy="See tvm_distir.to_stablehlo(module) for its text.",
                 )
             with np.load(paths["outputs.npz"]) as held:
-                found = [_typed(held[str(i)], kind) for i, kind in enumerate(answer["kinds"])]
-        return found, [XlaCollective(*one) for one in answer["collectives"]]
+                results = [_typed(held[str(i)], kind) for i, kind in enumerate(answer["kinds"])]
+        return results, [XlaCollective(*entry) for entry in answer["collectives"]]
 
     def close(self) -> int:
         """End the process, which nobody asks any more; its exit status."""
@@ -229,16 +229,16 @@ def running(python: str, devices: int, timeout_s: float = TIMEOUT_S) -> XlaProce
     count = _LEAST_DEVICES
     while count < devices:
         count *= 2
-    found = _RUNNING.get((python, count))
-    if found is None or not found.is_alive:
-        found = _RUNNING[python, count] = XlaProcess(python, count, timeout_s)
-    return found
+    process = _RUNNING.get((python, count))
+    if process is None or not process.is_alive:
+        process = _RUNNING[python, count] = XlaProcess(python, count, timeout_s)
+    return process
 
 
 @atexit.register
 def _close_all() -> None:
-    for found in _RUNNING.values():
-        found.close()
+    for process in _RUNNING.values():
+        process.close()
 
 
 def _plain(array: Array) -> Array:

@@ -121,7 +121,7 @@ def collectives(text: str, devices: int) -> list[tuple[str, int, int]]:
     devices : int
         That run it: a collective that names no groups is of all of them.
     """
-    found = []
+    result = []
     for line in text.splitlines():
         match = _COLLECTIVE.search(line)
         if match is None:
@@ -134,8 +134,8 @@ def collectives(text: str, devices: int) -> list[tuple[str, int, int]]:
         ranks = devices
         if groups is not None:
             ranks = int(groups.group(1) or 1 + groups.group(2).count(","))
-        found.append((kind, sum(sizes), ranks))
-    return found
+        result.append((kind, sum(sizes), ranks))
+    return result
 
 
 def _bytes(kind: str, bits: str, shape: str) -> int:
