@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in files, opened without being read: safetensors, npz and npy."""
+"""Open the weights of safetensors, npz and npy files without reading them."""
 
 from __future__ import annotations
 
@@ -124,13 +124,13 @@ def _npy(where: Path) -> dict[str, FileArray]:
 
 
 class _Head:
-    """The begin of a stream, no more of which is read than a header can have."""
+    """The beginning of a stream, limited to the size that a header can have."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._left = stream, _MOST_HEADER_BYTES
 
     def read(self, count: int = -1, /) -> bytes:
-        """So many bytes, fewer at the end."""
+        """Read ``count`` bytes, fewer at the end."""
         self._left -= count
         if count < 0 or self._left < 0:
             raise ValueError(f"a header of over {_MOST_HEADER_BYTES} bytes")

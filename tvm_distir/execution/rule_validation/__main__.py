@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Prove sharding rules by execution, those of installed packages included.
+"""Validate sharding rules by execution, those of installed packages included.
 
 Each call of the table is run on the shards of its operands, along every factor of its rule over 2
 and 3 devices, by the local form that lowering writes; so too every operand group that the rule

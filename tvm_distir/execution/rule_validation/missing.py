@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Placements that would be right, though no factor of the rule has them.
+"""Find placements that are valid although no factor of the rule has them.
 
 Along one mesh axis of two devices every placement of the operands is tried: each whole, or cut
 evenly along one dim. The op itself is run on the shards; where the devices' results, joined along
@@ -36,7 +36,7 @@ Dims = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Missing:
-    """A placement that is right, and that no factor has.
+    """A placement that is valid and that no factor has.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ def _placements(case: Case) -> Iterator[Dims]:
 
 
 def _on_blocks(case: Case, dims: Dims) -> relax.Function:
-    """The call on blocks, with the same attributes."""
+    """Return the call on blocks, with the same attributes."""
     params: list[relax.Var] = []
 
     def cut(arg: Any) -> Any:
@@ -124,7 +124,7 @@ def _on_blocks(case: Case, dims: Dims) -> relax.Function:
 
 
 def _right(machine: Machine, case: Case, dims: Dims) -> Iterator[Missing]:
-    """Factors that the results show to be right and the rule does not have."""
+    """Yield the factors that the results show to be right and the rule does not have."""
     runs = []
     for seed in SEEDS:
         inputs = case.inputs(seed)
@@ -151,7 +151,7 @@ def _right(machine: Machine, case: Case, dims: Dims) -> Iterator[Missing]:
 
 
 def _joins(case: Case, runs: Sequence[Any], j: int) -> list[int | str]:
-    """In which ways the devices' results make the whole one, for every draw."""
+    """Return the ways in which the devices' results make the full result, for every draw."""
     ways: list[int | str] = [*range(runs[0][0][j].ndim), "sum", "max", "min"]
     for whole, ranks in runs:
         parts = [r[j] for r in ranks]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the first binding whose value differs from what one device computes.
+"""Find the first binding whose value differs from the single-device result.
 
 Both programs are run again with some values returned: the original, and the distributed module
 at level 3, where every value has the name it has in the original and a meaning of its own, then
@@ -47,7 +47,7 @@ MOST_CALLS = 8
 
 @dataclass(frozen=True)
 class Fault:
-    """The first binding that differs though all it reads is right.
+    """The first binding that differs although all its operands agree.
 
     Attributes
     ----------
@@ -68,11 +68,11 @@ class Fault:
     allowed: float
 
     def place(self) -> str:
-        """``function/binding (op)``."""
+        """Return ``function/binding (op)``."""
         return f"{self.function}/{self.binding} ({self.op})"
 
     def text(self) -> str:
-        """In words."""
+        """Return the fault in words."""
         return (
             f"the first value that differs is {self.place()}, on rank {self.rank} by up to "
             f"{self.max_abs_diff:.3g} (allowed: {self.allowed:.3g})"
@@ -81,7 +81,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Bisection:
-    """What a search needs.
+    """The inputs of a bisection.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class _Both:
         self.pairs = pairs_of(original, distributed)
 
     def opened(self, number: int) -> _Both | None:
-        """With the call at a step of the distributed module opened; None where it cannot be."""
+        """Inline the call at a step of the distributed module; returns None where that fails."""
         pair = next((p for p in self.pairs if p.leaf[0] == number), None)
         if pair is None or not self.distributed.can_open(number):
             return None
@@ -131,7 +131,7 @@ class _Both:
         return _Both(self.search, self.original.opened(there), self.distributed.opened(number))
 
     def differing(self, pairs: Sequence[Pair]) -> list[_Differs | None]:
-        """Run both, returning these values; how each differs."""
+        """Run both modules for these values; returns the difference of each."""
         wide = self.search.wide
         plain = self.original.returning([p.original for p in pairs])
         values = widened_inputs(self.search.values) if wide else self.search.values
@@ -163,13 +163,13 @@ def _lowered(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _spread(count: int) -> list[int]:
-    """Up to :data:`PROBES` positions of ``count``, the last one always among them."""
+    """Return up to :data:`PROBES` positions of ``count``, the last one included."""
     probes = min(PROBES, count)
     return sorted({(i + 1) * count // probes - 1 for i in range(probes)})
 
 
 def _first(both: _Both, pairs: Sequence[Pair]) -> tuple[Pair, _Differs] | None:
-    """The first of some values that differs; None when the last ones looked at do not."""
+    """Return the first differing value; None when the last values of the search do not differ."""
     result: tuple[Pair, _Differs] | None = None
     while pairs:
         spread = _spread(len(pairs))
@@ -186,7 +186,7 @@ def _first(both: _Both, pairs: Sequence[Pair]) -> tuple[Pair, _Differs] | None:
 
 
 def _operands(both: _Both, pair: Pair) -> list[Pair]:
-    """What the binding of a value reads, without its other names."""
+    """Return the values that the binding of a value reads, aliases resolved."""
     step = both.distributed.steps[pair.leaf[0]]
     read = set(variables(step.value))
     numbers = {i for i, s in enumerate(both.distributed.steps) if s.var in read}
@@ -194,7 +194,7 @@ def _operands(both: _Both, pair: Pair) -> list[Pair]:
 
 
 def _culprit(both: _Both, pair: Pair, how: _Differs) -> tuple[Pair, _Differs]:
-    """The earliest value among what a differing one reads, directly or not, that differs."""
+    """Return the earliest value among what a differing one reads, directly or not, that differs."""
     while True:
         operands = _operands(both, pair)
         earlier = _first_of(both, operands)
@@ -211,7 +211,7 @@ def _first_of(both: _Both, pairs: Sequence[Pair]) -> tuple[Pair, _Differs] | Non
 
 
 def first_difference(search: Bisection) -> Fault | None:
-    """Find the first binding that differs though what it reads does not.
+    """Find the first binding that differs although its operands agree.
 
     Returns
     -------

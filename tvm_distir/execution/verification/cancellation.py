@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs that are sums whose terms cancel: judged by the size of the terms.
+"""Judge outputs that are sums of canceling terms by the size of the terms.
 
 The gradient of the bias of keys is one: attention does not change when all keys move by the same
 vector, so the gradient is zero, and what any program gives for it is rounding alone.
@@ -72,7 +72,7 @@ def with_terms(
 
 
 def _terms(traced: Traced, index: int) -> list[int]:
-    """Steps whose values an output is a sum of; none where it is no sum."""
+    """Return the steps whose values an output sums; none where it is no sum."""
     numbers = {step.var: number for number, step in enumerate(traced.steps)}
     result = traced.mod[traced.entry].body.body
     if result in numbers and isinstance(traced.steps[numbers[result]].value, relax.Tuple):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What is computed of a function's inputs: bounds of indices, fan-in, roles."""
+"""Find how a function uses its inputs: bounds of indices, fan-in, roles."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ Tuples = dict[relax.Var, Any]
 
 @dataclass(frozen=True)
 class InputUse:
-    """What one consumer says of a value: a role, a gain (0: none), or the range of integers."""
+    """A use of a value: a role, a gain (0: none), or the range of integers."""
 
     role: str = ""
     fan_in: int = 0

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Values for the parameters of an entry, drawn so that a wrong result shows."""
+"""Draw values for the parameters of an entry, so that wrong results show."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def draw_inputs(
 
 
 def is_constant_filled(array: Array) -> bool:
-    """Whether an array of several elements holds one value only."""
+    """Return whether an array of several elements holds one value only."""
     return array.size > 1 and bool((array == array.reshape(-1)[0]).all())
 
 
 def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
-    """NumPy dtype of a Relax dtype, bfloat16 and float8 through ml_dtypes."""
+    """Return the NumPy dtype of a Relax dtype, bfloat16 and float8 through ml_dtypes."""
     kind: npt.DTypeLike = getattr(ml_dtypes, dtype, dtype)
     return np.dtype(kind)
 

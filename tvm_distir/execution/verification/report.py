@@ -69,11 +69,11 @@ class VerifyReport:
     no_fault: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data, with ``schema_version``; infinite differences are None."""
+        """Return plain data with a ``schema_version``; infinite differences are None."""
         return {"schema_version": SCHEMA_VERSION, **_finite(asdict(self))}
 
     def to_json(self) -> str:
-        """The report as JSON text."""
+        """Return the report as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     def check(self) -> VerifyReport:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which device holds which part of a tensor, as data and as text."""
+"""Show which device holds which part of a tensor, as data and as text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_ROWS = 64
 
 @dataclass(frozen=True)
 class HeldShard:
-    """One shard and the devices that hold it.
+    """A shard and the devices that hold it.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class HeldShard:
 
 
 def parts(shape: Sequence[Any], labels: Sequence[int], mesh: DeviceMesh) -> list[HeldShard]:
-    """All distinct shards of a tensor, in row-major order of their positions.
+    """Return all distinct shards of a tensor, in row-major order of their positions.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def picture(shape: Sequence[Any], labels: Sequence[int] | str, mesh: DeviceMesh)
 
 
 def ids_text(devices: Sequence[int]) -> str:
-    """Ascending ids, runs of three and more written as ``0-3``."""
+    """Format ascending ids; runs of three and more are written as ``0-3``."""
     runs: list[list[int]] = []
     for device in devices:
         if runs and device == runs[-1][1] + 1:
@@ -160,7 +160,7 @@ def _range(part: HeldShard, dim: int, counts: Sequence[int]) -> str:
 
 
 def _shortened(count: int) -> list[int | None]:
-    """Numbers to show of ``count`` rows or columns, None where some are left out."""
+    """Return the numbers to show of ``count`` rows or columns, None where some are left out."""
     if count <= MOST_CELLS:
         return list(range(count))
     half = MOST_CELLS // 2
@@ -168,7 +168,7 @@ def _shortened(count: int) -> list[int | None]:
 
 
 def _grid(shards: Sequence[HeldShard], counts: Sequence[int]) -> list[str]:
-    """Rows are the shards of dim 0, columns those of dim 1; a vector is one row."""
+    """Draw the shards of dim 0 as rows and those of dim 1 as columns; a vector is a row."""
     by_position = {part.position: part for part in shards}
     vector = len(counts) == 1
     across = _shortened(counts[-1])

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of elementwise ops and of ops that make tensors from nothing."""
+"""Define calls of elementwise ops and of ops that create tensors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the entry functions of a level-5 module and their attribute ``dist.io``."""
+"""Read the entry functions of a level-5 module and their attribute ``dist.io``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _entry(mod: ir.IRModule, name: str, fn: relax.Function) -> EntryFunction:
 
 
 def entries(mod: ir.IRModule, only: str | None = None) -> tuple[EntryFunction, ...]:
-    """Entry functions of a level-5 module, in mesh order.
+    """Return the entry functions of a level-5 module, in mesh order.
 
     Parameters
     ----------

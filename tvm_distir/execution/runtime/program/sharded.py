@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that stay where they are: one part per rank, in memory or in a file."""
+"""Represent arrays as one part per rank, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Array = npt.NDArray[Any]
 
 @runtime_checkable
 class Stored(Protocol):
-    """An array that is not in memory, of which boxes can be read."""
+    """An array outside of memory, of which boxes can be read."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its whole shape."""
+        """Return the full shape."""
         ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Its element type."""
+        """Return the element type."""
         ...
 
     def read(self, bounds: Bounds) -> Array:
-        """Read one box, and no more than that."""
+        """Read one box only."""
         ...
 
 
@@ -85,7 +85,7 @@ def _cannot_join(what: str) -> EngineError:
 
 
 def read_part(part: Any) -> Array:
-    """A part as an array, read from its file if it is stored."""
+    """Return a part as an array, read from its file if it is stored."""
     if isinstance(part, Stored):
         return part.read(tuple((0, n) for n in part.shape))
     return np.asarray(part)
@@ -94,7 +94,7 @@ def read_part(part: Any) -> Array:
 def sharded_outputs(
     entries: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
 ) -> list[ShardedArray]:
-    """Outputs as they lie on the ranks, in the order of the original function's results.
+    """Return the outputs as the ranks hold them, in the order of the original function's results.
 
     Parameters
     ----------

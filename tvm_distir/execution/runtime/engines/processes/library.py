@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Programs written to a folder of this process, for its workers to load."""
+"""Write programs to a folder of this process, for its workers to load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Kept:
     path: Path
 
     def holds(self, program: Runnable, function: str) -> bool:
-        """Whether this is the library of a function of a program, for the same target."""
+        """Return whether this is the library of a function of a program, for the same target."""
         if (self.function, self.target) != (function, program.target):
             return False
         if self.program.fingerprint != program.fingerprint:
@@ -52,7 +52,7 @@ class LibraryFiles:
         self._numbers = itertools.count()
 
     def path(self, program: Runnable, entry: EntryFunction) -> Path:
-        """File from which a worker loads an entry; a path is never used for another program.
+        """Return the file from which a worker loads an entry; no path is used for two programs.
 
         Raises
         ------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The engine ``virtual``: all ranks in one process, step by step.
+"""Run programs with the engine ``virtual``: all ranks in one process, step by step.
 
 The ranks of an entry run the same function, so each step is done for all of them before the next:
 compute segments with kernels TVM compiled (each distinct one once), collectives in NumPy. Entries
@@ -138,7 +138,7 @@ class _Run:
         return self.evaluate(function.result, env, count)
 
     def branch(self, step: IfStep, env: Mapping[relax.Var, PerRank], entry: EntryFunction) -> Steps:
-        """The branch all ranks take."""
+        """Return the branch that all ranks take."""
         values = self.evaluate(step.condition, env, len(entry.ranks))
         taken = [bool(to_array(v)) for v in values]
         if any(condition != taken[0] for condition in taken):
@@ -211,7 +211,7 @@ class VirtualEngine(Engine):
 
 
 def _columns(entry: EntryFunction, local: LocalInputs) -> list[PerRank]:
-    """Inputs one by one, each as a tensor per rank; replicas share theirs."""
+    """Return the inputs one by one, each as a tensor per rank; replicas share theirs."""
     made: dict[int, tuple[Array, Any]] = {}  # holds the array, so that no other takes its id
     columns: list[PerRank] = [[] for _ in entry.inputs]
     for rank in entry.ranks:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The engine ``xla``: a second compiler, with collectives of its own, as a judge of ours."""
+"""Run programs with the engine ``xla``, a second compiler with separate collectives."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class XlaEngine(Engine):
 
     @property
     def compiled(self) -> dict[str, int]:
-        """How many collectives of each kind (``all-reduce``, ...) XLA compiled last."""
+        """Return how many collectives of each kind (``all-reduce``, ...) XLA compiled last."""
         return dict(Counter(collective.kind for collective in self.ran))
 
     def check_available(self) -> None:
