@@ -3,7 +3,7 @@
 """Compute which bytes each rank sends to which when a value moves to another mesh.
 
 The full tensor is sharded along both placements; every overlap of a source shard with a
-destination shard is one tile. A destination that holds a copy of its own (a replica) gets its
+destination shard is one tile. A destination that holds a separate copy (a replica) gets its
 own tile, so each element of each destination is written exactly once, and padding never travels.
 """
 

@@ -35,7 +35,7 @@ def propagate(
     costs : Costs, optional
         What wire bytes, memory traffic and FLOPs weigh.
     memory_bytes : int, optional
-        What each device may keep at most (:class:`~tvm_distir.core.propagation.memory.Keeper` says
+        What each device may keep at most (:class:`~tvm_distir.core.propagation.memory.MemoryMeter` says
         what counts). Where the plain decision keeps more, memory gets a cost and parameters
         without an annotation may be sharded over any axis.
 

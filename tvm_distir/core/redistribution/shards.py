@@ -114,7 +114,7 @@ def terms_move(
     Returns
     -------
     move : TermsMove or None
-        None where the groups cut their own blocks: a plain ``reduce_scatter`` does.
+        None where the groups cut their blocks: a plain ``reduce_scatter`` does.
     """
     count = math.prod(mesh[a] for a in axes)
     if count == 1 or not blocks_fault(labels, axes, dim):

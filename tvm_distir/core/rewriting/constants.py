@@ -18,7 +18,7 @@ def _known(digits: str, dtype: str) -> Any:
 
 
 def scalar(value: float, dtype: str) -> Any:
-    """Make a constant (), a node of its own; equal ones share their data, which costs most."""
+    """Make a constant (), a separate node; equal ones share their data, which costs most."""
     known = _known(float(value).hex(), dtype)
     return ir.GenericConst(known.value, known.ty)
 

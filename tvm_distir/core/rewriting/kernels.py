@@ -69,7 +69,7 @@ class KernelCall:
         for param, size in sizes.items():
             analyzer.bind(param, tirx.IntImm(param.ty.dtype, size))
         extents = list(self._extents())
-        # A variable is defined by a dim of its own, or it is a parameter: sums have to agree.
+        # A variable is defined by a separate dim, or it is a parameter: sums have to agree.
         for is_definition in (True, False):
             for wanted, size in extents:
                 value = analyzer.simplify(wanted)

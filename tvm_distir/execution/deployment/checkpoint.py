@@ -39,7 +39,7 @@ def open_weights(path: str | os.PathLike[str]) -> dict[str, FileArray]:
     -------
     arrays : dict of str to FileArray
         To be given to :func:`tvm_distir.run` or :func:`tvm_distir.deploy`: every rank reads
-        its own shard. An ``.npy`` file goes by its own name.
+        its shard. An ``.npy`` file goes by its name.
 
     Raises
     ------

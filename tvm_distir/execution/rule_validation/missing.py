@@ -3,7 +3,7 @@
 """Find placements that are valid although no factor of the rule has them.
 
 Along one mesh axis of two devices every placement of the operands is tried: each whole, or cut
-evenly along one dim. The op itself is run on the shards; where the devices' results, joined along
+evenly along a dim. The op itself is run on the shards; where the devices' results, joined along
 a dim, or reduced, are the whole result for several draws, the placement is right.
 """
 
@@ -64,7 +64,7 @@ def missing(cases: Sequence[Case]) -> list[Missing]:
             try:
                 function = _on_blocks(case, dims)
                 _legalize(function)
-            except Exception:  # the op's own checks refuse such blocks: not a right placement
+            except Exception:  # the op's checks refuse such blocks: not a right placement
                 continue
             machine.add((case.name, dims), function)
             tried.append((case, dims))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run level-5 modules: engines, collectives and ``run``.
 
-The names below load their modules when they are first used; the package's own import needs only
+The names below load their modules when they are first used; the package's import needs only
 :mod:`.legalize`.
 """
 

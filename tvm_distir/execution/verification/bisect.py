@@ -3,7 +3,7 @@
 """Find the first binding whose value differs from the single-device result.
 
 Both programs are run again with some values returned: the original, and the distributed module
-at level 3, where every value has the name it has in the original and a meaning of its own, then
+at level 3, where every value has the name it has in the original and a distinct meaning, then
 lowered as always. The stretch in which the first difference lies shrinks by :data:`PROBES` with
 each pair of runs. When it is a call, the called function's body takes the call's place on both
 sides, and the search goes on inside.

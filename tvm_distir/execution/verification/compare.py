@@ -34,7 +34,7 @@ sum. The error of a sum is proportional to its terms, not to its result, which m
 ``atol`` is the scale times the largest magnitude of the output. With unit roundoff u (1.1e-16,
 6e-8), reordering a sum of K terms moves it by about sqrt(K) u; the bounds allow for some
 thousand terms and a few tens of layers. A missing or doubled collective moves a result by about
-its own size: 5,000 times the loosest bound and more. No such bound is both safe and sharp for
+its size: 5,000 times the loosest bound and more. No such bound is both safe and sharp for
 16-bit types: those are judged by :mod:`.twin`.
 """
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare 16-bit modules with a float32 reference, which has no 16-bit rounding.
 
-A fixed tolerance fits no 16-bit model: its own rounding may be 1e-3 or 1e-1 of its outputs,
+A fixed tolerance fits no 16-bit model: its rounding may be 1e-3 or 1e-1 of its outputs,
 whatever one device or many run it. So a 16-bit model passes when both hold:
 
 1. the twin of the *distributed* program equals the twin of the original at the float32
@@ -47,7 +47,7 @@ LEAST_OTHER = 2.5e-5
 RMS_FACTOR = 2.0
 PEAK_FACTOR = 4.0
 ENOUGH = 256
-"""Elements of an output that tell how large one device's own error is."""
+"""Elements of an output that show how large the error of a single device is."""
 
 
 @mutator
@@ -75,7 +75,7 @@ def _widened_node(node: dict[str, Any]) -> dict[str, Any]:
 def widened(mod: ir.IRModule) -> ir.IRModule:
     """Copy a module with ``float32`` in place of every 16-bit float type.
 
-    Types, attributes, constants and the module's own kernels are widened; a cast to 16 bits
+    Types, attributes, constants and the module's kernels are widened; a cast to 16 bits
     becomes one to ``float32``. The input is not changed.
 
     Parameters

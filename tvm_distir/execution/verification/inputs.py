@@ -27,7 +27,7 @@ from tvm_distir.support import ModelError
 
 from .input_uses import InputUse, UseWalker
 
-# Which role wins when the consumers of one parameter disagree, strongest first.
+# Which role wins when the consumers of a parameter disagree, strongest first.
 ROLES = ("weight", "variance", "scale", "mean", "bias", "data")
 
 

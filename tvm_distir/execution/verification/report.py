@@ -44,7 +44,7 @@ class VerifyReport:
     unlike_claims : tuple of str
         Collectives that ran otherwise than claimed, one text each.
     replicas : str
-        Which ranks hold different bits of one output, if any do.
+        Which ranks hold different bits of an output, if any do.
     fault : Fault, optional
         The first binding that differs, where ``equal`` is false and it could be found.
     no_fault : str

@@ -137,7 +137,7 @@ class _Case:
 
 
 def _run_whole(engine: Engine, dist: ir.IRModule, values: Sequence[Array]) -> tuple[Any, str]:
-    """Return the full outputs, and a text on ranks that hold different bits of one output."""
+    """Return the full outputs, and a text on ranks that hold different bits of an output."""
     try:
         return engine.run(dist, values), ""
     except EngineError as error:

@@ -59,7 +59,7 @@ def explain(
         Level 2 (annotated), or level 1 with a plan. It is not changed.
     value : str
         A variable (``lv19``), one of a function or specialisation (``layer_1/lv3``), or a
-        parameter by the model's own name. ``lv#1`` is the second variable of that name,
+        parameter by the model's name. ``lv#1`` is the second variable of that name,
         ``lv.0`` the first field of a tuple.
     plan : Plan, optional
         Annotates the module first.

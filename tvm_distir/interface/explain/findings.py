@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ChainStep:
-    """A step of a chain: an op or a call ties a dim of one value to a dim of another.
+    """A step of a chain: an op or a call ties a dim of a value to a dim of another.
 
     Attributes
     ----------

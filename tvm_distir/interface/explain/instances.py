@@ -105,7 +105,7 @@ class InstanceIndex:
         """Find a value by name.
 
         ``text`` is a variable (``lv19``), or one of a function or specialisation
-        (``layer_1/lv3``); a parameter is known by its variable and by the model's own name.
+        (``layer_1/lv3``); a parameter is known by its variable and by the model's name.
         ``name#1`` means the second variable of that name, ``name.0`` the first field of a tuple.
         Without a function public functions are searched before private ones.
 

@@ -83,7 +83,7 @@ def conversion(have: int, want: int, size_bytes: int, ranks: int) -> tuple[str, 
     Parameters
     ----------
     have, want : int
-        Labels along one mesh axis.
+        Labels along a mesh axis.
     size_bytes : int
         Bytes of the value whole along the axis, local to the others.
     ranks : int

@@ -95,7 +95,7 @@ def pack(error: Carried, known: type[Any], ours: type[Any]) -> Any:
     known : type
         The registered class that it comes back as.
     ours : type
-        The base class of errors of ours, which carry their own causes on.
+        The base class of errors of ours, which carry their causes on.
     """
     import tvm_ffi
 

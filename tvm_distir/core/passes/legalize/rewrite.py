@@ -174,7 +174,7 @@ class FunctionLegalizer:
             leaves = self._leaves.of(new)
             values.bind(var, new, [values.terms_of(new.tuple_value, i) for i in leaves])
         elif type(value) in VARIABLES:
-            # A plain alias stays, under its own name.
+            # A plain alias stays, under its name.
             new = substitute(value, values.env)
             values.bind(var, new, [values.terms_of(new, i) for i in range(len(flat_types(var.ty)))])
         else:

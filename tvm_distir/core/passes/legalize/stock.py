@@ -35,7 +35,7 @@ WORKER_ID = "runtime.disco.worker_id"
 
 @module_pass("local")
 def UseStockCollectives() -> Rewrite:
-    """Replace the ``R.dist`` collectives of a level-5 module by TVM's own ``R.ccl`` ops.
+    """Replace the ``R.dist`` collectives of a level-5 module by TVM's ``R.ccl`` ops.
 
     The result needs nothing of the plugin at run time: it runs on a Disco session of a TVM that
     has NCCL or RCCL, one worker per device, made with ``num_groups`` as the module attribute

@@ -35,7 +35,7 @@ from .values import Context, LocalValues
 
 @module_pass("legalized", "local")
 def LowerDistIR() -> Rewrite:
-    """Give every device its own program.
+    """Give every device its program.
 
     Each DTensor becomes a Tensor of the shape of a (padded) shard, each public function one
     entry function per mesh it works on, with the attribute ``dist.io``; where meshes share

@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 
 class Templates:
-    """Templates for one mesh.
+    """Templates for a mesh.
 
     Keys are the class of the binding and the numbers of the states of what it reads; a constant
     has the number -1.

@@ -132,7 +132,7 @@ class FunctionRewriter:
     def _reread(self, number: int, keys: Sequence[int], bindings: Sequence[Any]) -> dict[int, Any]:
         """Return the outputs of a dataflow block that it reads, by handle, in order of binding.
 
-        TVM's parser infers the types of their readers anew, from what its own inference knows;
+        TVM's parser infers the types of their readers anew, from what its inference knows;
         so inside the block they get separate names.
         """
         reread = set(self.values.g.reread[number])

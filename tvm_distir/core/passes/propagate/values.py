@@ -65,7 +65,7 @@ class PlacedValues:
         self._converted: dict[tuple[int, Form], Any] = {}
         self._routes: dict[int, ReshardPath] = decision.settled(inst)
         self._types: dict[tuple[int, int, Form], Any] = {}
-        # What the open dataflow block hides, beside its own variables: outputs that have another
+        # What the open dataflow block hides, beside its variables: outputs that have another
         # name inside, fields of tuples bound in it, values that came from another mesh in it, and
         # the conversions that were there before.
         self._shadowed: Mapping[int, Any] = {}

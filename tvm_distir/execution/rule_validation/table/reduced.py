@@ -30,7 +30,7 @@ def some_ignored(count: int, ignored: int) -> Any:
     return draw
 
 
-#: float16: TVM's own kernels round after each sum of halves; statistics in float32 do not differ.
+#: float16: TVM's kernels round after each sum of halves; statistics in float32 do not differ.
 NARROW = [
     case(nn.softmax(_half(4, 6), axis=-1), {}, 2e-3),
     case(nn.log_softmax(_half(3, 5), axis=-1), {}, 2e-2),

@@ -30,7 +30,7 @@ collectives only (``root``: position in the group; of ``op`` also 4, the average
 ``gather``     x, groups, group_size, root, dim, out; only the root's out is written
 =============  =========================================================================
 
-The sizes of parts are those of the ranks' own ``x`` and ``out`` along ``dim``. Their meaning:
+The sizes of parts are those of the ranks' ``x`` and ``out`` along ``dim``. Their meaning:
 :mod:`tvm_distir.core.collectives.rooted`.
 
 Each finds the fabric of the worker that calls it through :func:`worker`. All but ``exchange``,

@@ -3,7 +3,7 @@
 """Define the fabric of a run's ranks: a rendezvous for collectives, messages for transfers.
 
 One fabric serves one run. A rank that waits is recorded with what it waits for, so that the
-fabric sees at once when nobody can go on; a failure of one rank ends the waiting of all.
+fabric sees at once when nobody can go on; a failure of a rank ends the waiting of all.
 
 Here stands what all fabrics have in common. :class:`.native_fabric.NativeFabric` meets in the
 native library; :class:`.python_fabric.PythonFabric` is the same in plain Python, its oracle;
@@ -63,7 +63,7 @@ class Fabric(Protocol):
         ...
 
     def received(self, rank: int) -> list[tuple[Transfer, int]]:
-        """Return transfers a rank received, each with the bytes of one element."""
+        """Return transfers a rank received, each with the bytes of an element."""
         ...
 
 

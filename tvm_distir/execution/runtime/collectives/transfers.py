@@ -73,7 +73,7 @@ class Transfers(ABC):
         return out
 
     def received(self, rank: int) -> list[tuple[Transfer, int]]:
-        """Return transfers a rank received, each with the bytes of one element."""
+        """Return transfers a rank received, each with the bytes of an element."""
         return self._received.get(rank, [])
 
     def exchange(self, rank: int, call: Collective, x: Array) -> Array:

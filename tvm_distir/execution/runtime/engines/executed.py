@@ -23,7 +23,7 @@ class Executions(Protocol):
         ...
 
     def received(self, rank: int) -> list[tuple[Transfer, int]]:
-        """Return transfers a rank received, each with the bytes of one element."""
+        """Return transfers a rank received, each with the bytes of an element."""
         ...
 
 

@@ -112,7 +112,7 @@ def _given(
 def _by_name(
     ports: Mapping[int, Port], inputs: Mapping[str, Any], faults: Faults
 ) -> dict[int, Any]:
-    """Return the values by position; a model's own names may be given, with dots for example."""
+    """Return the values by position; a model's names may be given, with dots for example."""
     names = {p.name: i for i, p in ports.items()}
     given: dict[int, Any] = {}
     for name, value in inputs.items():
@@ -175,7 +175,7 @@ class LocalInputs:
         return [self.part(entry, port, rank) for port in entry.inputs]
 
     def part(self, entry: EntryFunction, port: Port, rank: int) -> Array:
-        """Return the local (zero-padded) array of one input on a rank."""
+        """Return the local (zero-padded) array of an input on a rank."""
         value = self._values[port.index]
         if isinstance(value, ShardedArray):
             return _own_part(value, entry, port, rank)

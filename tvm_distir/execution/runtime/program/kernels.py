@@ -50,7 +50,7 @@ def _divisor(size: int, wanted: tuple[int, ...]) -> int | None:
 
 
 def _small_plane(sch: Any, rv: Any, spatial: list[Any], reduction: list[Any]) -> None:
-    """Match rows of few columns, as in late convolutional layers, which are both innermost."""
+    """Order the loops of small planes, as in late convolutional layers: both dims innermost."""
     sch.reorder(*spatial[:-2], *reduction, *spatial[-2:])
     block = sch.get(rv)
     kinds = {str(part.source.dtype) for part in (*block.reads, *block.writes)}
@@ -118,7 +118,7 @@ def _order_function(fn: tirx.PrimFunc) -> tirx.PrimFunc:
         for rv in _leaves(sch, sch.get_sblock("root", func_name="main")):
             _order_block(sch, rv)
     except (ScheduleError, RuntimeError, ValueError):
-        # An optional step: TVM's own order is correct too, merely slower.
+        # An optional step: TVM's order is correct too, merely slower.
         return fn
     return sch.mod["main"]
 
@@ -187,7 +187,7 @@ def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutabl
     target = target_in_scope()
     try:
         with compile_turn():
-            mod = outline_branches(mod)  # else TVM hands storage of one branch to what follows it
+            mod = outline_branches(mod)  # else TVM hands storage of a branch to what follows it
             with target:
                 ready = tvm.transform.Sequential(kernel_passes())(mod)
             return _build(ready, target)

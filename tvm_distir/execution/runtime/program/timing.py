@@ -178,7 +178,7 @@ def _arguments(call: relax.Call) -> list[Any]:
 
 
 def _timed(function: Any, arguments: list[Any]) -> float:
-    """Return the seconds of a call, the quickest of some runs: of this thread's own time."""
+    """Return the seconds of a call, the quickest of some runs: of this thread's time."""
     function(*arguments)
     count, best_s = 1, float("inf")
     for _ in range(_REPEATS):

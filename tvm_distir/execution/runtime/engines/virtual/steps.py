@@ -31,7 +31,7 @@ from tvm_distir.support import EngineError
 class Segment:
     """Bindings to compile: ``module[KERNEL]`` takes ``inputs`` and returns ``outputs``.
 
-    Each is a key of its own: names need not be unique.
+    Each is a separate key: names need not be unique.
     """
 
     module: ir.IRModule

@@ -21,7 +21,7 @@ from .process import TIMEOUT_S, XlaCollective, missing, process_turn, running
 
 
 class XlaEngine(Engine):
-    """Runs level-5 modules of one mesh with XLA:CPU, as replicas on as many host devices.
+    """Runs level-5 modules of a mesh with XLA:CPU, as replicas on as many host devices.
 
     XLA merges collectives and reduces in orders of its own: its results are compared within
     tolerances, and what ran is not counted as our own engines count it.

@@ -113,7 +113,7 @@ class XlaProcess:
             Whole inputs; of replicas those of each device, device by device.
         devices : int
         replicas : bool
-            Whether devices are replicas, or partitions of one program.
+            Whether devices are replicas, or partitions of a program.
         timeout_s : float
             How long compiling and running may take; the process is killed then.
 
