@@ -39,14 +39,14 @@ class Differing:
     def __init__(self, mod: ir.IRModule) -> None:
         self.mod = mod
         self.known: dict[Any, Any] = {}
-        self.found: list[tuple[str, Any, Axes]] = []
+        self.differing: list[tuple[str, Any, Axes]] = []
 
     def conditions(self) -> list[tuple[str, Any, Axes]]:
         """Return the conditions that differ: function, variable of the ``If`` and axes."""
         for gv, fn in sorted(self.mod.functions.items(), key=lambda item: str(item[0].name_hint)):
             if isinstance(fn, relax.Function) and fn.attrs and IO_ATTR in fn.attrs:
                 self._function(str(gv.name_hint), fn, self._inputs(fn))
-        return self.found
+        return self.differing
 
     def _inputs(self, fn: relax.Function) -> tuple[Any, ...]:
         io, here = fn.attrs[IO_ATTR], meshes(self.mod)
@@ -86,7 +86,7 @@ class Differing:
         if isinstance(value, relax.If):
             axes = _all(self._of(value.cond, state))
             if axes:
-                self.found.append((name, var, axes))
+                self.differing.append((name, var, axes))
             sides = [
                 self._body(name, seq, dict(state))
                 for seq in (value.true_branch, value.false_branch)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Find and load the native library on first use; there is no fallback."""
+"""Finds and loads the native library, on first use; there is no fallback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REBUILD = "Install the package again (scripts/setup, or: pip install .), which 
 
 
 def _candidates() -> Iterator[Path]:
-    """Return the possible paths of an installed library, the likeliest first."""
+    """Where an installed library may lie, the likeliest place first."""
     yield Path(__file__).resolve().parents[2] / "lib" / LIBRARY_NAME
     try:
         # An editable install imports the sources but puts the library into site-packages.
@@ -38,7 +38,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def library_path() -> Path:
-    """Return the path of the library to load.
+    """Path of the library to load.
 
     The environment variable :data:`LIBRARY_VARIABLE` decides when it is set; else the library is
     looked for in ``lib`` beside the package, then among the files of the installed distribution.
@@ -74,7 +74,7 @@ def library_path() -> Path:
 
 
 def load_library() -> Any:
-    """Load the library once per path and check the version of its interface.
+    """Load the library once per path and check that its interface is the expected one.
 
     It is looked for once for each value of :data:`LIBRARY_VARIABLE`.
 
@@ -93,13 +93,13 @@ def load_library() -> Any:
 
 @functools.cache
 def native_function(name: str) -> Any:
-    """Return a function of the library from a cache, for frequent calls."""
+    """A function of the library, looked for once: for those that are called all the time."""
     return load_library()[name]
 
 
 @functools.cache
 def _found(named: str | None) -> Any:
-    """Return the library, while the environment variable has this value."""
+    """The library, while the environment variable has this value."""
     return _load(library_path())
 
 
