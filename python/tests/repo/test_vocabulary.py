@@ -16,13 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.repo.conftest import Module
 
-SHARED_CLASS_NAMES: frozenset[str] = frozenset(
-    {
-        "Messages",  # of MPI ranks, and of the ranks of a simulated pipeline
-        "Phase",  # of a stage function, and of ring attention
-        "Runs",  # of recomputation policies, and of pipeline actions
-    }
-)
+SHARED_CLASS_NAMES: frozenset[str] = frozenset()
 """Class names that may have more than one meaning; at most five."""
 MOST_SHARED_CLASS_NAMES = 5
 MOST_SHARED_FILE_NAMES = 8
