@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Basics that every other wing uses: errors, configuration files, plugins, the native library."""
+"""Provide errors, configuration files, plugins and the native library to all other wings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Repairs ``tvm.runtime.disco``, which ``import tvm`` may leave half-made."""
+"""Repair ``tvm.runtime.disco``, which ``import tvm`` may leave partially initialized."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse versions of TVM and of its FFI that the plugin is not made for, before importing them.
+"""Refuse unsupported versions of TVM and of its FFI before importing them.
 
 The ranges are those of ``pyproject.toml`` (a test compares them); the reasons stand there.
 """
@@ -52,7 +52,7 @@ class VersionRange:
 
     @property
     def requirement(self) -> str:
-        """What to ask pip for."""
+        """Return the requirement for pip."""
         return f"{self.distribution}{self.specifier}"
 
 
@@ -65,7 +65,7 @@ REMEDY = "pip install " + " ".join(f'"{pin.requirement}"' for pin in PINS)
 
 
 def _key(version: str) -> _Key | None:
-    """Return what a version is ordered by; None for a pre-release, or for no version at all."""
+    """Return the sort key of a version; None for a pre-release or an invalid version."""
     match = _VERSION.fullmatch(version.strip())
     if match is None or match["early"] or match["dev"]:
         return None
@@ -101,7 +101,7 @@ def _installed(distribution: str) -> str | None:
 
 
 def check_versions() -> None:
-    """Refuse to go on without the versions that the plugin is made for.
+    """Refuse to import without the versions that the plugin supports.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Checkers: whether a module is at the IR level it should be at."""
+"""Check that a module is at a given IR level."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the devices that meet in a branch take it together, at level 5.
+"""Check at level 5 that the devices that communicate in a branch all take the same side.
 
 Along which mesh axes a value may differ between devices follows from where it comes from: an
 input along the axes that cut it, ``axis_index`` along its axis; a collective makes its result
@@ -39,14 +39,14 @@ class Differing:
     def __init__(self, mod: ir.IRModule) -> None:
         self.mod = mod
         self.known: dict[Any, Any] = {}
-        self.found: list[tuple[str, Any, Axes]] = []
+        self.differing: list[tuple[str, Any, Axes]] = []
 
     def conditions(self) -> list[tuple[str, Any, Axes]]:
-        """What must not be: function, variable of the ``If`` and axes, in order."""
+        """Return the conditions that differ: function, variable of the ``If`` and axes."""
         for gv, fn in sorted(self.mod.functions.items(), key=lambda item: str(item[0].name_hint)):
             if isinstance(fn, relax.Function) and fn.attrs and IO_ATTR in fn.attrs:
                 self._function(str(gv.name_hint), fn, self._inputs(fn))
-        return self.found
+        return self.differing
 
     def _inputs(self, fn: relax.Function) -> tuple[Any, ...]:
         io, here = fn.attrs[IO_ATTR], meshes(self.mod)
@@ -74,7 +74,7 @@ class Differing:
         return self._of(seq.body, state)
 
     def _of(self, expr: Any, state: dict[Any, Any]) -> Any:
-        """Of an operand."""
+        """Return the axes along which an operand differs."""
         if isinstance(expr, relax.Tuple):
             return tuple(self._of(item, state) for item in expr.fields)
         if isinstance(expr, relax.TupleGetItem):
@@ -86,7 +86,7 @@ class Differing:
         if isinstance(value, relax.If):
             axes = _all(self._of(value.cond, state))
             if axes:
-                self.found.append((name, var, axes))
+                self.differing.append((name, var, axes))
             sides = [
                 self._body(name, seq, dict(state))
                 for seq in (value.true_branch, value.false_branch)
@@ -103,13 +103,13 @@ class Differing:
 
 
 def _cut(key: Any, placement: str) -> Axes:
-    """Axes of a mesh along which a placement cuts, of those with more than one device."""
+    """Return the mesh axes of more than one device along which a placement shards."""
     labels = parse_placement(placement)
     return frozenset((key, a) for a, label in enumerate(labels) if label >= 0 and key[0][a] > 1)
 
 
 def _collective(call: ir.Call, given: Axes) -> Axes:
-    """Of the result of a ``R.dist`` op."""
+    """Return the axes along which the result of an ``R.dist`` op differs."""
     if is_done(call):
         return given
     kind = collective_op(call) or str(dist_op_name(call))
@@ -134,12 +134,12 @@ def _leaves(tree: Any) -> Iterator[Axes]:
 
 
 def _all(tree: Any) -> Axes:
-    """All axes of a (nested) tuple."""
+    """Return all axes of a (nested) tuple."""
     return NONE.union(*_leaves(tree))
 
 
 def _joined(trees: Sequence[Any]) -> Any:
-    """What either of two values has, field by field where both are tuples."""
+    """Return the union of the axes of two values, field by field for tuples."""
     left, other = trees
     if isinstance(left, tuple) and isinstance(other, tuple):
         return tuple(_joined(pair) for pair in zip(left, other))

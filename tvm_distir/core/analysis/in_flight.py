@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What is in flight in a function of level 5: begun once, waited for once, read by nothing else."""
+"""Check that each asynchronous value at level 5 is started once and waited for once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.support import LevelError
 
 Tree = int | None | tuple["Tree", ...]
-"""Numbers of what is in flight, as the tuples lie; None: at hand."""
+"""Numbers of values in flight, nested as the tuples; None for available values."""
 
 
 class InFlight:
-    """Follows what is in flight through the bindings of a function.
+    """A tracker of values in flight through the bindings of a function.
 
     What a start gives is read by one ``collective_done``, and a done reads nothing else. Between
     the two it may lie in tuples, and cross the boundary of a private function, once, where the
@@ -44,7 +44,7 @@ class InFlight:
         self.taken: set[int] = set()
 
     def check(self) -> None:
-        """Refuse what is read otherwise, twice or never (LevelError DIST0451)."""
+        """Refuse values in flight that are misread (LevelError DIST0451)."""
         for place in _places(self.fn, "params"):
             param = self.fn.params[place]
             self.flying[param] = self._begun(param.ty, str(param.name))
@@ -87,7 +87,7 @@ class InFlight:
             )
 
     def _call(self, value: ir.Call, where: str) -> tuple[int, ...]:
-        """Take the arguments that a call waits for; fields of its result that are in flight."""
+        """Consume arguments that a call waits for; return the fields of its result in flight."""
         callee = self.mod[value.op] if type(value.op) is ir.GlobalVar else None
         known = isinstance(callee, relax.Function)
         waits = _places(callee, "params") if known else ()
@@ -129,6 +129,6 @@ def _leaves(tree: Tree) -> Iterator[int]:
 
 
 def _places(fn: relax.Function, what: str) -> tuple[int, ...]:
-    """Parameters or fields of the result of a function that are in flight."""
+    """Return the parameters or fields of the result of a function that are in flight."""
     notes: Any = fn.attrs[IN_FLIGHT_ATTR] if fn.attrs and IN_FLIGHT_ATTR in fn.attrs else {}
     return tuple(int(place) for place in notes[what]) if what in notes else ()

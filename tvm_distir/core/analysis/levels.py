@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``check_level``: the first binding that does not belong to a level, named."""
+"""``check_level`` reports the first binding that does not belong to an IR level."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def check_level(mod: ir.IRModule, level: int | str) -> None:
 
 
 def level_of(mod: ir.IRModule) -> str:
-    """Name of the level that a module is at: the first one whose rules it keeps.
+    """Return the name of the level that a module is at: the first whose rules it keeps.
 
     Raises
     ------
     LevelError
-        DIST0451 where it keeps those of none; what is told is what the legalized level lacks.
+        DIST0451 where it keeps those of none; what is reported is what the legalized level lacks.
     """
     if any(fn.attrs and IO_ATTR in fn.attrs for _, fn in relax_functions(mod)):
         return LEVELS[5]
@@ -95,7 +95,7 @@ def level_of(mod: ir.IRModule) -> str:
 
 
 def _check_conditions(mod: ir.IRModule) -> None:
-    """Devices that meet in a branch take it together."""
+    """Check that devices that communicate in a branch take the same side."""
     for name, var, axes in Differing(mod).conditions():
         numbers = sorted({axis for _, axis in axes})
         what = f"a condition that differs between devices along mesh axes {numbers}"
@@ -103,13 +103,13 @@ def _check_conditions(mod: ir.IRModule) -> None:
 
 
 class _Checker:
-    """Checks one function."""
+    """A checker of a function."""
 
     def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, level: int) -> None:
         self.mod, self.name, self.fn, self.level = mod, name, fn, level
 
     def error(self, where: str, what: str) -> LevelError:
-        """Error at a place of this function."""
+        """Return the error at a place of this function."""
         return LevelError(
             "DIST0451",
             f"{what}, which a module of level {self.level} ({LEVELS[self.level]}) must not have",
@@ -118,7 +118,7 @@ class _Checker:
         )
 
     def run(self) -> None:
-        """Parameters, bindings, result, then partial sums."""
+        """Check the parameters, bindings and result, then the partial sums."""
         for p in self.fn.params:
             self.type(p.name, p.ty)
         for b in self.bindings(self.fn.body):
@@ -140,7 +140,7 @@ class _Checker:
                 )
 
     def bindings(self, body: Any) -> Iterator[Any]:
-        """All bindings of a body, in order, those of branches included."""
+        """Return all bindings of a body, in order, those of branches included."""
         for block in body.blocks:
             for b in block.bindings:
                 if isinstance(b.value, relax.If):
@@ -149,7 +149,7 @@ class _Checker:
                 yield b
 
     def type(self, where: str, ty: Any) -> None:
-        """Tensor types are DTensors at levels 3 and 4, plain tensors elsewhere."""
+        """Check that tensors are DTensors at levels 3 and 4 and plain tensors elsewhere."""
         for leaf in flat_types(ty):
             if tensor_type(leaf) is None:
                 continue
@@ -168,7 +168,7 @@ class _Checker:
                 )
 
     def expression(self, where: str, value: Any) -> None:
-        """Only the ``R.dist`` ops of the level."""
+        """Check that only ``R.dist`` ops of the level are called."""
         if isinstance(value, relax.If):
             if self.level in (3, 4):
                 raise self.error(where, "an If")

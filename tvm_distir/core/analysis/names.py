@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The names of the IR levels; what asks for these alone does not import TVM."""
+"""Define the names of the IR levels without importing TVM."""
 
 from __future__ import annotations
 

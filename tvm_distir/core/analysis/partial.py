@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Recomputes which values are partial sums at levels 3 and 4, and checks that all are completed.
+"""Infer which values are partial sums at levels 3 and 4, and check that all are reduced.
 
 At level 3 a reducing call is complete unless its result is wrapped in ``R.dist.partial``; at
 level 4 it is partial until a collective reduces it.
@@ -28,7 +28,7 @@ NONE: Axes = frozenset()
 
 
 def declared(fn: relax.Function, kind: str, index: int) -> Axes:
-    """Mesh axes along which a flat parameter or result is declared partial."""
+    """Return the mesh axes along which a flat parameter or result is declared partial."""
     if not (fn.attrs and PARTIAL_ATTR in fn.attrs):
         return NONE
     table = fn.attrs[PARTIAL_ATTR][kind]
@@ -36,7 +36,7 @@ def declared(fn: relax.Function, kind: str, index: int) -> Axes:
 
 
 class PartialState:
-    """Partial sums of one function."""
+    """Partial sums of a function."""
 
     def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, *, legalized: bool) -> None:
         self.mod, self.name, self.fn, self.legalized = mod, name, fn, legalized
@@ -49,7 +49,7 @@ class PartialState:
             index += len(leaves)
 
     def error(self, where: str, what: str) -> LevelError:
-        """Error at a binding."""
+        """Return the error at a binding."""
         return LevelError(
             "DIST0452",
             what,
@@ -58,7 +58,7 @@ class PartialState:
         )
 
     def of(self, expr: Any) -> list[Axes]:
-        """Partial axes per leaf of an expression."""
+        """Return the partial axes per leaf of an expression."""
         if isinstance(expr, relax.Tuple):
             return [axes for f in expr.fields[:] for axes in self.of(f)]
         if isinstance(expr, relax.TupleGetItem):

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a collective means: its call decoded, the tiles that move, the result, in NumPy."""
+"""Decode collective calls and compute their results and data movement in NumPy."""
 
 from __future__ import annotations

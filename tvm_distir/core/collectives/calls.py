@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Level-5 ``R.dist.*`` calls decoded into what the engines and the legalisation work on."""
+"""Decode level-5 ``R.dist.*`` calls for the engines and the legalization."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INT_ARGS = ("dim", "gather_dim", "split_dim", "shift")
 
 
 def _group_side(call: ir.Call, placement: str) -> Side:
-    """One end of an exchange within a group, whose devices are positions in it."""
+    """Return a side of an exchange in a group, with positions in the group as devices."""
     axes, sizes = call_axes(call), mesh_shape(call.attrs["device_mesh"])
     labels = parse_placement(str(call.attrs[placement]))
     inner = tuple(sizes[a] for a in axes)
@@ -51,7 +51,7 @@ def decode_collective(call: ir.Call) -> Collective:
 
 
 def make_side(mesh: DeviceMesh, placement: Any) -> Side:
-    """One end of a transfer from a mesh and a placement text."""
+    """Return a side of a transfer from a mesh and a placement text."""
     devices = tuple(int(d) for d in mesh_devices(mesh).ravel())
     return mesh_shape(mesh), devices, parse_placement(str(placement))
 

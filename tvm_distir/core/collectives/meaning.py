@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What every collective means, in NumPy, over the arrays of one group.
+"""Define every collective in NumPy, over the arrays of a group.
 
 All engines must give these bits. Reductions run in the group's rank order, one rank after the
 other. ``float16`` and ``bfloat16`` are widened to ``float32``, reduced there and rounded once at
@@ -53,12 +53,12 @@ def check_op(op: str) -> str:
 
 
 def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Type in which values of ``dtype`` are reduced."""
+    """Return the type in which values of ``dtype`` are reduced."""
     return np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
 
 
 def neutral(op: str, dtype: np.dtype[Any]) -> Any:
-    """Neutral element of a reduction, as a scalar array of ``dtype``.
+    """Return the neutral element of a reduction, as a scalar array of ``dtype``.
 
     For ``min``/``max`` of floats it is +inf/-inf, of integers the largest/smallest value.
     """
@@ -74,7 +74,7 @@ def neutral(op: str, dtype: np.dtype[Any]) -> Any:
 
 
 def all_reduce(terms: Sequence[Array], op: str) -> Array:
-    """Reduce arrays of one shape in their order; the result has their type.
+    """Reduce arrays of equal shape in their order; the result has their type.
 
     Parameters
     ----------
@@ -108,12 +108,12 @@ def _parts(x: Array, count: int, dim: int) -> list[Array]:
 
 
 def local_slice(x: Array, position: int, count: int, dim: int) -> Array:
-    """Part number ``position`` of ``count`` equal parts of ``x`` along ``dim``."""
+    """Return part number ``position`` of ``count`` equal parts of ``x`` along ``dim``."""
     return np.ascontiguousarray(_parts(x, count, dim)[position])
 
 
 def reduce_scatter(terms: Sequence[Array], dim: int, op: str) -> list[Array]:
-    """Reduce, and cut the result into one part per rank along ``dim``."""
+    """Reduce, and split the result along ``dim`` into a part per rank."""
     total = all_reduce(terms, op)
     return [np.ascontiguousarray(part) for part in _parts(total, len(terms), dim)]
 
@@ -129,7 +129,7 @@ def all_to_all(shards: Sequence[Array], gather_dim: int, split_dim: int) -> list
 
 
 def collective_permute(shards: Sequence[Array], shift: int, wrap: bool = False) -> list[Array]:
-    """Rank i's array goes to rank i + ``shift``.
+    """Send the array of rank i to rank i + ``shift``.
 
     With ``wrap`` they count around the ring; else zeros arrive at the border.
     """
@@ -142,14 +142,14 @@ def collective_permute(shards: Sequence[Array], shift: int, wrap: bool = False) 
 
 
 def exchange(shards: Sequence[Array], shape: tuple[int, ...], src: Side, dst: Side) -> list[Array]:
-    """Give every rank the shard it has in ``dst`` of a tensor that lies as in ``src``.
+    """Give every rank its shard under ``dst`` of a tensor placed as ``src``.
 
     Parameters
     ----------
     shards : sequence of arrays
         One (padded) shard per rank, in group order.
     shape : tuple of int
-        Of the whole tensor.
+        Of the full tensor.
     src, dst : Side
         Their devices are positions in the group. New padding is zero.
     """
@@ -161,7 +161,7 @@ def exchange(shards: Sequence[Array], shape: tuple[int, ...], src: Side, dst: Si
 
 
 def crossing_elements(call: Collective) -> int:
-    """The most elements that a rank receives from others in an exchange."""
+    """Return the maximum number of elements that a rank receives in an exchange."""
     args: dict[str, Any] = dict(call.args)
     (mesh, _, before), (_, _, after) = args["src"], args["dst"]
     most = 0
@@ -173,26 +173,26 @@ def crossing_elements(call: Collective) -> int:
 
 
 def counted_bytes(call: Collective, result: Array) -> int:
-    """What :func:`~.network.wire_bytes` counts: bytes of a rank's result, mostly."""
+    """Return the bytes from which :func:`~.network.wire_bytes` computes the traffic."""
     if call.name == "exchange":
         return crossing_elements(call) * result.itemsize
     return result.nbytes
 
 
 def partial(x: Array, position: int, op: str) -> Array:
-    """Turn a complete value into terms: kept at position 0, the neutral element elsewhere."""
+    """Turn a reduced value into partial terms: the neutral element but at position 0."""
     check_op(op)
     return x.copy() if position == 0 else np.full_like(x, neutral(op, x.dtype))
 
 
 def axis_index(position: int) -> Array:
-    """My position in the group, as an int64 array of shape ()."""
+    """Return the rank's position in the group, as an int64 array of shape ()."""
     return np.array(position, np.int64)
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective, as all engines see it.
+    """A collective, in the form that all engines share.
 
     Attributes
     ----------
@@ -210,7 +210,7 @@ class Collective:
     args: tuple[tuple[str, Any], ...] = field(default=())
 
     def group_of(self, rank: int) -> tuple[int, ...]:
-        """Group of a rank, or DIST0611."""
+        """Return the group of a rank, or DIST0611."""
         for group in self.groups:
             if rank in group:
                 return group
@@ -220,12 +220,12 @@ class Collective:
         )
 
     def text(self) -> str:
-        """``all_gather(dim=0)``, for messages."""
+        """Return the collective as text for messages, such as ``all_gather(dim=0)``."""
         return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.args)})"
 
 
 def apply(call: Collective, xs: Sequence[Array], count: int | None = None) -> list[Array]:
-    """Results of a collective on one group.
+    """Return the results of a collective on one group.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ def apply(call: Collective, xs: Sequence[Array], count: int | None = None) -> li
 
 
 def apply_groups(call: Collective, xs: Mapping[int, Array]) -> dict[int, Array]:
-    """Results of a collective on all its groups, by rank."""
+    """Return the results of a collective on all its groups, by rank."""
     out: dict[int, Array] = {}
     for group in call.groups:
         out.update(zip(group, apply(call, [xs[rank] for rank in group])))
@@ -263,7 +263,7 @@ def apply_groups(call: Collective, xs: Mapping[int, Array]) -> dict[int, Array]:
 
 
 def apply_local(call: Collective, x: Array | None, position: int, count: int) -> Array:
-    """Result of one of :data:`tvm_distir.core.ir.names.LOCAL_OPS` at one position of its group."""
+    """Return the result of an op of :data:`tvm_distir.core.ir.names.LOCAL_OPS` at a position."""
     args: dict[str, Any] = dict(call.args)
     if call.name == "axis_index":
         return axis_index(position)

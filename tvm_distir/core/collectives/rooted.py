@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the collectives mean that no level-5 op stands for, in NumPy, over one group's arrays.
+"""Define in NumPy the collectives that have no level-5 op, over the arrays of a group.
 
 The native library must give these bits; see :mod:`~.collectives.meaning` for the rest.
 """
@@ -25,7 +25,7 @@ AVERAGE = "avg"
 
 
 def reduce_terms(terms: Sequence[Array], op: str) -> Array:
-    """Reduce arrays of one shape in their order, by :data:`AVERAGE` too.
+    """Reduce arrays of equal shape in their order, by :data:`AVERAGE` too.
 
     The average is the sum divided by the number of terms; of integers it is the sum modulo their
     width, divided toward zero. ``float16`` and ``bfloat16`` are rounded once, after the division.
@@ -62,12 +62,12 @@ def _cut(x: Array, sizes: Sequence[int], dim: int) -> list[Array]:
 
 
 def broadcast(xs: Sequence[Array], root: int) -> list[Array]:
-    """Every rank gets the array at position ``root``."""
+    """Give every rank the array at position ``root``."""
     return [xs[root].copy() for _ in xs]
 
 
 def scatter(x: Array, sizes: Sequence[int], dim: int) -> list[Array]:
-    """Cut the root's array into one part of the given size per rank, along ``dim``."""
+    """Split the root's array along ``dim`` into a part of the given size per rank."""
     return _cut(x, sizes, dim)
 
 

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which bytes go from which rank to which when a value moves to another mesh.
+"""Compute which bytes each rank sends to which when a value moves to another mesh.
 
-The whole tensor is cut along both placements; every overlap of a source shard with a
-destination shard is one tile. A destination that holds a copy of its own (a replica) gets its
+The full tensor is sharded along both placements; every overlap of a source shard with a
+destination shard is one tile. A destination that holds a separate copy (a replica) gets its
 own tile, so each element of each destination is written exactly once, and padding never travels.
 """
 
@@ -19,7 +19,7 @@ from tvm_distir.core.ir.placement import check_placement, shard_slices
 
 Bounds = tuple[tuple[int, int], ...]
 Side = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""One end of a transfer: mesh shape, device ids in row-major order, labels."""
+"""A side of a transfer: mesh shape, device ids in row-major order, labels."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class Tile:
 
     @property
     def elements(self) -> int:
-        """Number of elements of the box."""
+        """Return the number of elements of the box."""
         return _volume(self.src_bounds)
 
     def src_slices(self) -> tuple[slice, ...]:
-        """Index of the box in the source rank's tensor."""
+        """Return the index of the box in the source rank's tensor."""
         return tuple(slice(a, b) for a, b in self.src_bounds)
 
     def dst_slices(self) -> tuple[slice, ...]:
-        """Index of the box in the destination rank's tensor."""
+        """Return the index of the box in the destination rank's tensor."""
         return tuple(slice(a, b) for a, b in self.dst_bounds)
 
 
@@ -58,7 +58,7 @@ def _volume(bounds: Bounds) -> int:
 
 
 def _copies(side: Side, shape: Sequence[int]) -> int:
-    """How many devices of one end have the same part: those of axes that cut no dim."""
+    """Return the number of replicas of each part on a side of the transfer."""
     mesh, _, labels = side
     return math.prod(n for n, label in zip(mesh, labels) if not 0 <= label < len(shape))
 
@@ -72,12 +72,12 @@ def _shards(shape: Sequence[int], side: Side) -> list[tuple[int, Bounds]]:
 
 @functools.lru_cache(maxsize=1024)
 def transfer_tiles(shape: tuple[int, ...], src: Side, dst: Side) -> tuple[Tile, ...]:
-    """Cut a transfer into tiles, in order of destination, then of position.
+    """Split a transfer into tiles, in order of destination, then of position.
 
     Parameters
     ----------
     shape : tuple of int
-        Shape of the whole tensor.
+        Shape of the full tensor.
     src, dst : Side
         Mesh shape, device ids and labels (no partial sums) of either end.
 
@@ -124,7 +124,7 @@ def transfer_tiles(shape: tuple[int, ...], src: Side, dst: Side) -> tuple[Tile, 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A ``send`` or ``recv``: the two sides, the whole shape and the tag that joins them."""
+    """A ``send`` or ``recv``: the two sides, the full shape and the tag that joins them."""
 
     tag: int
     shape: tuple[int, ...]
@@ -132,11 +132,11 @@ class Transfer:
     dst: Side
 
     def tiles(self) -> tuple[Tile, ...]:
-        """Tiles of the transfer; the same on both sides."""
+        """Return the tiles of the transfer; the same on both sides."""
         return transfer_tiles(self.shape, self.src, self.dst)
 
     def crossing_elements(self, sends: bool, devices: Collection[int] = ()) -> int:
-        """The most elements that one device sends, or else receives; what it keeps is not counted.
+        """Return the maximum number of elements that a device sends or receives.
 
         Parameters
         ----------
@@ -161,5 +161,5 @@ class Transfer:
         return max(sums.values(), default=0)
 
     def text(self) -> str:
-        """Words for messages."""
+        """Return a description for messages."""
         return f"transfer {self.tag} from ranks {list(self.src[1])} to ranks {list(self.dst[1])}"

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Systems: the hardware as data, and what work and traffic cost on it."""
+"""Describe hardware systems as data, and the cost of computation and communication on them."""
 
 from __future__ import annotations
 

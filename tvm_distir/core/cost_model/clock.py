@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The clock that passes and the simulator share: times of ops in integer picoseconds."""
+"""The clock shared by passes and the simulator gives times of ops in integer picoseconds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LARGEST_S = (1 << 62) / PICOSECONDS
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Duration of a kernel, and what it is bound by (see :class:`.model.Roofline`)."""
+    """The duration of a kernel and its bound (see :class:`.model.Roofline`)."""
 
     duration_ps: int
     bound_by: str
 
 
 class Clock:
-    """Times of kernels, collectives and transfers on a system; equal ones are computed once.
+    """The cached times of kernels, collectives and transfers on a system.
 
     Every method takes the ``place`` that an error names, and raises SimulationError DIST0721 for
     a time that is not finite or does not fit.
@@ -43,7 +43,7 @@ class Clock:
     def kernel(
         self, flops: int, moved_bytes: int, kernel_class: str, dtype: str, place: str = ""
     ) -> KernelTime:
-        """Time of a kernel, by :meth:`System.roofline`."""
+        """Return the time of a kernel, by :meth:`System.roofline`."""
         key = (flops, moved_bytes, kernel_class, dtype)
         if key not in self._kernels:
             bound = self.system.roofline(flops, moved_bytes, kernel_class, dtype)
@@ -58,7 +58,7 @@ class Clock:
         place: str = "",
         gradients: bool = False,
     ) -> int:
-        """Time of a collective in the slowest of the groups, which all run at once.
+        """Return the time of a collective in the slowest of the groups, which all run at once.
 
         ``gradients``: a sum of gradients behind a step, see :meth:`System.spread_time_s`.
         """
@@ -67,7 +67,7 @@ class Clock:
     def group_durations_ps(
         self, kind: str, payload_bytes: int, layout: GroupLayout, place: str = ""
     ) -> tuple[int, ...]:
-        """Time of a collective in each of the groups, which all run at once."""
+        """Return the time of a collective in each of the groups, which all run at once."""
         _, times = self._collective(kind, payload_bytes, layout, place, False)
         return tuple(times[spread] for spread in layout.spreads)
 
@@ -89,13 +89,13 @@ class Clock:
         return self._collectives[key]
 
     def transfer_ps(self, kind: str, wire_bytes: int, layout: GroupLayout, place: str = "") -> int:
-        """Time of a transfer between the pairs of :meth:`transfer_layout`."""
+        """Return the time of a transfer between the pairs of :meth:`transfer_layout`."""
         if not wire_bytes or not layout.spreads:
             return 0
         return self.collective_ps(kind, wire_bytes, layout, place)
 
     def transfer_layout(self, here: Sequence[int], there: Sequence[int]) -> GroupLayout:
-        """Layout of the devices of two meshes, each paired with another one of the other mesh."""
+        """Return the layout of the pairs of devices of two meshes."""
         per_node = self.system.intra_node.devices_per_node
         base = min((*here, *there), default=0) // per_node * per_node  # as on the first nodes
         key = tuple(device - base for device in here), tuple(device - base for device in there)

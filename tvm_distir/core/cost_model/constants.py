@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The constants of a system's cost model: what each means, its unit, what values are plausible."""
+"""Define the constants of a system's cost model: their meaning, units and plausible ranges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ConstantSpec:
         Bounds of what fits may find.
     spread : float
         How far, as a standard deviation of its logarithm, a fit may take it from where it begins
-        at the price of one row that is off by the tolerance.
+        at the cost of one row that is off by the tolerance.
     begin : float
         Where a fit begins where a system has 0.
     """
@@ -94,7 +94,7 @@ DEFAULTS: Mapping[str, float | str] = {
     "vocabulary_efficiency": "matmul_efficiency",
     "unaligned_efficiency": "vocabulary_efficiency",
 }
-"""What a constant that a system does not name is: a value, or another's."""
+"""Default of each constant that a system may omit: a value, or the name of another constant."""
 LINKS: Mapping[str, ConstantSpec] = {
     "intra_node.bandwidth_GBps": ConstantSpec(
         "GB/s", "what a ring reaches inside a node", 0.05, 5e3, 1
@@ -109,19 +109,19 @@ LINKS: Mapping[str, ConstantSpec] = {
         1.0,
     ),
 }
-"""Numbers of links that a fit may change where it is told to."""
+"""Fields of links that a fit may change on request."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A constant of a system, and where it comes from (``assumed`` where from nowhere)."""
+    """A constant of a system and its source (``assumed`` if there is none)."""
 
     value: float
     source: str
 
 
 def value_of(constants: Mapping[str, Constant], name: str) -> float:
-    """Value of a constant, whether it is named or not."""
+    """Return the value of a constant, or its default."""
     if name in constants:
         return constants[name].value
     default = DEFAULTS[name]
@@ -130,7 +130,7 @@ def value_of(constants: Mapping[str, Constant], name: str) -> float:
 
 @dataclass(frozen=True)
 class KernelTimeForm:
-    """How long a kernel of a class takes.
+    """The form of the time of a kernel class.
 
     Arithmetic takes ``flops / (efficiency peak)``, traffic
     ``factor bytes / (memory_efficiency bandwidth)``, and both of them

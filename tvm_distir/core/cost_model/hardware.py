@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a system: its devices and its network, as data."""
+"""Define the devices and the network of a system as dataclasses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ KERNEL_CLASSES = (
     "matmul", "conv", "attention", "memory", "gather", "view", "batched", "vocabulary", "scores",
     "logits", "unaligned",
 )  # fmt: skip
-"""How a kernel spends its time: what share of the peaks it reaches on a system."""
+"""Kernel classes, which differ in the fractions of the peaks that they reach."""
 LIKE = {
     "batched": "matmul", "vocabulary": "matmul", "unaligned": "matmul", "scores": "memory",
     "logits": "memory",
 }  # fmt: skip
-"""Kernel classes that are another one where a system says nothing of them."""
+"""Kernel classes that default to another class where a system does not list them."""
 VIEW = "view"
 """The kernel class that costs nothing: the result is the operand's memory."""
 TENSOR_CLASSES = ("matmul", "conv", "attention", "batched", "vocabulary", "unaligned")
@@ -33,7 +33,7 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator. Numbers in the units of their names; peaks by dtype, with ``default``."""
+    """An accelerator, with fields in the units of their names and peaks by dtype."""
 
     name: str
     memory_capacity_GiB: float
@@ -54,7 +54,7 @@ class IntraNode:
     devices_per_node : int
         Devices ``k * devices_per_node`` and following share a node.
     bandwidth_GBps : float
-        What one device sends, per direction, as collectives reach it.
+        What a device sends, per direction, as collectives reach it.
     latency_us : float
         Per ring step.
     setup_us : float
@@ -102,7 +102,7 @@ class InterNode:
 
 @dataclass(frozen=True)
 class HostLink:
-    """What connects a device with the memory of its host.
+    """The link between a device and the memory of its host.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Times of collectives and messages inside a node and between nodes."""
+"""Compute the times of collectives and messages within and between nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STRAIGHT = (PERMUTE, "exchange", *TRANSFERS)
 
 
 def near_time_s(near: IntraNode, kind: str, payload_bytes: Any, ranks: int) -> Any:
-    """Seconds inside a node.
+    """Return the seconds inside a node.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def far_time_s(
     far_bandwidth: float,
     hop_us: float | None,
 ) -> Any:
-    """Seconds between nodes.
+    """Return the seconds between nodes.
 
     Parameters
     ----------

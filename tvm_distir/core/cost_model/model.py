@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a system is: its devices, its network, and the time work takes on them."""
+"""Define a system: its devices, its network, and the time that work takes on them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class WorkLike(Protocol):
-    """What a call costs: :class:`tvm_distir.core.ops.factor.Work` is one."""
+    """The work of a call, as :class:`tvm_distir.core.ops.factor.Work` describes it."""
 
     @property
     def flops(self) -> int: ...  # noqa: D102
@@ -40,7 +40,7 @@ class WorkLike(Protocol):
 
 @dataclass(frozen=True)
 class Roofline:
-    """Time of a kernel and what it is bound by: ``compute``, ``memory``, ``launch``; ``view``."""
+    """The time of a kernel and its bound: ``compute``, ``memory``, ``launch`` or ``view``."""
 
     time_s: float
     bound_by: str
@@ -48,7 +48,7 @@ class Roofline:
 
 @dataclass(frozen=True)
 class System:
-    """Hardware as data.
+    """A hardware system, described as data.
 
     Attributes
     ----------
@@ -107,16 +107,16 @@ class System:
 
     @property
     def memory_capacity_bytes(self) -> int:
-        """Memory of one device."""
+        """Return the memory of a device."""
         return int(self.device.memory_capacity_GiB * 2**30)
 
     @property
     def memory_bandwidth_bytes_per_s(self) -> float:
-        """Peak memory bandwidth of one device."""
+        """Return the peak memory bandwidth of a device."""
         return self.device.memory_bandwidth_GBps * 1e9
 
     def peak_flops_per_s(self, dtype: str, kernel_class: str = "matmul") -> float:
-        """Peak of one device for a kernel class and dtype.
+        """Return the peak of a device for a kernel class and dtype.
 
         A dtype that the system does not list takes the entry of its family (``float8`` for
         ``float8_e4m3fn``), else ``default``.
@@ -129,7 +129,7 @@ class System:
         return peaks["default"] * 1e12
 
     def rate(self, kernel_class: str, dtype: str) -> Rate:
-        """What flops and bytes of kernels of a class take, and each kernel besides."""
+        """Return the rate of the FLOPs and bytes of a kernel class, and its launch overhead."""
         peak = self.peak_flops_per_s(dtype, kernel_class)
         if self.constants:
             return rate(self.constants, kernel_class, peak, self.memory_bandwidth_bytes_per_s)
@@ -140,11 +140,11 @@ class System:
         return Rate(peak * efficiency.flops, bandwidth, math.inf, 0.0, 0.0, floor_s, 0.0)
 
     def constant(self, name: str) -> float:
-        """Value of a constant; 0 where the system has none."""
+        """Return the value of a constant; 0 where the system has none."""
         return value_of(self.constants, name) if self.constants else 0.0
 
     def roofline(self, flops: int, moved_bytes: int, kernel_class: str, dtype: str) -> Roofline:
-        """Time of one kernel.
+        """Return the time of a kernel.
 
         ``max(flops / (e_f peak), bytes / (e_b bandwidth), launch floor)``; a view costs nothing.
         With constants as :class:`.constants.Form` says.
@@ -163,7 +163,7 @@ class System:
         return Roofline(time_s, "compute" if spent.bound >= 0 else "memory")
 
     def compute_time_s(self, work: WorkLike, dtype: str) -> float:
-        """Seconds that one device needs for the work of a call.
+        """Return the seconds that a device needs for the work of a call.
 
         Parameters
         ----------
@@ -176,17 +176,17 @@ class System:
         return self.roofline(work.flops, moved, work.kernel_class, dtype).time_s
 
     def layout(self, groups: Sequence[Sequence[int]] | npt.NDArray[np.int64]) -> GroupLayout:
-        """How groups of devices that run one collective at the same time lie on the nodes."""
+        """Return how groups that run a collective concurrently are distributed over the nodes."""
         return layout_of(groups, self.intra_node.devices_per_node)
 
     def nic_sharing(self, groups: Sequence[Sequence[int]]) -> int:
-        """How many of the groups that run at once share a node's network adapters (1: none)."""
+        """Return how many concurrent groups share a node's network adapters (1: no sharing)."""
         return nic_sharing(groups, self.intra_node.devices_per_node)
 
     def node_bandwidth_bytes_per_s(
         self, per_node: int, sharing: int, gradients: bool = False
     ) -> float:
-        """What a group of which ``per_node`` members lie on a node may send out of it.
+        """Return the bandwidth out of a node for a group with ``per_node`` members on it.
 
         All adapters divided by the groups that share them; one device drives its part only.
         ``gradients``: of sums of gradients behind a step.
@@ -199,7 +199,7 @@ class System:
         return adapters * net.bandwidth_per_nic_GBps * 1e9 * reached
 
     def host_copy_time_s(self, size_bytes: int) -> float:
-        """Seconds of a copy between a device and the memory of its host, in either direction.
+        """Return the seconds of a copy between a device and host memory, in either direction.
 
         Raises
         ------
@@ -220,14 +220,14 @@ class System:
     def collective_time_s(
         self, kind: str, payload_bytes: int, ranks: Sequence[int], sharing: int = 1
     ) -> float:
-        """Seconds of one collective over a group of devices.
+        """Return the seconds of a collective over a group of devices.
 
         Parameters
         ----------
         kind : str
             One of :data:`~.names.COLLECTIVES` or :data:`~.names.TRANSFERS`.
         payload_bytes : int
-            Bytes of one rank's *result*; of a transfer, what crosses.
+            Bytes of a rank's *result*; of a transfer, what crosses.
         ranks : sequence of int
             Device ids of the group; they say which members share a node.
         sharing : int
@@ -262,7 +262,7 @@ class System:
         sharing: int,
         gradients: bool = False,
     ) -> Any:
-        """Seconds of one collective over a group that lies on the nodes as ``where`` says.
+        """Return the seconds of a collective over a group with the topology ``where``.
 
         See :mod:`.links`; ``gradients`` as in :meth:`node_bandwidth_bytes_per_s`. Of an array of
         payloads the seconds of each, as of the numbers alone.

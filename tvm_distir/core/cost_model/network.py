@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Ring formulae of the collectives, and how groups of devices lie on the nodes."""
+"""Ring formulas of the collectives, and the distribution of device groups over nodes."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def check_kind(kind: str) -> None:
 
 
 def wire_bytes(kind: str, result_bytes: int, ranks: int) -> int:
-    """Bytes that each rank sends, by the ring algorithm.
+    """Return the bytes that each rank sends, by the ring algorithm.
 
     Parameters
     ----------
     kind : str
         One of :data:`~.names.COLLECTIVES` or :data:`~.names.TRANSFERS`.
     result_bytes : int
-        Size of one rank's result ``b``.
+        Size of a rank's result ``b``.
     ranks : int
         Size of the group ``n``.
 
@@ -54,7 +54,7 @@ def wire_bytes(kind: str, result_bytes: int, ranks: int) -> int:
     sent : int
         all-reduce ``2 (n-1)/n b``; all-gather ``(n-1)/n b``; reduce-scatter ``(n-1) b`` (its
         operand is ``n b``); all-to-all ``(n-1)/n b``; permutation and transfer ``b``; exchange
-        ``b``, here the most bytes that one rank receives. A fraction of a byte is rounded up.
+        ``b``, here the most bytes that a rank receives. A fraction of a byte is rounded up.
         Nothing in a group of one, transfers apart.
 
     Notes
@@ -74,9 +74,9 @@ def wire_bytes(kind: str, result_bytes: int, ranks: int) -> int:
 
 
 def wire_share(kind: str, whole: int, ranks: int) -> int:
-    """What each rank sends of a value that a conversion along one mesh axis moves.
+    """Return the bytes that each rank sends in a conversion along a mesh axis.
 
-    The formulae of :func:`wire_bytes`, asked before the result is known: in the unit of ``whole``,
+    The formulas of :func:`wire_bytes`, asked before the result is known: in the unit of ``whole``,
     whatever it is (bytes, or weights of them), each pass around the ring rounded down.
 
     Parameters
@@ -101,7 +101,7 @@ def wire_share(kind: str, whole: int, ranks: int) -> int:
 
 
 def ring_steps(kind: str, ranks: int) -> int:
-    """Messages one after the other: ``2 (n-1)`` for all-reduce, 1 for permutation and transfer."""
+    """Return the number of sequential messages: ``2 (n-1)`` for all-reduce, 1 for permutation."""
     check_kind(kind)
     if kind in TRANSFERS:
         return 1
@@ -114,7 +114,7 @@ def ring_steps(kind: str, ranks: int) -> int:
 
 @dataclass(frozen=True)
 class GroupTopology:
-    """How a group lies on the nodes.
+    """The distribution of a group over the nodes.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ class GroupTopology:
 
 
 def spread(ranks: Sequence[int], devices_per_node: int) -> GroupTopology:
-    """How a group of device ids lies on nodes of consecutive devices."""
+    """Return how a group of device ids is distributed over nodes of consecutive devices."""
     members: dict[int, int] = {}
     for rank in ranks:
         node = rank // devices_per_node
@@ -142,7 +142,7 @@ def spread(ranks: Sequence[int], devices_per_node: int) -> GroupTopology:
 
 @dataclass(frozen=True, eq=False)
 class GroupLayout:
-    """How groups that run one collective at the same time lie on the nodes.
+    """The distribution of groups that run a collective concurrently over the nodes.
 
     Attributes
     ----------
@@ -166,7 +166,7 @@ _FEW = 16
 def layout_of(
     groups: Sequence[Sequence[int]] | npt.NDArray[np.int64], devices_per_node: int
 ) -> GroupLayout:
-    """How groups of device ids lie on nodes of consecutive devices."""
+    """Return how groups of device ids are distributed over nodes of consecutive devices."""
     if isinstance(groups, np.ndarray):
         if len(groups) > _FEW:
             return _layout_of_equal(groups // devices_per_node)
@@ -178,7 +178,7 @@ def layout_of(
 
 
 def _layout_of_equal(nodes: npt.NDArray[np.int64]) -> GroupLayout:
-    """How groups of one size lie, from the nodes of their members, (groups, size)."""
+    """Return the distribution of groups of equal size from the nodes (groups, size)."""
     groups, size = nodes.shape
     nodes = np.sort(nodes, axis=1)
     begins = np.ones((groups, size), bool)
@@ -197,9 +197,9 @@ def _layout_of_equal(nodes: npt.NDArray[np.int64]) -> GroupLayout:
 
 
 def nic_sharing(groups: Sequence[Sequence[int]], devices_per_node: int) -> int:
-    """How many of some groups leave the same node at most: they share its network adapters.
+    """Return the maximum number of groups that leave the same node and share its adapters.
 
-    Groups that run the same collective at the same time are those along one mesh axis.
+    Groups that run the same collective at the same time are those along a mesh axis.
     """
     leaving: dict[int, int] = {}
     for group in groups:
@@ -211,7 +211,7 @@ def nic_sharing(groups: Sequence[Sequence[int]], devices_per_node: int) -> int:
 
 
 def pair_up(here: Sequence[int], there: Sequence[int]) -> list[tuple[int, int]]:
-    """Pairs of devices of two meshes, the shorter side repeated in blocks.
+    """Return the pairs of devices of two meshes, the shorter side repeated in blocks.
 
     A device that belongs to both is paired with the next of the others.
     """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Systems that other packages offer, each by an entry point of its name."""
+"""Find systems that other packages provide through entry points."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ a file, its content, or a function that gives one of these."""
 
 
 def offered_names() -> tuple[str, ...]:
-    """Names of the systems of other packages; nothing is imported for it."""
+    """Return the names of the systems of other packages; nothing is imported for it."""
     return tuple(offer.name for offer in offers(GROUP))
 
 
 def offered(name: str) -> tuple[Any, str] | Path:
-    """What another package says of a system: plain data and its place, or a JSON file.
+    """Return the system that another package provides: plain data and its place, or a JSON file.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What flops, bytes and launches of a kernel class take on a system."""
+"""Compute the time of FLOPs, bytes and launches of a kernel class on a system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Amount = TypeVar("Amount", float, npt.NDArray[np.float64])
 
 @dataclass(frozen=True)
 class RooflineTime(Generic[Amount]):
-    """Seconds of kernels: arithmetic, both it and traffic as they run, and the whole.
+    """The seconds of kernels: arithmetic, arithmetic with overlapped traffic, and total.
 
     ``bound`` is positive where arithmetic decides, negative where traffic alone does.
     """
@@ -31,7 +31,7 @@ class RooflineTime(Generic[Amount]):
 
 
 class Rate(NamedTuple):
-    """Time of kernels of one class and dtype: see :class:`.constants.Form`, and a floor.
+    """The rate of kernels of a class and dtype, see :class:`.constants.KernelTimeForm`.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Rate(NamedTuple):
     exposed: float
 
     def spent_s(self, flops: Amount, moved_bytes: Amount) -> RooflineTime[Amount]:
-        """Seconds of kernels, one or an array of them.
+        """Return the seconds of kernels, one or an array of them.
 
         Arithmetic is at the peak until the burst is over, then at the rate.
         """
@@ -73,7 +73,7 @@ class Rate(NamedTuple):
 def rate(
     constants: Mapping[str, Constant], kernel_class: str, peak_flops: float, peak_bytes: float
 ) -> Rate:
-    """Rate of a kernel class by the constants of a system; peaks per second."""
+    """Return the rate of a kernel class by the constants of a system; peaks per second."""
     form = FORMS.get(kernel_class, FORMS["memory"])
 
     def of(name: str) -> float:

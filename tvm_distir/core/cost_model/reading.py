@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Systems from JSON, each key and number checked."""
+"""Read systems from JSON and check each key and number."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _no_json(place: str, what: str, remedy: str) -> HardwareError:
 
 
 def system_names() -> tuple[str, ...]:
-    """Names of the systems that come with the package, then of those that others offer."""
+    """Return the names of the built-in systems, then of those of other packages."""
     builtin_names = _own_names()
     return (*builtin_names, *(name for name in offered_names() if name not in builtin_names))
 
@@ -60,7 +60,7 @@ def _own_names() -> list[str]:
 
 
 def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
-    """Read a system and hand its parts to ``make``; see :meth:`.model.System.load`."""
+    """Read a system and pass its parts to ``make``; see :meth:`.model.System.load`."""
     text = str(name_or_path)
     path = Path(name_or_path)
     if text in _own_names():
@@ -84,7 +84,7 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
 
 
 def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
-    """Hand the parts of a system that plain data tells to ``make``."""
+    """Pass the parts of a system in plain data to ``make``."""
     optional = ("description", "sources", "kernels", "constants", "host_link")
     top = JsonValue(data, place, _wrong).object(_TOP, optional=optional)
     top["schema_version"].version(SCHEMA_VERSION)
@@ -118,7 +118,7 @@ def _device(data: JsonValue, constants: Mapping[str, Constant]) -> Device:
 
 
 def _by_constants(constants: Mapping[str, Constant]) -> dict[str, Efficiency]:
-    """Fractions of the peaks that the constants say."""
+    """Return the fractions of the peaks that the constants determine."""
     memory = constants["memory_efficiency"].value
     return {
         name: Efficiency(
@@ -129,7 +129,7 @@ def _by_constants(constants: Mapping[str, Constant]) -> dict[str, Efficiency]:
 
 
 def _constants(data: JsonValue) -> dict[str, Constant]:
-    """All constants of the model, each within its bounds."""
+    """Return all constants of the model, each within its bounds."""
     fields = data.object(MEANINGS, optional=DEFAULTS)
     out = {}
     for name, meaning in MEANINGS.items():

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A system as the plain data of its JSON file."""
+"""Convert a system to the plain data of its JSON file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What all stages share about the IR: meshes, placements, DTensor types and the ops we add.
+"""Define meshes, placements, DTensor types and the plugin's ops, shared by all passes.
 
 The names below load their modules when they are first used: the arithmetic of shards
 (:mod:`.placement`) also works with TVM's runtime-only library, which has no IR.

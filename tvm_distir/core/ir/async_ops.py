@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives in two ops: ``R.dist.<collective>_start`` and ``R.dist.collective_done`` (level 5).
+"""Split collectives into ``R.dist.<collective>_start`` and ``R.dist.collective_done`` (level 5).
 
 A start takes the operand and attributes of its collective and is typed as its result. What it
 gives is *in flight*: only one ``collective_done`` may read it and gives the value, in the same
@@ -27,28 +27,28 @@ _SUFFIX = "_start"
 
 
 def start_name(kind: str) -> str:
-    """Name of the op that starts a collective."""
+    """Return the name of the op that starts a collective."""
     return f"{kind}{_SUFFIX}"
 
 
 def started_op(expr: Any) -> str | None:
-    """The collective that a call starts, None for every other expression."""
+    """Return the collective that a call starts, None for every other expression."""
     name = ops.dist_op_name(expr)
     return name.removesuffix(_SUFFIX) if name is not None and name.endswith(_SUFFIX) else None
 
 
 def collective_op(expr: Any) -> str | None:
-    """Short name of an ``R.dist`` op; of a start, that of its collective."""
+    """Return the short name of an ``R.dist`` op; of a start, that of its collective."""
     return started_op(expr) or ops.dist_op_name(expr)
 
 
 def is_done(expr: Any) -> bool:
-    """Whether an expression is a ``collective_done``."""
+    """Return whether an expression is a ``collective_done``."""
     return ops.dist_op_name(expr) == DONE
 
 
 def start(call: ir.Call) -> ir.Call:
-    """The start of a collective."""
+    """Return the start of a collective."""
     name = ops.PREFIX + start_name(str(ops.dist_op_name(call)))
     return ir.Call(ir.Op.get(name), list(call.args), call.attrs)
 

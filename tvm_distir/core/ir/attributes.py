@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the attributes by which stages tell each other things, on modules and functions."""
+"""Define the module and function attributes through which passes exchange information."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tvm import ir, relax
 
 IO_ATTR = "dist.io"
-"""Level-5 entry: index, whole shape, mesh and placement of every input and output."""
+"""Level-5 entry: index, full shape, mesh and placement of every input and output."""
 
 PARTIAL_ATTR = "dist.partial"
 """Private function, levels 3 and 4: which parameters and results are partial sums."""
@@ -37,7 +37,7 @@ DROPOUT_RATE_ATTR = "dist.dropout_rate"
 """Such a PrimFunc that draws which they are: how many it drops, from 0 to below 1."""
 
 PARAM_NAMES_ATTR = "dist.param_names"
-"""The model's own names of the parameters, dots kept."""
+"""The model's names of the parameters, dots kept."""
 
 NUM_INPUT_ATTR = "num_input"
 """How many leading parameters are data (TVM's name)."""
@@ -45,7 +45,7 @@ NUM_INPUT_ATTR = "num_input"
 TRAINING_ATTR = "dist.training"
 """Entry function of a training step: ``updated``, the value that is the new form of each updated
 parameter, by the parameter's name; ``states``, the names of a weight's optimizer states;
-``again``, the value as which the backward part reads a weight; ``places``, of a step that was
+``again``, the value as which the backward pass reads a weight; ``places``, of a step that was
 written elsewhere, the number of the result that updates a parameter."""
 
 PHASE_ATTR = "dist.phase"
@@ -77,7 +77,7 @@ FORWARD_PHASE, BACKWARD_PHASE, WEIGHT_PHASE = "forward", "backward", "weight"
 
 ACCUMULATE_PHASE, EACH_PHASE = "accumulate", "each"
 """Phases that follow them: sums over micro-batches of what they are given, and what hands that of
-each on to an update of its own."""
+each on to a separate update."""
 
 
 def param_names(fn: relax.Function) -> list[str]:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Branches of an ``If`` as private functions of their free variables.
+"""Lift branches of an ``If`` into private functions of their free variables.
 
 Before::
 
@@ -16,7 +16,7 @@ Before::
     y_else = cls.main_y_else(x)
     y = R.where(c, y_then, y_else)
 
-:func:`outline_branches`, for TVM's memory planner, which hands storage of one branch to what
+:func:`outline_branches`, for TVM's memory planner, which hands storage of a branch to what
 runs without it (the other branch, or what follows the ``If``)::
 
     if c:
@@ -43,7 +43,7 @@ SIDES = ("then", "else")
 
 
 def holds_branch(fn: relax.Function) -> bool:
-    """Whether a function holds an ``If`` (which cannot stand in a dataflow block)."""
+    """Return whether a function holds an ``If`` (which cannot stand in a dataflow block)."""
     return isinstance(fn.body, relax.SeqExpr) and any(
         isinstance(block, relax.BindingBlock)
         and not isinstance(block, relax.DataflowBlock)
@@ -53,7 +53,7 @@ def holds_branch(fn: relax.Function) -> bool:
 
 
 def branch_of(fn: Any) -> tuple[str, str] | None:
-    """The ``If`` that a function is a branch of, and its side; None for other functions."""
+    """Return the ``If`` that a function is a branch of, and its side; None for other functions."""
     if not isinstance(fn, relax.Function) or not fn.attrs or BRANCH_ATTR not in fn.attrs:
         return None
     name, _, side = str(fn.attrs[BRANCH_ATTR]).rpartition(":")
@@ -92,7 +92,7 @@ def outline_branches(mod: ir.IRModule) -> ir.IRModule:
 
 
 class _Lifter:
-    """Lifts the branches of all functions of a module."""
+    """A pass over a module that lifts the branches of its functions."""
 
     def __init__(self, mod: ir.IRModule, *, select: bool) -> None:
         self.mod, self.select = mod, select
@@ -179,7 +179,7 @@ class _Lifter:
         return self.builder.normalize(ir.Call(gv, args))
 
     def _notes_inside(self, seq: relax.SeqExpr) -> dict[str, Any]:
-        """Notes on annotated variables that the branch binds."""
+        """Record the annotated variables that the branch binds."""
         bound = [str(b.var.name) for block in seq.blocks for b in block.bindings]
         stationary = {str(n) for n in self.notes.get(STATIONARY_ATTR, [])}
         opened = {str(n): list(axes) for n, axes in self.notes.get(OPEN_AXES_ATTR, {}).items()}
@@ -208,7 +208,7 @@ class _Lifter:
         return bindings
 
     def _chosen(self, name: str, cond: Any, first: Any, other: Any, bindings: list[Any]) -> Any:
-        """Choose leaf by leaf; what is not the outermost value is bound."""
+        """Choose leaf by leaf, and bind all values but the outermost."""
         if not isinstance(first.ty, relax.TupleType):
             return self.builder.normalize(relax.op.where(cond, first, other))
         fields = []
@@ -266,7 +266,7 @@ class _Lifter:
 
 
 def _only_calls(seq: relax.SeqExpr) -> bool:
-    """Whether a branch calls functions of the module and does nothing else."""
+    """Return whether a branch calls functions of the module and does nothing else."""
     return all(
         isinstance(b.value, ir.Call) and isinstance(b.value.op, ir.GlobalVar)
         for block in seq.blocks
@@ -275,7 +275,7 @@ def _only_calls(seq: relax.SeqExpr) -> bool:
 
 
 def branch_calls(mod: ir.IRModule, fn: relax.Function) -> Iterator[tuple[Any, str, str]]:
-    """Bindings of a function that call lifted branches: binding, name of the ``If``, side."""
+    """Return the bindings that call lifted branches: binding, name of the ``If``, side."""
     for block in fn.body.blocks:
         for b in block.bindings:
             if isinstance(b.value, ir.Call) and isinstance(b.value.op, ir.GlobalVar):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Identity of IR nodes."""
+"""Identify IR nodes by their handles."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _refuse(call: ir.Call, what: str, remedy: str) -> MeshError:
 
 
 def _axes(call: ir.Call) -> tuple[int, ...]:
-    """Mesh axes in the attribute ``mesh_axis`` (one or several) or ``mesh_axes``, sorted."""
+    """Return the sorted mesh axes of the attribute ``mesh_axis`` or ``mesh_axes``."""
     attrs = call.attrs
     value = attrs["mesh_axes"] if "mesh_axes" in attrs else attrs["mesh_axis"]
     axes = (int(value),) if isinstance(value, int) else tuple(int(a) for a in value)
@@ -63,7 +63,7 @@ def _check_blocks(call: ir.Call, labels: Sequence[int], axes: Sequence[int], dim
 
 
 def _change(call: ir.Call, old: int, new: int, anywhere: bool) -> DTensorType:
-    """Result type when the label along the call's mesh axes changes from old to new.
+    """Return the result type when the label along the call's mesh axes changes from old to new.
 
     ``anywhere``: whether the shards need not be parts of the blocks that the other axes leave.
     """
@@ -91,7 +91,7 @@ def _change(call: ir.Call, old: int, new: int, anywhere: bool) -> DTensorType:
 
 
 def _scaled(call: ir.Call, times: int | None, over: int | None) -> relax.TensorType:
-    """Local result type: dim ``times`` grows by the group size, dim ``over`` shrinks."""
+    """Return the local result type: dim ``times`` grows by the group size, dim ``over`` shrinks."""
     ty, sizes = call.args[0].ty, mesh_shape(call.attrs["device_mesh"])
     n = math.prod(sizes[a] for a in _axes(call))
     if ty.shape is None:
@@ -135,7 +135,7 @@ def _shifted(call: ir.Call, _: Any) -> Any:
 
 
 def _reduced(call: ir.Call, _: Any) -> Any:
-    """all_reduce and partial: the type stays; the value must not be sharded along the axes."""
+    """Infer the type of all_reduce and partial, whose operand is not sharded along the axes."""
     ty = _operand(call)
     for axis in _axes(call):
         if isinstance(ty, DTensorType) and labels_of(ty.placement)[axis] != R:
@@ -150,7 +150,7 @@ def _reduced(call: ir.Call, _: Any) -> Any:
 
 
 def _mover(old: str | None, new: str | None, anywhere: bool = False) -> Infer:
-    """Inference of an op that goes from dim attribute ``old`` to dim attribute ``new``."""
+    """Return the inference of an op from dim attribute ``old`` to dim attribute ``new``."""
 
     def infer(call: ir.Call, _: Any) -> Any:
         ty = _operand(call)
@@ -164,7 +164,7 @@ def _mover(old: str | None, new: str | None, anywhere: bool = False) -> Infer:
 
 
 def _exchange(call: ir.Call, _: Any) -> Any:
-    """Exchange: from one placement of the whole ``shape`` to another on the same mesh."""
+    """Infer the type of an exchange between two placements of the full ``shape`` on a mesh."""
     ty, axes, attrs = _operand(call), _axes(call), call.attrs
     mesh, shape = attrs["device_mesh"], [int(n) for n in attrs["shape"]]
     sizes = mesh_shape(mesh)

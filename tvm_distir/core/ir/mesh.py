@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Device meshes: construction, axis names, coordinates and rank groups."""
+"""Construct device meshes and query their axis names, coordinates and rank groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEVICE_NUM_ATTR = "device_num"
 
 MOST_KEYS = 64
 MOST_DEVICES_KEPT = 1 << 12
-"""Meshes whose keys are kept, those met last, and how many devices one of them may have."""
+"""Limits of the cache of mesh keys: the number of meshes and of devices of each."""
 
 _KEYS: dict[int, tuple[DeviceMesh, tuple[tuple[int, ...], tuple[int, ...]]]] = {}  # by handle
 
@@ -124,12 +124,12 @@ def device_mesh(
 
 
 def mesh_shape(mesh: DeviceMesh) -> tuple[int, ...]:
-    """Sizes of the mesh's axes, major first."""
+    """Return the sizes of the mesh's axes, major first."""
     return tuple(mesh.shape)
 
 
 def mesh_devices(mesh: DeviceMesh) -> npt.NDArray[np.int64]:
-    """Device ids, as an array of the mesh's shape."""
+    """Return the device ids, as an array of the mesh's shape."""
     shape = mesh_shape(mesh)
     count = math.prod(shape)
     if mesh.device_range is not None:
@@ -147,7 +147,7 @@ def mesh_devices(mesh: DeviceMesh) -> npt.NDArray[np.int64]:
 
 
 def mesh_key(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(shape, device ids): equal exactly when two meshes are the same, hashable."""
+    """Return (shape, device ids): equal exactly when two meshes are the same, hashable."""
     known = _KEYS.get(handle(mesh))
     if known is not None:
         return known[1]
@@ -160,7 +160,7 @@ def mesh_key(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def axis_groups(mesh: DeviceMesh, axes: Sequence[int]) -> list[list[int]]:
-    """Rank groups over the product of some axes.
+    """Return the rank groups over the product of some axes.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def axis_groups(mesh: DeviceMesh, axes: Sequence[int]) -> list[list[int]]:
 
 
 def device_coordinates(mesh: DeviceMesh, device: int) -> tuple[int, ...]:
-    """Coordinates of a device in the mesh."""
+    """Return the coordinates of a device in the mesh."""
     where = np.argwhere(mesh_devices(mesh) == device)
     if len(where) != 1:
         raise MeshError("DIST0206", f"device {device} is not in the mesh", remedy="Check its ids.")
@@ -197,13 +197,13 @@ def device_coordinates(mesh: DeviceMesh, device: int) -> tuple[int, ...]:
 
 
 def meshes(mod: ir.IRModule) -> list[DeviceMesh]:
-    """All meshes of the module, ``global_infos["mesh"]``."""
+    """Return all meshes of the module, ``global_infos["mesh"]``."""
     infos: Any = mod.global_infos
     return list(infos[MESH_INFO]) if MESH_INFO in infos else []
 
 
 def mesh_index(mod: ir.IRModule, mesh: DeviceMesh) -> int:
-    """Position of a mesh in ``global_infos["mesh"]``."""
+    """Return the position of a mesh in ``global_infos["mesh"]``."""
     key = mesh_key(mesh)
     for i, other in enumerate(meshes(mod)):
         if mesh_key(other) == key:
@@ -216,7 +216,7 @@ def mesh_index(mod: ir.IRModule, mesh: DeviceMesh) -> int:
 
 
 def mesh_axes(mod: ir.IRModule) -> list[list[str]]:
-    """Axis names per mesh; unnamed axes are "0", "1", ..."""
+    """Return the axis names per mesh; unnamed axes are "0", "1", ..."""
     device_meshes = meshes(mod)
     attrs: Any = mod.attrs or {}
     if AXES_ATTR not in attrs:
@@ -232,7 +232,7 @@ def mesh_axes(mod: ir.IRModule) -> list[list[str]]:
 
 
 def mesh_names(mod: ir.IRModule) -> list[str]:
-    """Names of the meshes; unnamed ones are "mesh0", "mesh1", ..."""
+    """Return the names of the meshes; unnamed ones are "mesh0", "mesh1", ..."""
     attrs: Any = mod.attrs or {}
     if NAMES_ATTR in attrs:
         return [str(n) for n in attrs[NAMES_ATTR]]
@@ -240,7 +240,7 @@ def mesh_names(mod: ir.IRModule) -> list[str]:
 
 
 def axis_number(mod: ir.IRModule, mesh: int, name: str) -> int:
-    """Number of the axis called ``name`` of the module's mesh number ``mesh``."""
+    """Return the number of the axis called ``name`` of the module's mesh number ``mesh``."""
     names = mesh_axes(mod)[mesh]
     if name not in names:
         raise MeshError("DIST0206", f'no mesh axis "{name}"', remedy=nearest(name, names))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the ``R.dist`` ops that move data, by what they do. They need no TVM."""
+"""Group the names of the ``R.dist`` ops that move data by what they do, without TVM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COLLECTIVES: tuple[str, ...] = (
     "collective_permute",
     "exchange",
 )
-"""Ops in which the devices of a group of one mesh send each other data. Each has a start."""
+"""Ops in which the devices of a group of a mesh send each other data. Each has a start."""
 
 REDUCTIONS: tuple[str, ...] = ("all_reduce", "reduce_scatter")
 """The collectives that finish a reduction."""
@@ -24,7 +24,7 @@ LOCAL_STEPS: tuple[str, ...] = ("local_slice", "partial")
 """Ops that change how a value lies without traffic."""
 
 LOCAL_OPS: tuple[str, ...] = (*LOCAL_STEPS, "axis_index")
-"""Ops that need a device's own position in its group and no data of others."""
+"""Ops that need a device's position in its group and no data of others."""
 
 REDUCE_OPS: tuple[str, ...] = ("sum", "prod", "min", "max")
 """Kinds of reduction; their position is their code in a compiled call."""

@@ -45,18 +45,18 @@ def _ints(values: Sequence[Any]) -> list[int]:
 
 
 def _text(placement: Any) -> str:
-    """Normal form of a placement given as text or as TVM's object."""
+    """Return the normal form of a placement given as text or as TVM's object."""
     return placement_text(parse_placement(str(placement).strip().strip('"')))
 
 
 def _axes(value: int | Sequence[int]) -> int | list[int]:
-    """Normal form of the mesh axes of a step: an int for one, else a sorted list."""
+    """Return the normal form of the mesh axes of a step: an int for one, else a sorted list."""
     axes = [int(value)] if isinstance(value, int) else sorted({int(v) for v in value})
     return axes[0] if len(axes) == 1 else axes
 
 
 def call_axes(call: ir.Call) -> tuple[int, ...]:
-    """Mesh axes that a collective works along, in mesh order."""
+    """Return the mesh axes that a collective works along, in mesh order."""
     attrs = call.attrs
     value = attrs["mesh_axes"] if "mesh_axes" in attrs else attrs["mesh_axis"]
     return (int(value),) if isinstance(value, int) else tuple(sorted({int(a) for a in value}))
@@ -98,7 +98,7 @@ def all_reduce(
 def all_gather(
     x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int | Sequence[int], dim: int
 ) -> ir.Call:
-    """``S[dim]`` to ``R`` along ``mesh_axis``: concatenate the group's shards in order."""
+    """Convert ``S[dim]`` to ``R`` along ``mesh_axis``: concatenate the group's shards in order."""
     return _call(
         "all_gather", [x], device_mesh=_mesh(device_mesh), mesh_axis=_axes(mesh_axis), dim=int(dim)
     )
@@ -112,7 +112,7 @@ def reduce_scatter(
     dim: int,
     op: str = "sum",
 ) -> ir.Call:
-    """Partial to ``S[dim]`` along ``mesh_axis``: reduce, each rank keeps its part."""
+    """Convert partial sums to ``S[dim]`` along ``mesh_axis``: reduce, and keep the rank's part."""
     return _call(
         "reduce_scatter",
         [x],
@@ -131,7 +131,7 @@ def all_to_all(
     gather_dim: int,
     split_dim: int,
 ) -> ir.Call:
-    """``S[gather_dim]`` to ``S[split_dim]`` along ``mesh_axis``."""
+    """Convert ``S[gather_dim]`` to ``S[split_dim]`` along ``mesh_axis``."""
     return _call(
         "all_to_all",
         [x],
@@ -146,7 +146,7 @@ def all_to_all(
 def local_slice(
     x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int | Sequence[int], dim: int
 ) -> ir.Call:
-    """``R`` to ``S[dim]`` along ``mesh_axis``: each rank keeps its part, no traffic."""
+    """Split ``R`` to ``S[dim]`` along ``mesh_axis``: each rank keeps its part, without traffic."""
     return _call(
         "local_slice", [x], device_mesh=_mesh(device_mesh), mesh_axis=_axes(mesh_axis), dim=int(dim)
     )
@@ -156,7 +156,7 @@ def local_slice(
 def collective_permute(
     x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int, shift: int, wrap: bool = False
 ) -> ir.Call:
-    """Rank i of a group hands ``x`` to rank i + shift; zeros arrive where none sends.
+    """Send ``x`` from rank i of a group to rank i + shift; ranks without a sender get zeros.
 
     With ``wrap``, which is written only where it is true, the group is a ring: all send.
     """
@@ -173,9 +173,9 @@ def exchange(
     peer_placement: str,
     shape: Sequence[int],
 ) -> ir.Call:
-    """From ``placement`` to ``peer_placement``: each rank gets exactly the tiles that it lacks.
+    """Convert ``placement`` to ``peer_placement``: each rank receives the tiles that it lacks.
 
-    ``x`` is of whole ``shape``. Tiles travel along ``mesh_axes`` only; along the other axes both
+    ``x`` is of full ``shape``. Tiles travel along ``mesh_axes`` only; along the other axes both
     placements are ``R`` (an unfinished reduction along them stays one).
     """
     return _call(
@@ -199,7 +199,7 @@ def send(
     shape: Sequence[int],
     tag: int,
 ) -> ir.Call:
-    """``x``, of whole ``shape`` and ``placement``, leaves for ``peer_mesh``; typed as ``x``."""
+    """Send ``x``, of full ``shape`` and ``placement``, to ``peer_mesh``; typed as ``x``."""
     return _call(
         "send",
         [x],
@@ -223,7 +223,7 @@ def recv(
     dtype: str,
     tag: int,
 ) -> ir.Call:
-    """Arrival on ``device_mesh`` with ``placement`` of what ``peer_mesh`` sent.
+    """Receive on ``device_mesh`` with ``placement`` what ``peer_mesh`` sent.
 
     At level 4 the operand is the ``send``'s result; at level 5 there is none.
     """
@@ -242,18 +242,18 @@ def recv(
 
 @_constructor
 def axis_index(device_mesh: DeviceMesh | str, mesh_axis: int) -> ir.Call:
-    """My coordinate along ``mesh_axis``: an int64 scalar tensor (level 5)."""
+    """Return the device's coordinate along ``mesh_axis``, an int64 scalar tensor (level 5)."""
     return _call("axis_index", [], device_mesh=_mesh(device_mesh), mesh_axis=int(mesh_axis))
 
 
 def dist_op_name(expr: Any) -> str | None:
-    """Short name (``"all_reduce"``) of a call of one of these ops, else None."""
+    """Return the short name (``"all_reduce"``) of a call of one of these ops, else None."""
     return _names().get(handle(expr.op)) if type(expr) is ir.Call else None
 
 
 @functools.cache
 def _names() -> dict[int, str]:
-    """Short names by the handles of the ops, of which there is one node each."""
+    """Return the short names by the handles of the ops, of which there is one node each."""
     return {handle(ir.Op.get(PREFIX + name)): name for name in CONSTRUCTORS}
 
 

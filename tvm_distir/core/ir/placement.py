@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Placements as tuples of labels, and the arithmetic of shards.
 
-A *label* says how a value lies along one mesh axis: ``d >= 0`` sharded on dim d,
+A *label* says how a value lies along a mesh axis: ``d >= 0`` sharded on dim d,
 :data:`R` replicated, :data:`P` a partial sum (never part of TVM's ``Placement``).
 """
 
@@ -53,7 +53,7 @@ def parse_placement(text: str) -> Labels:
 
 
 def placement_text(labels: Sequence[int]) -> str:
-    """Text form of labels; :data:`P` is written ``P`` (for messages only)."""
+    """Return the text form of labels; :data:`P` is written ``P`` (for messages only)."""
     return ", ".join("R" if x == R else "P" if x == P else f"S[{x}]" for x in labels)
 
 
@@ -71,13 +71,13 @@ def _placement(labels: Labels) -> Placement:
 
 
 def placement_of(labels: Sequence[int]) -> Placement:
-    """TVM ``Placement`` of labels (without :data:`P`)."""
+    """Return the TVM ``Placement`` of labels (without :data:`P`)."""
     return _placement(tuple(labels))
 
 
 @functools.lru_cache(maxsize=4096)
 def labels_of(placement: Placement) -> Labels:
-    """Labels of a TVM ``Placement``."""
+    """Return the labels of a TVM ``Placement``."""
     out = []
     for spec in placement.dim_specs[:]:
         kind = int(spec.kind)
@@ -114,7 +114,7 @@ def check_placement(
 
 
 def shard_counts(labels: Sequence[int], mesh_shape: Sequence[int], ndim: int) -> list[int]:
-    """Into how many shards each dim is cut."""
+    """Return the number of shards of each dim."""
     counts = [1] * ndim
     for x, n in zip(labels, mesh_shape):
         if x >= 0:
@@ -123,7 +123,7 @@ def shard_counts(labels: Sequence[int], mesh_shape: Sequence[int], ndim: int) ->
 
 
 def ceil_div(size: Any, count: int) -> Any:
-    """``ceil(size / count)``, for ints and symbolic sizes."""
+    """Return ``ceil(size / count)``, for ints and symbolic sizes."""
     if count == 1:
         return size
     if isinstance(size, int):
@@ -140,15 +140,15 @@ def ceil_div(size: Any, count: int) -> Any:
 def local_shape(
     shape: Sequence[Any], labels: Sequence[int], mesh_shape: Sequence[int]
 ) -> list[Any]:
-    """Shape of one (padded) shard."""
+    """Return the shape of a (padded) shard."""
     counts = shard_counts(labels, mesh_shape, len(shape))
     return [ceil_div(n, k) for n, k in zip(shape, counts)]
 
 
 def blocks_fault(labels: Sequence[int], axes: Sequence[int], dim: int) -> str:
-    """Why cutting ``dim`` along more mesh axes (or joining it) is not local to their groups.
+    """Return why cutting ``dim`` along more mesh axes (or joining it) is not local to their groups.
 
-    Each block that the other axes leave must be the shards of one group, one behind the other: no
+    Each block that the other axes leave must be the shards of a group, consecutively: no
     later axis may shard the dim.
 
     Parameters
@@ -175,7 +175,7 @@ def blocks_fault(labels: Sequence[int], axes: Sequence[int], dim: int) -> str:
 
 
 def is_padded_inside(size: int, parts: Sequence[int]) -> bool:
-    """Whether shards of a dim cut by several axes are padded elsewhere than at the dim's end.
+    """Return whether a dim sharded by several axes is padded elsewhere than at its end.
 
     ``parts`` are the sizes of the axes, in mesh order. So it is where the blocks of an axis do
     not hold whole shards of the axes behind it: 250 in 2 blocks of 125, each in shards of 63.
@@ -213,7 +213,7 @@ def shard_range(size: int, parts: Sequence[int], coords: Sequence[int]) -> tuple
 def shard_offsets(
     shape: Sequence[int], labels: Sequence[int], mesh_shape: Sequence[int]
 ) -> list[int]:
-    """Where shards begin, and the last one ends, dim by dim that is cut.
+    """Return where shards begin, and the last ends, dim by dim that is cut.
 
     Examples
     --------
@@ -232,7 +232,7 @@ def shard_offsets(
 def shard_slices(
     shape: Sequence[int], labels: Sequence[int], mesh_shape: Sequence[int], coords: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Per dim, the (start, stop) of the whole tensor that a device holds: :func:`shard_range`.
+    """Return per dim the (start, stop) that a device holds of a tensor (:func:`shard_range`).
 
     ``start`` may equal ``stop``: with ceil-sized shards the last ones of a block can be empty.
     """

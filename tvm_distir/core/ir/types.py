@@ -18,7 +18,7 @@ _DTENSOR_TYPE = tvm_ffi.get_global_func("relax.distributed.DTensorType")
 
 
 def tensor_type(ty: Any) -> relax.TensorType | None:
-    """The plain tensor type of a Tensor or DTensor type, None for other types."""
+    """Return the plain tensor type of a Tensor or DTensor type, None for other types."""
     kind = type(ty)  # TVM's type classes have no subclasses, and isinstance costs six times this
     if kind is relax.TensorType:
         return ty
@@ -30,14 +30,14 @@ TENSORS_ONLY = "Pass tensors; make an object inside, from tensors (each device i
 
 
 def flat_types(ty: Any) -> list[Any]:
-    """Leaves of a (nested) tuple type, in order."""
+    """Return the leaves of a (nested) tuple type, in order."""
     if type(ty) is relax.TupleType:
         return [leaf for field in ty.fields[:] for leaf in flat_types(field)]
     return [ty]
 
 
 def named_leaves(name: str, ty: Any) -> list[tuple[str, Any]]:
-    """Names and types of the tensors of a parameter, as lowering names them: ``x_0``, ``x_1_0``."""
+    """Return the names and types of the tensors of a parameter, as in ``x_0``, ``x_1_0``."""
     if not isinstance(ty, relax.TupleType):
         return [(name, ty)]
     return [
@@ -46,17 +46,17 @@ def named_leaves(name: str, ty: Any) -> list[tuple[str, Any]]:
 
 
 def carries_value(ty: Any) -> bool:
-    """Whether a leaf type is a tensor or an opaque object (not a shape or a scalar)."""
+    """Return whether a leaf type is a tensor or an opaque object (not a shape or a scalar)."""
     return type(ty) in (relax.TensorType, DTensorType, relax.AnyType)
 
 
 def value_types(ty: Any) -> list[Any]:
-    """Leaves of a (nested) tuple type that carry values, in order."""
+    """Return the leaves of a (nested) tuple type that carry values, in order."""
     return [leaf for leaf in flat_types(ty) if carries_value(leaf)]
 
 
 class FieldLeaves:
-    """Where the leaves of a field are among those of its tuple; each tuple is counted once.
+    """The positions of the leaves of a field among those of its tuple, cached by tuple.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class FieldLeaves:
         self._ends: dict[Any, list[int]] = {}
 
     def of(self, item: relax.TupleGetItem) -> range:
-        """Numbers of the leaves of a field."""
+        """Return the numbers of the leaves of a field."""
         whole, index = item.tuple_value, int(item.index)
         ends = self._ends.get(whole)
         if ends is None:
@@ -79,12 +79,12 @@ class FieldLeaves:
 
 
 def as_dtensor(ty: Any, mesh: DeviceMesh, labels: Sequence[int]) -> DTensorType:
-    """DTensor type of a Tensor (or DTensor) type on a mesh."""
+    """Return the DTensor type of a Tensor (or DTensor) type on a mesh."""
     return _DTENSOR_TYPE(tensor_type(ty), mesh, placement_of(labels), None)
 
 
 def static_shape(ty: Any) -> tuple[Any, ...] | None:
-    """Dims of a (D)Tensor type: ints where static, expressions where symbolic; None if unknown."""
+    """Return the dims of a (D)Tensor type, ints or symbolic expressions; None if unknown."""
     tensor = tensor_type(ty)
     if tensor is None or tensor.shape is None or not isinstance(tensor.shape, relax.ShapeExpr):
         return None
@@ -92,7 +92,7 @@ def static_shape(ty: Any) -> tuple[Any, ...] | None:
 
 
 def known_shape(ty: Any) -> tuple[int, ...] | None:
-    """Dims of a (D)Tensor type; None where some are symbolic, or it is no tensor."""
+    """Return the dims of a (D)Tensor type; None where some are symbolic, or it is no tensor."""
     shape = static_shape(ty)
     if shape is None or not all(isinstance(n, int) for n in shape):
         return None
@@ -100,12 +100,12 @@ def known_shape(ty: Any) -> tuple[int, ...] | None:
 
 
 def is_private(fn: relax.Function) -> bool:
-    """Whether a function can be called from inside the module only."""
+    """Return whether a function can be called from inside the module only."""
     attrs = fn.attrs
     return attrs is None or "global_symbol" not in attrs
 
 
 def relax_functions(mod: ir.IRModule) -> list[tuple[ir.GlobalVar, relax.Function]]:
-    """The module's Relax functions, in order of name."""
+    """Return the module's Relax functions, in order of name."""
     functions = [(gv, fn) for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)]
     return sorted(functions, key=lambda item: str(item[0].name_hint))

@@ -166,7 +166,7 @@ class _Walker:
             number += len(leaves)
         if walk.held or walk.tuples:
             walk.sequence(fn.body)
-        return walk.found
+        return walk.ranges
 
     def of_private(self, name: str) -> dict[int, IndexRange]:
         """Return ranges of a callee's parameters; none for kernels, branches and recursion."""
@@ -193,7 +193,7 @@ class _FunctionWalk:
         self.made: dict[Any, Any] = {}
         self.negative: dict[Any, Any] = {}
         self.moved: dict[Any, tuple[Any, int]] = {}
-        self.found: dict[int, IndexRange] = {}
+        self.ranges: dict[int, IndexRange] = {}
 
     def declare(self, param: Any, number: int) -> None:
         """Follow a parameter that is a tensor of integers, or a tuple of tensors."""
@@ -270,8 +270,8 @@ class _FunctionWalk:
             return
         low = min(allowed.low, -held.below)
         allowed = IndexRange(low, allowed.high, allowed.ignored)
-        known = self.found.get(held.number)
-        self.found[held.number] = allowed if known is None else known.meet(allowed)
+        known = self.ranges.get(held.number)
+        self.ranges[held.number] = allowed if known is None else known.meet(allowed)
 
 
 def _tensors(args: Sequence[Any]) -> Iterator[tuple[int, int, Any]]:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``module_pass``: makes a factory of passes of one of rewrites, and keeps their levels."""
+"""``module_pass`` turns a factory of rewrites into a factory of passes with declared levels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvm_distir.core.rewriting.collector import collector_paused
 from tvm_distir.support import REQUIRED, Option, UsageError, nearest, options_of, summary
 
 Rewrite = Callable[[ir.IRModule], ir.IRModule]
-"""What a pass does to a module; the given one is not changed."""
+"""A rewrite of a module, which does not modify its argument."""
 
 Options = ParamSpec("Options")
 _PASS = "__tvm_distir_pass__"
@@ -26,7 +26,7 @@ _PASS = "__tvm_distir_pass__"
 
 @dataclass(frozen=True)
 class PassInfo:
-    """What is known of a kind of pass.
+    """The declaration of a kind of pass.
 
     Attributes
     ----------
@@ -44,17 +44,17 @@ class PassInfo:
 
     @property
     def summary(self) -> str:
-        """The first sentence of the factory's docstring."""
+        """Return the first sentence of the factory's docstring."""
         return summary(self.factory)
 
     @functools.cached_property
     def options(self) -> dict[str, Option]:
-        """The options that can be given in text, by name."""
+        """Return the options that can be given in text, by name."""
         return options_of(self.factory)
 
     @property
     def levels(self) -> str:
-        """``distributed -> legalized``, or the levels that stay as they are."""
+        """Return the levels as text, such as ``distributed -> legalized``."""
         before = " | ".join(self.takes)
         return before if self.gives is None else f"{before} -> {self.gives}"
 
@@ -92,7 +92,7 @@ class PassInfo:
 def module_pass(
     takes: str | Sequence[str], gives: str | None = None
 ) -> Callable[[Callable[Options, Rewrite]], Callable[Options, Any]]:
-    """Make a factory of ``tvm.transform.Pass`` out of one that gives a rewrite.
+    """Turn a factory of rewrites into a factory of ``tvm.transform.Pass``.
 
     The parameters of the factory are the options of the pass; their types, defaults and what the
     docstring says of them are shown by ``tvm-distir opt --help-passes`` and read from its text.
@@ -150,6 +150,6 @@ def module_pass(
 
 
 def info_of(factory: Any) -> PassInfo | None:
-    """What :func:`module_pass` knows of a factory; None where it did not make it."""
+    """Return what :func:`module_pass` knows of a factory; None where it did not make it."""
     info = getattr(factory, _PASS, None)
     return info if isinstance(info, PassInfo) else None

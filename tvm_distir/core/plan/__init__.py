@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Plans: which tensors of a module lie how on which mesh, as data, and how rules find them."""
+"""Define plans, which assign meshes and placements to the tensors of a module by rules."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Plans as they are given: a plan, its JSON form, its file, or the annotations of the module."""
+"""Convert a plan, its JSON form, its file or the annotations of a module to a plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ANNOTATION = "relax.dist.annotate_sharding"
 
 
 def as_plan(plan: PlanLike, mod: ir.IRModule) -> Plan:
-    """Return the plan that is meant.
+    """Return a plan from any of its accepted forms.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def as_plan(plan: PlanLike, mod: ir.IRModule) -> Plan:
 
 
 def _annotated(mod: ir.IRModule) -> Plan:
-    """A plan of the module's meshes without rules: its annotations say all."""
+    """Return a plan of the module's meshes without rules, for an annotated module."""
     functions = [fn for fn in mod.functions.values() if isinstance(fn, relax.Function)]
     values = (getattr(b, "value", None) for fn in functions for b in all_bindings(fn.body))
     if not any(
@@ -71,7 +71,7 @@ def _annotated(mod: ir.IRModule) -> Plan:
 
 
 def plan_of_meshes(mod: ir.IRModule) -> Plan:
-    """A plan of the module's meshes without rules."""
+    """Return a plan of the module's meshes without rules."""
     return Plan(
         tuple(
             MeshSpec(

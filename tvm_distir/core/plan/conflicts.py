@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Several rules for one tensor: which counts, and where they contradict each other."""
+"""Decide between several rules for a tensor, and report rules that contradict each other."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .names import is_pattern
 from .schema import PlanRule, labels_text
 
 EVERYTHING = "*"
-"""The pattern that a plan begins with: what holds where nothing else is said."""
+"""The pattern of default rules, which more specific rules override."""
 
 
 def give(rules: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> None:
-    """Note the rule of a tensor; it refines, completes or contradicts (DIST0239) one before."""
+    """Add a rule of a tensor, merged with an earlier rule (DIST0239 if they contradict)."""
     other = rules.get(key)
     if other is None or _rank(rule) > _rank(other):
         rules[key] = rule
@@ -43,7 +43,7 @@ def give(rules: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> No
 
 
 def _rank(rule: PlanRule) -> int:
-    """How much a rule counts: one for a tensor most, one for everything least."""
+    """Return the specificity of a rule: highest for a tensor, lowest for everything."""
     if rule.kind == "call":
         return 2 if rule.index is not None else 1
     if not is_pattern(rule.name):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensors of a module the rules of a plan mean."""
+"""Match the rules of a plan with the tensors of a module."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .plan import Plan
 from .schema import MeshSpec, PlanRule, faults_of_plan, labels_text
 
 Check = Callable[[Any, str], None]
-"""Gathers what is wrong with a rule for a tensor of a type, at a place."""
+"""A check that collects the faults of a rule for a tensor type, at a place."""
 
 
 @dataclass
 class FunctionTargets:
-    """What rules say about one function.
+    """The rules that apply to a function.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class FunctionTargets:
 
 
 def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:
-    """Find what each rule means; of several for one tensor that which names it counts.
+    """Match each rule with tensors; of several rules the most specific applies.
 
     A rule that names a tensor refines the patterns that match it too. Rules of one kind must
     agree where both say a label; what one leaves open the other may say.
@@ -214,7 +214,7 @@ def _match_values(
 
 
 def _calls_of(fn: relax.Function) -> dict[str, list[Any]]:
-    """Bindings of calls of functions, by the function's name."""
+    """Return the bindings of calls of functions, by the function's name."""
     calls: dict[str, list[Any]] = {}
     for binding in all_bindings(fn.body):
         value = getattr(binding, "value", None)

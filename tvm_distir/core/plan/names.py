@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of functions, parameters and values, and patterns of them."""
+"""Match names of functions, parameters and values with patterns."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ MAIN = "main"
 
 @functools.lru_cache(maxsize=1 << 16)
 def plain_name(name: str) -> str:
-    """Name as TVMScript prints it: what is no letter, digit or underscore becomes one."""
+    """Return the name as TVMScript prints it, with underscores for other characters."""
     if name.isascii() and name.isidentifier():
         return name
     return re.sub(r"\W", "_", name)
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a rule's name is a shell-style pattern."""
+    """Return whether a rule's name is a shell-style pattern."""
     return any(sign in name for sign in "*?[")
 
 
 def match_name(pattern: str, name: str) -> bool:
-    """Whether a shell-style pattern fits a name, as written or as TVMScript prints it."""
+    """Return whether a shell-style pattern fits a name, as written or as TVMScript prints it."""
     if fnmatch.fnmatchcase(name, pattern):
         return True
     printed = re.sub(r"[^\w*?!\[\]-]", "_", pattern)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The plan as frozen data. Whatever exists has been checked: the constructor refuses the rest."""
+"""Define the plan as an immutable dataclass whose constructor checks it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .writing import plan_dict, save_plan
 
 @dataclass(frozen=True)
 class Plan:
-    """Meshes, and rules that put tensors on them; a name counts more than a pattern.
+    """Meshes, and rules that place tensors on them; a name takes precedence over a pattern.
 
     Parameters
     ----------
     meshes : tuple of MeshSpec
     rules : tuple of PlanRule
     recompute : mapping of str to str
-        What a training step makes again, by functions (:mod:`.recomputation`).
+        What a training step recomputes, by functions (:mod:`.recomputation`).
     ring : tuple of str
         Mesh axes along which attention gathers no keys: blocks of them travel around a ring.
     regather : tuple of str
-        Mesh axes along which a training step gathers again, in its backward part, what it has
-        gathered in its forward part: only each device's own part is kept in between.
+        Mesh axes along which a training step gathers again, in its backward pass, what it has
+        gathered in its forward pass: only each device's part is kept in between.
     schedule : Schedule, optional
         Stages and micro-batches of a training step. The mesh is that of one stage, and rules name
         the functions of stages.
@@ -98,7 +98,7 @@ class Plan:
         faults.raise_all()
 
     def unused_axes(self) -> tuple[tuple[MeshSpec, str], ...]:
-        """Mesh axes of several devices along which no rule cuts anything: these do the same."""
+        """Return the mesh axes of several devices along which no rule shards anything."""
         cut = {
             (rule.mesh, axis)
             for rule in self.rules
@@ -113,7 +113,7 @@ class Plan:
         )
 
     def without_functions(self, names: Container[str]) -> Plan:
-        """The plan without rules that look into, or at calls of, functions of these names."""
+        """Return the plan without rules inside, or for calls of, functions of these names."""
         stays = [
             rule.function not in names and not (rule.kind == "call" and rule.name in names)
             for rule in self.rules
@@ -124,11 +124,11 @@ class Plan:
         return replace(self, rules=tuple(compress(self.rules, stays)), labels=labels)
 
     def by_rules(self) -> Plan:
-        """The plan without labels: its rules hold, and propagation decides the rest."""
+        """Return the plan without labels: its rules hold, and propagation decides the rest."""
         return replace(self, labels=None)
 
     def mesh(self, name: str, place: str = "plan") -> MeshSpec:
-        """Mesh of a name.
+        """Return the mesh of a name.
 
         Raises
         ------
@@ -148,7 +148,7 @@ class Plan:
         return load_plan(path, Plan)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form; :meth:`from_dict` gives an equal plan."""
+        """Return the JSON form; :meth:`from_dict` gives an equal plan."""
         return plan_dict(self)
 
     def save(self, path: str | Path) -> None:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Plans from JSON. Unknown keys are errors that name the nearest one."""
+"""Read plans from JSON; an unknown key is an error that names the nearest known key."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _other_version(place: str, what: str, remedy: str) -> PlanError:
 
 
 def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) -> Made:
-    """Hand the meshes and rules of a JSON object to ``make``.
+    """Pass the meshes and rules of a JSON object to ``make``.
 
     Parameters
     ----------
@@ -139,12 +139,12 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
 
 
 def read_own_rules(labels: Mapping[str, Any], rules: int) -> int:
-    """How many of a plan's rules its labels do not replace (PlanError DIST0221)."""
+    """Return how many rules of a plan its labels do not replace (PlanError DIST0221)."""
     return JsonValue(labels.get("rules"), "labels/rules", _wrong).integer(most=rules)
 
 
 def _read_meshes(top: JsonValue, faults: Faults) -> tuple[list[str], list[MeshSpec]]:
-    """Names of all meshes, and those without a fault."""
+    """Return the names of all meshes, and those without a fault."""
     if ("mesh" in top) == ("meshes" in top):
         raise top.wrong(
             'a plan has either "mesh" or "meshes"',
@@ -257,7 +257,7 @@ def _placement(value: JsonValue) -> OpenLabels:
 
 
 def load_plan(path: str | Path, make: Callable[..., Made]) -> Made:
-    """Hand the meshes and rules of a JSON file to ``make``.
+    """Pass the meshes and rules of a JSON file to ``make``.
 
     Raises
     ------

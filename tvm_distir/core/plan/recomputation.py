@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a training step makes again, in words: policies of functions, call by call.
+"""Parse the recomputation policies of a training step, by function and call.
 
 ::
 
@@ -39,18 +39,18 @@ Refuse = Callable[[str, str], DistIRError]
 
 @dataclass(frozen=True)
 class Runs:
-    """Policies of the calls of one function.
+    """The recomputation policies of the calls of a function.
 
     Attributes
     ----------
     parts : tuple of (str, int)
-        Policies, and how many calls in a row each has; the last one has all further calls too.
+        Policies, and how many calls in a row each has; the last has all further calls too.
     """
 
     parts: tuple[tuple[str, int], ...]
 
     def of_call(self, number: int) -> str:
-        """The policy of a call of ``main``, counted from 0; inside functions that of the first."""
+        """Return the policy of a call of ``main``, counted from 0."""
         for policy, count in self.parts:
             if number < count:
                 return policy
@@ -59,7 +59,7 @@ class Runs:
 
     @property
     def text(self) -> str:
-        """The text that reads back as this."""
+        """Return the text form of the policies."""
         if len(self.parts) == 1:
             return self.parts[0][0]
         return "+".join(f"{policy}*{count}" for policy, count in self.parts)
@@ -74,18 +74,18 @@ class Runs:
         return Runs(tuple(parts))
 
     def same(self, other: Runs) -> bool:
-        """Whether both say the same of every call."""
+        """Return whether both have the same policy for every call."""
         ends = {0, *self._ends(), *other._ends()}
         return all(self.of_call(end) == other.of_call(end) for end in ends)
 
     def _ends(self) -> Iterable[int]:
-        """Numbers of the first calls after each run."""
+        """Return the numbers of the first calls after each run."""
         return itertools.accumulate(count for _, count in self.parts)
 
 
 @dataclass(frozen=True)
 class Recomputation:
-    """Which calls of functions have which policy.
+    """The recomputation policies of the functions of a training step.
 
     Attributes
     ----------
@@ -113,12 +113,12 @@ class Recomputation:
         return Recomputation(tuple((n.strip(), read_runs(runs, refuse)) for n, runs in pairs))
 
     def of(self, name: str) -> Runs:
-        """Policies of the calls of a function."""
+        """Return the policies of the calls of a function."""
         matches = [runs for pattern, runs in self.rules if match_name(pattern, name)]
         return matches[-1] if matches else Runs(((NONE, 1),))
 
     def unused(self, names: Sequence[str]) -> list[str]:
-        """Patterns that fit none of some functions."""
+        """Return the patterns that fit none of some functions."""
         return [
             pattern
             for pattern, _ in self.rules
@@ -143,7 +143,7 @@ def read_runs(text: str, refuse: Refuse) -> Runs:
 
 
 def share_of(policy: str) -> float | None:
-    """The share of a policy that cuts, in [0, 1]; None of others."""
+    """Return the memory fraction of a policy that has one, in [0, 1]; None otherwise."""
     try:
         share = float(policy.removeprefix(CUT)) if policy.startswith(CUT) else math.nan
     except ValueError:
@@ -152,14 +152,14 @@ def share_of(policy: str) -> float | None:
 
 
 def read_plan_policies(said: Mapping[str, str]) -> Recomputation:
-    """Read what a plan says (PlanError DIST0221)."""
+    """Read the policies of a plan (PlanError DIST0221)."""
     return Recomputation.read(
         said, lambda what, remedy: PlanError("DIST0221", what, place="recompute", remedy=remedy)
     )
 
 
 def policies_of(mod: ir.IRModule) -> dict[str, str]:
-    """What a training step makes again, by functions; empty of other modules."""
+    """Return the recomputation policies of a training step by function; empty for other modules."""
     return {name: str(text) for name, text in _notes(mod, "recompute").items()}
 
 
@@ -171,7 +171,7 @@ def _notes(mod: ir.IRModule, key: str) -> Mapping[str, object]:
 
 
 def check_policies(said: Mapping[str, str], mod: ir.IRModule) -> None:
-    """Refuse a training step that makes other things again than a plan says.
+    """Refuse a training step whose recomputation differs from the plan.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which parameters of a function are data, and which are weights."""
+"""Distinguish the data inputs of a function from its weights."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Meshes and rules of plans as frozen data: the constructors refuse what is wrong."""
+"""Define meshes and rules of plans as immutable dataclasses that check their fields."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def parse_open_placement(text: str, place: str = "") -> OpenLabels:
 
 
 def labels_text(labels: OpenLabels) -> str:
-    """Text form of labels; an open axis is ``?``."""
+    """Return the text form of labels; an open axis is ``?``."""
     return ", ".join("?" if x is None else placement_text((x,)) for x in labels)
 
 
@@ -92,21 +92,21 @@ class MeshSpec:
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Names of the axes, major first."""
+        """Return the names of the axes, major first."""
         return tuple(self.axes)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the axes, major first."""
+        """Return the sizes of the axes, major first."""
         return tuple(self.axes.values())
 
     @property
     def device_count(self) -> int:
-        """How many devices the mesh has."""
+        """Return how many devices the mesh has."""
         return math.prod(self.shape)
 
     def axis_number(self, axis: str, place: str = "") -> int:
-        """Position of an axis.
+        """Return the position of an axis.
 
         Raises
         ------
@@ -123,19 +123,19 @@ class MeshSpec:
         return self.axis_names.index(axis)
 
     def device_mesh(self) -> DeviceMesh:
-        """TVM's form of the mesh."""
+        """Return TVM's form of the mesh."""
         ids = list(self.device_ids) or None
         return device_mesh(self.axes, start=self.start, device_ids=ids)
 
     @property
     def is_default(self) -> bool:
-        """Whether the short form ``"mesh": {axes}`` says all about it."""
+        """Return whether the short form ``"mesh": {axes}`` says all about it."""
         return self.name == DEFAULT_MESH and self.start == 0 and not self.device_ids
 
 
 @dataclass(frozen=True)
 class PlanRule:
-    """What one line of a plan says about the tensors it matches.
+    """A rule of a plan for the tensors that it matches.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ class PlanRule:
 
     @property
     def title(self) -> str:
-        """The rule in a few words, for messages."""
+        """Return the rule in a few words, for messages."""
         text = f'{self.kind} "{self.name}"'
         if self.index is not None:
             text += f" index {self.index}"
@@ -210,22 +210,22 @@ class PlanRule:
 
     @property
     def open_axes(self) -> tuple[int, ...]:
-        """Numbers of the mesh axes the rule leaves open."""
+        """Return the numbers of the mesh axes the rule leaves open."""
         return tuple(i for i, label in enumerate(self.placement) if label is None)
 
     @property
     def closed_labels(self) -> tuple[int, ...]:
-        """The placement with open axes written as replicated."""
+        """Return the placement with open axes written as replicated."""
         return tuple(R if label is None else label for label in self.placement)
 
 
 def faults_of_plan(place: str = "plan") -> Faults:
-    """Where the faults of a plan are gathered."""
+    """Return the collector of the faults of a plan."""
     return Faults(place, PlanError("DIST0228", "several things are wrong"))
 
 
 def find_mesh(meshes: Sequence[MeshSpec], name: str, place: str) -> MeshSpec:
-    """Mesh of a name (MeshError DIST0206 where there is none)."""
+    """Return the mesh of a name (MeshError DIST0206 where there is none)."""
     for mesh in meshes:
         if mesh.name == name:
             return mesh

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Plans to JSON."""
+"""Write plans as JSON."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from .schema import SCHEMA_VERSION, MeshSpec, PlanRule, labels_text
 
 
 class PlanLike(Protocol):
-    """What a plan has."""
+    """The interface of a plan that is written."""
 
     @property
     def meshes(self) -> Sequence[MeshSpec]:
-        """Its meshes."""
+        """Return the meshes."""
 
     @property
     def rules(self) -> Sequence[PlanRule]:
-        """Its rules."""
+        """Return the rules."""
 
     @property
     def recompute(self) -> Mapping[str, str]:
-        """Policies by functions."""
+        """Return the recomputation policies by function."""
 
     @property
     def ring(self) -> Sequence[str]:
-        """Names of axes."""
+        """Return the names of the axes."""
 
     @property
     def regather(self) -> Sequence[str]:
-        """Names of axes."""
+        """Return the names of the axes."""
 
     @property
     def schedule(self) -> Schedule | None:
-        """Stages and micro-batches."""
+        """Return the pipeline schedule."""
 
     @property
     def labels(self) -> Mapping[str, Any] | None:
-        """What was decided of every value."""
+        """Return the decided placement of every value."""
 
     @property
     def complete(self) -> bool:
-        """Whether any axis may shard what the rules leave open."""
+        """Return whether any axis may shard what the rules leave open."""
 
 
 def plan_dict(plan: PlanLike) -> dict[str, Any]:
-    """JSON form of a plan, without what is the default."""
+    """Return the JSON form of a plan, without default values."""
     meshes = plan.meshes
     out: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
     if len(meshes) == 1 and meshes[0].is_default:

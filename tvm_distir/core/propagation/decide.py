@@ -35,9 +35,10 @@ def propagate(
     costs : Costs, optional
         What wire bytes, memory traffic and FLOPs weigh.
     memory_bytes : int, optional
-        What each device may keep at most (:class:`~tvm_distir.core.propagation.memory.Keeper` says
-        what counts). Where the plain decision keeps more, memory gets a cost and parameters
-        without an annotation may be sharded over any axis.
+        Limit of what a device keeps, as
+        :class:`~tvm_distir.core.propagation.memory.MemoryMeter` counts it. Where the plain decision
+        keeps more, memory gets a cost and parameters without an annotation may be sharded over
+        any axis.
 
     system : System or str, optional
         Where no costs are given: they are in proportion to the times of this system.

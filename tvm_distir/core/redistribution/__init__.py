@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The cheapest collectives from any placement to any other."""
+"""Plan the cheapest collectives between any two placements."""
 
 from __future__ import annotations
 

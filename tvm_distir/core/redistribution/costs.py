@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the steps of a redistribution cost: by bytes alone, or by the times of a system."""
+"""Compute the cost of redistribution steps, in bytes or in the times of a system."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from tvm_distir.core.cost_model.network import GroupLayout, wire_bytes
 from tvm_distir.core.ir.names import LOCAL_STEPS
 
 LAUNCH_BYTES = 64
-"""Price of starting a collective, in bytes on the wire."""
+"""Cost of starting a collective, in bytes on the wire."""
 EXCHANGE_EXTRA = 8
-"""What an exchange costs more: of equally cheap ways that of plain collectives is taken."""
+"""Extra cost of an exchange, so that plain collectives win ties."""
 
 Groups = Sequence[Sequence[int]]
 
 
 class StepCosts(Protocol):
-    """Prices, as integers: sums are exact in any order."""
+    """Integer costs, whose sums are exact in any order."""
 
     def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
-        """Price of one step.
+        """Return the cost of a step.
 
         Parameters
         ----------
         kind : str
         payload_bytes : int
-            Bytes of one rank's (padded) result; of an exchange, the most that a rank receives.
+            Bytes of a rank's (padded) result; of an exchange, the most that a rank receives.
         groups : sequence of sequence of int
             Device ids of all groups, which run at once.
         """
         ...
 
     def floor(self, received_bytes: int) -> int:
-        """Return a price that no steps go below in which a rank receives so many bytes."""
+        """Return a lower bound of the cost of steps in which a rank receives so many bytes."""
         ...
 
 
 class RingCosts:
-    """Bytes that one rank sends, plus :data:`LAUNCH_BYTES` per collective."""
+    """Costs in bytes that a rank sends, plus :data:`LAUNCH_BYTES` per collective."""
 
     def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
-        """See :class:`StepCosts`."""
+        """Implement :class:`StepCosts`."""
         size = len(groups[0])
         if size == 1:
             return 0
@@ -56,12 +56,12 @@ class RingCosts:
         return sent + LAUNCH_BYTES + EXCHANGE_EXTRA * (kind == "exchange")
 
     def floor(self, received_bytes: int) -> int:
-        """See :class:`StepCosts`."""
+        """Implement :class:`StepCosts`."""
         return received_bytes
 
 
 class SystemCosts:
-    """Picoseconds by a system's bandwidths and latencies, of the slowest group."""
+    """Costs in picoseconds of the slowest group, by a system's bandwidths and latencies."""
 
     def __init__(self, system: System) -> None:
         self.clock = Clock(system)
@@ -72,7 +72,7 @@ class SystemCosts:
         self._fastest_bytes_per_s = 1e9 * (near.bandwidth_GBps + per_node)
 
     def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
-        """See :class:`StepCosts`."""
+        """Implement :class:`StepCosts`."""
         if len(groups[0]) == 1:
             return 0
         if kind in LOCAL_STEPS:
@@ -85,5 +85,5 @@ class SystemCosts:
         return spent_ps + EXCHANGE_EXTRA * (kind == "exchange")
 
     def floor(self, received_bytes: int) -> int:
-        """See :class:`StepCosts`."""
+        """Implement :class:`StepCosts`."""
         return math.floor(PICOSECONDS * received_bytes / self._fastest_bytes_per_s)

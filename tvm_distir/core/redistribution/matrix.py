@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Prices between all placements of a tensor at once: the ends of every redistribution."""
+"""Compute the redistribution costs between all placements of a tensor at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Prices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PriceMatrix:
-    """Placements of a tensor, and what it costs to get from each to each other.
+    """The placements of a tensor and the redistribution costs between them.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class PriceMatrix:
     local : int64 array (placements, placements)
         The same by steps that send nothing.
     local_bytes : int64 array (placements,)
-        Of one (padded) shard.
+        Of a (padded) shard.
     """
 
     placements: tuple[Labels, ...]
@@ -55,7 +55,7 @@ def price_matrix(
     devices: Sequence[int],
     placements: Sequence[Labels],
 ) -> PriceMatrix:
-    """Price all pairs of placements: shortest paths over the steps that the planner has.
+    """Compute the costs of all pairs of placements as shortest paths over the planner's steps.
 
     Exchanges are among them where the pairs of placements times the devices are not too many, as
     for a single redistribution. A value may become partial from whole, which sends nothing.
@@ -81,7 +81,7 @@ def price_matrix(
 
 
 class _Matrix:
-    """The pairs of one tensor."""
+    """The pairs of a tensor."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class _Matrix:
         return max(1, self.costs.step(kind, payload_bytes, self.groups[axes]))
 
     def _exchanges(self, steps: Prices) -> None:
-        """From each placement to all that have the same partial axes."""
+        """Compute the costs from each placement to all that have the same partial axes."""
         alike: dict[tuple[bool, ...], list[int]] = {}
         for i, labels in enumerate(self.placements):
             alike.setdefault(tuple(x == P for x in labels), []).append(i)
@@ -157,7 +157,7 @@ class _Matrix:
 
 
 def _shortest(steps: Prices, sizes: Prices) -> Prices:
-    """Shortest paths on which nothing is larger than the larger end."""
+    """Return the shortest paths on which nothing is larger than the larger end."""
     known, shortest = steps.copy(), steps.copy()
     larger = np.maximum(sizes[:, None], sizes[None])
     for size in np.unique(sizes):

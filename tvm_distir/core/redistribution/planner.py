@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""From one placement to another on the same mesh: the cheapest steps within a memory bound.
+"""Plan the cheapest redistribution steps on a mesh within a memory bound.
 
 Steps are the collectives along mesh axes, and the *exchange*, in which every device gets exactly
 the tiles of its new shard that it lacks; :mod:`.search` finds the cheapest sequence. So a tensor
@@ -27,7 +27,7 @@ MAX_KNOWN = 1 << 15
 
 
 class Planner:
-    """Finds and keeps the cheapest steps of redistributions.
+    """A planner of the cheapest redistribution steps, with a cache.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Planner:
         dtype: str = "float32",
         devices: Sequence[int] | None = None,
     ) -> Redistribution:
-        """Cheapest steps between two placements of one mesh.
+        """Return the cheapest steps between two placements of a mesh.
 
         Parameters
         ----------
@@ -120,5 +120,5 @@ def plan_steps(
     mesh: Sequence[int],
     dtype: str = "float32",
 ) -> list[Step]:
-    """Steps of the cheapest way by bytes, see :meth:`Planner.plan`; none between equals."""
+    """Return the cheapest steps by bytes (see :meth:`Planner.plan`); none between equals."""
     return list(_DEFAULT.plan(shape, src_labels, dst_labels, mesh, dtype).steps)

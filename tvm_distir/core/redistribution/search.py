@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The cheapest steps from one placement to another: a shortest path (A*).
+"""Search the cheapest steps between two placements as a shortest path (A*).
 
 The states are placements (one label per mesh axis, partial sums included); the edges are the
 collectives along mesh axes, and the *exchange*. What a device must receive at least bounds the
@@ -35,7 +35,7 @@ MAX_PAIRS = 1 << 22
 
 
 def _allowed_dims(key: Transition) -> tuple[tuple[int, ...], ...]:
-    """Dims each axis may shard on the way."""
+    """Return the dims each axis may shard on the way."""
     named = tuple(sorted({x for x in (*key.before, *key.after) if x >= 0}))
     every = tuple(range(len(key.shape)))
     even = [
@@ -49,7 +49,7 @@ def _allowed_dims(key: Transition) -> tuple[tuple[int, ...], ...]:
 
 
 class PathSearch:
-    """One shortest path.
+    """A search of a shortest path.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class PathSearch:
         return self.costs.step(wire.kind, wire.payload_bytes, self.groups[wire.axes])
 
     def _exchanges(self, labels: Labels) -> Iterator[tuple[Labels, int]]:
-        """Placements that an exchange may lead to, and the elements it brings a device."""
+        """Return the placements that an exchange may reach, and the elements a device receives."""
         key = self.key
         source = bounds_of(key.shape, labels, key.mesh)
         if can_exchange(labels, key.after):
@@ -150,7 +150,7 @@ class PathSearch:
                 yield after, elements
 
     def _peers(self, labels: Labels) -> tuple[list[Labels], Bounds]:
-        """All placements with the same partial axes, and their bounds."""
+        """Return all placements with the same partial axes, and their bounds."""
         key = self.key
         open_axes = tuple(P if x == P else R for x in labels)
         if open_axes not in self.alike:
@@ -161,7 +161,7 @@ class PathSearch:
         return self.alike[open_axes]
 
     def _floor(self, labels: Labels) -> int:
-        """Price that the rest of the way costs at least."""
+        """Return a lower bound of the cost of the remaining steps."""
         if labels not in self.floors:
             key = self.key
             elements = int(lacking(bounds_of(key.shape, labels, key.mesh), self.goal))
@@ -179,7 +179,7 @@ class PathSearch:
         return self.rooms[labels]
 
     def _is_padding(self, labels: Labels) -> bool:
-        """Whether shards without padding would stay within the bound."""
+        """Return whether shards without padding would stay within the bound."""
         key, bound = self.key, self.means.memory_bound
         fewest = min(key.parts(key.before), key.parts(key.after))
         return bound is not None and key.parts(labels) * bound >= fewest

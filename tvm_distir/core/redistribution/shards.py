@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of a tensor every device holds, and how much of another part it lacks."""
+"""Compute which part of a tensor every device holds, and how much of another part it lacks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bounds_of(shape: tuple[int, ...], labels: Labels, mesh: tuple[int, ...]) -> 
 
 
 def lacking(before: Bounds, after: Any) -> npt.NDArray[np.int64]:
-    """Elements that the worst-off device lacks of its new shard.
+    """Return the elements that the worst-off device lacks of its new shard.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def lacking(before: Bounds, after: Any) -> npt.NDArray[np.int64]:
 def lacking_elements(
     shape: Sequence[int], before: Labels, after: Labels, mesh: Sequence[int]
 ) -> int:
-    """The most elements that a device receives in an exchange between two placements."""
+    """Return the most elements that a device receives in an exchange between two placements."""
     sizes = tuple(mesh)
     source = bounds_of(tuple(shape), before, sizes)
     return int(lacking(source, bounds_of(tuple(shape), after, sizes)))
@@ -75,12 +75,12 @@ def lacking_elements(
 
 @dataclass(frozen=True)
 class TermsMove:
-    """A reduction as an exchange: its terms are elements along a dim of their own, the first.
+    """A reduction as an exchange, whose partial terms are elements along an added first dim.
 
     Attributes
     ----------
     shape : tuple of int
-        The number of terms, then the whole shape.
+        The number of terms, then the full shape.
     before, after : tuple of int
         Labels of the two ends: each device holds one term, then all terms of its new shard.
     """
@@ -97,7 +97,7 @@ def terms_move(
     dim: int,
     mesh: Sequence[int],
 ) -> TermsMove | None:
-    """How a ``reduce_scatter`` is done whose shards are no parts of its groups' blocks.
+    """Return how a ``reduce_scatter`` is done whose shards are no parts of its groups' blocks.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def terms_move(
     Returns
     -------
     move : TermsMove or None
-        None where the groups cut their own blocks: a plain ``reduce_scatter`` does.
+        None where the groups cut their blocks: a plain ``reduce_scatter`` does.
     """
     count = math.prod(mesh[a] for a in axes)
     if count == 1 or not blocks_fault(labels, axes, dim):
@@ -126,7 +126,7 @@ def terms_move(
 
 
 def terms_of(call: ir.Call) -> TermsMove | None:
-    """How a ``reduce_scatter`` of level 4 moves terms; None for all other calls."""
+    """Return how a ``reduce_scatter`` of level 4 moves terms; None for all other calls."""
     if collective_op(call) != "reduce_scatter" or not isinstance(call.args[0].ty, DTensorType):
         return None
     ty = call.args[0].ty

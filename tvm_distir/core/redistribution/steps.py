@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a redistribution, and which of them may be taken from a placement."""
+"""Define the steps of a redistribution, and which of them a placement allows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tvm_distir.core.ir.placement import Labels, P, R, blocks_fault
 KINDS = (*(kind for kind in COLLECTIVES if kind != "collective_permute"), *LOCAL_STEPS)
 """All kinds of steps: names of ``R.dist`` ops."""
 CCL_KINDS = ("all_reduce", "all_gather", *LOCAL_STEPS)
-"""Kinds that TVM's own ``R.ccl`` ops can express."""
+"""Kinds that TVM's ``R.ccl`` ops can express."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One collective of a redistribution.
+    """A collective of a redistribution.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Space:
     innermost: bool = False
 
     def has(self, step: Step) -> bool:
-        """Whether a step is at hand."""
+        """Return whether a step is at hand."""
         if step.kind not in self.kinds:
             return False
         if not self.innermost or step.kind in LOCAL_STEPS:
@@ -85,21 +85,21 @@ def _subsets(axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _cuts(space: Space, rest: Labels, axes: tuple[int, ...]) -> Iterator[int]:
-    """Dims that all of ``axes`` may cut together, each group its own block."""
+    """Return the dims that ``axes`` may shard together, with a block per group."""
     for dim in _common(space, axes):
         if not blocks_fault(rest, axes, dim):
             yield dim
 
 
 def _common(space: Space, axes: tuple[int, ...]) -> Iterator[int]:
-    """Dims that all of ``axes`` may shard."""
+    """Return the dims that all of ``axes`` may shard."""
     for dim in space.allowed[axes[0]]:
         if all(dim in space.allowed[a] for a in axes):
             yield dim
 
 
 def steps_from(space: Space, labels: Labels) -> Iterator[Step]:
-    """All steps that may be taken from a placement, but exchanges, in a fixed order."""
+    """Return all steps that may be taken from a placement, but exchanges, in a fixed order."""
     for step in _all_steps(space, labels):
         if space.has(step):
             yield step
@@ -130,12 +130,12 @@ def _all_steps(space: Space, labels: Labels) -> Iterator[Step]:
 
 
 def exchange_step(before: Labels, after: Labels) -> Step:
-    """Step from one placement to any other with the same partial axes."""
+    """Return the step from a placement to another with the same partial axes."""
     pairs = enumerate(zip(before, after))
     axes = tuple(a for a, (x, y) in pairs if x != y or x >= 0)
     return Step("exchange", axes, None, None, after)
 
 
 def can_exchange(before: Labels, after: Labels) -> bool:
-    """Whether two placements differ, but not in what is partial."""
+    """Return whether two placements differ, but not in what is partial."""
     return before != after and all((x == P) == (y == P) for x, y in zip(before, after))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A redistribution as it is asked for, what it may use, and what was found."""
+"""Define the request, the options and the result of planning a redistribution."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Redistribution:
     cost : int
         In the unit of the planner's costs.
     peak_bytes : int
-        Of one device's shard, the ends and all that lies between.
+        Of a device's shard, the ends and all that lies between.
     """
 
     steps: tuple[Step, ...]
@@ -40,7 +40,7 @@ class Redistribution:
 
 @dataclass(frozen=True)
 class Transition:
-    """What is to be done: the key under which its redistribution is kept."""
+    """A request for a redistribution, which is the key of its cached plan."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -50,15 +50,15 @@ class Transition:
     devices: tuple[int, ...]
 
     def local_bytes(self, labels: Labels) -> int:
-        """Bytes of one (padded) shard."""
+        """Return the bytes of a (padded) shard."""
         return size_bytes(tuple(local_shape(self.shape, labels, self.mesh)), self.dtype)
 
     def parts(self, labels: Labels) -> int:
-        """Into how many shards the tensor is cut."""
+        """Return the number of shards of the tensor."""
         return math.prod(n for n, label in zip(self.mesh, labels) if label >= 0)
 
     def groups(self, axes: Sequence[int]) -> Groups:
-        """Device ids of the groups along the product of axes."""
+        """Return the device ids of the groups along the product of axes."""
         table = np.array(self.devices).reshape(self.mesh)
         rest = [a for a in range(len(self.mesh)) if a not in axes]
         rows = table.transpose([*rest, *axes]).reshape(-1, math.prod(self.mesh[a] for a in axes))
@@ -67,7 +67,7 @@ class Transition:
 
 @dataclass(frozen=True)
 class PlannerOptions:
-    """What redistributions may use: see :class:`.planner.Planner`."""
+    """Options of the planning of redistributions (see :class:`.planner.Planner`)."""
 
     costs: StepCosts
     memory_bound: float | None
@@ -76,7 +76,7 @@ class PlannerOptions:
     innermost: bool
 
     def limit_bytes(self, key: Transition, padded: bool = False) -> int | None:
-        """Largest shard that may lie between the ends; None: any.
+        """Return the largest shard allowed between source and target; None: any.
 
         ``padded``: of those that only their padding makes larger than the bound.
         """

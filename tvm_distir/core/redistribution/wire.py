@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the steps of a redistribution, and the collectives of a module, send."""
+"""Count the bytes that redistribution steps and the collectives of a module send."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .steps import Step, exchange_step
 
 @dataclass(frozen=True)
 class Wire:
-    """What a step is on the wire.
+    """The communication of a step.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Wire:
     axes : tuple of int
         Mesh axes whose product group takes part.
     payload_bytes : int
-        Bytes of one rank's result, padding included; of an exchange, the most one receives.
+        Bytes of a rank's result, padding included; of an exchange, the most one receives.
     """
 
     kind: str
@@ -67,7 +67,7 @@ def _exchanging(
 
 
 def local_bytes(ty: Any) -> int:
-    """Bytes of one device's (padded) part of a tensor; symbolic dims count as one."""
+    """Return the bytes of a device's (padded) part of a tensor; symbolic dims count as one."""
     tensor, shape = tensor_type(ty), static_shape(ty)
     if tensor is None or shape is None:
         return 0
@@ -78,7 +78,7 @@ def local_bytes(ty: Any) -> int:
 
 
 def payload_bytes(kind: str, call: ir.Call, ty: Any) -> int:
-    """Bytes of one device's result; of an exchange, the most that a device receives."""
+    """Return the bytes of a device's result; of an exchange, the most that a device receives."""
     if kind != "exchange":
         return local_bytes(ty)
     if (move := terms_of(call)) is not None:
@@ -93,6 +93,6 @@ def payload_bytes(kind: str, call: ir.Call, ty: Any) -> int:
 
 
 def element_type(ty: Any) -> str:
-    """Element type of a tensor type."""
+    """Return the element type of a tensor type."""
     tensor: Any = tensor_type(ty)
     return str(tensor.dtype)

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The toolbox for reading and editing Relax: nodes, blocks, functions, what nobody reads."""
+"""Provide tools to read and edit Relax nodes, blocks and functions."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Binding blocks in the form TVM's parser and builder give them."""
+"""Normalize binding blocks to the form of TVM's parser and builder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def merged_blocks(blocks: Iterable[Any]) -> list[Any]:
-    """Leave out empty blocks and join neighbours of one kind.
+    """Leave out empty blocks and join adjacent blocks of equal kind.
 
     The text of a function shows neither where one block ends and the next of its kind begins
     nor a block without bindings: only so does it parse back to the same function.

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Writing binding blocks, and reading calls: what the passes of this stage share."""
+"""Read calls and write binding blocks, for all passes of the distributed levels."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .nodes import make_call
 _REDISTRIBUTE = ir.Op.get("relax.dist.redistribute")
 #: Calls of a PrimFunc on whole tensors: their operands stand in a tuple after it.
 TIR_CALLS = ("relax.call_tir", "relax.call_tir_with_grad")
-#: TVM's own call of a PrimFunc on shards.
+#: TVM's call of a PrimFunc on shards.
 TIR_ON_SHARDS = "relax.dist.call_tir_local_view"
 
 
 def called_name(call: ir.Call) -> str:
-    """Full name of what a call calls: an op (``relax.add``), a function, an external one."""
+    """Return the full name of the callee: op (``relax.add``), function or external function."""
     op = call.op
     name = getattr(op, "name", None) or getattr(op, "name_hint", None)
     return str(name or getattr(op, "global_symbol", None) or type(op).__name__)
 
 
 def op_name(value: Any) -> str:
-    """What a bound value is, for messages: the op, the callee or the kind of expression."""
+    """Return a description of a bound value for messages: op, callee or kind of expression."""
     if type(value) is not ir.Call:
         return type(value).__name__
     text = called_name(value)
@@ -43,12 +43,12 @@ def op_name(value: Any) -> str:
 
 
 def place_of(function: str, var: Any, value: Any) -> str:
-    """``function/binding (op)``, as every error of this stage names its place."""
+    """Return the place of an error as ``function/binding (op)``."""
     return f"{function}/{var.name} ({op_name(value)})"
 
 
 def is_tensors(ty: Any) -> bool:
-    """Whether a type is a tensor or a (nested) tuple of tensors."""
+    """Return whether a type is a tensor or a (nested) tuple of tensors."""
     if type(ty) is not relax.TupleType:
         return tensor_type(ty) is not None
     leaves = flat_types(ty)
@@ -56,7 +56,7 @@ def is_tensors(ty: Any) -> bool:
 
 
 def tensor_args(call: ir.Call) -> list[Any]:
-    """Arguments of a call that hold tensors, in order (tuples not flattened)."""
+    """Return the arguments of a call that hold tensors, in order (tuples not flattened)."""
     args = call.args[:]
     if args and type(args[0]) is ir.GlobalVar and op_name(call).startswith("call_tir"):
         del args[0]  # a function is no tensor, but has no type of its own either
@@ -64,7 +64,7 @@ def tensor_args(call: ir.Call) -> list[Any]:
 
 
 def leaves_of(expr: Any) -> Iterator[tuple[Any, int, Any]]:
-    """Flattened tensors of an argument: (expression, position in it, type).
+    """Return the flattened tensors of an argument: (expression, position in it, type).
 
     A tuple expression is opened; a variable of tuple type stands for all its leaves.
     """
@@ -97,7 +97,7 @@ def check_body(fn: relax.Function, function: str) -> None:
 
 
 def bindings_of(fn: relax.Function, function: str) -> Iterator[tuple[Any, Any]]:
-    """All (variable, value) of a function's body.
+    """Return all (variable, value) of a function's body.
 
     Raises
     ------
@@ -126,5 +126,5 @@ def bindings_of(fn: relax.Function, function: str) -> Iterator[tuple[Any, Any]]:
 
 
 def is_redistribute(value: Any) -> bool:
-    """Whether a value is ``R.dist.redistribute(...)``."""
+    """Return whether a value is ``R.dist.redistribute(...)``."""
     return type(value) is ir.Call and bool(_REDISTRIBUTE.same_as(value.op))

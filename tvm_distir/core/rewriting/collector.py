@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Pausing Python's cycle collector while many small objects without cycles are made.
+"""Pause Python's cycle collector while many small objects without cycles are created.
 
 Every object that stands for an IR node counts as one to look through: on a module of fifty
 thousand bindings the collector takes a sixth of all time and finds nothing. Every pass runs with

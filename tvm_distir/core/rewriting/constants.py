@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as constants of a module."""
+"""Create Relax constants from numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _known(digits: str, dtype: str) -> Any:
 
 
 def scalar(value: float, dtype: str) -> Any:
-    """Make a constant (), a node of its own; equal ones share their data, which costs most."""
+    """Make a constant (), a separate node; equal ones share their data, which costs most."""
     known = _known(float(value).hex(), dtype)
     return ir.GenericConst(known.value, known.ty)
 
@@ -29,6 +29,6 @@ def _known_bytes(data: bytes, dtype: str) -> Any:
 
 
 def scalar_of(array: npt.NDArray[Any]) -> Any:
-    """As :func:`scalar`, of an array () of a type that NumPy has."""
+    """Return a constant as :func:`scalar` does, from a NumPy array of shape ()."""
     known = _known_bytes(array.tobytes(), str(array.dtype))
     return ir.GenericConst(known.value, known.ty)

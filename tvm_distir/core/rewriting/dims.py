@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Symbolic dims: which sizes a module leaves open, and giving them numbers.
+"""Find the symbolic dims of a module and bind them to sizes.
 
 Before::
 
@@ -41,7 +41,7 @@ from .kernels import KernelCall, contradiction, specialise_kernel
 
 _OP = re.compile(r'In ir\.Op\(.*?name="(?:relax\.)?([\w.]+)".*?support_level=\d+\), ')
 _SHORT = r"\1: "
-"""An op at the beginning of a message of TVM's, and its name alone."""
+"""Pattern of an op at the beginning of a message of TVM, and its name."""
 _KERNEL_CALLS = (*TIR_CALLS, "relax.call_tir_inplace")
 
 
@@ -64,7 +64,7 @@ class OpenDim:
 
 
 def open_dims(mod: ir.IRModule) -> list[OpenDim]:
-    """Dims that the parameters of public functions leave open, in order; sums of others not."""
+    """Return the symbolic dims of the parameters of public functions, in order, without sums."""
     dims, closed = list[OpenDim](), set[int]()  # by the handles of types
     for gv, fn in relax_functions(mod):
         for param in () if is_private(fn) else fn.params[:]:
@@ -81,7 +81,7 @@ def open_dims(mod: ir.IRModule) -> list[OpenDim]:
 
 
 def dims_remedy(names: list[str], call: str = "td.bind_dims(mod, {})") -> str:
-    """What to do about open dims of these names; ``call`` is what takes them in Python."""
+    """Return the remedy for unbound dims; ``call`` is the Python call that takes them."""
     names = list(dict.fromkeys(names))
     options = " ".join(f"--dim {name}=N" for name in names)
     text = ", ".join(f'"{name}": N' for name in names)
@@ -101,7 +101,7 @@ def check_sizes(dims: Mapping[str, Any], place: str) -> None:
 
 
 def unknown_dim(name: str, known: list[str], place: str) -> ModelError:
-    """Return the error (DIST0313) for a size given to what no dim is called."""
+    """Return the error (DIST0313) for a size of an unknown dim name."""
     remedy = nearest(name, known) if known else "All its dims have sizes: leave it out."
     return ModelError("DIST0313", f'no dim is called "{name}"', place=place, remedy=remedy)
 
@@ -133,7 +133,7 @@ def bind_dims(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModule:
 
 
 def _extents(ty: Any) -> Iterator[Any]:
-    """Dims of all tensors and shapes in a type, in order."""
+    """Return the dims of all tensors and shapes in a type, in order."""
     if isinstance(ty, relax.TupleType):
         for field in ty.fields:
             yield from _extents(field)
@@ -153,7 +153,7 @@ def _same(left: Any, other: Any) -> bool:
 
 @contextmanager
 def _size_errors(place: str) -> Iterator[None]:
-    """Make ModelError DIST0313 of what TVM says against types of a module that was well typed."""
+    """Convert a type error of TVM in a well-typed module to ModelError DIST0313."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError) as err:
@@ -167,7 +167,7 @@ def _size_errors(place: str) -> Iterator[None]:
 
 
 class _Binder:
-    """Binds one module; functions of equal sizes are made once."""
+    """A binder of a module, which shares functions of equal sizes."""
 
     def __init__(self, mod: ir.IRModule) -> None:
         self.mod = mod
@@ -209,7 +209,7 @@ class _Binder:
         }
 
     def bound(self, name: str, sizes: Mapping[Any, Any]) -> Any:
-        """Global variable of a function at the given sizes of its variables."""
+        """Return the global variable of a function at the given sizes of its variables."""
         fn = self.functions[name]
         order = [n for param in fn.params for n in _extents(param.ty)]
         key = tuple((i, str(sizes[n])) for i, n in enumerate(order) if n in sizes)
@@ -226,7 +226,7 @@ class _Binder:
         return self.made[name, key]
 
     def kernel(self, name: str, sizes: Mapping[Any, int]) -> Any:
-        """Global variable of a kernel at the given sizes of its variables."""
+        """Return the global variable of a kernel at the given sizes of its variables."""
         old, kernel = self.kernels[name]
         key = tuple(sorted((handle(variable), str(size)) for variable, size in sizes.items()))
         if (name, key) not in self.made:
@@ -250,7 +250,7 @@ class _Binder:
 
 @relax.expr_functor.mutator
 class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
-    """Calls the bound functions, and infers types anew."""
+    """A rewriter that calls the bound functions and infers types again."""
 
     def __init__(self, binder: _Binder, function: str) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
         return relax.Function(fn.params, body, None, fn.is_pure, fn.attrs)
 
     def visit_global_var_(self, gv: Any) -> Any:
-        """A function that is handed over, not called: its sizes are not known here."""
+        """Handle a function that is passed, not called, so that its sizes are unknown."""
         name = str(gv.name_hint)
         if name in self.binder.kernels:
             return self.binder.kernel(name, {})
@@ -303,7 +303,7 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
         return relax.Call(call.op, args, call.attrs, call.ty_args)
 
     def _sizes(self, fn: relax.Function, args: list[Any]) -> dict[Any, Any]:
-        """Sizes of a callee's variables, from its arguments."""
+        """Return the sizes of a callee's variables, from its arguments."""
         sizes: dict[Any, Any] = {}
         for param, arg in zip(fn.params, args, strict=True):
             for wanted, given in zip(_extents(param.ty), _extents(arg.ty), strict=False):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Entry points of a module: which function is meant, and the module with that one only."""
+"""Select an entry point of a module, and reduce the module to it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ MAIN = "main"
 
 
 def entry_family(name: str) -> str:
-    """Name of an entry function's original: ``main`` of ``main_mesh1`` and ``main_mesh0_2``."""
+    """Return the original name of an entry function, such as ``main`` of ``main_mesh1``."""
     head, mesh, numbers = name.rpartition("_mesh")
     return head if mesh and all(n.isdigit() for n in numbers.split("_")) else name
 
 
 def public_functions(mod: ir.IRModule) -> list[str]:
-    """Names of the Relax functions that can be called from outside, sorted."""
+    """Return the names of the Relax functions that can be called from outside, sorted."""
     return [str(gv.name_hint) for gv, fn in relax_functions(mod) if not is_private(fn)]
 
 
 def reached_from(mod: ir.IRModule, names: Sequence[str]) -> dict[ir.GlobalVar, ir.BaseFunc]:
-    """Functions of these names and all they call, directly or not, kernels included, by name."""
+    """Return the functions of these names and all that they call, kernels included, by name."""
     result: dict[ir.GlobalVar, ir.BaseFunc] = {}
     todo = [mod.get_global_var(name) for name in names]
     while todo:
@@ -47,7 +47,7 @@ def reached_from(mod: ir.IRModule, names: Sequence[str]) -> dict[ir.GlobalVar, i
 
 
 def entry_of(mod: ir.IRModule) -> str:
-    """Name of the function that a module is run by: ``main``, or the only public one.
+    """Return the name of the entry function: ``main``, or the only public function.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def entry_of(mod: ir.IRModule) -> str:
 
 
 def no_single_entry(names: Iterable[str]) -> ModelError:
-    """DIST0341: the functions among which one has to be chosen."""
+    """Return the error DIST0341, which lists the functions to choose from."""
     candidates = sorted(names)
     return ModelError(
         "DIST0341",
@@ -81,7 +81,7 @@ def no_single_entry(names: Iterable[str]) -> ModelError:
 
 
 def keep_entry(mod: ir.IRModule, entry: str | None) -> ir.IRModule:
-    """The module without its other entry points; what the entry calls stays.
+    """Return the module with a single entry point and the functions that it calls.
 
     Parameters
     ----------

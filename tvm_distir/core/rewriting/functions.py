@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of a module: callers and callees, their order, their types."""
+"""Query the functions of a module: callers, callees, order and types."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .scopes import all_bindings
 
 
 def has_dtensor(fn: relax.Function) -> bool:
-    """Whether a parameter, a bound variable or the result of a function is a DTensor."""
+    """Return whether a parameter, a bound variable or the result of a function is a DTensor."""
     bound = (binding.var.ty for block in fn.body.blocks for binding in block.bindings[:])
     types = itertools.chain((param.ty for param in fn.params[:]), [fn.ret_ty], bound)
     return any(type(t) is DTensorType for ty in types for t in flat_types(ty))
 
 
 def callees_of(fn: relax.Function, name: str) -> list[Any]:
-    """Functions of the module that a function calls, in order, with repeats."""
+    """Return the functions of the module that a function calls, in order, with repeats."""
     return [
         value.op
         for _, value in bindings_of(fn, name)
@@ -35,7 +35,7 @@ def callees_of(fn: relax.Function, name: str) -> list[Any]:
 
 
 def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
-    """Names of functions that are in ``first`` or call such a function."""
+    """Return the names of functions that are in ``first`` or call such a function."""
     if not first:
         return set()
     callers: dict[str, list[str]] = {}
@@ -78,14 +78,14 @@ def inner_made_private(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _mentions(fn: relax.Function, names: set[str]) -> bool:
-    """Whether a function mentions one of some functions in any way."""
+    """Return whether a function mentions any of some functions in any way."""
     return bool(names) and not names.isdisjoint(
         [str(gv.name_hint) for gv in relax.analysis.all_global_vars(fn)]
     )
 
 
 def _calls_of(fn: relax.Function) -> list[Any]:
-    """Functions that a function calls, in branches too."""
+    """Return the functions that a function calls, in branches too."""
     values: list[Any] = [getattr(binding, "value", None) for binding in all_bindings(fn.body)]
     return [v.op for v in values if type(v) is ir.Call and type(v.op) is ir.GlobalVar]
 
@@ -100,7 +100,7 @@ def retyped(gv: Any, ty: Any) -> Any:
 def callees_first(
     mod: ir.IRModule, called: Mapping[str, Sequence[Any]] | None = None
 ) -> list[tuple[Any, relax.Function]]:
-    """Relax functions, every callee before its callers.
+    """Return the Relax functions, every callee before its callers.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of symbolic extents, at the sizes of a call.
+"""Bind kernels of symbolic extents to the sizes of a call.
 
 Before, at a call with x of shape (4, 8) and ``n = 4``::
 
@@ -27,7 +27,7 @@ from tvm_distir.support import ModelError
 
 
 class KernelCall:
-    """A ``call_tir`` and its relatives: which arguments are which parameters of the kernel.
+    """A ``call_tir`` or a similar call, with its arguments by parameter of the kernel.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class KernelCall:
         self.numbers_can_go = str(call.op.name) == "relax.call_tir"
 
     def sizes(self, place: str) -> dict[Any, int]:
-        """Sizes of the kernel's variables that the call decides.
+        """Return the sizes of the kernel's variables that the call decides.
 
         Raises
         ------
@@ -69,7 +69,7 @@ class KernelCall:
         for param, size in sizes.items():
             analyzer.bind(param, tirx.IntImm(param.ty.dtype, size))
         extents = list(self._extents())
-        # A variable is defined by a dim of its own, or it is a parameter: sums have to agree.
+        # A variable is defined by a separate dim, or it is a parameter: sums have to agree.
         for is_definition in (True, False):
             for wanted, size in extents:
                 value = analyzer.simplify(wanted)
@@ -81,7 +81,7 @@ class KernelCall:
         return sizes
 
     def _extents(self) -> Iterator[tuple[Any, int]]:
-        """Extents of the kernel's buffers beside the sizes that the call has."""
+        """Return the extents of the kernel's buffers beside the sizes that the call has."""
         for param, ty in zip(self.kernel.params, self.types, strict=True):
             shape = static_shape(ty) if hasattr(param.ty, "shape") else None
             for wanted, size in zip(param.ty.shape, shape, strict=True) if shape else ():
@@ -92,14 +92,14 @@ class KernelCall:
         return any(variable.same_as(param) for param in self.kernel.params)
 
     def operands(self, sizes: Mapping[Any, int]) -> Any:
-        """Operands without the numbers that stand in the kernel of these sizes."""
+        """Return the operands without the numbers that stand in the kernel of these sizes."""
         numbers = zip(self.kernel.params, self.fields, strict=False)
         fields = [field for param, field in numbers if param not in sizes]
         return relax.Tuple(fields) if len(fields) < len(self.fields) else self.operand_tuple
 
 
 def specialise_kernel(kernel: tirx.PrimFunc, sizes: Mapping[Any, int]) -> tirx.PrimFunc:
-    """The kernel with numbers for some of its variables, which are no parameters any more."""
+    """Return the kernel with sizes for some of its variables, dropped as parameters."""
     params: Sequence[Any] = list(kernel.params)
     free = [v for v in sizes if not any(v.same_as(param) for param in params)]
     opened = tirx.PrimFunc([*params, *free], kernel.body, kernel.ret_type, kernel.attrs)
@@ -108,7 +108,7 @@ def specialise_kernel(kernel: tirx.PrimFunc, sizes: Mapping[Any, int]) -> tirx.P
 
 
 def contradiction(place: str, what: str, size: int, other: int) -> ModelError:
-    """Return the error (DIST0313) for what would have two sizes."""
+    """Return the error (DIST0313) for a dim that would have two sizes."""
     return ModelError(
         "DIST0313",
         f"{what} would be {size} and {other}",

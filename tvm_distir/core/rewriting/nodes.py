@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and making many IR nodes fast: TVM's own constructors, without their Python layers.
+"""Create and read IR nodes fast, through TVM's constructors without their Python layers.
 
 The Python constructors convert and check arguments that are known to be right here; a pass that
 rewrites each binding of a large module spends most of its time there. A container read by a
-slice, ``array[:]``, comes at a third of the price of iterating over it.
+slice, ``array[:]``, comes at a third of the cost of iterating over it.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _BINDING = tvm_ffi.get_global_func("relax.VarBinding")
 
 
 def argument(call: Any, number: int) -> Any:
-    """An argument of a call."""
+    """Return an argument of a call."""
     return _ITEM(call.args, number)
 
 
 def make_var(name: str, ty: Any, dataflow: bool = False) -> Any:
-    """A Relax variable; ``dataflow``: one that its dataflow block hides."""
+    """Return a Relax variable; ``dataflow``: one that its dataflow block hides."""
     return (_DATAFLOW_VAR if dataflow else _VAR)(name, ty, None)
 
 
 def make_call(
     op: Any, args: Sequence[Any], attrs: Any, ty_args: Any, ty: Any, span: Any = None
 ) -> Any:
-    """A call; its type is inferred later where it is None."""
+    """Return a call; its type is inferred later where it is None."""
     return _CALL(_MISSING if ty is None else ty, op, args, attrs, ty_args, span)
 
 
 def make_binding(var: Any, value: Any) -> Any:
-    """``var = value``."""
+    """Return the binding ``var = value``."""
     return _BINDING(var, value, None)

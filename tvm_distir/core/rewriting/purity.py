@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a binding can be dropped when nobody reads it."""
+"""Decide whether a binding can be dropped when it has no readers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _pure_ops: dict[int, bool] = {}
 
 
 def is_pure(value: Any) -> bool:
-    """Whether a bound value can be dropped when nobody reads it."""
+    """Return whether a bound value can be dropped when nobody reads it."""
     kind = type(value)
     if kind is relax.If:
         bodies = (value.true_branch, value.false_branch)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Branches of an ``If`` as scopes of their own, and variables that leave their block."""
+"""Rewrite branches of an ``If`` as separate scopes, and export variables from blocks."""
 
 from __future__ import annotations
 
@@ -65,19 +65,19 @@ def _rewritten(fn: relax.Function, value: relax.If, rewrite: Rewrite) -> relax.I
 
 
 def branches_of(value: relax.If) -> tuple[relax.SeqExpr, relax.SeqExpr]:
-    """The bodies of both branches."""
+    """Return the bodies of both branches."""
     return value.true_branch, value.false_branch
 
 
 def bindings_in(seq: relax.SeqExpr) -> Iterator[tuple[Any, Any]]:
-    """(variable, value) of a body, those of branches inside it not among them."""
+    """Return (variable, value) of a body, those of branches inside it not among them."""
     for block in seq.blocks:
         for b in block.bindings:
             yield b.var, b.value
 
 
 def all_bindings(expr: Any) -> Iterator[Any]:
-    """All bindings of a function body in program order, those of branches included."""
+    """Return all bindings of a function body in program order, those of branches included."""
     if not isinstance(expr, relax.SeqExpr):
         return
     for block in expr.blocks[:]:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The forward part of a training step: what its loss depends on."""
+"""Find the forward pass of a training step: the bindings that its loss depends on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def forward_bindings(fn: relax.Function) -> list[Any]:
 
 
 def loss_place(fn: relax.Function) -> int | None:
-    """Number of the result of a training step that is its loss; None of other functions."""
+    """Return the index of the loss among the results of a training step; None otherwise."""
     if not training_notes(fn, "updated"):
         return None
     taken = set(map(int, training_notes(fn, "places").values()))
@@ -42,7 +42,7 @@ def loss_place(fn: relax.Function) -> int | None:
 
 
 def _loss(fn: relax.Function, result: Any) -> Any:
-    """The loss among a function's results.
+    """Return the loss among a function's results.
 
     A step without notes that was written elsewhere has one number, and gradients or new values of
     parameters, all of the type of one. None of what is no step.
@@ -58,19 +58,19 @@ def _loss(fn: relax.Function, result: Any) -> Any:
 
 
 def _is_number(ty: Any) -> bool:
-    """Whether it is the type of a float without dims."""
+    """Return whether it is the type of a float without dims."""
     tensor = tensor_type(ty)
     return tensor is not None and int(tensor.ndim) == 0 and "float" in str(tensor.dtype)
 
 
 def _shape_and_type(ty: Any) -> tuple[Any, str] | None:
-    """What two tensors of known shape have in common of which one may take the other's place."""
+    """Return a key that is equal for tensors of known shape that are interchangeable."""
     tensor, shape = tensor_type(ty), static_shape(ty)
     return None if tensor is None or shape is None else (shape, str(tensor.dtype))
 
 
 def _resolved(result: Any, bindings: Sequence[Any]) -> Any:
-    """Look a variable up that is bound to the tuple of results."""
+    """Resolve a variable that is bound to the tuple of results."""
     if not isinstance(result, relax.Var):
         return result
     values = {b.var: b.value for b in bindings}

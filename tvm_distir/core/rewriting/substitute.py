@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Variables that a value reads, and putting others in their place."""
+"""Find and substitute the variables that a value reads."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _substituted_binding(binding: Any, env: Mapping[Any, Any]) -> Any:
 
 
 def variables(expr: Any) -> Iterator[Any]:
-    """Variables a value of normal form reads, in order, with repeats; an ``If`` each once."""
+    """Return the variables that a value reads, in order, with repeats except for an ``If``."""
     kind = type(expr)
     if kind is ir.Var or kind is relax.DataflowVar:
         yield expr

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Writing binding blocks and functions."""
+"""Write binding blocks and functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .nodes import make_binding, make_var
 
 
 class BlockWriter:
-    """Collects the bindings of one block; new values get their types by inference."""
+    """A collector of the bindings of a block, which infers the types of new values."""
 
     def __init__(self, builder: relax.BlockBuilder, dataflow: bool) -> None:
         self.builder = builder

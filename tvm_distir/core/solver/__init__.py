@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Minimization of integer cost tables: elimination and dual bounds, in the native library."""
+"""Minimize sums of integer cost tables by elimination and dual bounds, natively."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Integer cost tables, each kept once, and exact minimisation by variable elimination.
+"""Intern integer cost tables and minimize them exactly by variable elimination.
 
 A table loses its minimum (carried as a constant) and is interned, so that equal parts of a
 problem give the same table numbers; sums and bucket joins are memoised on those numbers. A
@@ -31,9 +31,9 @@ class Elimination:
     number : int
         Of the elimination, for :meth:`Tables.decode`.
     constant : int
-        What was minimised out.
+        What was minimized out.
     feasible : bool
-        False when some variable has no value its neighbours allow.
+        False when some variable has no value its neighbors allow.
     kept : list of int
         Variables that stay.
     factors : dict of scope to table number
@@ -49,7 +49,7 @@ class Elimination:
 
 @dataclass(frozen=True)
 class Restriction:
-    """A problem with fewer states: what became constant, and False where these exclude all."""
+    """A problem with fewer states, its constant part, and whether it is feasible."""
 
     problem: Problem
     constant: int
@@ -81,7 +81,7 @@ class Tables:
         self._dearest: dict[int, int] = {}
 
     def intern(self, array: Array) -> tuple[int, int]:
-        """Number of a table with its minimum taken out, and that minimum.
+        """Return the number of a table with its minimum taken out, and that minimum.
 
         A table without a finite entry keeps its entries.
         """
@@ -99,7 +99,7 @@ class Tables:
         return number, low
 
     def array(self, number: int) -> Array:
-        """Entries of a table. Do not write into it."""
+        """Return the entries of a table. Do not write into it."""
         array = self._arrays.get(number)
         if array is None:
             array = np.empty(tuple(self._shape(number)), dtype=np.int64)
@@ -108,7 +108,7 @@ class Tables:
         return array
 
     def dearest(self, number: int) -> int:
-        """The largest finite entry of a table; 0 where there is none."""
+        """Return the largest finite entry of a table; 0 where there is none."""
         highest = self._dearest.get(number)
         if highest is None:
             array = self.array(number)
@@ -116,7 +116,7 @@ class Tables:
         return highest
 
     def add(self, first: int, second: int) -> tuple[int, int]:
-        """Interned sum of two tables over the same scope."""
+        """Return the interned sum of two tables over the same scope."""
         key = (first, second)
         hit = self._sums.get(key)
         if hit is None:
@@ -125,7 +125,7 @@ class Tables:
         return hit
 
     def evaluate(self, problem: Problem, values: Sequence[int]) -> tuple[int, bool]:
-        """Sum of the tables at an assignment, and whether it hits an infinite entry."""
+        """Return the sum of the tables at an assignment, and whether it hits an infinite entry."""
         total, forbidden = self._evaluate(*problem.arrays, ints(values))
         return total, bool(forbidden)
 
@@ -136,7 +136,7 @@ class Tables:
         limit: int = INFINITE,
         near: int | None = None,
     ) -> Elimination:
-        """Minimise variables out, smallest bucket first (ties: lowest number).
+        """Minimize variables out, smallest bucket first (ties: lowest number).
 
         What was done to an equal problem and is not forgotten is not done again.
 
@@ -148,13 +148,13 @@ class Tables:
         limit : int
             A variable whose bucket has more entries stays as well.
         near : int, optional
-            A variable with more neighbours stays as well.
+            A variable with more neighbors stays as well.
         """
         most = NO_BOUND if near is None else near
         return _elimination(self._eliminate(*problem.arrays, ints(sorted(keep)), limit, most))
 
     def eliminate_all(self, problem: Problem, limit: int) -> Elimination | None:
-        """Minimise all variables out, as :meth:`eliminate`; None where a bucket has more entries.
+        """Minimize all variables out, as :meth:`eliminate`; None where a bucket has more entries.
 
         Nothing is joined then.
         """
@@ -162,7 +162,7 @@ class Tables:
         return _elimination(result) if result else None
 
     def restrict(self, problem: Problem, states: Sequence[Sequence[int]]) -> Restriction:
-        """The problem with some states only.
+        """Return the problem with some states only.
 
         Parameters
         ----------
@@ -179,7 +179,7 @@ class Tables:
     def optimum(
         self, problem: Problem, states: Sequence[Sequence[int]], limit: int
     ) -> tuple[list[int], bool] | None:
-        """The cheapest values among some states, and whether there are any.
+        """Return the cheapest values among some states, and whether there are any.
 
         Parameters
         ----------
@@ -192,51 +192,51 @@ class Tables:
         return (result[1:], bool(result[0])) if result else None
 
     def dual(self, problem: Problem, most: int) -> Dual:
-        """Bounds of a problem whose factors stand over one or two variables.
+        """Return the bounds of a problem whose factors stand over one or two variables.
 
         Labellings that cost more than ``most`` may be lost.
         """
         return Dual(self._dual(*problem.arrays, most), problem)
 
     def decode(self, done: Elimination, values: list[int]) -> list[int]:
-        """Values with those of the eliminated variables filled in."""
+        """Return the values with those of the eliminated variables filled in."""
         filled = ints(values)
         self._decode(done.number, filled)
         return filled.tolist()  # type: ignore[no-any-return]
 
     def forget(self) -> None:
-        """Let go of the eliminations done so far: they cannot be decoded any more."""
+        """Free the eliminations so far, which can no longer be decoded."""
         self._forget()
 
     @property
     def count(self) -> int:
-        """Number of distinct tables."""
+        """Return the number of distinct tables."""
         return int(self._counts()[0])
 
     @property
     def joins(self) -> int:
-        """Number of distinct buckets joined so far."""
+        """Return the number of distinct buckets joined so far."""
         return int(self._counts()[1])
 
     @property
     def entries(self) -> int:
-        """Numbers that all tables and joins hold."""
+        """Return the numbers that all tables and joins hold."""
         return int(self._counts()[2])
 
     @property
     def held(self) -> int:
-        """Numbers that the eliminations hold that are not forgotten."""
+        """Return the numbers that the eliminations hold that are not forgotten."""
         return int(self._counts()[3])
 
 
 def _elimination(said: Sequence[int]) -> Elimination:
-    """What the library says of an elimination."""
+    """Convert the native result of an elimination."""
     number, constant, feasible, count, *rest = said
     return Elimination(number, constant, bool(feasible), rest[:count], _factors(rest[count:]))
 
 
 def _factors(flat: Sequence[int]) -> Factors:
-    """Factors as the library lists them: table, number of variables, variables."""
+    """Return the factors as the library lists them: table, number of variables, variables."""
     factors: Factors = {}
     at = 0
     while at < len(flat):
@@ -247,5 +247,5 @@ def _factors(flat: Sequence[int]) -> Factors:
 
 
 def _listed(states: Sequence[Sequence[int]]) -> Array:
-    """Per variable how many states, and these."""
+    """Return per variable the number of states, followed by the states."""
     return ints([x for left in states for x in (len(left), *left)])

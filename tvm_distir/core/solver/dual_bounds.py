@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds of sums of tables over pairs of variables, and labellings."""
+"""Bound sums of pairwise cost tables from below, and find assignments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAIR = 2
 
 
 class Dual:
-    """Rising lower bounds of a problem, and labellings, by tree-reweighted message passing.
+    """Increasing lower bounds of a problem, and assignments, by tree-reweighted message passing.
 
     V. Kolmogorov, Convergent Tree-Reweighted Message Passing for Energy Minimization, IEEE TPAMI
     28(10), 2006; in integers, so that every bound holds exactly (``passes/solver/dual.h``).
@@ -37,16 +37,16 @@ class Dual:
         self._count = 1 + sum(problem.domains[v] for scope in pairs for v in scope)
 
     def round(self) -> tuple[int, int]:
-        """Pass once to and fro: the lower bound, the cost of the best labelling known.
+        """Run both passes; return the lower bound and the cost of the best assignment.
 
-        The second is :data:`INFINITE` until there is a labelling. Once the bound exceeds what
-        labellings may cost, there is none.
+        The cost is :data:`INFINITE` until there is an assignment. Once the bound exceeds the
+        allowed cost, no assignment exists.
         """
         bound, best = self._round()
         return bound, best
 
     def prune(self) -> list[list[int]]:
-        """Drop the states that no best labelling has; per variable those left, ascending."""
+        """Drop the states of no optimal assignment; return the remaining states per variable."""
         flat = list(self._prune())
         states, at = [], 0
         for _ in self._sizes:
@@ -56,27 +56,27 @@ class Dual:
         return states
 
     def excess(self) -> list[list[int]]:
-        """Per variable, how much dearer than the least each state left looked last."""
+        """Return per variable the reduced cost of each remaining state."""
         flat = list(self._excess())
         ends = list(itertools.accumulate(self._sizes))
         return [flat[end - size : end] for end, size in zip(ends, self._sizes, strict=True)]
 
     def labels(self) -> list[int]:
-        """The best labelling known, in the states of the problem."""
+        """Return the best assignment so far, in the states of the problem."""
         return list(self._labels())
 
     def offer(self, cost: int, labels: Sequence[int]) -> None:
-        """Take a labelling found elsewhere, where it costs less than the best one."""
+        """Adopt an external assignment if it costs less than the best so far."""
         self._offer(cost, ints(labels))
 
     def messages(self) -> Array:
-        """What has been passed between variables, for :meth:`resume`."""
+        """Return the messages between variables, for :meth:`resume`."""
         messages = np.zeros(self._count, dtype=np.int64)
         self._messages(messages)
         return messages
 
     def resume(self, messages: Array) -> None:
-        """Begin with the messages of a problem of the same scopes and domains.
+        """Start from the messages of a problem of the same scopes and domains.
 
         Any messages give bounds that hold; those of a problem with similar tables good ones.
         """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A sum of integer cost tables, to be minimised."""
+"""Define a sum of integer cost tables to minimize."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 INFINITE = 1 << 60
-"""Cost of what may not be. Sums of tables saturate at it; two of it still fit in an int64."""
+"""Cost of an infeasible state; sums saturate at it, and twice its value fits in an int64."""
 
 Scope = tuple[int, ...]
 Factors = dict[Scope, int]
@@ -21,7 +21,7 @@ Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Problem:
-    """A sum of tables to minimise.
+    """A sum of tables to minimize.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Problem:
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, Array]:
-        """The domains; per factor its table, the number of its variables, the variables."""
+        """Return the domains; per factor its table, the number of its variables, the variables."""
         flat: list[int] = []
         append, extend = flat.append, flat.extend
         for scope, table in self.factors.items():
@@ -47,5 +47,5 @@ class Problem:
 
 
 def ints(values: Sequence[int]) -> Array:
-    """As the library takes them."""
+    """Convert integers to an int64 array, as the native library takes them."""
     return np.array(values, dtype=np.int64)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads boxes of arrays in files, a run of neighbouring elements at a time."""
+"""Read boxes of arrays in files, a run of neighboring elements at a time."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ BROKEN = (
 
 
 class _Reader(Protocol):
-    """Bytes at a position."""
+    """A reader of bytes at a position."""
 
     def read_at(self, start: int, count: int) -> bytes:
-        """``count`` bytes from ``start`` on."""
+        """Return ``count`` bytes from ``start`` on."""
         ...
 
 
 class _Plain:
-    """A file, read where asked."""
+    """A reader of a plain file."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -48,15 +48,15 @@ class _Plain:
 
 
 class _Packed:
-    """A compressed member of an archive: what lies before is unpacked and dropped."""
+    """A reader of a compressed archive member, whose earlier bytes are unpacked and dropped."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def read_at(self, start: int, count: int) -> bytes:
         self._stream.seek(start)
-        found: bytes = self._stream.read(count)
-        return found
+        content: bytes = self._stream.read(count)
+        return content
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class FileArray:
         return out
 
     def _fill(self, reader: _Reader, element: int, out: npt.NDArray[np.uint8]) -> None:
-        """Read neighbouring elements, a piece at a time."""
+        """Read neighboring elements, a piece at a time."""
         begin = self.start + element * self.dtype.itemsize
         for place in range(0, out.nbytes, _PIECE_BYTES):
             piece = out[place : place + _PIECE_BYTES]
@@ -130,7 +130,7 @@ class FileArray:
 
 
 def unreadable(path: Path, what: str) -> EngineError:
-    """DIST0641."""
+    """Return the error DIST0641 for a file that cannot be read."""
     return EngineError(
         "DIST0641", what, place=str(path), remedy="Check the file, or write it again."
     )

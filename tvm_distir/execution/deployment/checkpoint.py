@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in files, opened without being read: safetensors, npz and npy."""
+"""Open the weights of safetensors, npz and npy files without reading them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def open_weights(path: str | os.PathLike[str]) -> dict[str, FileArray]:
     -------
     arrays : dict of str to FileArray
         To be given to :func:`tvm_distir.run` or :func:`tvm_distir.deploy`: every rank reads
-        its own shard. An ``.npy`` file goes by its own name.
+        its shard. An ``.npy`` file goes by its name.
 
     Raises
     ------
@@ -124,18 +124,18 @@ def _npy(where: Path) -> dict[str, FileArray]:
 
 
 class _Head:
-    """The begin of a stream, no more of which is read than a header can have."""
+    """The beginning of a stream, limited to the size that a header can have."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._left = stream, _MOST_HEADER_BYTES
 
     def read(self, count: int = -1, /) -> bytes:
-        """So many bytes, fewer at the end."""
+        """Read ``count`` bytes, fewer at the end."""
         self._left -= count
         if count < 0 or self._left < 0:
             raise ValueError(f"a header of over {_MOST_HEADER_BYTES} bytes")
-        found: bytes = self._stream.read(count)
-        return found
+        content: bytes = self._stream.read(count)
+        return content
 
 
 def _npy_header(where: Path, stream: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a deployed folder and runs it. TVM's runtime-only library is enough."""
+"""Load and run a deployed folder, for which TVM's runtime-only library suffices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .manifest import MANIFEST, Manifest, broken, check_built_with, check_file, 
 
 
 class Deployment:
-    """A deployed program: what :func:`tvm_distir.run` takes instead of a module.
+    """A deployed program, which :func:`tvm_distir.run` accepts instead of a module.
 
     Parameters
     ----------
@@ -50,27 +50,27 @@ class Deployment:
 
     @property
     def entries(self) -> tuple[EntryFunction, ...]:
-        """Entry functions, in mesh order."""
+        """Return the entry functions, in mesh order."""
         return self.manifest.entries
 
     @property
     def axes(self) -> AxisTable:
-        """Names of the mesh axes that collectives work along."""
+        """Return the names of the mesh axes that collectives work along."""
         return self.manifest.axes
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The same in every process exactly for the same program."""
+        """Return a fingerprint that is the same in every process exactly for the same program."""
         return hashlib.sha256((self.folder / MANIFEST).read_bytes()).hexdigest()[:16]
 
     @property
     def target(self) -> str:
-        """For what the libraries are compiled, in TVM's JSON form."""
+        """Return the target of the libraries in TVM's JSON form."""
         return json.dumps(self.manifest.target)
 
     @functools.cached_property
     def stored(self) -> dict[int, ShardedArray]:
-        """Weights in the folder, by position; a part is read when its rank asks for it."""
+        """Return the stored weights by position; a part is read when its rank asks for it."""
         files = {f for parts in self.manifest.weights.values() for f, _ in parts.values()}
         opened = {name: safetensors.read_header(self.folder / name) for name in sorted(files)}
         return {index: self._weight(index, opened) for index in self.manifest.weights}
@@ -94,7 +94,7 @@ class Deployment:
         return ShardedArray(parts, shape, boxes)
 
     def library(self, entry: EntryFunction) -> Any:
-        """Runtime module that holds the entry function.
+        """Return the runtime module that holds the entry function.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class Deployment:
         return load_saved(self.save(entry, self.folder), entry.function)
 
     def save(self, entry: EntryFunction, folder: Path) -> Path:
-        """The library's own file: nothing is written."""
+        """Return the path of the library's file; nothing is written."""
         name = self.manifest.libraries[entry.function]
         check_file(self.folder, name, self.manifest)
         return self.folder / name
@@ -112,7 +112,7 @@ class Deployment:
     def run(
         self, inputs: Inputs = (), engine: str | Engine = "threads", outputs: str = "whole"
     ) -> list[Any]:
-        """Run it; see :func:`tvm_distir.run`. Sequences give :attr:`inputs`, in that order."""
+        """Run the program; see :func:`tvm_distir.run`. Sequences give :attr:`inputs` in order."""
         return run(self, inputs, engine, outputs)
 
 

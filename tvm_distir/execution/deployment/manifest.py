@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The file that tells what a deployed folder holds, and whether it is whole."""
+"""Read and write the manifest of a deployed folder, which lists and verifies its files."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _AGAIN = "Deploy the program again."
 
 
 def broken(place: Path, what: str, remedy: str = _AGAIN) -> EngineError:
-    """DIST0640."""
+    """Return the error DIST0640 for a folder that cannot be used."""
     return EngineError("DIST0640", what, place=str(place), remedy=remedy)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a deployed folder holds.
+    """The content of a deployed folder.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Manifest:
     target: Mapping[str, Any]
 
     def write(self, folder: Path) -> None:
-        """Write it into its folder."""
+        """Write the manifest into its folder."""
         text = json.dumps(self._to_dict(), indent=1)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
@@ -144,9 +144,9 @@ def _manifest(top: JsonValue) -> Manifest:
 
     weights = {}
     for item in top["weights"].items():
-        found = item.object(("index", "parts"))
-        parts = (part.object(("device", "file", "key")) for part in found["parts"].items())
-        weights[found["index"].integer()] = {
+        weight = item.object(("index", "parts"))
+        parts = (part.object(("device", "file", "key")) for part in weight["parts"].items())
+        weights[weight["index"].integer()] = {
             part["device"].integer(): (listed(part["file"]), part["key"].text()) for part in parts
         }
     return Manifest(
@@ -164,14 +164,14 @@ def _manifest(top: JsonValue) -> Manifest:
 
 
 def _target(value: JsonValue) -> dict[str, Any]:
-    """A target's JSON form, which has a kind."""
+    """Return a target's JSON form, which has a kind."""
     fields = value.object()
     fields["kind"].text()
     return dict(fields.data)
 
 
 def _check_inside(name: str, folder: Path, value: JsonValue) -> str:
-    """The name of a file in the folder; refused where it leads out of it, by links too."""
+    """Check that the name of a file leads nowhere out of the folder, links included."""
     if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
         raise value.wrong(f"{shortened(repr(name))} is no name of a file in the folder", _AGAIN)
     if os.path.dirname(os.path.realpath(folder / name)) != os.path.realpath(folder):
@@ -191,14 +191,14 @@ def _entry(item: JsonValue) -> EntryFunction:
 
 
 def built_with() -> dict[str, str]:
-    """Versions that a library depends on."""
-    found = {"machine": platform.machine()}
+    """Return the versions that a library depends on."""
+    versions = {"machine": platform.machine()}
     for name in ("tvm_distir", "apache-tvm", "apache-tvm-ffi"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "unknown"
-    return found
+            versions[name] = "unknown"
+    return versions
 
 
 def check_built_with(manifest: Manifest, folder: Path) -> None:
@@ -215,7 +215,7 @@ def check_built_with(manifest: Manifest, folder: Path) -> None:
 
 
 def _series(text: str) -> str:
-    """``0.27`` of ``0.27.0.post1``; other words as they are."""
+    """Return ``0.27`` of ``0.27.0.post1``; other words as they are."""
     return ".".join(text.split(".")[:2])
 
 

@@ -48,7 +48,7 @@ _CODES = {name: code for code, name in _TYPES.items()}
 
 
 def read_header(path: Path) -> dict[str, FileArray]:
-    """Arrays of a file by name; none is read.
+    """Return the arrays of a file by name; none is read.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a distributed program to a folder: a library per entry, weights by shards, a manifest."""
+"""Write a distributed program to a folder: a library per entry, weights by shard, a manifest."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ def deploy(
 
 
 def _library(program: Lowered, entry: EntryFunction, stage: Path) -> str:
-    """Write the library of an entry; whether there is room is seen before it is compiled."""
+    """Write the library of an entry, after a check for disk space."""
     check_room(stage)
     return program.save(entry, stage).name
 
 
 @contextmanager
 def _staged(where: Path, old: list[str]) -> Iterator[Path]:
-    """A folder inside ``where`` whose files take the places of ``old`` together, or none does.
+    """Yield a folder inside ``where`` whose files replace those of ``old`` atomically.
 
     Raises
     ------
@@ -140,7 +140,7 @@ def _staged(where: Path, old: list[str]) -> Iterator[Path]:
 
 
 def _order(path: Path) -> tuple[bool, bool, str]:
-    """The record first, which then names all that is there; the manifest last."""
+    """Return the order of writing: the record of all files first, the manifest last."""
     return path.name != RECORD, path.name == MANIFEST, path.name
 
 
@@ -149,7 +149,7 @@ _WRITTEN = (MANIFEST, "*.so", "*.safetensors")
 
 
 def replaceable(where: Path, force: bool = False) -> list[str]:
-    """Files of the deployment before, the manifest first; with ``force`` nothing is refused.
+    """Return the files of an earlier deployment, the manifest first; ``force`` refuses none.
 
     Raises
     ------
@@ -184,13 +184,13 @@ def _unwritable(where: Path, error: OSError) -> EngineError:
 
 
 def _write_weights(
-    found: tuple[EntryFunction, ...], values: Mapping[int, Any], where: Path
+    entries: tuple[EntryFunction, ...], values: Mapping[int, Any], where: Path
 ) -> dict[int, dict[int, tuple[str, str]]]:
     """Write every distinct shard into the file of the first rank that holds it."""
     homes: dict[tuple[int, Bounds], tuple[str, str]] = {}
     parts: dict[int, dict[int, tuple[str, str]]] = {}
     held: dict[str, dict[str, tuple[EntryFunction, Port, int]]] = {}
-    for entry in found:
+    for entry in entries:
         for port in entry.inputs:
             if port.index not in values:
                 continue
@@ -211,4 +211,4 @@ def _write_weights(
             return np.asarray(alone.part(entry, port, rank))
 
         safetensors.write(where / file, described, make)
-    return {index: parts[index] for index in input_ports(found) if index in parts}
+    return {index: parts[index] for index in input_ports(entries) if index in parts}

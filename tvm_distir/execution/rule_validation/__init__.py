@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Proof of sharding rules by execution: shards through their local forms against the whole.
+"""Validate sharding rules by execution: local forms on shards against the full call.
 
 ``python -m tvm_distir.ops.validate`` proves the rules of the sources it is run from,
 those of

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Prove sharding rules by execution, those of installed packages included.
+"""Validate sharding rules by execution, those of installed packages included.
 
 Each call of the table is run on the shards of its operands, along every factor of its rule over 2
 and 3 devices, by the local form that lowering writes; so too every operand group that the rule
@@ -50,15 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         total.add(prove(chosen[at : at + CHUNK], hints=bool(options.op)))
         if sys.stderr.isatty():
             print(f"{at + CHUNK} of {len(chosen)}", end="\r", file=sys.stderr)
-    for name, found in total.wrong.items():
-        print(name, *found, sep="\n  ")
+    for name, faults in total.wrong.items():
+        print(name, *faults, sep="\n  ")
     for op, why in left.items():
         print(f"not proved: {op}: {why}")
     for hint in total.hints():
         print(f"hint: {hint}")
     if options.missing:
-        for one in missing(chosen):
-            print(f"missing: {one}")
+        for factor in missing(chosen):
+            print(f"missing: {factor}")
     print(total.summary())
     return 1 if total.wrong or (not chosen) else 0
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A call by which a rule is proved."""
+"""Define the calls by which rules are validated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _operands(arg: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """A call on distinct variables, and how its operands are drawn.
+    """A call on distinct variables, with the sampling of its operands.
 
     Attributes
     ----------
@@ -57,17 +57,17 @@ class Case:
 
     @property
     def op(self) -> str:
-        """Name of the op."""
+        """Return the name of the op."""
         return str(self.call.op.name)
 
     @property
     def operands(self) -> list[relax.Var]:
-        """The variables of the call, in order."""
+        """Return the variables of the call, in order."""
         return [v for a in self.call.args for v in _operands(a)]
 
     @property
     def slots(self) -> list[int]:
-        """Per variable its number among the flattened tensor operands; constants have one too."""
+        """Return each variable's number among the flattened tensor operands, constants included."""
         leaves = [x for arg in tensor_args(self.call) for x, _, _ in leaves_of(arg)]
         return [i for i, x in enumerate(leaves) if isinstance(x, ir.Var)]
 
@@ -76,7 +76,7 @@ class Case:
         return rule_of(self.call, self.mod)
 
     def inputs(self, seed: int) -> list[np.ndarray]:
-        """Whole operands, drawn."""
+        """Draw full operands."""
         rng = np.random.default_rng(seed)
         drawn = []
         for i, v in enumerate(self.operands):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the collectives that local forms write mean, for all devices of one mesh axis at once."""
+"""Evaluate the collectives of local forms for all devices of a mesh axis at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reduced(kind: str, parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def meaning(kind: str, attrs: Any, values: Sequence[np.ndarray], count: int) -> list[np.ndarray]:
-    """Results of a collective on each device.
+    """Return the results of a collective on each device.
 
     Parameters
     ----------

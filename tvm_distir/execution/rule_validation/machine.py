@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Functions compiled together, and called by key."""
+"""Compile functions together and call them by key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGET = {"kind": "llvm", "opt-level": 0}
 
 
 class Machine:
-    """Compiles functions into one module, like ones once, and runs them."""
+    """Compiles functions into a module, equal functions once, and runs them."""
 
     def __init__(self) -> None:
         self._functions: dict[str, Any] = {}
@@ -29,7 +29,7 @@ class Machine:
         self._vm: Any = None
 
     def add(self, key: Hashable, function: relax.Function) -> None:
-        """Keep a function under a key."""
+        """Register a function under a key."""
         alike = self._alike.setdefault(int(tvm_ffi.structural_hash(function)), [])
         known = next((n for f, n in alike if tvm_ffi.structural_equal(f, function)), None)
         if known is None:
@@ -39,11 +39,11 @@ class Machine:
         self._names[key] = known
 
     def kernel(self, function: Any, name: str) -> ir.GlobalVar:
-        """Take a PrimFunc in, under a name of its own."""
+        """Add a PrimFunc under a unique name."""
         return self._kernels.add_func(function.without_attr("global_symbol"), name)
 
     def compile(self) -> None:
-        """Compile all that was added."""
+        """Compile all functions that were added."""
         if not self._functions:
             return
         mod = self._kernels.get()

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Placements that would be right, though no factor of the rule has them.
+"""Find placements that are valid although no factor of the rule has them.
 
 Along one mesh axis of two devices every placement of the operands is tried: each whole, or cut
-evenly along one dim. The op itself is run on the shards; where the devices' results, joined along
+evenly along a dim. The op itself is run on the shards; where the devices' results, joined along
 a dim, or reduced, are the whole result for several draws, the placement is right.
 """
 
@@ -36,7 +36,7 @@ Dims = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Missing:
-    """A placement that is right, and that no factor has.
+    """A placement that is valid and that no factor has.
 
     Attributes
     ----------
@@ -64,12 +64,12 @@ def missing(cases: Sequence[Case]) -> list[Missing]:
             try:
                 function = _on_blocks(case, dims)
                 _legalize(function)
-            except Exception:  # the op's own checks refuse such blocks: not a right placement
+            except Exception:  # the op's checks refuse such blocks: not a right placement
                 continue
             machine.add((case.name, dims), function)
             tried.append((case, dims))
     machine.compile()
-    return [found for case, dims in tried for found in _right(machine, case, dims)]
+    return [factor for case, dims in tried for factor in _right(machine, case, dims)]
 
 
 def _legalize(function: relax.Function) -> None:
@@ -101,7 +101,7 @@ def _placements(case: Case) -> Iterator[Dims]:
 
 
 def _on_blocks(case: Case, dims: Dims) -> relax.Function:
-    """The call on blocks, with the same attributes."""
+    """Return the call on blocks, with the same attributes."""
     params: list[relax.Var] = []
 
     def cut(arg: Any) -> Any:
@@ -109,10 +109,10 @@ def _on_blocks(case: Case, dims: Dims) -> relax.Function:
             return relax.Tuple([cut(f) for f in arg.fields])
         if not isinstance(arg, ir.Var):
             return arg
-        own, dim = list(static_shape(arg.ty) or ()), dims[len(params)]
+        shape, dim = list(static_shape(arg.ty) or ()), dims[len(params)]
         if dim is not None:
-            own[dim] //= RANKS
-        params.append(relax.Var("x", relax.TensorType(own, str(arg.ty.dtype))))
+            shape[dim] //= RANKS
+        params.append(relax.Var("x", relax.TensorType(shape, str(arg.ty.dtype))))
         return params[-1]
 
     args = [cut(a) for a in case.call.args]
@@ -124,13 +124,14 @@ def _on_blocks(case: Case, dims: Dims) -> relax.Function:
 
 
 def _right(machine: Machine, case: Case, dims: Dims) -> Iterator[Missing]:
-    """Factors that the results show to be right and the rule does not have."""
+    """Yield the factors that the results show to be right and the rule does not have."""
     runs = []
     for seed in SEEDS:
         inputs = case.inputs(seed)
         parts = [blocks(x, d, RANKS, 0) for x, d in zip(inputs, dims, strict=True)]
         ranks = [
-            machine.run((case.name, dims), [own[rank] for own in parts]) for rank in range(RANKS)
+            machine.run((case.name, dims), [column[rank] for column in parts])
+            for rank in range(RANKS)
         ]
         runs.append((machine.run((case.name, None), inputs), ranks))
     results = len(runs[0][0])
@@ -142,13 +143,15 @@ def _right(machine: Machine, case: Case, dims: Dims) -> Iterator[Missing]:
     for kind in sorted(kinds):
         if (dims, kind) not in known:
             yield Missing(case.name, Factor(RANKS, dims, (None,) * results, kind))
-    for outs in itertools.product(*([o for o in own if isinstance(o, int)] for own in options)):
+    for outs in itertools.product(
+        *([o for o in column if isinstance(o, int)] for column in options)
+    ):
         if not kinds and (dims, outs) not in known:
             yield Missing(case.name, Factor(RANKS, dims, outs))
 
 
 def _joins(case: Case, runs: Sequence[Any], j: int) -> list[int | str]:
-    """In which ways the devices' results make the whole one, for every draw."""
+    """Return the ways in which the devices' results make the full result, for every draw."""
     ways: list[int | str] = [*range(runs[0][0][j].ndim), "sum", "max", "min"]
     for whole, ranks in runs:
         parts = [r[j] for r in ranks]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A sharded call as the devices of one mesh axis run it, all in step.
+"""Run a sharded call on the devices of a mesh axis, in lockstep.
 
 The local form writes straight-line calls. Those between two collectives are one function, which
 each device runs on values of its own; a collective is interpreted for all devices at once.
@@ -50,7 +50,7 @@ _CONSTANT = "Make it an operand of the case."
 
 @dataclass(frozen=True)
 class _Function:
-    """Calls between collectives: what they read, what later steps read of theirs."""
+    """Calls between collectives, with their inputs and the results that later steps read."""
 
     key: Any
     inputs: tuple[Any, ...]
@@ -59,7 +59,7 @@ class _Function:
 
 @dataclass(frozen=True)
 class _Collective:
-    """One binding of a collective."""
+    """A binding of a collective."""
 
     var: Any
     source: Any
@@ -69,7 +69,7 @@ class _Collective:
 
 @dataclass
 class CaseProgram:
-    """What each device computes of a case whose call follows a factor.
+    """The local program of a case whose call follows a factor.
 
     Attributes
     ----------
@@ -89,29 +89,29 @@ class CaseProgram:
     steps: list[_Function | _Collective] = field(default_factory=list)
 
     def sent_bytes(self) -> dict[str, int]:
-        """Bytes of the operands of the collectives on one device, by the name of these."""
-        found: dict[str, int] = {}
+        """Return the operand bytes of the collectives on one device, by collective."""
+        result: dict[str, int] = {}
         for step in self.steps:
             if isinstance(step, _Collective) and step.source is not None:
                 ty = step.source.ty
                 size = size_bytes(static_shape(ty) or (), str(ty.dtype))
-                found[step.kind] = found.get(step.kind, 0) + size
-        return found
+                result[step.kind] = result.get(step.kind, 0) + size
+        return result
 
     def run(self, machine: Machine, shards: Sequence[Sequence[np.ndarray]]) -> list[list[Any]]:
-        """Results on each device, of the operands' shards on each device."""
-        known = [dict(zip(self.params, own, strict=True)) for own in shards]
+        """Return the results on each device, of the operands' shards on each device."""
+        devices = [dict(zip(self.params, state, strict=True)) for state in shards]
         for step in self.steps:
             if isinstance(step, _Collective):
-                values = [] if step.source is None else [own[step.source] for own in known]
-                found = meaning(step.kind, step.attrs, values, self.count)
-                for own, value in zip(known, found, strict=True):
-                    own[step.var] = value
+                values = [] if step.source is None else [state[step.source] for state in devices]
+                outcomes = meaning(step.kind, step.attrs, values, self.count)
+                for state, value in zip(devices, outcomes, strict=True):
+                    state[step.var] = value
                 continue
-            for own in known:
-                out = machine.run(step.key, [own[v] for v in step.inputs])
-                own.update(zip(step.outputs, out, strict=True))
-        return [[own[v] for v in self.results] for own in known]
+            for state in devices:
+                out = machine.run(step.key, [state[v] for v in step.inputs])
+                state.update(zip(step.outputs, out, strict=True))
+        return [[state[v] for v in self.results] for state in devices]
 
 
 def local_program(
@@ -141,13 +141,16 @@ def local_program(
     form = CallForm((factor,), tuple(rows[: len(ins)]), tuple(rows[len(ins) :]), terms, None)
     params: list[Any] = []
     operands: list[Operand] = []
-    for x, own in zip(given, ins, strict=True):
+    for x, operand_shard in zip(given, ins, strict=True):
         if isinstance(x, ir.Var):
-            x = relax.Var(f"operand{len(params)}", relax.TensorType(list(own.local), own.dtype))
+            x = relax.Var(
+                f"operand{len(params)}",
+                relax.TensorType(list(operand_shard.local), operand_shard.dtype),
+            )
             params.append(x)
-        elif own.local != own.whole:
+        elif operand_shard.local != operand_shard.whole:
             raise LoweringError("DIST0505", "a cut constant", place=case.name, remedy=_CONSTANT)
-        operands.append(Operand(x, None, own, False))
+        operands.append(Operand(x, None, operand_shard, False))
     memo = BlockMemo()
     cx = LocalCall(call, form, call.args, operands, outs, mesh, writer, "main", var, memo)
     kernels: dict[Any, Any] = {}
@@ -162,14 +165,14 @@ def local_program(
 
 
 def _typed_call(case: Case) -> ir.Call:
-    """The call with its result type; that of a PrimFunc's call stands in it."""
+    """Return the call with its result type; a PrimFunc's call states it."""
     if case.mod is None:
         return relax.BlockBuilder().normalize(case.call)
     return rebuild(case.call, case.call.op, case.call.args, result_type(case.call))
 
 
 def whole_function(machine: Machine, case: Case) -> relax.Function:
-    """The case's call as a function of its operands."""
+    """Return the case's call as a function of its operands."""
     call = case.call
     if case.mod is not None:
         target = machine.kernel(case.mod[call.args[0]], str(call.args[0].name_hint))
@@ -185,7 +188,7 @@ def _function(params: Sequence[Any], bindings: Sequence[tuple[Any, Any]], result
 
 
 def _results(writer: BlockWriter, value: Any, count: int) -> list[Any]:
-    """The results as variables, a tuple taken apart."""
+    """Return the results as variables, tuples unpacked."""
     if isinstance(value, relax.Tuple):
         return list(value.fields)
     if not isinstance(value, ir.Var):
@@ -202,7 +205,7 @@ def _cut_in_steps(
     kernels: dict[Any, Any],
     key: Any,
 ) -> None:
-    """Part bindings at the collectives."""
+    """Split bindings at the collectives."""
     waiting: list[Any] = []
 
     def close(rest: Sequence[Any]) -> None:
@@ -232,7 +235,7 @@ def _cut_in_steps(
 def _renamed(
     inputs: Sequence[Any], bindings: Sequence[Any], outputs: Sequence[Any], kernels: dict[Any, Any]
 ) -> Any:
-    """A function of its own variables, so that like ones are seen to be alike."""
+    """Return a copy of a function with fresh variables, by which equal functions are recognized."""
     env = {**kernels, **{v: relax.Var(f"x{i}", v.ty) for i, v in enumerate(inputs)}}
     new: list[tuple[Any, Any]] = []
     for binding in bindings:

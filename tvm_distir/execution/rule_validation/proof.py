@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Every factor and every linear group of cases, run on shards and compared with the whole.
+"""Run every factor and linear group of cases on shards, and compare with the full call.
 
 A dim that does not divide is padded at its end as on the devices: with NaN, or another number
 that would show, wherever the op's registration does not say what must stand there.
@@ -27,7 +27,7 @@ CHUNK = 60
 
 @dataclass
 class Proof:
-    """What was executed, and what differed.
+    """The executed checks and their differences.
 
     Attributes
     ----------
@@ -57,8 +57,8 @@ class Proof:
         known[group] = known.get(group, True) and holds
 
     def hints(self) -> list[str]:
-        """What to declare, an op a line."""
-        found = {
+        """Return a line per op that says which linear groups to declare."""
+        groups_of_op = {
             op: [group for group, holds in groups.items() if holds]
             for op, groups in sorted(self.undeclared.items())
         }
@@ -66,12 +66,12 @@ class Proof:
             f"{op} is linear in the operands {' and '.join(map(str, groups))}, which its rule does "
             f"not say: sums over devices are completed before it. Declare "
             f"draft.linear({', '.join(map(str, groups))})."
-            for op, groups in found.items()
+            for op, groups in groups_of_op.items()
             if groups
         ]
 
     def add(self, other: Proof) -> None:
-        """Count another proof in."""
+        """Add the counts of another proof."""
         self.failures.update(other.failures)
         self.placements += other.placements
         self.linear += other.linear
@@ -83,11 +83,11 @@ class Proof:
 
     @property
     def wrong(self) -> dict[str, list[str]]:
-        """What differed, by case."""
-        return {name: found for name, found in self.failures.items() if found}
+        """Return the differences by case."""
+        return {name: faults for name, faults in self.failures.items() if faults}
 
     def summary(self) -> str:
-        """Counts in one line."""
+        """Return the counts in a line."""
         return (
             f"{len(self.ops)} ops, {len(self.failures)} cases, {self.placements} placements "
             f"({self.uneven} padded), {self.linear} linear groups, "
@@ -97,7 +97,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class _Placement:
-    """One factor of one case over some devices; without a program, NumPy computes the op."""
+    """A factor of a case over some devices; without a program, NumPy computes the op."""
 
     case: Case
     number: int
@@ -107,14 +107,14 @@ class _Placement:
 
 
 def counts_of(factor: Factor) -> list[int]:
-    """Over how many devices a factor is tried: 2 and 3, evenly or with padding."""
+    """Return the device counts of a factor's checks: 2 and 3, evenly or with padding."""
     if not isinstance(factor.size, int):
         return []
     return [n for n in (2, 3) if factor.size % n == 0 or (factor.uneven and factor.size > n)]
 
 
 def last_line(error: Exception) -> str:
-    """What an error says at its end."""
+    """Return the last line of an error's text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
 
 
@@ -136,18 +136,18 @@ def prove(cases: Sequence[Case], rules: Sequence[Rule] | None = None, hints: boo
     placements = list(_placements(machine, proof, list(zip(cases, rules, strict=True))))
     machine.compile()
     whole = {c.name: _whole(machine, c, c.inputs(0)) for c in cases}
-    for one in placements:
+    for case_placement in placements:
         try:
-            found = _differs(machine, one, whole[one.case.name])
+            fault = _differs(machine, case_placement, whole[case_placement.case.name])
         except Exception as error:
-            found = last_line(error)
-        if found:
-            label = f"factor {one.number} over {one.count}"
-            proof.failures[one.case.name].append(f"{label}: {found}")
+            fault = last_line(error)
+        if fault:
+            label = f"factor {case_placement.number} over {case_placement.count}"
+            proof.failures[case_placement.case.name].append(f"{label}: {fault}")
     for case, rule in zip(cases, rules, strict=True):
         for group in rule.linear:
-            if (found := not_linear(machine, case, group)) is not None:
-                proof.failures[case.name].append(f"linear {group}: {found}")
+            if (fault := not_linear(machine, case, group)) is not None:
+                proof.failures[case.name].append(f"linear {group}: {fault}")
         for group in _left_out(case, rule) if hints else ():
             proof.note(case.op, group, not_linear(machine, case, group) is None)
     proof.placements = len(placements)
@@ -157,7 +157,7 @@ def prove(cases: Sequence[Case], rules: Sequence[Rule] | None = None, hints: boo
 
 
 def validate(cases: Sequence[Case]) -> Proof:
-    """Prove any number of cases, as many together as are quick to compile."""
+    """Validate any number of cases, in groups that are quick to compile."""
     total = Proof()
     for at in range(0, len(cases), CHUNK):
         total.add(prove(cases[at : at + CHUNK]))
@@ -191,7 +191,7 @@ def _whole(machine: Machine, case: Case, inputs: Sequence[np.ndarray]) -> list[n
 
 
 def blocks(x: np.ndarray, dim: int | None, count: int, fill: Any) -> list[np.ndarray]:
-    """Shards of an operand, one per device, padded at their end."""
+    """Return the shards of an operand, one per device, padded at their end."""
     if dim is None:
         return [x] * count
     missing = -(-x.shape[dim] // count) * count - x.shape[dim]
@@ -202,7 +202,7 @@ def blocks(x: np.ndarray, dim: int | None, count: int, fill: Any) -> list[np.nda
 
 
 def _fill(case: Case, number: int, factor: Factor, dtype: np.dtype[Any]) -> Any:
-    """What stands in the padding: what would show in a result that reads it."""
+    """Return the padding value, which shows in a result that reads it."""
     if number in case.fills:
         return case.fills[number]
     if dtype.kind == "f":
@@ -211,7 +211,7 @@ def _fill(case: Case, number: int, factor: Factor, dtype: np.dtype[Any]) -> Any:
 
 
 def close(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
-    """Whether two results are the same, bit for bit without a tolerance."""
+    """Return whether two results are the same, bit for bit without a tolerance."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if tolerance == 0:
@@ -219,18 +219,18 @@ def close(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True))
 
 
-def _differs(machine: Machine, one: _Placement, whole: Sequence[np.ndarray]) -> str | None:
-    case, factor, count = one.case, one.factor, one.count
+def _differs(machine: Machine, placement: _Placement, whole: Sequence[np.ndarray]) -> str | None:
+    case, factor, count = placement.case, placement.factor, placement.count
     dims = [factor.ins[slot] for slot in case.slots]
     operands = [
         blocks(x, d, count, _fill(case, i, factor, x.dtype))
         for i, (x, d) in enumerate(zip(case.inputs(0), dims, strict=True))
     ]
     shards = [[blocks[rank] for blocks in operands] for rank in range(count)]
-    if one.program is not None:
-        ranks = one.program.run(machine, shards)
+    if placement.program is not None:
+        ranks = placement.program.run(machine, shards)
     elif case.numpy is not None:
-        ranks = [[case.numpy(*own)] for own in shards]
+        ranks = [[case.numpy(*operand_shards)] for operand_shards in shards]
     for j, expected in enumerate(whole):
         parts = [results[j] for results in ranks]
         if factor.reduces:
@@ -248,14 +248,14 @@ def _differs(machine: Machine, one: _Placement, whole: Sequence[np.ndarray]) -> 
 
 
 def _left_out(case: Case, rule: Rule) -> list[tuple[int, ...]]:
-    """Floats among the operands, each alone and all together, that are in no linear group."""
+    """Return the float operands in no linear group, each alone and all together."""
     said = {i for group in rule.linear for i in group}
     floats = [i for i, x in enumerate(case.inputs(0)) if x.dtype.kind == "f" and i not in said]
     return [*((i,) for i in floats), *([tuple(floats)] if len(floats) > 1 else [])]
 
 
 def not_linear(machine: Machine, case: Case, group: Sequence[int]) -> str | None:
-    """Whether f(a) + f(b) is not f(a + b), for terms in the operands of a group."""
+    """Return whether f(a) + f(b) is not f(a + b), for terms in the operands of a group."""
     first, other = case.inputs(0), case.inputs(1)
     terms = [first, [b if i in group else a for i, (a, b) in enumerate(zip(first, other))]]
     with np.errstate(all="ignore"):  # infinities of both signs may meet

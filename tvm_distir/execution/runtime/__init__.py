@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that run level-5 modules, the collectives' meaning, and ``run``.
+"""Run level-5 modules: engines, collectives and ``run``.
 
-The names below load their modules when they are first used; the package's own import needs only
+The names below load their modules when they are first used; the package's import needs only
 :mod:`.legalize`.
 """
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``verify``: a distributed program against the original, and where they first differ."""
+"""Verify a distributed program against the original, and locate the first difference."""
 
 from __future__ import annotations
 

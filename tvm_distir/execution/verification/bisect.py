@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the first binding whose value differs from what one device computes.
+"""Find the first binding whose value differs from the single-device result.
 
 Both programs are run again with some values returned: the original, and the distributed module
-at level 3, where every value has the name it has in the original and a meaning of its own, then
+at level 3, where every value has the name it has in the original and a distinct meaning, then
 lowered as always. The stretch in which the first difference lies shrinks by :data:`PROBES` with
 each pair of runs. When it is a call, the called function's body takes the call's place on both
 sides, and the search goes on inside.
@@ -47,7 +47,7 @@ MOST_CALLS = 8
 
 @dataclass(frozen=True)
 class Fault:
-    """The first binding that differs though all it reads is right.
+    """The first binding that differs although all its operands agree.
 
     Attributes
     ----------
@@ -68,11 +68,11 @@ class Fault:
     allowed: float
 
     def place(self) -> str:
-        """``function/binding (op)``."""
+        """Return ``function/binding (op)``."""
         return f"{self.function}/{self.binding} ({self.op})"
 
     def text(self) -> str:
-        """In words."""
+        """Return the fault in words."""
         return (
             f"the first value that differs is {self.place()}, on rank {self.rank} by up to "
             f"{self.max_abs_diff:.3g} (allowed: {self.allowed:.3g})"
@@ -81,7 +81,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Bisection:
-    """What a search needs.
+    """The inputs of a bisection.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class _Both:
         self.pairs = pairs_of(original, distributed)
 
     def opened(self, number: int) -> _Both | None:
-        """With the call at a step of the distributed module opened; None where it cannot be."""
+        """Inline the call at a step of the distributed module; returns None where that fails."""
         pair = next((p for p in self.pairs if p.leaf[0] == number), None)
         if pair is None or not self.distributed.can_open(number):
             return None
@@ -131,7 +131,7 @@ class _Both:
         return _Both(self.search, self.original.opened(there), self.distributed.opened(number))
 
     def differing(self, pairs: Sequence[Pair]) -> list[_Differs | None]:
-        """Run both, returning these values; how each differs."""
+        """Run both modules for these values; returns the difference of each."""
         wide = self.search.wide
         plain = self.original.returning([p.original for p in pairs])
         values = widened_inputs(self.search.values) if wide else self.search.values
@@ -148,11 +148,11 @@ class _Both:
             box = got.boxes[rank]
             part = read_part(got.parts[rank])[tuple(slice(0, b - a) for a, b in box)]
             mine = ref[tuple(slice(a, b) for a, b in box)]
-            found = compare_output(0, part, mine, self.search.exact, atol, rtol)
-            if found.equal or (worst and worst.max_abs_diff >= found.max_abs_diff):
+            comparison = compare_output(0, part, mine, self.search.exact, atol, rtol)
+            if comparison.equal or (worst and worst.max_abs_diff >= comparison.max_abs_diff):
                 continue
-            allowed = found.atol + found.rtol * peak(mine)
-            worst = _Differs(rank, found.max_abs_diff, allowed)
+            allowed = comparison.atol + comparison.rtol * peak(mine)
+            worst = _Differs(rank, comparison.max_abs_diff, allowed)
         return worst
 
 
@@ -163,30 +163,30 @@ def _lowered(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _spread(count: int) -> list[int]:
-    """Up to :data:`PROBES` positions of ``count``, the last one always among them."""
+    """Return up to :data:`PROBES` positions of ``count``, the last one included."""
     probes = min(PROBES, count)
     return sorted({(i + 1) * count // probes - 1 for i in range(probes)})
 
 
 def _first(both: _Both, pairs: Sequence[Pair]) -> tuple[Pair, _Differs] | None:
-    """The first of some values that differs; None when the last ones looked at do not."""
-    found: tuple[Pair, _Differs] | None = None
+    """Return the first differing value; None when the last values of the search do not differ."""
+    result: tuple[Pair, _Differs] | None = None
     while pairs:
         spread = _spread(len(pairs))
         differing = both.differing([pairs[i] for i in spread])
-        hit = next((k for k, one in enumerate(differing) if one is not None), None)
+        hit = next((k for k, difference in enumerate(differing) if difference is not None), None)
         if hit is None:
             # What follows the last probe is found already; what precedes it is right.
-            return found
-        one = differing[hit]
-        if one is not None:
-            found = pairs[spread[hit]], one
+            return result
+        difference = differing[hit]
+        if difference is not None:
+            result = pairs[spread[hit]], difference
         pairs = pairs[spread[hit - 1] + 1 if hit else 0 : spread[hit]]
-    return found
+    return result
 
 
 def _operands(both: _Both, pair: Pair) -> list[Pair]:
-    """What the binding of a value reads, without its other names."""
+    """Return the values that the binding of a value reads, aliases resolved."""
     step = both.distributed.steps[pair.leaf[0]]
     read = set(variables(step.value))
     numbers = {i for i, s in enumerate(both.distributed.steps) if s.var in read}
@@ -194,7 +194,7 @@ def _operands(both: _Both, pair: Pair) -> list[Pair]:
 
 
 def _culprit(both: _Both, pair: Pair, how: _Differs) -> tuple[Pair, _Differs]:
-    """The earliest value among what a differing one reads, directly or not, that differs."""
+    """Return the earliest value among what a differing one reads, directly or not, that differs."""
     while True:
         operands = _operands(both, pair)
         earlier = _first_of(both, operands)
@@ -211,7 +211,7 @@ def _first_of(both: _Both, pairs: Sequence[Pair]) -> tuple[Pair, _Differs] | Non
 
 
 def first_difference(search: Bisection) -> Fault | None:
-    """Find the first binding that differs though what it reads does not.
+    """Find the first binding that differs although its operands agree.
 
     Returns
     -------
@@ -231,10 +231,10 @@ def first_difference(search: Bisection) -> Fault | None:
     fault: Fault | None = None
     pairs: Sequence[Pair] = both.pairs
     for _ in range(MOST_CALLS):
-        found = _first(both, pairs)
-        if found is None:
+        first = _first(both, pairs)
+        if first is None:
             return fault
-        pair, how = _culprit(both, *found)
+        pair, how = _culprit(both, *first)
         number = pair.leaf[0]
         step = both.distributed.steps[number]
         fault = _fault(both, number, how)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Outputs that are sums whose terms cancel: judged by the size of the terms.
+"""Judge outputs that are sums of canceling terms by the size of the terms.
 
 The gradient of the bias of keys is one: attention does not change when all keys move by the same
 vector, so the gradient is zero, and what any program gives for it is rounding alone.
@@ -56,23 +56,23 @@ def with_terms(
     if not wrong:
         return tuple(reports)
     traced = Traced.of(InlinePrivateFunctions()(plain))
-    terms = {i: found for i in wrong if (found := _terms(traced, i))}
+    terms = {i: leaf_terms for i in wrong if (leaf_terms := _terms(traced, i))}
     if not terms:
         return tuple(reports)
     leaves = [(number, ()) for term in terms.values() for number in term]
     sizes = iter([peak(array) for array in Reference(traced.returning(leaves)).run(values)])
     judged = list(reports)
-    for i, found in terms.items():
-        largest = max(next(sizes) for _ in found)
-        one = reports[i]
-        scale = TOLERANCES[one.dtype][1] if one.dtype in TOLERANCES else 0.0
-        atol = max(one.atol, scale * largest)
-        judged[i] = compare_output(i, got[i], ref[i], False, atol, one.rtol)
+    for i, leaf_terms in terms.items():
+        largest = max(next(sizes) for _ in leaf_terms)
+        report = reports[i]
+        scale = TOLERANCES[report.dtype][1] if report.dtype in TOLERANCES else 0.0
+        atol = max(report.atol, scale * largest)
+        judged[i] = compare_output(i, got[i], ref[i], False, atol, report.rtol)
     return tuple(judged)
 
 
 def _terms(traced: Traced, index: int) -> list[int]:
-    """Steps whose values an output is a sum of; none where it is no sum."""
+    """Return the steps whose values an output sums; none where it is no sum."""
     numbers = {step.var: number for number, step in enumerate(traced.steps)}
     result = traced.mod[traced.entry].body.body
     if result in numbers and isinstance(traced.steps[numbers[result]].value, relax.Tuple):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives that ``export`` claims, against those that ran."""
+"""Compare the collectives that ``export`` expects with those that ran."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ExpectedCollective:
 
 
 class _Totals:
-    """Least and most of executions and bytes, by key."""
+    """Lower and upper counts of executions and bytes, by key."""
 
     def __init__(self) -> None:
         self.low: Counter[tuple[Key, str]] = Counter()
@@ -53,9 +53,9 @@ class _Totals:
         self.high.update(other.high)
 
     @staticmethod
-    def either(one: _Totals, other: _Totals) -> _Totals:
+    def either(totals: _Totals, other: _Totals) -> _Totals:
         out = _Totals()
-        out.low, out.high = one.low & other.low, one.high | other.high
+        out.low, out.high = totals.low & other.low, totals.high | other.high
         return out
 
 
@@ -68,7 +68,7 @@ def _key(program: Program, op: Op) -> Key:
 
 
 def _axes_name(program: Program, mesh: Mesh, axes: tuple[int, ...]) -> str:
-    """Names of mesh axes: of the first mesh that has the same groups, as runs count them."""
+    """Return the mesh axes of the first mesh that has the same groups, as runs count them."""
     groups = mesh.groups(axes)
     for other in program.meshes[: program.meshes.index(mesh) + 1]:
         if set(other.device_ids) != set(mesh.device_ids):
@@ -81,14 +81,14 @@ def _axes_name(program: Program, mesh: Mesh, axes: tuple[int, ...]) -> str:
 
 
 class _Summing:
-    """Totals of functions, callees once each."""
+    """A summation of the totals of functions, callees once each."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.known: dict[tuple[str, Entry], _Totals] = {}
 
     def of(self, name: str, entry: Entry) -> _Totals:
-        """Totals of a function as an entry calls it; entries may share a mesh."""
+        """Return the totals of a function as an entry calls it; entries may share a mesh."""
         if (name, entry) not in self.known:
             totals = _Totals()
             for op in self.program.functions[name].ops:
@@ -110,7 +110,7 @@ def _callees(op: Op) -> tuple[str, ...]:
 
 
 def claimed_collectives(program: Program) -> tuple[ExpectedCollective, ...]:
-    """What each device of the program executes, summed over the meshes, sorted by key.
+    """Return what each device of the program executes, summed over the meshes, sorted by key.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def claimed_collectives(program: Program) -> tuple[ExpectedCollective, ...]:
 def differences(
     claims: Sequence[ExpectedCollective], ran: Sequence[CollectiveCount]
 ) -> tuple[str, ...]:
-    """One text for each kind, axes and group that did not run as claimed."""
+    """Return one text for each kind, axes and group that did not run as claimed."""
     claimed = {(c.kind, c.mesh_axis, c.group_size): c for c in claims}
     executed = {(c.kind, c.mesh_axis, c.group_size): c for c in ran}
     return tuple(

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Comparison of arrays with a reference, and its tolerances."""
+"""Compare arrays with a reference, within tolerances."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ sum. The error of a sum is proportional to its terms, not to its result, which m
 ``atol`` is the scale times the largest magnitude of the output. With unit roundoff u (1.1e-16,
 6e-8), reordering a sum of K terms moves it by about sqrt(K) u; the bounds allow for some
 thousand terms and a few tens of layers. A missing or doubled collective moves a result by about
-its own size: 5,000 times the loosest bound and more. No such bound is both safe and sharp for
+its size: 5,000 times the loosest bound and more. No such bound is both safe and sharp for
 16-bit types: those are judged by :mod:`.twin`.
 """
 
 
 def coarsest_float(mod: ir.IRModule) -> str:
-    """Coarsest float type among the parameters and bindings of a module ("float32" if none)."""
+    """Return the coarsest float type of a module's parameters and bindings ("float32" if none)."""
     worst = -1
     for fn in mod.functions.values():
         if not isinstance(fn, relax.Function) or not isinstance(fn.body, relax.SeqExpr):
@@ -55,7 +55,7 @@ def coarsest_float(mod: ir.IRModule) -> str:
 
 @dataclass(frozen=True)
 class OutputReport:
-    """Comparison of one output.
+    """The comparison of an output.
 
     Attributes
     ----------
@@ -90,25 +90,25 @@ class OutputReport:
 
 
 def _chunks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Pieces of arrays of one shape in float64, small enough for a cache."""
+    """Yield the pieces of arrays of one shape in float64, small enough for a cache."""
     flat = [a.reshape(-1) for a in arrays]
     for i in range(0, flat[0].size, _CHUNK):
         yield tuple(a[i : i + _CHUNK].astype(np.float64) for a in flat)
 
 
 def peak(array: Array) -> float:
-    """Largest magnitude, 0 for an empty array."""
+    """Return the largest magnitude, 0 for an empty array."""
     return max((float(np.abs(a).max()) for (a,) in _chunks(array)), default=0.0)
 
 
 def root_mean_square(array: Array) -> float:
-    """Root of the mean square, 0 for an empty array."""
+    """Return the root of the mean square, 0 for an empty array."""
     squares = sum(float((a * a).sum()) for (a,) in _chunks(array))
     return math.sqrt(squares / array.size) if array.size else 0.0
 
 
 def not_finite(array: Array) -> int:
-    """How many elements are NaN or infinite."""
+    """Return how many elements are NaN or infinite."""
     return sum(int((~np.isfinite(a)).sum()) for (a,) in _chunks(array))
 
 
@@ -200,5 +200,5 @@ def compare_outputs(
 
 
 def largest(values: Iterable[float]) -> float:
-    """Largest value, 0 where there is none."""
+    """Return the largest value, 0 where there is none."""
     return max(values, default=0.0)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Operands that integers are divided by: zeros among them say nothing of a quotient."""
+"""Find operands by which integers are divided, which must not be zero."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KERNEL_CALLS = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_tir_wit
 
 
 def divisor_leaves(call: Any, index: int, functions: Mapping[str, Any]) -> tuple[int, ...]:
-    """Positions of the tensors among those of operand ``index`` that a call divides by.
+    """Return the positions of operand ``index``'s tensors that a call divides by.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The float32 twin of a 16-bit module: what it would compute without 16-bit rounding.
+"""Compare 16-bit modules with a float32 reference, which has no 16-bit rounding.
 
-A fixed tolerance fits no 16-bit model: its own rounding may be 1e-3 or 1e-1 of its outputs,
+A fixed tolerance fits no 16-bit model: its rounding may be 1e-3 or 1e-1 of its outputs,
 whatever one device or many run it. So a 16-bit model passes when both hold:
 
 1. the twin of the *distributed* program equals the twin of the original at the float32
@@ -47,12 +47,12 @@ LEAST_OTHER = 2.5e-5
 RMS_FACTOR = 2.0
 PEAK_FACTOR = 4.0
 ENOUGH = 256
-"""Elements of an output that tell how large one device's own error is."""
+"""Elements of an output that show how large the error of a single device is."""
 
 
 @mutator
 class _WideConstants(PyExprMutator):  # type: ignore[misc,unused-ignore]
-    """Gives constants whose type was widened the values to go with it."""
+    """Converts the values of constants whose type was widened."""
 
     def visit_generic_const_(self, const: ir.GenericConst) -> Any:
         value = const.value
@@ -62,7 +62,7 @@ class _WideConstants(PyExprMutator):  # type: ignore[misc,unused-ignore]
 
 
 def _widened_node(node: dict[str, Any]) -> dict[str, Any]:
-    """A node of TVM's JSON form with the 16-bit types it names made wide."""
+    """Return a node of TVM's JSON form with the 16-bit types it names made wide."""
     data = node.get("data")
     if node["type"] in ("DataType", "ffi.String") and data in NARROW:
         return {**node, "data": WIDE}
@@ -75,7 +75,7 @@ def _widened_node(node: dict[str, Any]) -> dict[str, Any]:
 def widened(mod: ir.IRModule) -> ir.IRModule:
     """Copy a module with ``float32`` in place of every 16-bit float type.
 
-    Types, attributes, constants and the module's own kernels are widened; a cast to 16 bits
+    Types, attributes, constants and the module's kernels are widened; a cast to 16 bits
     becomes one to ``float32``. The input is not changed.
 
     Parameters
@@ -94,19 +94,19 @@ def widened(mod: ir.IRModule) -> ir.IRModule:
 
 
 def widened_inputs(values: list[Array]) -> list[Array]:
-    """Whole inputs with 16-bit floats as ``float32``, which holds them exactly."""
+    """Return the whole inputs with 16-bit floats as ``float32``, which holds them exactly."""
     narrow = {np_dtype(name) for name in NARROW}
     return [a.astype(np_dtype(WIDE)) if a.dtype in narrow else a for a in values]
 
 
 def is_narrow(dtype: np.dtype[Any]) -> bool:
-    """Whether an array's type is one of the 16-bit floats."""
+    """Return whether an array's type is one of the 16-bit floats."""
     return dtype in {np_dtype(name) for name in NARROW}
 
 
 @dataclass(frozen=True)
 class OwnError:
-    """How far one device is from the twin, over all draws seen.
+    """The error of a single device against the reference, over all draws.
 
     Attributes
     ----------
@@ -122,19 +122,19 @@ class OwnError:
     peak: float = 0.0
 
     def seen(self, got: Array, truth: Array) -> OwnError:
-        """Take another draw into account."""
+        """Add the errors of another draw."""
         diff = np.abs(got.astype(np.float64) - truth.astype(np.float64))
         largest = float(diff.max(initial=0.0))
         squares = float((diff * diff).sum())
         return OwnError(self.squares + squares, self.elements + diff.size, max(self.peak, largest))
 
     def rms(self) -> float:
-        """Root of the mean squared difference."""
+        """Return the root of the mean squared difference."""
         return math.sqrt(self.squares / self.elements) if self.elements else 0.0
 
 
 def own_errors(draws: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> list[OwnError]:
-    """Own error of each output; draws are taken until every output has :data:`ENOUGH` elements.
+    """Return the rounding error of each output, from draws of at least :data:`ENOUGH` elements.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def own_errors(draws: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> list
 
 
 def _scatter(elements: int) -> float:
-    """By how much more an error of few elements may exceed another one by chance alone.
+    """Return the factor by which an error of few elements may exceed another by chance.
 
     The ratio of two root mean squares of one and of five normal deviates is Student's t with five
     degrees of freedom: above 2 in a tenth of all cases, above 8 in 1 of 2,000.
@@ -164,7 +164,7 @@ def judge(
     truth: Sequence[Array],
     errors: Sequence[OwnError],
 ) -> tuple[OutputReport, ...]:
-    """Compare a distributed 16-bit run with the twin, by what one device achieves.
+    """Compare a distributed 16-bit run with the reference, relative to a single device.
 
     Parameters
     ----------
@@ -181,13 +181,13 @@ def judge(
         exactly, and with one device.
     """
     reports = []
-    for i, (a, b, t, own) in enumerate(zip(got, ref, truth, errors)):
+    for i, (a, b, t, error) in enumerate(zip(got, ref, truth, errors)):
         if a.shape != b.shape or a.dtype != b.dtype or b.dtype.kind in "iub":
             reports.append(compare_output(i, a, b, False, 0.0, 0.0))
             continue
         u = LEAST_ERROR.get(b.dtype.name, LEAST_OTHER)
-        atol = PEAK_FACTOR * max(own.peak * _scatter(own.elements), u * peak(t))
-        rms = RMS_FACTOR * max(own.rms() * _scatter(a.size), u * root_mean_square(t))
+        atol = PEAK_FACTOR * max(error.peak * _scatter(error.elements), u * peak(t))
+        rms = RMS_FACTOR * max(error.rms() * _scatter(a.size), u * root_mean_square(t))
         wide = np_dtype(WIDE)
         reports.append(
             compare_output(i, a.astype(wide), t.astype(wide), False, atol, 0.0, rms, b.dtype.name)

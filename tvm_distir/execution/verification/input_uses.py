@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What is computed of a function's inputs: bounds of indices, fan-in, roles."""
+"""Find how a function uses its inputs: bounds of indices, fan-in, roles."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ Tuples = dict[relax.Var, Any]
 
 @dataclass(frozen=True)
 class InputUse:
-    """What one consumer says of a value: a role, a gain (0: none), or the range of integers."""
+    """A use of a value: a role, a gain (0: none), or the range of integers."""
 
     role: str = ""
     fan_in: int = 0
@@ -155,8 +155,8 @@ class UseWalker:
             return (item,) if item is not None else self._same_values(value.tuple_value, roots)
         if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
             operands = [value.args[i] for i in _VIEWS.get(value.op.name, ())]
-            found = {r for x in operands if isinstance(x, relax.Var) for r in roots.get(x, ())}
-            return tuple(sorted(found))
+            sources = {r for x in operands if isinstance(x, relax.Var) for r in roots.get(x, ())}
+            return tuple(sorted(sources))
         return ()
 
     def _nested(self, value: Any) -> Any:
@@ -179,9 +179,9 @@ class UseWalker:
         leaves = [self._leaves(arg, roots) for arg in call.args]
         if isinstance(call.op, ir.GlobalVar):
             callee = self._private(call.op.name_hint) or []
-            for own, found in zip((leaf for arg in leaves for leaf in arg), callee):
-                for root in own:
-                    uses[root].extend(found)
+            for sources, callee_uses in zip((leaf for arg in leaves for leaf in arg), callee):
+                for root in sources:
+                    uses[root].extend(callee_uses)
             return
         for index, arg in enumerate(leaves):
             divisors = divisor_leaves(call, index, self.functions)

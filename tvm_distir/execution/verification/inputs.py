@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the parameters of an entry are: data, indices with their range, weights with their role.
+"""Classify the parameters of an entry: data, indices with their range, weights with roles.
 
 Roles come from the ops that consume a parameter, through views and private functions.
 """
@@ -27,13 +27,13 @@ from tvm_distir.support import ModelError
 
 from .input_uses import InputUse, UseWalker
 
-# Which role wins when the consumers of one parameter disagree, strongest first.
+# Which role wins when the consumers of a parameter disagree, strongest first.
 ROLES = ("weight", "variance", "scale", "mean", "bias", "data")
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One tensor among the parameters of an entry.
+    """A tensor among the parameters of an entry.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ def input_specs(mod: ir.IRModule) -> list[InputSpec]:
 
 
 def _states(fn: relax.Function) -> set[str]:
-    """Names of an optimizer's states: drawn positive, as sums of squares among them must be."""
+    """Return the names of an optimizer's states, which are drawn positive."""
     return {str(name) for names in training_notes(fn, "states").values() for name in names}
 
 

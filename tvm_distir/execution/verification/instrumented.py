@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A function as a list of bindings of which some can be returned, and calls opened in place."""
+"""Represent a function as a list of bindings, to return some of them or inline calls."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class TracedBinding:
 
 
 def leaf_paths(ty: Any) -> list[tuple[int, ...]]:
-    """Positions of the tensors of a (nested) tuple type, in order; ``()`` for a tensor."""
+    """Return the tensor positions of a (nested) tuple type, in order; ``()`` for a tensor."""
     if not isinstance(ty, relax.TupleType):
         return [()]
     return [(i, *rest) for i, field in enumerate(ty.fields) for rest in leaf_paths(field)]
 
 
 def callee_name(value: Any) -> str:
-    """Name of the function a value calls, empty where it calls none."""
+    """Return the name of the function a value calls, empty where it calls none."""
     called = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
     return str(value.op.name_hint) if called else ""
 
@@ -59,12 +59,12 @@ class Traced:
 
     @staticmethod
     def of(mod: ir.IRModule) -> Traced:
-        """Take a module's entry apart; the module is not changed."""
+        """Trace a module's entry; the module is not changed."""
         plain, name = relax.transform.ToNonDataflow()(mod), entry_of(mod)
         return Traced(plain, tuple(_steps(plain[name], name)), name)
 
     def can_open(self, number: int) -> bool:
-        """Whether a step calls a private function that is straight-line code."""
+        """Return whether a step calls a private function that is straight-line code."""
         name = callee_name(self.steps[number].value)
         if not name or not isinstance(self.mod[name], relax.Function):
             return False
@@ -73,7 +73,7 @@ class Traced:
         )
 
     def opened(self, number: int) -> Traced:
-        """With the body of the called function in place of one call."""
+        """Replace a call by the body of the called function."""
         call = self.steps[number]
         name = callee_name(call.value)
         callee = self.mod[name]
@@ -88,7 +88,7 @@ class Traced:
         return replace(self, steps=steps)
 
     def returning(self, leaves: Sequence[tuple[int, tuple[int, ...]]]) -> ir.IRModule:
-        """The module whose entry ends after the last step asked for, and returns only these.
+        """Return the module whose entry returns only the given steps and ends after the last.
 
         Parameters
         ----------
@@ -126,7 +126,7 @@ def _steps(fn: relax.Function, name: str) -> list[TracedBinding]:
 
 
 def type_key(ty: Any) -> tuple[Any, ...]:
-    """Whole shapes and element types of a value, placements aside."""
+    """Return the whole shapes and element types of a value, placements aside."""
     keys = []
     for leaf in flat_types(ty):
         tensor = getattr(leaf, "tensor_ty", leaf)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which bindings of the distributed program compute the values of the original."""
+"""Pair the bindings of the distributed program with those of the original."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Leaf = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Pair:
-    """A value of the distributed module, and the one of the original that it must equal."""
+    """A value of the distributed module, and the equal value of the original."""
 
     leaf: Leaf
     original: Leaf
 
 
 def _is_form(value: Any) -> bool:
-    """Whether a binding only changes how its operand lies."""
+    """Return whether a binding only changes the placement of its operand."""
     return isinstance(value, ir.Call) and (
         dist_op_name(value) == "partial"
         or str(getattr(value.op, "name", "")).endswith("dist.redistribute")
@@ -36,7 +36,7 @@ def _is_form(value: Any) -> bool:
 
 
 def pairs_of(original: Traced, distributed: Traced) -> list[Pair]:
-    """Complete values of the distributed module, in order, with those of the original.
+    """Pair the reduced values of the distributed module, in order, with those of the original.
 
     Values of one name go together in the order they are bound, when their types agree. What a
     redistribute gives equals its operand.
@@ -44,14 +44,14 @@ def pairs_of(original: Traced, distributed: Traced) -> list[Pair]:
     waiting: dict[tuple[str, str], deque[int]] = defaultdict(deque)
     for number, step in enumerate(original.steps):
         waiting[_family(step.function), str(step.var.name)].append(number)
-    found: dict[Any, Leaf | int] = {}
+    known: dict[Any, Leaf | int] = {}
     state = _partial(distributed)
     pairs = []
     for number, step in enumerate(distributed.steps):
-        at = _match(step, found, waiting, original)
+        at = _match(step, known, waiting, original)
         if at is None:
             continue
-        found[step.var] = at
+        known[step.var] = at
         partial = state.get(step.var, [])
         for i, path in enumerate(leaf_paths(step.var.ty)):
             if (i < len(partial) and partial[i]) or not _placed(step.var.ty, i):
@@ -60,9 +60,9 @@ def pairs_of(original: Traced, distributed: Traced) -> list[Pair]:
     return pairs
 
 
-def _match(step: Any, found: Any, waiting: Any, original: Traced) -> int | None:
+def _match(step: Any, matched: Any, waiting: Any, original: Traced) -> int | None:
     if _is_form(step.value):
-        known: int | None = found.get(step.value.args[0])
+        known: int | None = matched.get(step.value.args[0])
         return known
     queue = waiting.get((_family(step.function), str(step.var.name)))
     if not queue or type_key(original.steps[queue[0]].var.ty) != type_key(step.var.ty):
@@ -72,7 +72,7 @@ def _match(step: Any, found: Any, waiting: Any, original: Traced) -> int | None:
 
 
 def _family(function: str) -> str:
-    """Name of a function without the number of its specialisation: ``f`` of ``f_1``."""
+    """Return the name of a function without the number of its specialisation: ``f`` of ``f_1``."""
     head, _, number = function.rpartition("_")
     return head if head and number.isdigit() else function
 
@@ -82,7 +82,7 @@ def _placed(ty: Any, number: int) -> bool:
 
 
 def _partial(distributed: Traced) -> dict[Any, Any]:
-    """Mesh axes along which the tensors of each variable are unfinished sums."""
+    """Return the mesh axes along which the tensors of each variable are unfinished sums."""
     entry = distributed.mod[distributed.entry]
     bindings = [relax.VarBinding(s.var, s.value) for s in distributed.steps]
     body = relax.SeqExpr([relax.BindingBlock(bindings)], entry.body.body)

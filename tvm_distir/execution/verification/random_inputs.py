@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Values for the parameters of an entry, drawn so that a wrong result shows."""
+"""Draw values for the parameters of an entry, so that wrong results show."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def draw_inputs(
     mod : IRModule
         At the global or annotated level.
     seed : int
-        Each parameter has its own stream of ``numpy.random.default_rng([seed, index])``.
+        Each parameter has its stream of ``numpy.random.default_rng([seed, index])``.
     exact : bool
         Floats from {-2, -1, 0, 1, 2} (variances from {1, 2}), whose sums are exact, so that any
         order of reduction gives the same bits.
@@ -76,12 +76,12 @@ def draw_inputs(
 
 
 def is_constant_filled(array: Array) -> bool:
-    """Whether an array of several elements holds one value only."""
+    """Return whether an array of several elements holds one value only."""
     return array.size > 1 and bool((array == array.reshape(-1)[0]).all())
 
 
 def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
-    """NumPy dtype of a Relax dtype, bfloat16 and float8 through ml_dtypes."""
+    """Return the NumPy dtype of a Relax dtype, bfloat16 and float8 through ml_dtypes."""
     kind: npt.DTypeLike = getattr(ml_dtypes, dtype, dtype)
     return np.dtype(kind)
 

@@ -44,7 +44,7 @@ class VerifyReport:
     unlike_claims : tuple of str
         Collectives that ran otherwise than claimed, one text each.
     replicas : str
-        Which ranks hold different bits of one output, if any do.
+        Which ranks hold different bits of an output, if any do.
     fault : Fault, optional
         The first binding that differs, where ``equal`` is false and it could be found.
     no_fault : str
@@ -69,11 +69,11 @@ class VerifyReport:
     no_fault: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data, with ``schema_version``; infinite differences are None."""
+        """Return plain data with a ``schema_version``; infinite differences are None."""
         return {"schema_version": SCHEMA_VERSION, **_finite(asdict(self))}
 
     def to_json(self) -> str:
-        """The report as JSON text."""
+        """Return the report as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     def check(self) -> VerifyReport:

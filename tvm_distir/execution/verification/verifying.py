@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``verify``: run the distributed program and the original on one input, and compare."""
+"""Run the distributed program and the original on one input, and compare."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
 
 
 def file_weights(mod: ir.IRModule) -> dict[str, Any]:
-    """Weights of the file a module came from, by name; none for modules without a file."""
+    """Return the weights by name of the file that a module came from, if there is one."""
     from tvm_distir.core import FRONTEND_ATTR
 
     attrs: Any = mod.attrs or {}
@@ -80,7 +80,7 @@ class RandomInputs:
         self._weights = {} if exact else file_weights(mod)
 
     def draw(self, seed: int) -> list[Array]:
-        """One array per parameter (see :func:`tvm_distir.models.draw_inputs`)."""
+        """Return one array per parameter (see :func:`tvm_distir.models.draw_inputs`)."""
         from .random_inputs import draw_inputs
 
         return draw_inputs(self._mod, seed=seed, exact=self._exact, weights=self._weights)
@@ -126,7 +126,7 @@ def refuse_constant_outputs(
 
 @dataclass(frozen=True)
 class _Case:
-    """One model, its inputs and what one device makes of them."""
+    """A model, its inputs and the single-device results."""
 
     plain: ir.IRModule
     draws: RandomInputs
@@ -137,7 +137,7 @@ class _Case:
 
 
 def _run_whole(engine: Engine, dist: ir.IRModule, values: Sequence[Array]) -> tuple[Any, str]:
-    """Whole outputs, and in words which ranks hold different bits of the same output, if any."""
+    """Return the full outputs, and a text on ranks that hold different bits of an output."""
     try:
         return engine.run(dist, values), ""
     except EngineError as error:
@@ -150,7 +150,7 @@ def _run_whole(engine: Engine, dist: ir.IRModule, values: Sequence[Array]) -> tu
 def _twins(
     case: _Case, dist: ir.IRModule, engine: Engine, got: Sequence[Array]
 ) -> tuple[tuple[OutputReport, ...], tuple[OutputReport, ...]]:
-    """Reports of the 16-bit outputs against the twin, and of the two twins."""
+    """Yield the reports of the 16-bit outputs against the twin, and of the two twins."""
     twin = Reference(widened(case.plain))
     truth = twin.run(widened_inputs(case.values))
 
@@ -166,12 +166,12 @@ def _twins(
 
 
 def counts(engine: Engine) -> bool:
-    """Whether an engine counts the collectives it executes; one that does not says so."""
+    """Return whether an engine counts the collectives that it executes."""
     return bool(getattr(engine, "counting", True))
 
 
 def _located(search: Bisection) -> tuple[Fault | None, str]:
-    """The first binding that differs, or why none can be named."""
+    """Return the first binding that differs, or why none can be named."""
     try:
         fault = first_difference(search)
     except DistIRError as error:

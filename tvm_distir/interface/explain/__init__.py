@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Says why a value lies where it lies, what else would have cost, and draws who holds what."""
+"""Explain the placement of a value, its reasons and alternatives, and draw its shards."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What other placements of a value would cost: each is pinned and the module solved again."""
+"""Compute the cost of other placements of a value by solving the module again for each."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PlacementTrials:
     def each(
         self, now: ExecutionTraffic, reasons: tuple[AxisReason, ...]
     ) -> Iterator[OtherPlacement]:
-        """Every other label along every axis, each solved for."""
+        """Yield the solution of every other label along every axis."""
         s = self.subject
         var = self._variable()
         if var is None:
@@ -75,7 +75,7 @@ class PlacementTrials:
                 yield self._alternative(var, wanted, i, now, claims)
 
     def _variable(self) -> Any:
-        """A variable of the module that holds exactly this value."""
+        """Return a variable of the module that holds exactly this value."""
         s = self.subject
         g = s.inst.graph
         known = s.target.var is not None
@@ -87,7 +87,7 @@ class PlacementTrials:
     def _alternative(
         self, var: Any, labels: OpenLabels, i: int, now: ExecutionTraffic, claims: set[str]
     ) -> OtherPlacement:
-        """The module with the value annotated so, solved."""
+        """Solve the module with the value annotated otherwise."""
         s = self.subject
         label, name = labels[i], s.axis_name(i)
         text = "?" if label is None else placement_text((label,))
@@ -132,16 +132,16 @@ class PlacementTrials:
         )
 
     def _found_label(self, other: ir.IRModule, decision: Decision, i: int) -> str:
-        """Label the value gets along axis ``i``; its number is still the same."""
+        """Return the value's label along axis ``i``; its number is unchanged."""
         s = self.subject
-        found = [
+        texts = [
             placement_text((decision.route(inst, s.v).root[i],))
             for inst in InstanceIndex(other, decision).specialisations(s.target.function)
         ]
-        return " or ".join(sorted(set(found)))
+        return " or ".join(sorted(set(texts)))
 
 
 def cost_bytes(decision: Decision) -> float:
-    """Propagation's cost of a decision, in bytes on the wire."""
+    """Return the propagation's cost of a decision, in bytes on the wire."""
     costs = decision.conversions.costs
     return (decision.cost << costs.shift) / costs.wire

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How an annotation got to a value: shortest chains of tied dims, across calls."""
+"""Find the shortest chains of tied dims from annotations to a value, across calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Sum = tuple[Instance, int, Stack]
 
 @dataclass(frozen=True)
 class Chain:
-    """From an annotation to a dim of a value.
+    """A chain from an annotation to a dim of a value.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Chain:
 
 
 class Chains:
-    """Searches along one mesh axis.
+    """Searches for chains along a mesh axis.
 
     Parameters
     ----------
@@ -61,37 +61,37 @@ class Chains:
         self.axis = index.decision.axes[axis]
 
     def to(self, inst: Instance, value: int, dim: int, stack: Stack = ()) -> Chain | None:
-        """Chain to a dim: one the program follows, else one of tied dims; None where there is none.
+        """Return the chain to a dim, by the program's steps or else by tied dims; None without one.
 
         A breadth-first search from the value, which ends at the nearest annotation of the dim.
         Neighbours come in program order, so the chain found is always the same. A chain that
         leaves every function where it entered it is preferred.
         """
         for followed, start in ((True, stack), (True, None), (False, None)):
-            found = self._search((inst, value, dim, start or ()), followed, start is not None)
-            if found is not None:
-                return found
+            chain = self._search((inst, value, dim, start or ()), followed, start is not None)
+            if chain is not None:
+                return chain
         return None
 
     def annotations(self, inst: Instance, value: int, dim: int) -> list[str]:
-        """All annotations along the axis whose dims are tied to a dim, nearest first."""
-        found: dict[str, None] = {}
+        """Return all annotations along the axis whose dims are tied to a dim, nearest first."""
+        names: dict[str, None] = {}
         for spot, _ in self._reach((inst, value, dim, ()), followed=False, stacked=False):
             name = self._annotation(spot)
             if name is not None:
-                found[name] = None
-        return list(found)
+                names[name] = None
+        return list(names)
 
     def of_partial(self, inst: Instance, value: int) -> Chain | None:
-        """Chain to a partial sum: to the sharded dim an op sums over, then through linear ops."""
+        """Return the chain to the dim that a partial sum reduces, then through linear ops."""
         first: Sum = (inst, value, ())
         came: dict[Any, tuple[Sum, ChainStep] | None] = {_key(first): None}
         queue = deque([first])
         while queue:
             here = queue.popleft()
-            found = self._summed(here)
-            if found is not None:
-                return replace(found, steps=(*found.steps, *_unwind(came, here)))
+            chain = self._summed(here)
+            if chain is not None:
+                return replace(chain, steps=(*chain.steps, *_unwind(came, here)))
             for near, step in self._carried(here):
                 if _key(near) not in came:
                     came[_key(near)] = (here, step)
@@ -99,7 +99,7 @@ class Chains:
         return None
 
     def _summed(self, here: Sum) -> Chain | None:
-        """Shortest chain to an operand of the op that leaves ``here`` a sum, if one does."""
+        """Return shortest chain to an operand of the op whose partial sum ``here`` is, if any."""
         inst, v, stack = here
         k, _ = inst.graph.producer[v]
         node, number = inst.graph.nodes[k], inst.choice[self.a][k].factor
@@ -109,14 +109,14 @@ class Chains:
         for w, d in zip(node.operands, node.rule.factors[number].ins):
             if d is None or w < 0:
                 continue
-            found = self.to(inst, w, d, stack)
-            if found is not None and (best is None or len(found.steps) < len(best.steps) - 1):
+            chain = self.to(inst, w, d, stack)
+            if chain is not None and (best is None or len(chain.steps) < len(best.steps) - 1):
                 step = self.steps.through_op(inst, node, number, (w, d), (v, None))
-                best = replace(found, steps=(*found.steps, step))
+                best = replace(chain, steps=(*chain.steps, step))
         return best
 
     def given(self, inst: Instance, value: int) -> Chain | None:
-        """Chain of calls from an annotation to a parameter that every caller gives as it says."""
+        """Return chain of calls from an annotation to a parameter, if all callers agree on it."""
         steps: list[ChainStep] = []
         while True:
             g = inst.graph
@@ -126,20 +126,20 @@ class Chains:
             if g.nodes[k].kind != "param":
                 return None
             position = g.params.index(k)
-            found = None
+            call = None
             for caller, kc in self.index.callers.get(inst.number, ()):
                 w = caller.graph.nodes[kc].operands[position]
                 if w < 0 or self._form(caller, w) != self._form(inst, value):
                     return None
-                found = found or (caller, kc, w)
-            if found is None:
+                call = call or (caller, kc, w)
+            if call is None:
                 return None
-            caller, kc, w = found
+            caller, kc, w = call
             steps.append(self.steps.through_call(caller, kc, (caller, w), (inst, value), None))
             inst, value = caller, w
 
     def _carried(self, here: Sum) -> Iterator[tuple[Sum, ChainStep]]:
-        """Partial sums that become the one of ``here``."""
+        """Yield the partial sums that ``here`` is made of."""
         inst, v, stack = here
         g = inst.graph
         k, j = g.producer[v]
@@ -176,7 +176,7 @@ class Chains:
     def _reach(
         self, start: Spot, followed: bool, stacked: bool
     ) -> Iterator[tuple[Spot, dict[Any, tuple[Spot, ChainStep] | None]]]:
-        """Dims tied to ``start``, nearest first, with the way each was come to."""
+        """Yield the dims tied to ``start``, nearest first, with the path to each."""
         came: dict[Any, tuple[Spot, ChainStep] | None] = {_key(start): None}
         queue = deque([start])
         while queue:
@@ -189,7 +189,7 @@ class Chains:
                     queue.append(near)
 
     def _annotation(self, spot: Spot) -> str | None:
-        """Name of the annotation that shards this very dim along the axis, if there is one."""
+        """Return the annotation's name that shards this very dim along the axis, if any."""
         inst, v, d, _ = spot
         node = inst.graph.nodes[inst.graph.producer[v][0]]
         if node.pin is None or not node.pin_on(self.axis) or node.pin[self.axis.index] != d:
@@ -197,7 +197,7 @@ class Chains:
         return self.index.place(inst, v)
 
     def _neighbours(self, spot: Spot, followed: bool) -> Iterator[tuple[Spot, ChainStep]]:
-        """Dims one step away, and the step from each of them to ``spot``."""
+        """Yield dims one step away, and the step from each of them to ``spot``."""
         inst, v, d, stack = spot
         g = inst.graph
         maker, _ = g.producer[v]
@@ -236,7 +236,7 @@ class Chains:
         return self.index.callers_of_graph.get(inst.graph.key, [])
 
     def _form(self, inst: Instance, value: int) -> int:
-        """Label a value is produced with along the axis."""
+        """Return the label that a value is produced with along the axis."""
         k, j = inst.graph.producer[value]
         return inst.choice[self.a][k].gives[j]
 
@@ -278,13 +278,13 @@ class Chains:
 
 
 def _key(spot: Any) -> tuple[Any, ...]:
-    """Hashable form of a spot or sum: instances by number."""
+    """Return the hashable form of a spot or sum: instances by number."""
     inst, *rest, stack = spot
     return inst.number, *rest, tuple((caller.number, k) for caller, k in stack)
 
 
 def _unwind(came: dict[Any, Any], here: Any) -> list[ChainStep]:
-    """Steps from ``here`` to where the search began."""
+    """Return the steps from ``here`` to where the search began."""
     steps: list[ChainStep] = []
     while (before := came[_key(here)]) is not None:
         here, step = before

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gathers all there is to say about one value."""
+"""Collect the parts of a value's explanation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def explain(
     system: System | str | None = None,
     prices: bool = True,
 ) -> Explanation:
-    """Say why propagation places a value as it does, and what other placements would cost.
+    """Explain why propagation places a value as it does, and the cost of alternatives.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def explain(
         Level 2 (annotated), or level 1 with a plan. It is not changed.
     value : str
         A variable (``lv19``), one of a function or specialisation (``layer_1/lv3``), or a
-        parameter by the model's own name. ``lv#1`` is the second variable of that name,
+        parameter by the model's name. ``lv#1`` is the second variable of that name,
         ``lv.0`` the first field of a tuple.
     plan : Plan, optional
         Annotates the module first.
@@ -94,7 +94,7 @@ def explain(
 
 
 class _Explainer:
-    """One value of one decision."""
+    """The explainer of a value in a decision."""
 
     def __init__(self, subject: Subject, costs: Costs | None, prices: bool, complete: bool) -> None:
         self.subject, self.prices = subject, prices
@@ -103,7 +103,7 @@ class _Explainer:
         self.open_dims = tuple(dict.fromkeys(dim.name for dim in open_dims(subject.index.mod)))
 
     def run(self) -> Explanation:
-        """Everything, in the order it is printed."""
+        """Return the explanation, its parts in the order of printing."""
         s = self.subject
         local = local_shape(s.value.shape, s.form, mesh_shape(s.mesh))
         local_bytes = math.prod(nominal(n) for n in local) * s.value.item_bytes

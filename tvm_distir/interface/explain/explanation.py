@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""An explanation as data and as a page of text."""
+"""Represent an explanation as data and as a page of text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything about one value.
+    """The explanation of a value.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Explanation:
     picture: str
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form, with a ``schema_version``."""
+        """Return the JSON form, with a ``schema_version``."""
         data = asdict(self)
         data["mesh_axes"] = dict(self.mesh_axes)
         for row, axis in zip(data["axes"], self.axes):
@@ -87,7 +87,7 @@ class Explanation:
         return {"schema_version": SCHEMA_VERSION, **data}
 
     def to_text(self) -> str:
-        """A page of text, ending with a newline."""
+        """Return a page of text, ending with a newline."""
         return "\n".join(_lines(self)) + "\n"
 
 

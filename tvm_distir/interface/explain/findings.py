@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of an explanation, as frozen data."""
+"""Define the parts of an explanation, as frozen data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ChainStep:
-    """One step of a chain: an op or a call ties a dim of one value to a dim of another.
+    """A step of a chain: an op or a call ties a dim of a value to a dim of another.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class ChainStep:
 
 @dataclass(frozen=True)
 class AxisReason:
-    """Why a value has its label along one mesh axis.
+    """The reason for a value's label along a mesh axis.
 
     Attributes
     ----------
@@ -79,13 +79,13 @@ class AxisReason:
 
     @property
     def conflict(self) -> bool:
-        """Whether annotations ask for something else too."""
+        """Return whether annotations ask for something else too."""
         return any(label != self.label for label, _ in self.claims)
 
 
 @dataclass(frozen=True)
 class Dim:
-    """What limits the sharding of one dim.
+    """The limits on the sharding of a dim.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ class Dim:
 
 @dataclass(frozen=True)
 class ExplainedCollective:
-    """One collective, or the difference of many.
+    """A collective, or the difference of many.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class ExplainedCollective:
 
 @dataclass(frozen=True)
 class Move:
-    """A change of the value's form.
+    """A resharding of the value.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ class Move:
 
 @dataclass(frozen=True)
 class OtherPlacement:
-    """What another annotation of the value would do to the whole module.
+    """The effect of another annotation of the value on the module.
 
     Attributes
     ----------

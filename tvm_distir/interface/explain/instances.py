@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A decided module with its specialisations named as they will be, and its values found by name."""
+"""Name the specializations of a decided module, and look values up by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NUMBERED = re.compile(r"(?P<name>.+)(?:#(?P<copy>\d+))$|(?P<whole>.+)\.(?P<fiel
 
 @dataclass(frozen=True)
 class Target:
-    """A value of one specialisation.
+    """A value of a specialization.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Target:
 
 
 class InstanceIndex:
-    """Instances of a decision, outermost first, who calls them, and what they are called.
+    """An index of a decision's instances, outermost first, with callers and names.
 
     Parameters
     ----------
@@ -88,15 +88,15 @@ class InstanceIndex:
                 self._walk(kid)
 
     def name(self, inst: Instance) -> str:
-        """Name of the function propagation writes for an instance."""
+        """Return the name of the function propagation writes for an instance."""
         return self.names[inst.number]
 
     def specialisations(self, function: str) -> list[Instance]:
-        """Instances of a function of the module, in order of their names' reservation."""
+        """Return the instances of a function, in the order in which their names are reserved."""
         return [inst for inst in self.instances if inst.graph.name == function]
 
     def place(self, inst: Instance, value: int) -> str:
-        """``function/variable`` of a value."""
+        """Return ``function/variable`` of a value."""
         return f"{self.name(inst)}/{inst.graph.values[value].name}"
 
     # finding ---------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class InstanceIndex:
         """Find a value by name.
 
         ``text`` is a variable (``lv19``), or one of a function or specialisation
-        (``layer_1/lv3``); a parameter is known by its variable and by the model's own name.
+        (``layer_1/lv3``); a parameter is known by its variable and by the model's name.
         ``name#1`` means the second variable of that name, ``name.0`` the first field of a tuple.
         Without a function public functions are searched before private ones.
 
@@ -118,10 +118,10 @@ class InstanceIndex:
         known = {self.name(inst): inst for inst in self.instances}
         prefix, slash, rest = text.partition("/")
         if slash and rest and prefix in known:
-            found = self._in_instance(known[prefix], rest)
-            if found is None:
+            targets = self._in_instance(known[prefix], rest)
+            if targets is None:
                 raise self._unknown(text, [known[prefix]])
-            return _only(found, text)
+            return _only(targets, text)
         for public in (True, False):
             groups: dict[str, list[Target]] = {}
             for inst in self.instances:
@@ -142,25 +142,28 @@ class InstanceIndex:
         raise self._unknown(text, self.instances)
 
     def _in_instance(self, inst: Instance, name: str) -> list[Target] | None:
-        """Values of one instance that ``name`` may mean, in program order; None: no such name."""
+        """Return an instance's values that ``name`` may mean, in order.
+
+        None without such a name.
+        """
         exact = self._named(inst, name)
         match = _NUMBERED.match(name)
         if exact or match is None:
             return [t for targets in exact for t in targets] if exact else None
         if match["copy"] is not None:
             copies, number = self._named(inst, match["name"]), int(match["copy"])
-            found = copies[number] if number < len(copies) else []
+            selected = copies[number] if number < len(copies) else []
         else:
             field = int(match["field"])
-            found = [
+            selected = [
                 targets[field]
                 for targets in self._named(inst, match["whole"])[:1]
                 if field < len(targets)
             ]
-        return [replace(target, name=name) for target in found] or None
+        return [replace(target, name=name) for target in selected] or None
 
     def _named(self, inst: Instance, name: str) -> list[list[Target]]:
-        """For each variable of that name, the values it holds."""
+        """Return the values of each variable of that name."""
         result = []
         for title, var in named_variables(self.mod[inst.graph.name]):
             if name in (title, str(var.name), plain_name(title)):
@@ -170,7 +173,7 @@ class InstanceIndex:
         return result
 
     def _unknown(self, text: str, where: Sequence[Instance]) -> PropagationError:
-        """The error for a name nobody has, with the nearest names."""
+        """Return the error for a name nobody has, with the nearest names."""
         functions = dict.fromkeys(inst.graph.name for inst in where)
         known: list[str] = []
         for inst in where:
@@ -192,9 +195,9 @@ class InstanceIndex:
         return PropagationError("DIST0430", "no value has this name", place=text, remedy=remedy)
 
 
-def _only(found: list[Target], text: str) -> Target:
-    """The one target, or the first of several variables of a name with the remedy to say which."""
-    tensors = [t for t in found if t.value >= 0]
+def _only(targets: list[Target], text: str) -> Target:
+    """Return the only target; raise DIST0431 for several variables of a name."""
+    tensors = [t for t in targets if t.value >= 0]
     if not tensors:
         raise PropagationError(
             "DIST0431",
@@ -202,27 +205,27 @@ def _only(found: list[Target], text: str) -> Target:
             place=text,
             remedy="Name a tensor that is computed or given.",
         )
-    variables = {str(t.var.name) for t in found}
-    same = all(t.var.same_as(found[0].var) for t in found)
-    if len(found) > 1 and same:
+    variables = {str(t.var.name) for t in targets}
+    same = all(t.var.same_as(targets[0].var) for t in targets)
+    if len(targets) > 1 and same:
         raise PropagationError(
             "DIST0431",
-            f"a tuple of {len(found)} tensors",
+            f"a tuple of {len(targets)} tensors",
             place=text,
-            remedy=f"Name a field: {text}.0 to {text}.{len(found) - 1}.",
+            remedy=f"Name a field: {text}.0 to {text}.{len(targets) - 1}.",
         )
-    if len({t.value for t in found}) > 1:
+    if len({t.value for t in targets}) > 1:
         raise PropagationError(
             "DIST0431",
-            f"{len(found)} variables are called {' or '.join(sorted(variables))}",
+            f"{len(targets)} variables are called {' or '.join(sorted(variables))}",
             place=text,
-            remedy=f"Name one: {text}#0 to {text}#{len(found) - 1}, in program order.",
+            remedy=f"Name one: {text}#0 to {text}#{len(targets) - 1}, in program order.",
         )
     return tensors[0]
 
 
 def named_variables(fn: relax.Function) -> Iterator[tuple[str, Any]]:
-    """Name and variable of every parameter (as the model calls it) and binding, in order."""
+    """Yield name (as in the model) and variable of every parameter and binding, in order."""
     yield from zip(param_names(fn), fn.params)
     for block in fn.body.blocks:
         for binding in block.bindings:
@@ -230,7 +233,7 @@ def named_variables(fn: relax.Function) -> Iterator[tuple[str, Any]]:
 
 
 def _specialisation_names(mod: ir.IRModule, decision: Decision) -> dict[int, str]:
-    """Name of every instance, by its number: as :class:`ModuleRewriter` writes them."""
+    """Return the name of every instance, by its number: as :class:`ModuleRewriter` writes them."""
     rewriter = ModuleRewriter(mod, decision)
     entries: dict[int, str] = {}
     for gv, fn in relax_functions(mod):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps a dim of a value from being cut, or cut further."""
+"""Find the limits on sharding a dim of a value further."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .subject import Subject
 
 
 class Limits:
-    """What sizes and neighbouring ops say against cutting a value.
+    """The limits that sizes and neighboring ops set to sharding a value.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class Limits:
         self.subject = subject
 
     def dim(self, d: int) -> Dim:
-        """What is said of dim ``d``: its size, the axes that cut it, what is in the way."""
+        """Return size, axes and obstacles of dim ``d``."""
         s = self.subject
         size = s.value.shape[d]
         sharding = tuple(s.axis_name(i) for i, label in enumerate(s.form) if label == d)
@@ -44,7 +44,7 @@ class Limits:
         return Dim(d, str(size), sharding, tuple(result))
 
     def size_obstacle(self, d: int, i: int) -> str:
-        """What the size of a dim says against an axis: nothing, padding, or never."""
+        """Return how the size of a dim limits an axis: not at all, by padding, or always."""
         s = self.subject
         size, ranks, taken = (
             s.value.shape[d],

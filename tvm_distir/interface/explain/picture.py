@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which device holds which part of a tensor, as data and as text."""
+"""Show which device holds which part of a tensor, as data and as text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_ROWS = 64
 
 @dataclass(frozen=True)
 class HeldShard:
-    """One shard and the devices that hold it.
+    """A shard and the devices that hold it.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class HeldShard:
 
 
 def parts(shape: Sequence[Any], labels: Sequence[int], mesh: DeviceMesh) -> list[HeldShard]:
-    """All distinct shards of a tensor, in row-major order of their positions.
+    """Return all distinct shards of a tensor, in row-major order of their positions.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def parts(shape: Sequence[Any], labels: Sequence[int], mesh: DeviceMesh) -> list
     sizes = mesh_shape(mesh)
     check_placement(labels, sizes, len(shape), "picture")
     static = [n if isinstance(n, int) else math.prod(sizes) for n in shape]
-    found: dict[tuple[int, ...], list[int]] = {}
+    devices_of: dict[tuple[int, ...], list[int]] = {}
     bounds: dict[tuple[int, ...], tuple[tuple[int, int] | None, ...]] = {}
     for coords, device in np.ndenumerate(mesh_devices(mesh)):
         position = [0] * len(shape)
@@ -76,11 +76,13 @@ def parts(shape: Sequence[Any], labels: Sequence[int], mesh: DeviceMesh) -> list
             if label >= 0:
                 position[label] = position[label] * size + int(c)
         key = tuple(position)
-        found.setdefault(key, []).append(int(device))
+        devices_of.setdefault(key, []).append(int(device))
         if key not in bounds:
             cuts = shard_slices(static, labels, sizes, coords)
             bounds[key] = tuple(cut if isinstance(n, int) else None for cut, n in zip(cuts, shape))
-    return [HeldShard(key, bounds[key], tuple(sorted(found[key]))) for key in sorted(found)]
+    return [
+        HeldShard(key, bounds[key], tuple(sorted(devices_of[key]))) for key in sorted(devices_of)
+    ]
 
 
 def picture(shape: Sequence[Any], labels: Sequence[int] | str, mesh: DeviceMesh) -> str:
@@ -117,23 +119,23 @@ def picture(shape: Sequence[Any], labels: Sequence[int] | str, mesh: DeviceMesh)
     4:8 | 2   | 3
     """
     form = parse_placement(labels) if isinstance(labels, str) else tuple(labels)
-    found = parts(shape, form, mesh)
+    shards = parts(shape, form, mesh)
     counts = shard_counts(form, mesh_shape(mesh), len(shape))
     if len(shape) in (1, 2):
-        lines = _grid(found, counts)
+        lines = _grid(shards, counts)
     else:
-        lines = _table(found, counts)
+        lines = _table(shards, counts)
     partial = [i for i, label in enumerate(form) if label == P]
     if partial:
         axes = " and ".join(str(i) for i in partial)
         lines.append(f"along mesh axis {axes} each device holds a term of a sum")
-    if any(cut is not None and cut[0] == cut[1] for part in found for cut in part.bounds):
+    if any(cut is not None and cut[0] == cut[1] for part in shards for cut in part.bounds):
         lines.append("empty ranges hold padding only")
     return "\n".join(line.rstrip() for line in lines)
 
 
 def ids_text(devices: Sequence[int]) -> str:
-    """Ascending ids, runs of three and more written as ``0-3``."""
+    """Format ascending ids; runs of three and more are written as ``0-3``."""
     runs: list[list[int]] = []
     for device in devices:
         if runs and device == runs[-1][1] + 1:
@@ -158,16 +160,16 @@ def _range(part: HeldShard, dim: int, counts: Sequence[int]) -> str:
 
 
 def _shortened(count: int) -> list[int | None]:
-    """Numbers to show of ``count`` rows or columns, None where some are left out."""
+    """Return the numbers to show of ``count`` rows or columns, None where some are left out."""
     if count <= MOST_CELLS:
         return list(range(count))
     half = MOST_CELLS // 2
     return [*range(half), None, *range(count - half, count)]
 
 
-def _grid(found: Sequence[HeldShard], counts: Sequence[int]) -> list[str]:
-    """Rows are the shards of dim 0, columns those of dim 1; a vector is one row."""
-    by_position = {part.position: part for part in found}
+def _grid(shards: Sequence[HeldShard], counts: Sequence[int]) -> list[str]:
+    """Draw the shards of dim 0 as rows and those of dim 1 as columns; a vector is a row."""
+    by_position = {part.position: part for part in shards}
     vector = len(counts) == 1
     across = _shortened(counts[-1])
     down: list[int | None] = [0] if vector else _shortened(counts[0])
@@ -192,13 +194,13 @@ def _grid(found: Sequence[HeldShard], counts: Sequence[int]) -> list[str]:
     return lines
 
 
-def _table(found: Sequence[HeldShard], counts: Sequence[int]) -> list[str]:
+def _table(shards: Sequence[HeldShard], counts: Sequence[int]) -> list[str]:
     rows = [["devices", *[f"dim {d}" for d in range(len(counts))]]]
-    for part in found[:MOST_ROWS]:
+    for part in shards[:MOST_ROWS]:
         ranges = [_range(part, d, counts) for d in range(len(counts))]
         rows.append([ids_text(part.devices), *ranges])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(word.ljust(n) for word, n in zip(row, widths)) for row in rows]
-    if len(found) > MOST_ROWS:
-        lines.append(f"... ({len(found)} parts)")
+    if len(shards) > MOST_ROWS:
+        lines.append(f"... ({len(shards)} parts)")
     return lines

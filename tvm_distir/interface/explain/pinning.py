@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A module with one value annotated otherwise."""
+"""Change the annotation of a value in a module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME = "explained"
 
 
 def annotation_of(fn: relax.Function, var: Any) -> Any:
-    """The binding that annotates a variable, or that it is bound by; None where there is none.
+    """Return the binding that annotates or binds a variable; None without one.
 
     A parameter with several annotations has none of its own.
     """
@@ -37,7 +37,7 @@ def annotation_of(fn: relax.Function, var: Any) -> Any:
 
 
 def annotated_labels(fn: relax.Function, binding: Any) -> OpenLabels:
-    """Labels an annotation asks for, None along the axes it leaves open."""
+    """Return the labels an annotation asks for, None along the axes it leaves open."""
     opened = _open_axes(fn).get(str(binding.var.name), [])
     labels = labels_of(binding.value.attrs.placement)
     return tuple(None if a in opened else x for a, x in enumerate(labels))
@@ -46,7 +46,7 @@ def annotated_labels(fn: relax.Function, binding: Any) -> OpenLabels:
 def annotate_otherwise(
     mod: ir.IRModule, function: str, var: Any, mesh: int, labels: OpenLabels
 ) -> ir.IRModule:
-    """Module in which one value has another annotation; the given one is unchanged.
+    """Return the module in which one value has another annotation; the given one is unchanged.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def annotate_otherwise(
 
 @relax.expr_functor.mutator
 class _Pinner(relax.PyExprMutator):  # type: ignore[misc]
-    """Rewrites one function."""
+    """Rewrites a function."""
 
     def __init__(self, fn: relax.Function, var: Any, mesh: Any, labels: OpenLabels) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _Pinner(relax.PyExprMutator):  # type: ignore[misc]
         self.name = str(self.old.var.name) if self.old is not None else _fresh(fn, NAME)
 
     def run(self) -> relax.Function:
-        """The function with the annotation."""
+        """Return the function with the annotation."""
         front = []
         self.builder_.begin_scope(self.fn.params)
         if self.old is None and any(p.same_as(self.var) for p in self.fn.params):
@@ -134,15 +134,15 @@ class _Pinner(relax.PyExprMutator):  # type: ignore[misc]
 
 
 def _open_axes(fn: relax.Function) -> dict[str, Sequence[int]]:
-    found = fn.attrs[OPEN_AXES_ATTR] if fn.attrs and OPEN_AXES_ATTR in fn.attrs else {}
-    return {str(name): [int(a) for a in axes] for name, axes in found.items()}
+    attrs = fn.attrs[OPEN_AXES_ATTR] if fn.attrs and OPEN_AXES_ATTR in fn.attrs else {}
+    return {str(name): [int(a) for a in axes] for name, axes in attrs.items()}
 
 
 def _fresh(fn: relax.Function, name: str) -> str:
     taken = {str(b.var.name) for block in fn.body.blocks for b in block.bindings}
     taken |= {str(p.name) for p in fn.params}
-    number, found = 0, name
-    while found in taken:
+    number, candidate = 0, name
+    while candidate in taken:
         number += 1
-        found = f"{name}_{number}"
-    return found
+        candidate = f"{name}_{number}"
+    return candidate

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Why a value has the label it has along an axis."""
+"""Find the reasons for a value's label along an axis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_ALSO = 8
 
 
 class Reasons:
-    """Why a value has its labels.
+    """The reasons for the labels of a value.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class Reasons:
         self.subject = subject
 
     def of(self, i: int) -> AxisReason:
-        """Why the label along mesh axis ``i`` is what it is."""
+        """Return why the label along mesh axis ``i`` is what it is."""
         s = self.subject
         chains, axis = Chains(s.index, s.axes[i]), s.decision.axes[s.axes[i]]
         label, node = s.form[i], s.inst.graph.nodes[s.inst.graph.producer[s.v][0]]
@@ -61,12 +61,12 @@ class Reasons:
         )
 
     def _claims(self, chains: Chains) -> tuple[list[tuple[str, str]], dict[int, list[str]]]:
-        """Labels annotations reach the value with, and all annotations of each."""
+        """Return labels annotations reach the value with, and all annotations of each."""
         s = self.subject
         claims, every = [], {}
         for d in range(len(s.value.shape)):
-            found = chains.annotations(s.inst, s.v, d)
-            if found:
-                claims.append((placement_text((d,)), found[0]))
-                every[d] = found
+            annotations = chains.annotations(s.inst, s.v, d)
+            if annotations:
+                claims.append((placement_text((d,)), annotations[0]))
+                every[d] = annotations
         return claims, every

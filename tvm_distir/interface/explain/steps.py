@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of chains in words: which op or call ties which values."""
+"""Describe the steps of chains: which op or call ties which values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .instances import InstanceIndex
 
 
 class StepWriter:
-    """Writes down the steps that a search takes.
+    """Writes the steps of a search.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class StepWriter:
         source: tuple[int, int | None],
         target: tuple[int, int | None],
     ) -> ChainStep:
-        """Step from one value of an op to another; None where a partial sum has no dim."""
+        """Return the step between two values of an op; None where a partial sum has no dim."""
         kind, words = "map", ""
         op = node.kind
         if node.rule is not None:
@@ -61,7 +61,7 @@ class StepWriter:
         target: tuple[Instance, int],
         dim: int | None,
     ) -> ChainStep:
-        """Step over the boundary of the function that node ``k`` of ``caller`` calls."""
+        """Return the step over the boundary of the function that node ``k`` of ``caller`` calls."""
         kid = caller.kids[k]
         return ChainStep(
             f"{self.index.name(caller)}/{caller.graph.nodes[k].label}",

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The value that an explanation is about, and its surroundings."""
+"""Describe the value of an explanation and its surroundings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .instances import InstanceIndex, Target
 
 
 class Subject:
-    """One value of one decision.
+    """A value in a decision.
 
     Parameters
     ----------
@@ -34,21 +34,21 @@ class Subject:
         self.form = self.decision.route(self.inst, self.v).root
 
     def axis_name(self, i: int) -> str:
-        """Name of axis ``i`` of the value's mesh."""
+        """Return the name of axis ``i`` of the value's mesh."""
         return self.decision.axes[self.axes[i]].name
 
     def ranks(self, i: int) -> int:
-        """Devices along axis ``i`` of the value's mesh."""
+        """Return the devices along axis ``i`` of the value's mesh."""
         return self.decision.axes[self.axes[i]].size
 
     def other_ranks(self, d: int, i: int) -> int:
-        """Devices of axes other than ``i`` that shard dim ``d``."""
+        """Return the devices of axes other than ``i`` that shard dim ``d``."""
         return math.prod(
             self.ranks(b) for b, label in enumerate(self.form) if label == d and b != i
         )
 
     def producers(self, inst: Instance, v: int) -> Iterator[tuple[Instance, int, int]]:
-        """The op that makes a value, looked for in callees too: instance, node, result."""
+        """Yield the op that makes a value, looked for in callees too: instance, node, result."""
         k, j = inst.graph.producer[v]
         node = inst.graph.nodes[k]
         if node.kind == "op":
@@ -59,7 +59,7 @@ class Subject:
                 yield from self.producers(inst.kids[k], inner)
 
     def consumers(self, inst: Instance, v: int) -> Iterator[tuple[Instance, int, int]]:
-        """Ops that read a value, looked for in callees too: instance, node, operand."""
+        """Yield the ops that read a value, looked for in callees too: instance, node, operand."""
         for k, positions in inst.graph.uses[v]:
             node = inst.graph.nodes[k]
             for i in positions:
@@ -69,7 +69,7 @@ class Subject:
                     yield from self.consumers(inst.kids[k], inst.kids[k].graph.param_value(i))
 
     def node_text(self, inst: Instance, k: int) -> str:
-        """``function/variable`` of a node, with the callee of a call."""
+        """Return ``function/variable`` of a node, with the callee of a call."""
         node = inst.graph.nodes[k]
         text = f"{self.index.name(inst)}/{node.label}"
         if node.kind == "call":

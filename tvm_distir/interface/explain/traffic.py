@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a decision makes each device send and compute, read off the decision itself."""
+"""Compute each device's traffic and work from a decision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Kind = tuple[str, str]
 
 @dataclass
 class ExecutionTraffic:
-    """Totals of one execution, per device, by ring formulae.
+    """Totals of an execution per device, by ring formulas.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class ExecutionTraffic:
         self.wire_bytes[kind] += size_bytes
 
     def merge(self, other: ExecutionTraffic) -> None:
-        """Add what another part of the program does."""
+        """Add the traffic and work of another part of the program."""
         self.counts.update(other.counts)
         self.wire_bytes.update(other.wire_bytes)
         self.flops += other.flops
@@ -62,12 +62,12 @@ class ExecutionTraffic:
 
     @property
     def total_wire_bytes(self) -> int:
-        """Bytes a device sends in all."""
+        """Return the bytes a device sends in all."""
         return sum(self.wire_bytes.values())
 
 
 def price_bytes(traffic: ExecutionTraffic, decision: Decision) -> float:
-    """What the traffic and work weigh in propagation, in bytes on the wire."""
+    """Return the cost of the traffic and work in propagation, in bytes on the wire."""
     costs = decision.conversions.costs
     along = {axis.name: costs.along(a) for a, axis in enumerate(decision.axes)}
     weight = costs.work(traffic.flops, traffic.memory_bytes) + sum(
@@ -78,12 +78,12 @@ def price_bytes(traffic: ExecutionTraffic, decision: Decision) -> float:
 
 
 def conversion(have: int, want: int, size_bytes: int, ranks: int) -> tuple[str, int]:
-    """Collective that turns one label into another, and the bytes a device sends in it.
+    """Return the collective that turns a label into another, and the bytes that a device sends.
 
     Parameters
     ----------
     have, want : int
-        Labels along one mesh axis.
+        Labels along a mesh axis.
     size_bytes : int
         Bytes of the value whole along the axis, local to the others.
     ranks : int
@@ -97,19 +97,19 @@ def conversion(have: int, want: int, size_bytes: int, ranks: int) -> tuple[str, 
 def conversions(
     decision: Decision, inst: Instance, value: int, have: Form, want: Form
 ) -> list[tuple[Kind, int]]:
-    """Collectives of one change of form, axis by axis, those without traffic included."""
+    """Return the collectives of a resharding by axis, those without traffic included."""
     mesh = inst.graph.values[value].mesh
-    found = []
+    result = []
     for a, x, y in zip(decision.mesh_axes(mesh), have, want):
         if x != y:
             axis = decision.axes[a]
             name, sent = conversion(x, y, decision.sizes(inst, a)[value], axis.size)
-            found.append(((name, axis.name), sent))
-    return found
+            result.append(((name, axis.name), sent))
+    return result
 
 
 def moves_of(decision: Decision, inst: Instance, value: int) -> list[tuple[Form, Form]]:
-    """Changes of form a value goes through: (from, to), the producer's own completion first."""
+    """Return the reshardings of a value as (from, to), the producer's reduction first."""
     route = decision.route(inst, value)
     produced = decision.value_form(inst, value)
     moves = []
@@ -122,7 +122,7 @@ def moves_of(decision: Decision, inst: Instance, value: int) -> list[tuple[Form,
 
 
 def traffic_of(decision: Decision) -> ExecutionTraffic:
-    """Totals over all public functions, each executed once."""
+    """Return totals over all public functions, each executed once."""
     totals: dict[int, ExecutionTraffic] = {}
     for inst in _callees_first(decision):
         total = _own_traffic(decision, inst)
@@ -137,7 +137,7 @@ def traffic_of(decision: Decision) -> ExecutionTraffic:
 
 
 def _held_bytes(decision: Decision, inst: Instance) -> int:
-    """Bytes of one device's parts of all parameters; of several meshes, of one device each."""
+    """Return the bytes of a device's parts of all parameters, one device of each mesh."""
     g, total = inst.graph, 0
     for k in g.params:
         v = g.nodes[k].results[0]
@@ -184,7 +184,7 @@ def _own_traffic(decision: Decision, inst: Instance) -> ExecutionTraffic:
 
 
 def _add_op(decision: Decision, inst: Instance, k: int, total: ExecutionTraffic) -> None:
-    """Work of one op, and what it sends inside (halos, statistics, maxima)."""
+    """Add the work of an op, and its internal traffic (halos, statistics, maxima)."""
     node = inst.graph.nodes[k]
     rule = node.rule
     if rule is None:
@@ -211,5 +211,5 @@ def _add_op(decision: Decision, inst: Instance, k: int, total: ExecutionTraffic)
 
 
 def _cut(i: int, forms: Sequence[Sequence[int]], ranks: Sequence[int]) -> int:
-    """Into how many shards operand or result ``i`` is cut."""
+    """Return the number of shards of operand or result ``i``."""
     return math.prod(n for labels, n in zip(forms, ranks) if labels[i] >= 0)

@@ -118,7 +118,7 @@ class ActivityGraph:
     finish : int64 array (ranks, 6)
         Tokens of the streams behind the last step.
     position : int64 array (ranks,)
-        As :class:`.units.Ran` has it.
+        As :class:`.units.ActionTimes` has it.
     """
 
     activities: Activities

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""JSON files read with care: each value knows where it stands, and how to refuse it."""
+"""Read and write checked JSON files, in which each value knows its path."""
 
 from __future__ import annotations

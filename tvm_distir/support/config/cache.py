@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The cache folder and its files, none of which can make a run fail.
+"""Manage the cache folder and its files, none of which can make a run fail.
 
 A file that cannot be read, or whose content is refused, counts as missing; a file that cannot be
 written is skipped. Either is reported once, in a warning that names the file.
@@ -28,7 +28,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm-
 """The folder of cached programs and kernel times."""
 
 _FAULTS = (OSError, EOFError, ValueError, TypeError, RecursionError, zlib.error, DistIRError)
-"""What reading a broken file may raise; ``decode`` raises ValueError for absurd content."""
+"""Errors of reading a broken file; ``decode`` raises ValueError for invalid content."""
 
 
 class CacheFile:
@@ -45,7 +45,7 @@ class CacheFile:
         self._warned = False
 
     def read(self, decode: Callable[[bytes], T]) -> T | None:
-        """Return what ``decode`` makes of the content; None where no file can be used."""
+        """Return the content as ``decode`` reads it; None if there is no usable file."""
         try:
             if not os.path.lexists(self.path):
                 return None
@@ -63,7 +63,7 @@ class CacheFile:
             self._warn("cannot be written, and nothing is cached", error)
 
     def update(self, decode: Callable[[bytes], T], merge: Callable[[T | None], bytes]) -> None:
-        """Replace the content by what ``merge`` makes of it; other processes wait meanwhile.
+        """Replace the content by the result of ``merge``; other processes wait meanwhile.
 
         ``merge`` is given None where there is no file that can be used.
         """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""JSON files to plain data."""
+"""Read JSON files as plain data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = (
 
 
 def file_fault(path: str | Path) -> str | None:
-    """Why there is no file to read at a path, None where there is one; nothing is opened.
+    """Return why there is no readable file at a path, or None; the file is not opened.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def file_fault(path: str | Path) -> str | None:
 
 
 def read_text(path: str | Path, refuse: Refuse, remedy: str = "Check the path.") -> str:
-    """Text of a file; ``refuse`` makes the error of one that cannot be read."""
+    """Return the text of a file; ``refuse`` makes the error of an unreadable file."""
     fault = file_fault(path)
     if fault is not None:
         raise refuse(str(path), f"it cannot be read: {fault}", remedy)
@@ -52,7 +52,7 @@ def parse_json(
     text: str, place: str, refuse: Refuse, remedy: str = "Repair the file.",
     repeated: Refuse | None = None,
 ) -> Any:  # fmt: skip
-    """Plain data of a JSON text.
+    """Return the plain data of a JSON text.
 
     Parameters
     ----------
@@ -85,5 +85,5 @@ def read_json(
     path: str | Path, refuse: Refuse, remedy: str = "Repair the file.",
     repeated: Refuse | None = None,
 ) -> Any:  # fmt: skip
-    """Plain data of a JSON file; see :func:`read_text` and :func:`parse_json`."""
+    """Return the plain data of a JSON file; see :func:`read_text` and :func:`parse_json`."""
     return parse_json(read_text(path, refuse), str(path), refuse, remedy, repeated)

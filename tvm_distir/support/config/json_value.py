@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Values of JSON data, checked as they are taken: a wrong one is named by its path.
+"""Check JSON values on access, and report a wrong value by its path.
 
 >>> found = JsonValue(data, "plan.json", refuse).object(("name", "start"), optional=("start",))
 >>> found["name"].text()
@@ -23,7 +23,7 @@ Refuse = Callable[[str, str, str], DistIRError]
 
 
 def shown(data: Any) -> str:
-    """A value for a message: texts in quotes, what is long shortened."""
+    """Return a value as text for a message: strings quoted, long values shortened."""
     return shortened(data) if isinstance(data, int) else shortened(repr(data))
 
 
@@ -58,7 +58,7 @@ class JsonValue:
     def object(self, keys: Iterable[str] | None = None, optional: Iterable[str] = ()) -> JsonValue:
         """Return the value, if it is an object with exactly these keys (any, when None).
 
-        ``optional`` ones of them may be missing; an unknown one is told the nearest.
+        ``optional`` ones of them may be missing; an unknown one is reported the nearest.
         """
         if not isinstance(self.data, Mapping):
             raise self.wrong(f"{shown(self.data)} is not an object", "Give an object: {...}.")
@@ -76,32 +76,32 @@ class JsonValue:
         return self
 
     def __getitem__(self, key: str) -> JsonValue:
-        """Value of a key of an object."""
+        """Return the value of a key of an object."""
         return self._at(key)
 
     def __contains__(self, key: str) -> bool:
-        """Whether an object has a key."""
+        """Return whether an object has a key."""
         return key in self.data
 
     def fields(self) -> Iterator[tuple[str, JsonValue]]:
-        """Keys and values of an object."""
+        """Return the keys and values of an object."""
         for key in self.object().data:
             yield str(key), self._at(key)
 
     def items(self) -> list[JsonValue]:
-        """Values of a list."""
+        """Return the values of a list."""
         if not isinstance(self.data, list | tuple):
             raise self.wrong(f"{shown(self.data)} is not a list", "Give a list: [...].")
         return [self._at(i) for i in range(len(self.data))]
 
     def text(self, empty: bool = False) -> str:
-        """A text, not empty unless that is allowed."""
+        """Return a string, which may be empty only if that is allowed."""
         if not isinstance(self.data, str) or not (self.data or empty):
             raise self.wrong(f"{shown(self.data)} is not a text", "Give a text in quotes.")
         return self.data
 
     def word(self, known: Sequence[str]) -> str:
-        """One of some words."""
+        """Return one of the given words."""
         if not isinstance(self.data, str) or self.data not in known:
             raise self.wrong(f"{shown(self.data)} is none of the words", self._nearest(known))
         return self.data
@@ -110,13 +110,13 @@ class JsonValue:
         return nearest(shortened(self.data), known)
 
     def flag(self) -> bool:
-        """True or false."""
+        """Return a boolean."""
         if not isinstance(self.data, bool):
             raise self.wrong(f"{shown(self.data)} is not true or false", "Give true or false.")
         return self.data
 
     def integer(self, least: int = 0, most: int = LARGEST) -> int:
-        """An integer within bounds."""
+        """Return an integer within bounds."""
         data = self.data
         if isinstance(data, bool) or not isinstance(data, int) or not least <= data <= most:
             first = "-2**60" if least == -LARGEST else least
@@ -126,7 +126,7 @@ class JsonValue:
         return data
 
     def integers(self, least: int = 0, most: int = LARGEST) -> tuple[int, ...]:
-        """A list of integers within bounds."""
+        """Return a list of integers within bounds."""
         data = self.data
         if isinstance(data, list) and {*map(type, data)} <= {int}:
             if not data or (least <= min(data) and max(data) <= most):
@@ -134,7 +134,7 @@ class JsonValue:
         return tuple(item.integer(least, most) for item in self.items())
 
     def number(self, least: float | None = None) -> float:
-        """A finite number that is positive, or at least ``least``."""
+        """Return a finite number that is positive, or at least ``least``."""
         data = self.data
         number = isinstance(data, int | float) and not isinstance(data, bool)
         if not number or abs(data) > LARGEST or not math.isfinite(data):

@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of a folder this package wrote, so that none of the user's is replaced.
+"""Record which files of a folder this package wrote, so that no file of the user is replaced.
 
 A folder of outputs holds an index of them, :data:`RECORD`: names with SHA-256 digests. A file of
-any format is the package's own while its content is the recorded one; one that was edited, or
+any format is the package's while its content is the recorded one; one that was edited, or
 that something else wrote, is the user's.
 """
 
@@ -26,7 +26,7 @@ _SHOWN = 3
 
 
 def digest_file(path: Path) -> tuple[int, str]:
-    """Bytes and SHA-256 of a file."""
+    """Return the bytes and SHA-256 of a file."""
     state, size = hashlib.sha256(), 0
     with open(path, "rb") as file:
         while block := file.read(_BLOCK_BYTES):
@@ -54,7 +54,7 @@ class OutputRecord:
             pass
 
     def owns(self, name: str) -> bool:
-        """Whether a file is as this package wrote it."""
+        """Return whether a file is unchanged since this package wrote it."""
         path = self.folder / name
         try:
             return (
@@ -91,11 +91,11 @@ class OutputRecord:
             )
 
     def matching(self, patterns: Iterable[str]) -> list[str]:
-        """Files that this package wrote, by name."""
+        """Return the files that this package wrote, by name."""
         return [name for name in self._there(patterns) if self.owns(name)]
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop files that are about to be removed."""
+        """Remove files from the record before they are deleted."""
         for name in names:
             self.digests.pop(name, None)
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Every error code, in one line each. A code never changes its meaning."""
+"""List the error codes with a line each; a code never changes its meaning."""
 
 from __future__ import annotations
 

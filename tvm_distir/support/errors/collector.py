@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""All that is wrong at once: faults are gathered, and one error tells all of them."""
+"""Collect the faults of a check and raise them as a single error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .tree import DistIRError, InternalError, Violation
 
 
 class _Gathering(AbstractContextManager[None]):
-    """Plans have thousands of lines, and a generator costs ten times this."""
+    """A context manager that collects errors, ten times faster than a generator."""
 
     def __init__(self, errors: list[DistIRError]) -> None:
         self._found = errors
@@ -23,7 +23,7 @@ class _Gathering(AbstractContextManager[None]):
 
 
 class Faults:
-    """Errors that do not end the check they are found in.
+    """A collector of errors that do not end the check.
 
     Parameters
     ----------
@@ -47,15 +47,15 @@ class Faults:
         self._found: list[DistIRError] = []
 
     def __bool__(self) -> bool:
-        """Whether there is a fault."""
+        """Return whether there is a fault."""
         return bool(self._found)
 
     def gathered(self) -> AbstractContextManager[None]:
-        """Take what is raised inside for a fault, unless it is a bug of ours."""
+        """Collect an error raised inside as a fault, unless it is an internal error."""
         return _Gathering(self._found)
 
     def add(self, error: DistIRError) -> None:
-        """Gather a fault that was found without being raised."""
+        """Add a fault that was not raised."""
         self._found.append(error)
 
     def raise_all(self) -> None:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How an error crosses TVM's FFI with its fields.
+"""Carry errors with their fields through TVM's FFI.
 
 The FFI makes a new Python exception of a class's name and a text where an error comes back from
 C++. Its C struct has a place for more, ``extra_context`` (``TVMFFIErrorCell`` of
@@ -21,16 +21,16 @@ _CAUSES = "causes"
 
 
 class Carried(Protocol):
-    """What is asked of an error of ours (:class:`.tree.DistIRError`)."""
+    """The interface of errors of the package (:class:`.tree.DistIRError`)."""
 
     __cause__: BaseException | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields."""
+        """Return the fields."""
         ...
 
     def restore(self, fields: Mapping[str, Any]) -> None:
-        """Take over the fields."""
+        """Restore the fields."""
         ...
 
 
@@ -65,7 +65,7 @@ class _ErrorCell(ctypes.Structure):
 
 
 def register(classes: Iterable[type[Any]]) -> None:
-    """Tell the FFI of error classes, and how to begin one of them that comes back."""
+    """Register error classes with the FFI, and how to reconstruct an error."""
     import tvm_ffi
 
     for cls in classes:
@@ -76,7 +76,7 @@ def register(classes: Iterable[type[Any]]) -> None:
 
 
 def _beginner(cls: type[Any]) -> Callable[[type, str], Any]:
-    """What makes an error whose fields are still to come, or never, where none went with it."""
+    """Return the constructor of an error whose fields are restored later."""
 
     def begin(_: type, message: str) -> Any:
         error: Any = BaseException.__new__(cls)
@@ -95,7 +95,7 @@ def pack(error: Carried, known: type[Any], ours: type[Any]) -> Any:
     known : type
         The registered class that it comes back as.
     ours : type
-        The base class of errors of ours, which carry their own causes on.
+        The base class of errors of ours, which carry their causes on.
     """
     import tvm_ffi
 
@@ -110,7 +110,7 @@ def pack(error: Carried, known: type[Any], ours: type[Any]) -> Any:
 
 
 def _causes(error: Carried, ours: type[Any]) -> list[Exception]:
-    """The chain of what was raised before, up to an error of ours, which carries on from there."""
+    """Return the chain of causes up to the first error of the package."""
     chain: list[Exception] = []
     seen: list[Any] = [error]
     at = error.__cause__

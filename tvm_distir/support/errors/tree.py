@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Error classes whose code, what, place and remedy are data wherever an error goes.
+"""Define the error classes, whose code, message, place and remedy are fields.
 
-An error is told to people by its text, and to programs by its fields: pickled, copied, written
+An error is reported to people by its text, and to programs by its fields: pickled, copied, written
 down (:meth:`DistIRError.to_dict`) or thrown through TVM's FFI (:mod:`.crossing`) it is rebuilt from
 the fields. Nothing reads them back from a text.
 """
@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeVar
 
 _SHOWN = 20
-"""Of so many violations at most an error's text tells; its fields hold all."""
+"""Maximum number of violations in the text of an error; its fields hold all."""
 
 Self = TypeVar("Self", bound="DistIRError")
 
 
 @dataclass(frozen=True)
 class Violation:
-    """One fault of several that one error tells; fields as of :class:`DistIRError`."""
+    """A fault of an error with several; the fields are those of :class:`DistIRError`."""
 
     code: str
     what: str
@@ -81,18 +81,18 @@ class DistIRError(Exception):
 
     @property
     def violations(self) -> tuple[Violation, ...]:
-        """The single faults, at least one."""
+        """Return the single faults, at least one."""
         return self._listed or (Violation(self.code, self.what, self.place, self.remedy),)
 
     def placed(self: Self, where: Callable[[str], str]) -> Self:
-        """The same error, with the places that ``where`` gives for its places."""
+        """Return the same error with its places mapped by ``where``."""
         fields = self.to_dict()
         for entry in (fields, *fields["violations"]):
             entry["place"] = where(entry["place"])
         return _rebuilt(type(self), fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """The class's name and the fields, of which JSON can be made."""
+        """Return the class's name and the fields, of which JSON can be made."""
         return {
             "class": type(self)._registered().__name__,
             "code": self.code,
@@ -104,11 +104,11 @@ class DistIRError(Exception):
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> DistIRError:
-        """The error that :meth:`to_dict` wrote down; of the base class where its own is unknown."""
+        """Return the error that :meth:`to_dict` wrote; an unknown class becomes the base class."""
         return _rebuilt(_BY_NAME.get(str(fields["class"]), DistIRError), fields)
 
     def restore(self, fields: Mapping[str, Any]) -> None:
-        """Take over the fields that :meth:`to_dict` wrote down."""
+        """Restore the fields that :meth:`to_dict` wrote."""
         text = {key: str(fields[key]) for key in ("code", "what", "place", "remedy")}
         listed = fields.get("violations", ())
         DistIRError.__init__(
@@ -125,7 +125,7 @@ class DistIRError(Exception):
 
     @classmethod
     def _registered(cls) -> type[DistIRError]:
-        """The class itself, or the nearest base that every process knows."""
+        """Return the class itself, or the nearest base that every process knows."""
         return next(base for base in cls.__mro__ if base in _TREE)
 
     # TVM's FFI asks an exception that leaves Python for its ``__tvm_ffi_error__``, and sets it on
@@ -133,7 +133,7 @@ class DistIRError(Exception):
 
     @property
     def __tvm_ffi_error__(self) -> Any:
-        """The error as the FFI carries it, with the fields."""
+        """Return the error as the FFI carries it, with the fields."""
         from .ffi import pack
 
         if self._carrier is not None:
@@ -152,7 +152,7 @@ _FIELDS = ("code", "what", "place", "remedy", "_listed", "_carrier")
 
 
 def _rebuilt(cls: type[Self], fields: Mapping[str, Any]) -> Self:
-    """An error of a class from its fields, whatever arguments the class itself takes."""
+    """Return an error of a class from its fields, whatever arguments the class itself takes."""
     error = cls.__new__(cls)
     error.restore(fields)
     return error
@@ -185,7 +185,7 @@ class ModelError(DistIRError):
 
 
 class PropagationError(DistIRError):
-    """No rule, or no placement, for a call."""
+    """A call has no propagation rule or no placement."""
 
 
 class LevelError(DistIRError):
@@ -215,7 +215,7 @@ class SimulationError(DistIRError):
 
 
 class InfeasibleError(DistIRError):
-    """What was asked for cannot be done, e.g. it does not fit in memory."""
+    """The request is infeasible, for example because it does not fit in memory."""
 
     exit_code = 3
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Values that users write: names near to a slip, integers within bounds."""
+"""Read user input: suggest similar names, and check integers against bounds."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def parse_int(text: str, least: int = 0, most: int = MAX_INT) -> int | None:
 
 
 def shortened(value: object, most: int = 60) -> str:
-    """What a user wrote, as a message can quote it: the middle of a long text is left out.
+    """Return user input for a message, with the middle of a long text left out.
 
-    Integers of thousands of digits, which Python refuses to write, are told by their length.
+    Integers of thousands of digits, which Python refuses to write, are reported by their length.
     """
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**most:
         return f"an integer of {value.bit_length() * 30103 // 100000 + 1} digits"
@@ -68,7 +68,7 @@ _UNUSUAL = re.compile(r"[^ -~]")
 
 
 def printable(text: str, kept: str = "") -> str:
-    """A text without the control characters that a terminal would obey, but those ``kept``."""
+    """Return a text without terminal control characters, except for those in ``kept``."""
 
     def shown(match: re.Match[str]) -> str:
         char = match.group()

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The loader of the native library."""
+"""Load the native library and wrap its kernels."""
 
 from __future__ import annotations

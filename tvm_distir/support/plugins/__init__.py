@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What packages can add by a name: entry points, typed options and their notation in text."""
+"""Register plugins by name, with typed options and their text notation."""
 
 from __future__ import annotations

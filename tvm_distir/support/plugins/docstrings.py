@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One line of help out of numpydoc docstrings: of a function, and of each of its parameters."""
+"""Extract one-line help of a function and of its parameters from numpydoc docstrings."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _ROLE = re.compile(r":\w+:`~?\.*([\w.]+)`")
 
 
 def _plain(text: str) -> str:
-    """One line, without the mark-up of references."""
+    """Return a line without the mark-up of references."""
     line = " ".join(_ROLE.sub(lambda match: match[1].rpartition(".")[2], text).split())
     return line.replace("``", "")
 
 
 def _sentence(text: str) -> str:
-    """The first sentence of a paragraph, without its stop."""
+    """Return the first sentence of a paragraph, without its stop."""
     plain = _plain(text)
     return re.split(r"(?<=[\w)\"'])\. (?=[A-Z])|\.$", plain, maxsplit=1)[0].rstrip(":")
 
 
 def summary(thing: Any) -> str:
-    """First sentence of the docstring; empty where there is none."""
+    """Return the first sentence of the docstring; empty where there is none."""
     paragraph = (inspect.getdoc(thing) or "").strip().partition("\n\n")[0]
     return _sentence(paragraph)
 
 
 def parameter_help(thing: Callable[..., Any] | type) -> dict[str, str]:
-    """First sentence on each parameter (of a dataclass: each attribute), by its name."""
+    """Return the first sentence on each parameter (of a dataclass: each attribute), by its name."""
     parts = _SECTION.split(inspect.getdoc(thing) or "")
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     result: dict[str, str] = {}

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a value of a type looks like in text, by the type's annotation.
+"""Define the text notation of option values by type annotation.
 
 =========================================  ====================================================
 annotation                                 text
@@ -41,7 +41,7 @@ _KEYWORDS = (*_TRUE, *_FALSE, "none")
 
 
 class Unreadable(Exception):
-    """A text is no value of a type.
+    """The error of a text that is not a value of a type.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class OptionType:
-    """How the values of a type are read.
+    """The text notation of the values of a type.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ def _keep(value: Any) -> Any:
 
 
 def _bare(term: Term, expects: str) -> str:
-    """A word without quotes."""
+    """Return a word without quotes."""
     if not isinstance(term, Token) or term.quoted:
         raise Unreadable(expects)
     return term.text
@@ -136,7 +136,7 @@ _SIMPLE: dict[Any, OptionType] = {
 
 
 def kind_of(annotation: Any) -> OptionType | None:
-    """How values of an annotated type are read; None where the type has no text."""
+    """Return the notation of an annotated type; None if the type has none."""
     if annotation in _SIMPLE:
         return _SIMPLE[annotation]
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -155,7 +155,7 @@ def kind_of(annotation: Any) -> OptionType | None:
 
 
 def _union(members: Sequence[Any]) -> OptionType | None:
-    """The first of the members that can read it; a class's ``load`` takes the texts."""
+    """Return the notation of a union, which the first matching member reads."""
     named = any(hasattr(member, "load") for member in members)
     candidates = [kind_of(member) for member in members if not (named and member is str)]
     kinds = [kind for kind in candidates if kind is not None and kind.word != "none"]
@@ -254,7 +254,7 @@ def _record(cls: Any) -> OptionType | None:
 
 
 def as_term(value: Any) -> Term:
-    """Write a plain value as the text that reads back as it."""
+    """Write a plain value as text that parses to it."""
     if value is None or isinstance(value, bool):
         return Token(str(value).lower())
     if isinstance(value, int) and abs(value) > LARGEST:  # its digits would be no integer either

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-r"""The text in which names with options are written: ``bucket{bucket_bytes=1024},split``.
+r"""Parse names with options in the notation ``bucket{bucket_bytes=1024},split``.
 
 ::
 
@@ -30,7 +30,7 @@ _PLAIN = re.compile(r'[^\s",={}\[\]]+')
 
 @dataclass(frozen=True)
 class Token:
-    """A text; in quotes it is nothing but a text."""
+    """A token; a quoted token is always a string."""
 
     text: str
     quoted: bool = False

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a function: its parameters, with their types, defaults and help, said nowhere else."""
+"""Derive the options of a function from its parameters, defaults and docstring."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .kinds import OptionType, as_term, kind_of
 from .notation import Term
 
 REQUIRED = inspect.Parameter.empty
-"""The default of an option that has none."""
+"""Marker of an option without default."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One parameter that can be given in text.
+    """A parameter that can be given as text.
 
     Attributes
     ----------
@@ -43,12 +43,12 @@ class Option:
         return self.kind.read(term)
 
     def make(self, value: Any) -> Any:
-        """Make what the function takes of a plain value."""
+        """Convert a plain value to the argument of the function."""
         return self.kind.make(value)
 
     @property
     def default_text(self) -> str:
-        """The default as text; empty where there is none, or it has no text."""
+        """Return the default as text; empty where there is none, or it has no text."""
         default = self.default
         if default is REQUIRED:
             return ""
@@ -58,13 +58,13 @@ class Option:
 
     @property
     def fault_remedy(self) -> str:
-        """What to say to someone who gave another value."""
+        """Return the remedy for a wrong value."""
         default = self.default_text
         return f"Its default is {default}." if default else f"Give {self.kind.expects}."
 
 
 def options_of(function: Callable[..., Any], without: Collection[str] = ()) -> dict[str, Option]:
-    """Options of a function by name: the parameters whose type has a text.
+    """Return the options of a function by name: the parameters whose type has a notation.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def options_of(function: Callable[..., Any], without: Collection[str] = ()) -> d
 
 
 def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The type of a parameter; of its default where none is written."""
+    """Return the type of a parameter; of its default where none is written."""
     if parameter.annotation is REQUIRED:
         return None if parameter.default is REQUIRED else type(parameter.default)
     if not isinstance(parameter.annotation, str):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Things by name: those of this package, and those that other packages offer by entry points.
+"""Look up plugins by name: those of this package and those of entry points.
 
 Names are known without an import; what a name stands for is imported when it is asked for.
 """
@@ -35,7 +35,7 @@ class Offer:
     package: str
 
     def load(self) -> Any:
-        """Import what is offered.
+        """Import the target of the entry point.
 
         Raises
         ------
@@ -48,7 +48,7 @@ class Offer:
             raise self.fault(f"it cannot be loaded: {type(error).__name__}: {error}") from error
 
     def fault(self, what: str) -> DependencyError:
-        """Make the error that says what is wrong with what is offered."""
+        """Return the error of a faulty entry point."""
         return DependencyError(
             "DIST0114",
             what,
@@ -58,12 +58,12 @@ class Offer:
 
 
 def all_offers(group: str) -> tuple[Offer, ...]:
-    """Entry points of a group, in order of their names; several packages may offer one name."""
+    """Return the entry points of a group, sorted by name; names may repeat."""
     return _offers(group, tuple(sys.path))
 
 
 def offers(group: str) -> tuple[Offer, ...]:
-    """Entry points of a group, each name once, in order.
+    """Return the entry points of a group, each name once, in order.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def _attribute(target: str) -> Any:
 
 @dataclass(frozen=True)
 class Registry:
-    """Names and what they stand for.
+    """A registry of targets by name.
 
     Attributes
     ----------
@@ -111,18 +111,18 @@ class Registry:
     own: Mapping[str, str]
 
     def names(self) -> tuple[str, ...]:
-        """All names: our own in their order, then those that are offered."""
+        """Return all names: the built-in names in order, then those of entry points."""
         return (*self.own, *(offer.name for offer in self.offered().values()))
 
     def offered(self) -> dict[str, Offer]:
-        """What other packages add, by name."""
+        """Return the entries of other packages, by name."""
         return {offer.name: offer for offer in offers(self.group) if offer.name not in self.own}
 
     def __contains__(self, name: object) -> bool:
         return name in self.own or name in self.offered()
 
     def load(self, name: str) -> Any:
-        """Import what a known name stands for.
+        """Import the target of a known name.
 
         Raises
         ------

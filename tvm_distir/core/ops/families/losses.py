@@ -94,7 +94,7 @@ class _Targets:
             return cx.emit(relax.op.where(counts, each, cx.scalar(0, dtype)), "weight")
         return cx.emit(relax.op.astype(counts, dtype), "weight")
 
-    def own(self) -> tuple[Any, Any]:
+    def local_indices(self) -> tuple[Any, Any]:
         """Return which samples count with a target class of this device, and these classes."""
         cx, rows = self.cx, self.predictions.local[self.class_dim]
         if not self.class_axes:
@@ -120,7 +120,7 @@ def nll_loss_on_shards(cx: LocalCall) -> Any:
     averaged = reduction == "mean" and known.sample_axes
     if not known.class_axes and not averaged and not _is_padded_sum(cx, known, reduction):
         return cx.same()
-    here, near = known.own()
+    here, near = known.local_indices()
     entries = relax.op.gather_elements(cx.operand(0), known.spread(near), axis=known.class_dim)
     picked = cx.emit(
         relax.op.reshape(cx.emit(entries, "found"), list(known.targets.local)), "found"
@@ -193,7 +193,7 @@ def nll_loss_backward_on_shards(cx: LocalCall) -> Any:
             divisor = cx.emit(ops.all_reduce(divisor, cx.mesh, axes, "sum"), "weights")
         grad = cx.emit(relax.op.divide(grad, divisor), "share")
     each = cx.emit(relax.op.multiply(cx.emit(relax.op.negative(known.weight)), grad), "each")
-    here, near = known.own()
+    here, near = known.local_indices()
     local = known.predictions.local
     rows = cx.emit(relax.op.arange(0, local[known.class_dim], 1, "int64"), "classes")
     shape = [1] * len(local)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""AnnotateSharding: from level 1 (global) to level 2 (annotated), as a plan says.
+"""``AnnotateSharding`` applies a plan to a module, from level 1 (global) to level 2 (annotated).
 
 Before::
 
@@ -90,7 +90,7 @@ def AnnotateSharding(plan: Plan) -> Rewrite:
 
 
 def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
-    """Do what the pass does; the input is unchanged."""
+    """Apply the pass to a module, which is not modified."""
     _refuse_dtensors(mod)
     mod = inner_made_private(mod)
     check_policies(plan.recompute, mod)
@@ -133,7 +133,7 @@ def _refuse_dtensors(mod: ir.IRModule) -> None:
 
 
 def _all_meshes(mod: ir.IRModule, plan: Plan) -> tuple[list[Any], list[str], list[list[str]]]:
-    """Meshes of the plan, then those that annotations in the module use; names; axis names."""
+    """Return the meshes of the plan and the annotations, with their names and axis names."""
     module_meshes = meshes(mod)
     objects = {mesh_key(mesh): mesh for mesh in reversed(module_meshes)}
     merged, names, axes = [], [], []
@@ -174,7 +174,7 @@ def _fresh(name: str, taken: Collection[str]) -> str:
 
 
 class _Annotator:
-    """Annotates one function."""
+    """An annotator of a function."""
 
     def __init__(self, targets: FunctionTargets, device_meshes: dict[str, Any]) -> None:
         self.targets = targets
@@ -189,7 +189,7 @@ class _Annotator:
         self.made: dict[Any, Any] = {}  # annotations, by mesh and labels
 
     def annotate(self, fn: relax.Function) -> relax.Function:
-        """Return the annotated function; the given one is unchanged."""
+        """Return the annotated function; the original is not modified."""
         bound = [b.var for b in all_bindings(fn.body)]
         self.taken = {plain_name(str(v.name)) for v in [*fn.params[:], *bound]}
         names, params = param_names(fn), fn.params[:]
@@ -241,7 +241,7 @@ class _Annotator:
             self.env[var] = self._placed(var, str(var.name), rule, local)
 
     def _value(self, value: Any) -> Any:
-        """What is bound, reading what is annotated."""
+        """Return the bound value with annotated operands."""
         kind = type(value)
         if kind is relax.If:
             sides = (self._inner(value.true_branch), self._inner(value.false_branch))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Carries an ``If`` through the levels: as two calls and a choice, at level 5 as an ``If`` again.
+"""Represent an ``If`` as two calls and a choice, and restore the ``If`` at level 5.
 
 Propagation sees ``R.where(cond, then(args), else(args))`` (:func:`..ir.branches.lift_branches`);
 :func:`sink_conversions` moves what only one branch needs into that branch's function, so that it

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Every choice is made on the mesh of its branches, level 3 to level 3.
+"""Move each choice to the mesh of its branches (level 3 to level 3).
 
 Before::
 
@@ -83,7 +83,7 @@ def _without_mixed(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _meshes(mod: ir.IRModule, gv: Any, known: dict[str, set[Any]]) -> set[Any]:
-    """Meshes that a function works on, itself or in what it calls."""
+    """Return the meshes that a function works on, directly or through callees."""
     name, fn = str(gv.name_hint), mod[gv]
     if name not in known and isinstance(fn, relax.Function):
         types = [p.ty for p in fn.params] + [var.ty for var, _ in bindings_of(fn, name)]
@@ -97,7 +97,7 @@ def _meshes(mod: ir.IRModule, gv: Any, known: dict[str, set[Any]]) -> set[Any]:
 
 @dataclass(frozen=True)
 class _Placed:
-    """How one choice is written anew.
+    """The rewrite of a choice.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class _Placed:
 
 
 class _ChoiceMover:
-    """Rewrites one function."""
+    """A rewriter of a function."""
 
     def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function) -> None:
         self.mod, self.name, self.fn = mod, name, fn
@@ -149,7 +149,7 @@ class _ChoiceMover:
         return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
 
     def _placed(self) -> dict[Any, _Placed]:
-        """Choices between branches of one mesh, by their variables."""
+        """Return the choices between branches of a mesh, by their variables."""
         placed: dict[Any, _Placed] = {}
         for var, value in self.def_use.value.items():
             if not is_choice(value) or not isinstance(value.args[0], ir.Var):
@@ -168,7 +168,7 @@ class _ChoiceMover:
         return placed
 
     def _steps(self, var: Any) -> list[Any]:
-        """Redistributes between the branches and their choice."""
+        """Return the redistributes between the branches and their choice."""
         sides = self.def_use.value[var].args[1:]
         return [step for side in sides for step in self.def_use.moved(side)[1]]
 
@@ -179,7 +179,7 @@ class _ChoiceMover:
             self.flags.setdefault((self.def_use.moved(var)[0], mesh_key(var.ty.device_mesh)), var)
 
     def _flag(self, cond: Any, mesh: Any) -> Any:
-        """The condition on a mesh: one variable for all choices there."""
+        """Return the condition on a mesh: one variable for all choices there."""
         key = (self.def_use.moved(cond)[0], mesh_key(mesh))
         if key not in self.flags:
             whole = placement_of([R] * len(mesh_shape(mesh)))

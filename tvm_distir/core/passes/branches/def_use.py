@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Who defines and who reads the values of a function, and what only converts them."""
+"""Index the definitions and uses of the values of a function, and their conversions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tvm_distir.core.rewriting.calls import is_redistribute
 from tvm_distir.core.rewriting.substitute import variables
 
 Path = tuple[int, ...]
-"""Where a leaf stands in a nested tuple."""
+"""The path of a leaf in a nested tuple."""
 
 MOVES = (*COLLECTIVES, "local_slice")
-"""What converts a value at level 4, within its mesh."""
+"""Ops that convert a value within its mesh at level 4."""
 
 
 class DefUse:
-    """Who defines and who reads the variables of a function.
+    """The definitions and uses of the variables of a function.
 
     Attributes
     ----------
@@ -50,10 +50,10 @@ class DefUse:
             self.readers.setdefault(used, []).append(None)
 
     def before(self, arg: Any) -> tuple[Any, list[tuple[Any, Any]]]:
-        """Conversions that lead to an argument and to nothing else, first one first.
+        """Return the conversions that lead to an argument and to nothing else, in order.
 
         At level 3 a ``partial`` goes along only with the redistribute that it leaves unfinished:
-        alone it may be what keeps an op's own reduction open.
+        alone it may be what keeps an op's reduction open.
         """
         steps: list[tuple[Any, Any]] = []
         here = arg
@@ -71,7 +71,7 @@ class DefUse:
         return (here, steps[::-1]) if isinstance(here, ir.Var) else (arg, [])
 
     def after(self, leaf: Any) -> list[tuple[Any, Any]]:
-        """Conversions of a result that nothing else reads."""
+        """Return the conversions of a result that nothing else reads."""
         steps: list[tuple[Any, Any]] = []
         here = leaf
         while len(self.readers.get(here, [])) == 1:
@@ -91,7 +91,7 @@ class DefUse:
         return not self.legalized and dist_op_name(value) == "partial"
 
     def leaves(self, var: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-        """Variables that hold the leaves of a (nested) tuple variable, each read off once."""
+        """Return the variables that hold the leaves of a (nested) tuple variable."""
         if not isinstance(var.ty, relax.TupleType):
             yield path, var
             return
@@ -104,14 +104,14 @@ class DefUse:
                 yield from self.leaves(uses[0], (*path, index))
 
     def moved(self, var: Any) -> tuple[Any, list[Any]]:
-        """What redistributes lead to a variable, across meshes too, and from which one.
+        """Return what redistributes lead to a variable, across meshes too, and from which one.
 
         Returns
         -------
         source : Var
             What is no redistribute of a variable.
         steps : list of Var
-            The redistributes, last one first.
+            The redistributes, in reverse order.
         """
         steps = []
         while is_redistribute(self.value.get(var)) and isinstance(self.value[var].args[0], ir.Var):
@@ -121,7 +121,7 @@ class DefUse:
 
 
 def redistributes(value: Any) -> bool:
-    """Whether a value is a redistribute of a variable within one mesh."""
+    """Return whether a value is a redistribute of a variable within one mesh."""
     if not is_redistribute(value):
         return False
     have = value.args[0].ty

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The function of a branch with conversions before and after its body."""
+"""Extend the function of a branch with conversions before and after its body."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .def_use import Path
 
 @dataclass
 class Sunk:
-    """What one call of a branch takes into the function.
+    """The conversions that a call of a branch moves into its function.
 
     Attributes
     ----------
     args : dict of int to list of Call
-        Per argument its conversions, first one first.
+        Per argument its conversions, in order.
     sources : dict of int to Var
         Per argument what is converted.
     results : dict of tuple to list of Call
@@ -74,7 +74,7 @@ def extended(fn: relax.Function, sunk: Sunk, state: PartialState) -> relax.Funct
 
 
 def _chain(start: Any, calls: Sequence[Any], last: Any) -> list[Any]:
-    """Bindings that convert ``start`` step by step; the last one binds ``last``."""
+    """Return the bindings that convert ``start`` step by step; the last binds ``last``."""
     bindings, here = [], start
     for number, call in enumerate(calls):
         new = ir.Call(call.op, [here], call.attrs, list(call.ty_args))
@@ -86,7 +86,7 @@ def _chain(start: Any, calls: Sequence[Any], last: Any) -> list[Any]:
 
 
 def _converted(expr: Any, path: Path, results: dict[Path, list[Any]], out: list[Any]) -> Any:
-    """The result with its leaves converted; bindings are added to ``out``."""
+    """Return the result with its leaves converted; bindings are added to ``out``."""
     if path in results:
         if not isinstance(expr, ir.Var):
             held = relax.Var("result", expr.ty)
@@ -108,7 +108,7 @@ def _converted(expr: Any, path: Path, results: dict[Path, list[Any]], out: list[
 
 
 def _first_leaves(fn: relax.Function) -> dict[int, int]:
-    """Flat number of each parameter's first leaf."""
+    """Return the flat number of each parameter's first leaf."""
     first, at = {}, 0
     for i, param in enumerate(fn.params):
         first[i] = at
@@ -127,7 +127,7 @@ def _paths(ty: Any, path: Path) -> Iterator[Path]:
 def _boundary(
     fn: relax.Function, side: str, numbers: dict[Any, int], changed: dict[Any, list[int]]
 ) -> dict[str, list[int]]:
-    """Partial parameters or results after the change, by flat number."""
+    """Return the partial parameters or results after the change, by flat number."""
     result: dict[str, list[int]] = {}
     if fn.attrs and PARTIAL_ATTR in fn.attrs:
         for key, axes in fn.attrs[PARTIAL_ATTR][side].items():

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Lifted branches become an ``If`` again, at level 5.
+"""Restore an ``If`` from lifted branches at level 5.
 
 Before::
 
@@ -46,7 +46,7 @@ Results = Mapping[Any, BranchResult]
 
 @dataclass
 class Choice:
-    """One ``If``: the calls of its branches, the choices between results, and their paths."""
+    """An ``If``: the calls of its branches, the choices between results, and their paths."""
 
     calls: tuple[Any, ...]
     wheres: list[Any] = field(default_factory=list)
@@ -54,16 +54,16 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """Of the variable that was the ``If``."""
+        """Return the name of the variable of the ``If``."""
         return str(self.calls[0].var.name).removesuffix(f"_{SIDES[0]}")
 
     @property
     def cond(self) -> Any:
-        """What decides."""
+        """Return the condition."""
         return self.wheres[0].value.args[0]
 
     def fits(self, where: Any, left: BranchResult, other: BranchResult) -> bool:
-        """Whether another choice belongs to the same ``If``."""
+        """Return whether another choice belongs to the same ``If``."""
         calls = all(a.var.same_as(b.call.var) for a, b in zip(self.calls, (left, other)))
         return calls and (not self.wheres or bool(self.cond.same_as(where.value.args[0])))
 
@@ -85,7 +85,7 @@ def restore_branches(mod: ir.IRModule) -> ir.IRModule:
 
 
 def choices(mod: ir.IRModule, fn: relax.Function) -> list[Choice]:
-    """What is, or will be, an ``If``: results of two branches that only their choices read.
+    """Find the pairs of branches that form an ``If``: only choices read their results.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def choices(mod: ir.IRModule, fn: relax.Function) -> list[Choice]:
 
 
 def _ends(b: Any, block: Any, results: Results) -> tuple[BranchResult, BranchResult] | None:
-    """Results of the branches between which a binding chooses, if it does."""
+    """Return the results of the branches between which a binding chooses, if it does."""
     if not is_choice(b.value) or isinstance(block, relax.DataflowBlock):
         return None
     left, other = (results.get(a) for a in b.value.args[1:])
@@ -152,13 +152,13 @@ def _restored(mod: ir.IRModule, fn: relax.Function) -> relax.Function:
 
 
 def _alike(choice: Choice) -> bool:
-    """Whether both branches give the same, in parts that nobody reads too."""
+    """Return whether both branches return the same types, in unused parts too."""
     left, other = (call.value.ty for call in choice.calls)
     return bool(tvm_ffi.structural_equal(left, other))
 
 
 def _written(choice: Choice) -> list[Any]:
-    """The ``If``, and what takes its result apart."""
+    """Return the ``If`` and the bindings of the fields of its result."""
     first = choice.wheres[0]
     branches = []
     for side, call in zip(SIDES, choice.calls, strict=True):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which values of a function are results of lifted branches."""
+"""Find the values of a function that are results of lifted branches."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class BranchResult:
     path: Path
 
     def faces(self, other: BranchResult | None) -> bool:
-        """Whether this is what "then" gives where ``other`` is what "else" gives."""
+        """Return whether this result of "then" corresponds to ``other`` of "else"."""
         if other is None or (self.side, other.side) != SIDES:
             return False
         return self.name == other.name and self.path == other.path
 
 
 def branch_results(mod: ir.IRModule, fn: relax.Function) -> dict[Any, BranchResult]:
-    """Variables that hold what branches give.
+    """Return the variables that hold what branches give.
 
     Parameters
     ----------
@@ -66,5 +66,5 @@ def branch_results(mod: ir.IRModule, fn: relax.Function) -> dict[Any, BranchResu
 
 
 def is_choice(value: Any) -> bool:
-    """Whether a value is an ``R.where``, as which an ``If`` chooses."""
+    """Return whether a value is an ``R.where``, as which an ``If`` chooses."""
     return op_name(value) == "where"

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions that only one branch needs move into that branch's function, level 3 to level 3.
+"""Sink conversions that a single branch needs into the function of that branch (level 3).
 
 Before::
 
@@ -19,7 +19,7 @@ After::
     y = R.where(c, y_then, y_else)
 
 So a device that takes the other branch does none of it, and no later pass can share or join a
-collective of one branch with something outside. At level 4 :func:`sink_collectives` does the same
+collective of a branch with something outside. At level 4 :func:`sink_collectives` does the same
 with the collectives that passes have moved to a branch.
 """
 
@@ -73,7 +73,7 @@ def sink_collectives(mod: ir.IRModule) -> ir.IRModule:
 
 
 class _Sinker:
-    """Rewrites a module, inner branches before outer ones.
+    """A rewriter of a module, which handles inner branches before outer branches.
 
     Attributes
     ----------
@@ -105,14 +105,14 @@ class _Sinker:
         return ir.IRModule(functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
 
     def finds(self) -> bool:
-        """Whether anything is to be moved."""
+        """Return whether anything is to be moved."""
         return any(
             sunk.removed for _, fn in relax_functions(self.mod) for sunk in self._plans(fn).values()
         )
 
     @staticmethod
     def _reached(kept: dict[str, tuple[Any, Any]]) -> set[str]:
-        """All functions but branches that no call needs."""
+        """Return all functions but branches that no call needs."""
         reached = {name for name, (_, fn) in kept.items() if branch_of(fn) is None}
         waiting = sorted(reached)
         while waiting:
@@ -191,7 +191,7 @@ class _Sinker:
         return relax.VarBinding(var, call)
 
     def _variant(self, name: str, fn: relax.Function) -> Any:
-        """Global variable of a function that takes a branch's place; equal ones are one."""
+        """Return the global variable of the replacement of a branch; equal functions are shared."""
         made = self.variants.setdefault(name, [])
         for gv, other in made:
             if tvm_ffi.structural_equal(other, fn):
@@ -208,7 +208,7 @@ class _Sinker:
     # planning --------------------------------------------------------------------------
 
     def _plans(self, fn: relax.Function) -> dict[Any, Sunk]:
-        """What each call of a branch takes in, by its variable."""
+        """Return the conversions that each call of a branch moves in, by its variable."""
         calls = [b for b, _, _ in branch_calls(self.mod, fn)]
         plans: dict[Any, Sunk] = {}
         if calls:
@@ -220,7 +220,7 @@ class _Sinker:
 
     @staticmethod
     def _plan(def_use: DefUse, b: Any, moved: set[Any]) -> Sunk:
-        """What a call takes in of what no other one has."""
+        """Return the conversions that a call moves in, unless another call does."""
         sunk = Sunk()
         for i, arg in enumerate(b.value.args):
             source, steps = def_use.before(arg)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls from level 3 to level 4: reductions become explicit."""
+"""Legalize calls from level 3 to level 4 and make their reductions explicit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .values import USE, LegalizedValues
 
 
 class CallLegalizer:
-    """Writes the calls of one function.
+    """A writer of the calls of a function.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class CallLegalizer:
         self.values.bind(var, substitute(value, self.values.env))
 
     def collective(self, var: Any, value: ir.Call, kind: str) -> None:
-        """Take an explicit collective of level 4 as it is."""
+        """Copy an explicit collective of level 4."""
         values = self.values
         if not value.args:
             values.bind(var, value)
@@ -79,7 +79,7 @@ class CallLegalizer:
         values.bind(var, rebuild(value, value.op, [raw], value.ty), [without(terms, axes)])
 
     def function_call(self, var: Any, value: ir.Call) -> None:
-        """Write a call of a function, whose arguments are as finished as its boundary says."""
+        """Write a call of a function, with arguments reduced as its boundary requires."""
         values, callee = self.values, self.mod[value.op]
         params, results = attribute_axes(callee, "params"), attribute_axes(callee, "results")
         args: list[Any] = []
@@ -102,12 +102,12 @@ class CallLegalizer:
         return next((t.device_mesh for t in leaves if isinstance(t, DTensorType)), None)
 
     def packed_call(self, var: Any, value: ir.Call) -> None:
-        """A packed function takes tensors that are complete."""
+        """Write a call of a packed function, with reduced tensors."""
         args = [self._finished(substitute(arg, self.values.env)) for arg in value.args]
         self.values.bind(var, rebuild(value, value.op, args, value.ty))
 
     def _finished(self, arg: Any) -> Any:
-        """An argument whose tensors are complete; shapes and objects stay."""
+        """Return an argument with reduced tensors; shapes and objects stay."""
         if is_tensors(arg.ty):
             return self.values.demand(arg, [()] * len(list(leaves_of(arg))))
         if isinstance(arg, relax.Tuple):
@@ -116,7 +116,7 @@ class CallLegalizer:
         return arg
 
     def _form(self, var: Any, value: ir.Call, outs: Sequence[Any], like: int) -> CallForm:
-        """How a call is sharded, as the first of its class."""
+        """Return how a call is sharded, cached by the class of the call."""
         form = self.classes.forms.get(like)
         if form is None:
             form = call_form(value, outs, self.mod, self.values.name, var)
@@ -124,7 +124,7 @@ class CallLegalizer:
         return form
 
     def op_call(self, var: Any, value: ir.Call, like: int) -> None:
-        """Write a call of an op; what it cannot carry unfinished is completed first."""
+        """Write a call of an op, after reducing partial operands that it cannot accept."""
         values, outs = self.values, flat_types(var.ty)
         if not any(isinstance(t, DTensorType) for t in outs):
             self.creation(var, value, like)

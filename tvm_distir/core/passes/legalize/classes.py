@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Classes of like bindings: what one of them tells serves all."""
+"""Group equal bindings into classes that share their analysis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvm_distir.core.ops.terms import CallForm, attribute_axes
 
 
 class Classes:
-    """What bindings that are alike have in common, in all functions of all modules.
+    """Properties of classes of equal bindings, in all functions of all modules.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class Classes:
         self.staying: dict[int, bool] = learned("stays")
 
     def stays(self, like: int, value: Any) -> bool:
-        """Whether a binding of a class stays as it is where nothing that it reads has changed."""
+        """Return whether a binding of a class is unchanged if its operands are."""
         if like < 0:
             return False
         stays = self.staying.get(like)

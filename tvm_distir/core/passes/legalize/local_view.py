@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Redistributions of a module in TVM's local-view style, as TVM's own pass writes them.
+"""Legalize redistributions in TVM's local-view style, as the pass in TVM does.
 
 TVM's pipeline legalizes ops to PrimFuncs first, works on 1-D meshes without axis names, and
 turns ``R -> S`` into ``R.dist.redistribute_replica_to_shard``. A module is taken to be in that
@@ -30,12 +30,12 @@ _CALL_TIR = ir.Op.get("relax.dist.call_tir_local_view")
 
 
 def has_local_view(members: Sequence[Member]) -> bool:
-    """Whether a call is ``R.dist.call_tir_local_view``: only TVM's style has it."""
+    """Return whether a call is ``R.dist.call_tir_local_view``: only TVM's style has it."""
     return any(_CALL_TIR.same_as(call.op) for call in unlike_calls(members))
 
 
 def is_local_view(mod: ir.IRModule, members: Sequence[Member]) -> bool:
-    """Whether a module is written in TVM's local-view style (see the module's docstring)."""
+    """Return whether a module is written in TVM's local-view style (see the module's docstring)."""
     attrs: Any = mod.attrs or {}
     if AXES_ATTR in attrs or any(len(mesh_shape(m)) != 1 for m in meshes(mod)):
         return False
@@ -52,7 +52,7 @@ def is_local_view(mod: ir.IRModule, members: Sequence[Member]) -> bool:
 
 
 def _simple(call: ir.Call) -> bool:
-    """A redistribute that TVM's pass knows: nothing changes, or R to S, on one mesh."""
+    """Return whether TVM's pass supports a redistribute: no change, or R to S, on a mesh."""
     ty = call.args[0].ty
     if not isinstance(ty, DTensorType) or mesh_key(ty.device_mesh) != mesh_key(
         call.attrs.device_mesh

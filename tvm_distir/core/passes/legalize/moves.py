@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where a function moves values: redistributions, transfers, and sums that stay unfinished."""
+"""Legalize the data movement of a function: redistributions, transfers and partial sums."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def step_call(
 
 
 class TypedCalls:
-    """Collectives of one operand: like ones are written, and their types inferred, once.
+    """A cache of typed collective calls with a single operand.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class TypedCalls:
     def step(
         self, x: Any, mesh: Any, step: Step, before: Labels, shape: Sequence[int], op: str = "sum"
     ) -> ir.Call:
-        """Write a step, see :func:`step_call`; the call has its type."""
+        """Return the typed call of a step (see :func:`step_call`)."""
         # By handles: the nodes are kept, so that no other takes the place of one.
         key = (step, handle(mesh), before, tuple(shape), op, handle(x.ty))
         known = self._known.get(key)
@@ -91,7 +91,7 @@ class TypedCalls:
         return make_call(like.op, [x], like.attrs, like.ty_args, like.ty)
 
     def all_reduce(self, x: Any, mesh: Any, axes: Sequence[int], op: str) -> ir.Call:
-        """``R.dist.all_reduce``; the call has its type."""
+        """Return a typed ``R.dist.all_reduce`` call."""
         key = (tuple(axes), handle(mesh), op, handle(x.ty))
         known = self._known.get(key)
         if known is None:
@@ -103,7 +103,7 @@ class TypedCalls:
 
 
 class Moves:
-    """How the values of a function get from placement to placement.
+    """The redistribution of values of a function.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ class Moves:
         self.values, self.planner, self.tags, self.calls = values, planner, tags, calls
 
     def wrap(self, var: Any, value: ir.Call) -> None:
-        """``R.dist.partial``: keep what is unfinished, make partial what is complete."""
+        """Legalize ``R.dist.partial``: keep partial sums and make reduced values partial."""
         values = self.values
         axes = tuple(sorted(int(a) for a in value.attrs["mesh_axes"]))
         op = str(value.attrs["op"])
@@ -143,7 +143,7 @@ class Moves:
             return
         if source in values.raw:
             raw, made = values.raw[source]
-            # Of the call's own reductions those that are not named are completed here.
+            # Of the call's reductions those that are not named are completed here.
             kept = [a for a in axes_of(values.terms_of(raw, 0)) if a in axes or a not in made]
             leaf = values.complete(raw, 0, kept, var.name)
         else:
@@ -162,7 +162,7 @@ class Moves:
         values.bind(var, call, [terms])
 
     def redistribute(self, var: Any, value: ir.Call) -> None:
-        """``R.dist.redistribute``: the steps between two placements."""
+        """Legalize ``R.dist.redistribute`` to the steps between two placements."""
         values = self.values
         reads = values.reads.get(var, 0)
         if values.writer.dataflow and not isinstance(var, relax.DataflowVar):
@@ -238,7 +238,7 @@ class Moves:
     def _transfer(
         self, var: Any, source: Any, mesh: Any, target: Labels, keep: Sequence[int]
     ) -> None:
-        """Send from one mesh, receive on the other; partial sums are completed first."""
+        """Send on the source mesh and receive on the target mesh, after reducing partial sums."""
         values = self.values
         name = var.name
         source = values.complete(source, 0, (), name)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The pass ``LegalizeRedistribute``."""
+"""Define the pass ``LegalizeRedistribute``."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
 
 
 def _transferring(members: Sequence[Member]) -> set[str]:
-    """Names of the functions that transfer between meshes; of like calls one is looked at.
+    """Return the names of the functions that transfer between meshes.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One function from level 3 to level 4: redistributions and reductions become collectives.
+"""Rewrite a function from level 3 to level 4, with collectives for redistributions and reductions.
 
 Most bindings of a function stay as they are. Those that are alike but for the variables they
 read are looked at once (:class:`.classes.Classes`), and a binding of a class that stays, which
@@ -31,7 +31,7 @@ from .values import REDUCE, USE, WRAP, LegalizedValues
 
 
 class FunctionLegalizer:
-    """Rewrites one function.
+    """A rewriter of a function.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class FunctionLegalizer:
         return with_body(fn, fn.params, blocks, result, bool(fn.is_pure) and not values.impure)
 
     def _note_reads(self) -> None:
-        """Note how variables are read that somebody asks about: of wraps and reductions."""
+        """Record the kinds of readers of each variable, for wraps and reductions."""
         reading = self.reading
         reads = bytearray(len(reading.variables) + 1)  # the last one is of constants
         others = list(reading.reads)
@@ -111,7 +111,7 @@ class FunctionLegalizer:
                 at += 1
 
     def _bindings(self, first: int, end: int, changed: set[int]) -> int:
-        """Write those in a row that stay, or the first one; give the number of the next."""
+        """Write the next unchanged bindings, or a single binding; return the number of the next."""
         reading, last = self.reading, first
         if not self.values.impure:
             known, like = self.classes.staying, reading.like
@@ -128,7 +128,7 @@ class FunctionLegalizer:
         return last
 
     def _binding(self, number: int, changed: set[int]) -> None:
-        """Take a binding over, or write what becomes of it; ``changed`` are variables so far."""
+        """Copy or rewrite a binding; ``changed`` holds the replaced variables so far."""
         reading, values = self.reading, self.values
         like, value = reading.like[number], reading.values[number]
         written = values.writer.bindings
@@ -174,7 +174,7 @@ class FunctionLegalizer:
             leaves = self._leaves.of(new)
             values.bind(var, new, [values.terms_of(new.tuple_value, i) for i in leaves])
         elif type(value) in VARIABLES:
-            # A plain alias stays, under its own name.
+            # A plain alias stays, under its name.
             new = substitute(value, values.env)
             values.bind(var, new, [values.terms_of(new, i) for i in range(len(flat_types(var.ty)))])
         else:

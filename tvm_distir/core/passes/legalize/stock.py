@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The pass ``UseStockCollectives``: level-5 collectives as TVM's own ``R.ccl`` ops.
+"""Define the pass ``UseStockCollectives``, which replaces level-5 collectives by ``R.ccl`` ops.
 
 TVM's runtime knows all workers and, with ``num_groups`` of a Disco session, contiguous ranges of
 them of one size. So a collective can be expressed when its groups are one of the two; slices and
@@ -35,7 +35,7 @@ WORKER_ID = "runtime.disco.worker_id"
 
 @module_pass("local")
 def UseStockCollectives() -> Rewrite:
-    """Replace the ``R.dist`` collectives of a level-5 module by TVM's own ``R.ccl`` ops.
+    """Replace the ``R.dist`` collectives of a level-5 module by TVM's ``R.ccl`` ops.
 
     The result needs nothing of the plugin at run time: it runs on a Disco session of a TVM that
     has NCCL or RCCL, one worker per device, made with ``num_groups`` as the module attribute
@@ -75,14 +75,14 @@ def UseStockCollectives() -> Rewrite:
 
 
 class _GroupSizes:
-    """How many groups the session has: one number for a module."""
+    """The number of groups of the session, common to a module."""
 
     def __init__(self) -> None:
         self.count = 1
         self.first = ""
 
     def fault(self, count: int, place: str) -> str:
-        """Ask for sessions of ``count`` groups; why it cannot be, or an empty text."""
+        """Request sessions of ``count`` groups; return the conflict, or an empty text."""
         if not self.first:
             self.count, self.first = count, place
         if self.count == count:
@@ -91,7 +91,7 @@ class _GroupSizes:
 
 
 class _StockFunction:
-    """Rewrites one function."""
+    """A rewriter of a function."""
 
     def __init__(self, name: str, fn: relax.Function, groups: _GroupSizes) -> None:
         self.name, self.fn, self.groups = name, fn, groups
@@ -151,7 +151,7 @@ class _StockFunction:
         return self.writer.emit(value, str(self.var.name))
 
     def in_group(self, call: ir.Call) -> tuple[bool, int]:
-        """Whether a collective runs in Disco's groups (else over all workers), and their size."""
+        """Return whether a collective runs in Disco's groups (else all workers), and their size."""
         mesh, axes = call.attrs["device_mesh"], call_axes(call)
         groups = axis_groups(mesh, axes)
         count, size = len(groups), len(groups[0])
@@ -168,7 +168,7 @@ class _StockFunction:
         return True, size
 
     def position(self, call: ir.Call) -> Any:
-        """My place in the group, as an expression of the worker's number."""
+        """Return the position in the group, as an expression of the worker number."""
         mesh, axes = call.attrs["device_mesh"], call_axes(call)
         sizes, ids = mesh_shape(mesh), mesh_devices(mesh).ravel().tolist()
         if ids != list(range(ids[0], ids[0] + len(ids))):
@@ -233,7 +233,7 @@ class _StockFunction:
 
 
 def _neutral(kind: str, dtype: str) -> Any:
-    """Neutral element of shape (1,) (scalars that are not finite have no text)."""
+    """Return the neutral element of shape (1,) (scalars that are not finite have no text)."""
     base = np.dtype("float32" if dtype == "bfloat16" else dtype)
     if kind in ("sum", "prod"):
         return np.array([kind == "prod"]).astype(base)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of a function being legalized: what is unfinished, and completing it."""
+"""Track the partial sums of a function's variables during legalization, and complete them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Leaf = tuple[Any, int]
 
 
 class TransferTags:
-    """Numbers the transfers of a module."""
+    """A counter of the transfers of a module."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -39,7 +39,7 @@ WRAP, REDUCE, USE = 1, 2, 4
 
 
 class LegalizedValues:
-    """What is known of a function's variables, and where new ones are bound.
+    """The state of a function's variables, and the writer of new bindings.
 
     Parameters
     ----------
@@ -82,25 +82,25 @@ class LegalizedValues:
         self.written = impure
 
     def open_block(self, dataflow: bool) -> None:
-        """Begin a block: what the last one has finished is out of sight."""
+        """Begin a block; values reduced in the previous block are no longer visible."""
         self.writer = BlockWriter(self.builder, dataflow)
         self._finished.clear()
 
     def is_changed(self, var: Any) -> bool:
-        """Whether what reads a variable cannot be taken as it is."""
+        """Return whether the readers of a variable have to be rewritten."""
         return var in self.env or (bool(self.terms) and self.has_terms(var))
 
     def has_terms(self, var: Any) -> bool:
-        """Whether a variable, or what takes its place, is an unfinished reduction."""
+        """Return whether a variable, or its replacement, is a partial sum."""
         var = self.env.get(var, var)
         return any(self.terms.get((var, i)) for i in range(len(flat_types(var.ty))))
 
     def fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
-        """Error about a binding."""
+        """Return the error about a binding."""
         return LoweringError(code, what, place=place_of(self.name, var, value), remedy=remedy)
 
     def _own(self, var: Any) -> Any:
-        """Variable that takes the place of ``var`` (dataflow variables end with their block)."""
+        """Return the variable that replaces ``var`` (dataflow variables end with their block)."""
         if self.impure and isinstance(var, relax.DataflowVar):
             new = relax.Var(var.name, var.ty)
             self.env[var] = new
@@ -119,7 +119,7 @@ class LegalizedValues:
                 self.terms[(target, i)] = terms
 
     def bind(self, var: Any, value: Any, terms: Sequence[Terms] = ()) -> Any:
-        """Bind a value whose leaves have the terms; return the variable."""
+        """Bind a value whose leaves are partial sums as given; return the variable."""
         target = self._own(var)
         self.writer.bind(target, value)
         for i, partial in enumerate(terms):
@@ -127,11 +127,11 @@ class LegalizedValues:
         return target
 
     def terms_of(self, expr: Any, number: int) -> Terms:
-        """Unfinished reductions of a leaf of an expression."""
+        """Return the partial axes of a leaf of an expression."""
         return self.terms.get((expr, number), ()) if type(expr) in VARIABLES else ()
 
     def complete(self, expr: Any, number: int, keep: Sequence[int], name: str) -> Any:
-        """Leaf of an expression, finished along all axes but ``keep`` (a variable or constant)."""
+        """Return a leaf of an expression, reduced along all axes but ``keep``."""
         terms = self.terms_of(expr, number)
         due = without(terms, keep)
         leaf = expr
@@ -167,7 +167,7 @@ class LegalizedValues:
         return value
 
     def demand(self, arg: Any, wanted: Sequence[tuple[int, ...]], mesh: Any = None) -> Any:
-        """Give an argument whose leaves are partial along exactly the wanted axes."""
+        """Return an argument whose leaves are partial along exactly the wanted axes."""
         leaves = list(leaves_of(arg))
         new, changed = [], False
         for (expr, number, _), axes in zip(leaves, wanted):

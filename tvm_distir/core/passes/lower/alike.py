@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Bindings of a function that are like others: written from their templates."""
+"""Write repeated bindings of a function from templates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .values import LocalValues
 
 
 class LikeBindings:
-    """Writes bindings of a function for which there are templates, and keeps new ones.
+    """A writer of bindings that have templates, which also stores new templates.
 
     What it knows of a variable ``values`` hears of when a binding that reads it is visited
     (:meth:`recall`): most are read by bindings that have templates too.
@@ -48,7 +48,7 @@ class LikeBindings:
         self._numbers: list[int | None] = [None] * len(reading.variables)
 
     def write(self, first: int, end: int) -> int:
-        """Write the local forms of bindings in a row as those of ones like them.
+        """Write the local forms of consecutive bindings from templates.
 
         Returns the number of the first for which there was none, ``end`` if there was for all.
         """
@@ -76,7 +76,7 @@ class LikeBindings:
         return end
 
     def _alias(self, number: int, used: Sequence[int]) -> bool:
-        """Write another name of a variable, if a binding is that."""
+        """Write the alias of a variable, if a binding is an alias."""
         values, reading = self.values, self.reading
         if reading.kinds[number] != ALIAS or used[0] < 0 or self.locals[used[0]] is None:
             return False
@@ -106,7 +106,7 @@ class LikeBindings:
         return (self.reading.like[number], *[states[n] if n >= 0 else -1 for n in used])
 
     def recall(self, used: Sequence[int]) -> None:
-        """Tell ``values`` of variables, by their numbers."""
+        """Pass variables, by their numbers, to ``values``."""
         for n in used:
             state = self._states[n] if n >= 0 else None
             if state is not None:
@@ -128,14 +128,14 @@ class LikeBindings:
             self.know(place, local, values.state(var))
 
     def _constants(self, value: Any, template: Template) -> list[Any]:
-        """Local forms of the constants that a value holds."""
+        """Return the local forms of the constants that a value holds."""
         recast, types = self.values.recast, template.constant_types
         constants = template.constants(value)
         return [recast(c, ty) for c, ty in zip(constants, types, strict=True)]
 
     @staticmethod
     def _reads_data(value: Any, used: Sequence[int]) -> bool:
-        """Whether the local form of a value may depend on the data of its constants."""
+        """Return whether the local form of a value may depend on the data of its constants."""
         if -1 not in used or type(value) is not ir.Call or dist_op_name(value) is not None:
             return False
         if type(value.op) is not ir.Op:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One binding after the other from level 4 to level 5."""
+"""Lower each binding of a function from level 4 to level 5."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REPLICA_TO_SHARD = "relax.dist.redistribute_replica_to_shard"
 
 
 class Bindings:
-    """Lowers bindings one by one.
+    """A lowering of individual bindings.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Bindings:
         return values.number in where
 
     def _fields(self, value: Any) -> list[Any] | None:
-        """Fields of what is a tuple over several meshes; None for other values."""
+        """Return the fields of what is a tuple over several meshes; None for other values."""
         values = self.values
         if isinstance(value, relax.Tuple):
             return list(value.fields)
@@ -71,7 +71,7 @@ class Bindings:
         return values.tuples.get(value) if isinstance(value, ir.Var) else None
 
     def _let_out(self, fields: Iterable[Any]) -> None:
-        """What a tuple that spans meshes takes out of its dataflow block leaves it one by one."""
+        """Export the fields of a tuple that spans meshes from its dataflow block."""
         values = self.values
         for field in fields:
             if isinstance(field, relax.Tuple):

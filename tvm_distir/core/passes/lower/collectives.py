@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives at level 5: padding is put before a cut, and cut off after a join."""
+"""Write level-5 collectives with padding before a split and slicing after a concatenation."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def parted(writer: BlockWriter, x: Any, dim: int, parts: Sequence[int], name: st
 def joined(
     writer: BlockWriter, call: Any, dim: int, parts: Sequence[int], size: int, name: str
 ) -> Any:
-    """Leave the padding out of shards that lie one behind the other: :func:`parted` undone."""
+    """Leave the padding out of shards that lie consecutively: :func:`parted` undone."""
     call = writer.builder.normalize(call)
     if int(call.ty.shape[dim]) == size:
         return call
@@ -90,7 +90,7 @@ def joined(
 def sliced(
     writer: BlockWriter, x: Any, mesh: Any, labels: Sequence[int], whole: Sequence[int], name: str
 ) -> Any:
-    """My shard of a whole local tensor (a constant): one slice per dim."""
+    """Slice the device's shard out of a full local tensor (a constant)."""
     sizes = [int(n) for n in mesh.shape]
     for dim in range(len(whole)):
         axes = [a for a, label in enumerate(labels) if label == dim and sizes[a] > 1]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One function, for one mesh, from level 4 to level 5."""
+"""Lower a function for a mesh from level 4 to level 5."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Output(NamedTuple):
 
 
 class LocalFunction:
-    """Lowers one function for one mesh.
+    """A lowering of a function for a mesh.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class LocalFunction:
                 self.alike.know(position, local, complete, number)
 
     def _entry_param(self, position: int, param: Any) -> None:
-        """Parameters of an entry are tensors on its mesh; tuples are taken apart."""
+        """Write the parameters of an entry: tensors on its mesh, with flattened tuples."""
         values = self.values
         if not is_tensors(param.ty):
             raise LoweringError(
@@ -175,7 +175,7 @@ class LocalFunction:
             values.env[param] = value
 
     def _result(self) -> Any:
-        """Result expression, after checking that it is as finished as the boundary says."""
+        """Return the result, after checking that it is reduced as the boundary declares."""
         values, reading = self.values, self.reading
         result = self.fn.body.body
         wanted = attribute_axes(self.fn, "results")
@@ -224,7 +224,7 @@ class LocalFunction:
         return typed(relax.Tuple(mine), relax.TupleType([v.ty for v in mine]))
 
     def _item(self, value: Any, number: int) -> Any:
-        """Flattened leaf of a (nested) local tuple."""
+        """Return the flattened leaf of a (nested) local tuple."""
         values = self.values
         for i, part_ty in enumerate(value.ty.fields):
             count = len(flat_types(part_ty))
@@ -244,7 +244,7 @@ class LocalFunction:
         )
 
     def _open_tuples(self, expr: Any) -> list[tuple[Any, int, Any]]:
-        """Leaves of a result, tuples that span meshes opened."""
+        """Return the leaves of a result, tuples that span meshes opened."""
         values = self.values
         if isinstance(expr, relax.Tuple):
             return [x for f in expr.fields[:] for x in self._open_tuples(f)]
@@ -278,7 +278,7 @@ class LocalFunction:
         return with_body(self.fn, self.params, kept, result, pure)
 
     def _binding(self, number: int) -> None:
-        """Write the local form of a binding that is like none before it."""
+        """Write the local form of a binding that has no template."""
         reading, written = self.reading, self.values.writer.bindings
         before = len(written)
         self.alike.recall(reading.used(number))

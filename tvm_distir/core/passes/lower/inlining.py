@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Private functions that work on several meshes are inlined, so that entries can part."""
+"""Inline private functions that span several meshes, so that entries can be split by mesh."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvm_distir.core.rewriting.writer import with_body
 
 
 class _Splicer:
-    """Writes one function anew, with the bodies of some callees in place of their calls."""
+    """A writer of a function with some callees inlined."""
 
     def __init__(self, bodies: Mapping[str, relax.Function], first_tag: int) -> None:
         self.bodies = bodies
@@ -27,7 +27,7 @@ class _Splicer:
         self.moved: dict[Any, Any] = {}
 
     def copy(self, fn: relax.Function, name: str, env: dict[Any, Any], inner: bool) -> Any:
-        """Append a body; return its result. Transfers of an inner body get tags of their own.
+        """Append a body; return its result. Transfers of an inner body get separate tags.
 
         What calls share, such as a mask, is sent once: later transfers of a value between the
         same meshes, with the same placements, are those of the first one.
@@ -66,7 +66,7 @@ class _Splicer:
 
 
 def _transfer(call: Any) -> Any:
-    """What tells two transfers apart, tags aside; None for what is none."""
+    """Return what tells two transfers apart, tags aside; None for what is none."""
     kind = dist_op_name(call)
     if kind not in ("send", "recv"):
         return None
@@ -77,7 +77,7 @@ def _transfer(call: Any) -> Any:
 
 
 def _item(value: Any) -> Any:
-    """The field itself where a call site's tuple took the place of a tuple parameter."""
+    """Return the field itself where a call site's tuple took the place of a tuple parameter."""
     if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):
         return value.tuple_value.fields[int(value.index)]
     return value

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules in TVM's local view: inputs are spread from worker 0 inside each function.
+"""Lower modules in TVM's local view, in which each function scatters its inputs from worker 0.
 
 TVM's pass of the same name takes a 1-D mesh, whole inputs on worker 0 and PrimFuncs of local
 shapes; it scatters or broadcasts every input and turns ``call_tir_local_view`` into
@@ -30,7 +30,7 @@ _CACHES = {
 
 
 def _shard_type(ty: Any, place: str) -> Any:
-    """Type of one shard; other types as they are."""
+    """Return the type of a shard; other types as they are."""
     if isinstance(ty, relax.TupleType):
         return relax.TupleType([_shard_type(t, place) for t in ty.fields])
     if not isinstance(ty, DTensorType):
@@ -49,7 +49,7 @@ def _whole_type(ty: Any) -> Any:
 
 
 class _Lowering:
-    """Rewrites one function."""
+    """A rewriter of a function."""
 
     def __init__(self, name: str, fn: relax.Function) -> None:
         self.name, self.fn = name, fn

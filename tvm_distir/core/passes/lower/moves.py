@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives and transfers from level 4 to level 5."""
+"""Lower collectives and transfers from level 4 to level 5."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .values import LocalValues
 
 
 class LocalMoves:
-    """Lowers the bindings of ``R.dist`` ops.
+    """A lowering of the bindings of ``R.dist`` ops.
 
     Parameters
     ----------
@@ -95,5 +95,5 @@ class LocalMoves:
 
 
 def _sum_like(kind: str, attrs: Any) -> bool:
-    """Whether zeros in the padding stay zeros through a collective."""
+    """Return whether zeros in the padding stay zeros through a collective."""
     return kind not in ("all_reduce", "reduce_scatter", "partial") or str(attrs["op"]) == "sum"

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of ops from level 4 to level 5: what a device computes of them."""
+"""Lower calls of ops from level 4 to level 5, as the local computation of a device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .values import LocalValues
 
 
 class OpCalls:
-    """Lowers calls of ops.
+    """A lowering of calls of ops.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class OpCalls:
             ) from error
 
     def _handed(self, var: Any, value: ir.Call, form: Any, operands: Sequence[Any]) -> Terms:
-        """Terms that the call carries; everything unfinished must be carried."""
+        """Return the terms that the call carries; everything unfinished must be carried."""
         values = self.values
         have = [values.terms_of(e, n) for e, n, _ in operands]
         if not any(have):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of packed functions on shards: each device calls the function on its own objects."""
+"""Lower calls of packed functions, which each device calls on its local objects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Label = int | None
 def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
     """Write the local form of a call of a packed function.
 
-    Tensors become shards, arguments that state a shape are cut as the tensor they speak of. An
+    Tensors become shards, arguments that state a shape are sharded as the tensor they speak of. An
     object has no placement of its own: what it holds lies as the function's rule ties it to the
     tensors around it.
 
@@ -109,7 +109,7 @@ def _argument(
     types_of: dict[str, list[Any]],
     shard: Callable[[Any], Shard],
 ) -> Any:
-    """Local form of one argument."""
+    """Return the local form of a argument."""
     if not isinstance(arg, relax.ShapeExpr):
         scalar = isinstance(arg, ir.StringImm | tirx.IntImm | tirx.FloatImm)
         return arg if scalar else values.local(arg)

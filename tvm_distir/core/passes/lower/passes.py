@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The pass ``LowerDistIR`` and the order in which a module's functions are lowered."""
+"""Define the pass ``LowerDistIR`` and the order in which it lowers functions."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from .values import Context, LocalValues
 
 @module_pass("legalized", "local")
 def LowerDistIR() -> Rewrite:
-    """Give every device its own program.
+    """Give every device its program.
 
-    Each DTensor becomes a Tensor of the shape of one (padded) shard, each public function one
+    Each DTensor becomes a Tensor of the shape of a (padded) shard, each public function one
     entry function per mesh it works on, with the attribute ``dist.io``; where meshes share
     devices, one for all devices that belong to the same meshes (:mod:`.sharing`). Private
     functions stay, unless they work on several meshes: those are inlined first.
@@ -60,7 +60,7 @@ def LowerDistIR() -> Rewrite:
 
 
 def _meshes_of(member: Member, context: Context) -> list[int]:
-    """Meshes that a function works on, sorted; equal types are looked at once."""
+    """Return the meshes that a function works on, sorted; equal types are looked at once."""
     known = context.meshes.get(member.name)
     if known is None:
         reading = member.reading
@@ -72,7 +72,7 @@ def _meshes_of(member: Member, context: Context) -> list[int]:
 
 
 def _mixed(members: Sequence[Member], context: Context) -> list[str]:
-    """Private functions that work on several meshes, themselves or in what they call."""
+    """Return the private functions that work on several meshes, directly or through callees."""
     where: dict[str, set[int]] = {}
     for member in members:
         if is_private(member.fn):
@@ -151,7 +151,7 @@ def _context(mod: ir.IRModule) -> Context:
 def _entries(
     context: Context, member: Member, where: Sequence[int], infos: Sequence[Any]
 ) -> dict[Any, relax.Function]:
-    """Entries of a public function, one for each class of devices."""
+    """Return the entries of a public function for each class of devices."""
     name = member.name
     indices = input_index_ranges(context.mod, member.fn)
     parts = {n: _part(LocalValues(context, name, n, infos[n]), member, indices) for n in where}
@@ -169,7 +169,7 @@ def _entries(
 def _part(
     values: LocalValues, member: Member, indices: Mapping[tuple[int, str], IndexRange]
 ) -> relax.Function:
-    """What a public function does on one mesh, with ``dist.io``."""
+    """Return the part of a public function on a mesh, with ``dist.io``."""
     fn = member.fn
     lowered = LocalFunction(values, fn, member.reading, entry=True)
     new = lowered.run()
@@ -199,7 +199,7 @@ def _part(
 
 
 class _Described:
-    """What ``dist.io`` says of types, of each once.
+    """The cache of ``dist.io`` descriptions of types.
 
     Attributes
     ----------
@@ -212,7 +212,7 @@ class _Described:
         self._known: dict[tuple[int, str, IndexRange | None], int] = {}
 
     def number(self, ty: Any, like: int, role: str = "", allowed: IndexRange | None = None) -> int:
-        """Number of what is said of a type, whose own number is ``like``, in a role."""
+        """Return the number of the description of type ``like`` in a role."""
         number = self._known.get((like, role, allowed))
         if number is not None:
             return number

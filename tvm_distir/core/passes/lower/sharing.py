@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Meshes that share devices: one entry function for all devices of the same meshes.
+"""Merge the entries of meshes that share devices into an entry per class of devices.
 
 A device runs one program. So the entries that a public function has on the meshes of a device
 are put together, in the order in which the function itself sends and receives. Devices that
@@ -50,7 +50,7 @@ class DeviceClass:
 
 
 def device_classes(meshes: Sequence[Any], where: Sequence[int]) -> list[DeviceClass]:
-    """Classes of the devices of some meshes, in order of the first mesh, then of its devices.
+    """Return the classes of devices of meshes, in order of the first mesh, then of its devices.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def device_classes(meshes: Sequence[Any], where: Sequence[int]) -> list[DeviceCl
 
 
 def entry_names(name: str, meshes: Sequence[Any], classes: Sequence[DeviceClass]) -> list[str]:
-    """Names of the entries of a public function: ``main``, or ``main_mesh0``, ``main_mesh0_2``.
+    """Return the names of the entries of a public function, such as ``main_mesh0_2``.
 
     Of meshes of the same devices the first gives its number.
     """
@@ -100,7 +100,7 @@ def _transfer(value: Any) -> Transfer | None:
 
 
 def transfer_order(reading: FunctionView) -> dict[Transfer, int]:
-    """Position of every send and receive of a level-4 function among them."""
+    """Return the position of every send and receive of a level-4 function among them."""
     transfers = [
         _transfer(value) for kind, value in zip(reading.kinds, reading.values) if kind == OP_CALL
     ]
@@ -108,7 +108,7 @@ def transfer_order(reading: FunctionView) -> dict[Transfer, int]:
 
 
 def _segments(fn: relax.Function, order: dict[Transfer, int]) -> list[tuple[int, list[Any]]]:
-    """Blocks of a level-5 function up to each transfer, with the transfer's position."""
+    """Return the blocks of a level-5 function up to each transfer, with the transfer's position."""
     out: list[tuple[int, list[Any]]] = []
     blocks: list[Any] = []
     for block in fn.body.blocks:
@@ -129,7 +129,7 @@ def _segments(fn: relax.Function, order: dict[Transfer, int]) -> list[tuple[int,
 
 
 def _items(fn: relax.Function, side: str, mesh: Any, home: int) -> list[dict[str, Any]]:
-    """Ports of an entry; those that do not lie on the mesh of the merged one say where."""
+    """Return the ports of an entry; those on another mesh than the merged entry name it."""
     fn_mesh = int(fn.attrs[IO_ATTR]["mesh"])
     data_count = int(fn.attrs[NUM_INPUT_ATTR]) if NUM_INPUT_ATTR in fn.attrs else None
     items = []
@@ -192,7 +192,7 @@ def merged(
 
 
 def _results(parts: Sequence[relax.Function]) -> Any:
-    """What an entry returns: the results of its parts, one after the other."""
+    """Return the results of an entry: those of its parts in order."""
     if len(parts) == 1:
         return parts[0].body.body
     results: list[Any] = []

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The local form of a binding, from which those of others like it are written."""
+"""Define the template from which the local forms of equal bindings are written."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Key = tuple[int | None, ...]
 
 
 class State(NamedTuple):
-    """What is known of a variable's leaves, see :class:`.values.LocalValues`."""
+    """The state of the leaves of a variable (see :class:`.values.LocalValues`)."""
 
     terms: tuple[Terms, ...]
     zero: tuple[bool, ...]
 
 
 class Constant(NamedTuple):
-    """Stands for a constant among the operands, by its number among these.
+    """A placeholder of a constant, by its number among the constants.
 
     ``ty`` is the type of its local form; None where that is the constant itself.
     """
@@ -44,7 +44,7 @@ class Constant(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Stands for a tuple."""
+    """A placeholder of a tuple."""
 
     parts: tuple[Any, ...]
     ty: Any
@@ -84,7 +84,7 @@ class Template:
 
     @staticmethod
     def of(new: Any, old: Any, parts: tuple[Any, ...], state: State, number: int) -> Template:
-        """Template of a value, a Call, TupleGetItem or Tuple, which it does not keep."""
+        """Return the template of a value, a Call, TupleGetItem or Tuple, which it does not keep."""
         if type(new) is ir.Call:
             same = dist_op_name(new) is not None and type(old) is ir.Call
             same = same and tvm_ffi.structural_equal(new.attrs, old.attrs)
@@ -95,25 +95,25 @@ class Template:
 
     @functools.cached_property
     def constant_types(self) -> list[Any]:
-        """Types of the local forms of its constants, in order."""
+        """Return the types of the local forms of its constants, in order."""
         return [part.ty for part in _flat(self.parts) if type(part) is Constant]
 
     def constants(self, old: Any) -> list[Any]:
-        """Constants among the operands of a value at level 4, in order."""
+        """Return the constants among the operands of a value at level 4, in order."""
         if self._constants is None or type(old) is not ir.Call:
             return list(_constants_of(old))
         return [argument(old, i) for i in self._constants]
 
     @functools.cached_property
     def _constants(self) -> list[int] | None:
-        """Which arguments of a call are constants; None where they are found by looking."""
+        """Return which arguments of a call are constants; None where they are found by looking."""
         if self.op is None or any(type(part) is Fields for part in self.parts):
             return None
         return [i for i, part in enumerate(self.parts) if type(part) is Constant]
 
     @property
     def is_own(self) -> bool:
-        """Whether it holds what is of its module: a function, a mesh, a constant's data."""
+        """Return whether it refers to its module: a function, a mesh or constant data."""
         op = self.op
         if any(type(x) in OWN for x in _flat(self.parts)):
             return True
@@ -126,7 +126,7 @@ class Template:
         return any(ty.vdevice is not None for ty in tensors)
 
     def value(self, old: Any, operands: Sequence[Any], constants: Sequence[Any]) -> Any:
-        """Write the value once more.
+        """Instantiate the template.
 
         Parameters
         ----------
@@ -169,7 +169,7 @@ def _filled(part: Any, operands: Sequence[Any], constants: Sequence[Any]) -> Any
 
 
 def _constants_of(value: Any) -> Iterator[Any]:
-    """Constants among the operands of a value, in order."""
+    """Return the constants among the operands of a value, in order."""
     if type(value) is ir.GenericConst:
         yield value
     elif type(value) in (ir.Call, relax.Tuple):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Bindings that are alike are lowered once: the local form of the first serves them all.
+"""Lower equal bindings once: the local form of the first serves them all.
 
 Two bindings are alike when they are the same but for the variables they read
 (:attr:`~.Reading.like`) and what is known of these, their *states*, is the same.
@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 
 class Templates:
-    """Templates for one mesh.
+    """Templates for a mesh.
 
     Keys are the class of the binding and the numbers of the states of what it reads; a constant
     has the number -1.
@@ -40,16 +40,16 @@ class Templates:
         self._own: dict[Key, Template] = {}
 
     def find(self, key: Key) -> Template | None:
-        """The template of a key, if there is one."""
+        """Return the template of a key, if there is one."""
         return self.shared.get(key) or self._own.get(key)
 
     def number(self, state: State) -> int:
-        """Number of a state."""
+        """Return the number of a state."""
         number = self._states.get(state)
         return self._states.setdefault(state, next(_numbers)) if number is None else number
 
     def keep(self, key: Key, old: Any, new: Any, operands: Sequence[Any], state: State) -> None:
-        """Keep what a binding became.
+        """Store the lowered form of a binding.
 
         Nothing is kept where that does not follow from the operands alone.
 
@@ -72,14 +72,14 @@ class Templates:
 
 
 class _Parts:
-    """Finds the operands of a call among the arguments of its local form."""
+    """A matcher of the operands of a call with the arguments of its local form."""
 
     def __init__(self, operands: Sequence[Any]) -> None:
         self.operands = operands
         self.constants = sum(x is None for x in operands)
 
     def of(self, old: Any, new: Any) -> tuple[Any, ...] | None:
-        """Parts of the local form; None where one of them is neither operand nor literal."""
+        """Return the parts of the local form; None if a part is neither operand nor literal."""
         mine, theirs = _arguments(new), _arguments(old)
         aligned = len(mine) == len(theirs) and self._positions(theirs)
         if aligned:
@@ -96,7 +96,7 @@ class _Parts:
         return sum(_count(a) for a in args) == len(self.operands)
 
     def _aligned(self, new: Any, old: Any, at: list[int]) -> Any:
-        """Part for an argument that stands where it stood; None where something else does."""
+        """Return the part of an argument at its original position; None if another is there."""
         kind = type(old)
         if kind in VARIABLES or kind is ir.GenericConst:
             operand = self.operands[at[0]]
@@ -117,7 +117,7 @@ class _Parts:
         return None if _count(new) else new
 
     def _searched(self, new: Any) -> Any:
-        """Part for an argument wherever it came from; None where that is not one operand."""
+        """Return the part of an argument at any position; None if it is no single operand."""
         if type(new) in VARIABLES:
             matches = [i for i, x in enumerate(self.operands) if new.same_as(x)]
             return matches[0] if len(matches) == 1 else None
@@ -142,7 +142,7 @@ def _arguments(value: Any) -> list[Any]:
 
 
 def _count(arg: Any) -> int:
-    """How many variables and constants an argument mentions."""
+    """Return how many variables and constants an argument mentions."""
     if type(arg) is relax.Tuple:
         return sum(_count(field) for field in arg.fields[:])
     return int(type(arg) in VARIABLES or type(arg) is ir.GenericConst)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Local forms of types, constants and variables of one function on one mesh."""
+"""Convert types, constants and variables of a function to their local forms on a mesh."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .templates import Templates
 
 @dataclass
 class Context:
-    """What all functions of a module share.
+    """The context that all functions of a module share.
 
     Attributes
     ----------
@@ -65,13 +65,13 @@ class Context:
     _local_types: dict[int, dict[int, Any]] = field(default_factory=dict)
 
     def templates_on(self, number: int) -> Templates:
-        """Local forms for a mesh."""
+        """Return the local forms for a mesh."""
         if number not in self.templates:
             self.templates[number] = Templates(learned(("local forms", self.keys[number])))
         return self.templates[number]
 
     def local_types_on(self, number: int) -> dict[int, Any]:
-        """Types of a device's parts on a mesh, those of all modules.
+        """Return the types of a device's parts on a mesh, those of all modules.
 
         They go by the number of the tensor type at level 4, :attr:`.native.Reading.types`.
         """
@@ -80,7 +80,7 @@ class Context:
         return self._local_types[number]
 
     def mesh_number(self, mesh: Any) -> int:
-        """Position of a mesh in the module."""
+        """Return the position of a mesh in the module."""
         for other, number in self.known:
             if other == mesh.__chandle__():
                 return number
@@ -95,13 +95,13 @@ class Context:
         return self.known[-1][1]
 
     def meshes_of(self, ty: Any) -> list[int]:
-        """Meshes a type's DTensors lie on, sorted."""
+        """Return the sorted meshes of the DTensors of a type."""
         meshes = {self.mesh_number(t.device_mesh) for t in flat_types(ty) if type(t) is DTensorType}
         return sorted(meshes)
 
 
 class LocalValues:
-    """What is known of a function's variables, and where new ones are bound.
+    """The state of a function's variables, and the writer of new bindings.
 
     Parameters
     ----------
@@ -129,18 +129,18 @@ class LocalValues:
         self.writer = BlockWriter(self.builder, False)
 
     def open_block(self, dataflow: bool) -> None:
-        """Begin a block: what was written for readers of the last one is out of sight."""
+        """Begin a block; expressions written in the previous block are no longer visible."""
         self.writer = BlockWriter(self.builder, dataflow)
         self.constants.clear()
         self.memo.clear()
         self.foldable.clear()
 
     def fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
-        """Error about a binding."""
+        """Return the error about a binding."""
         return LoweringError(code, what, place=place_of(self.name, var, value), remedy=remedy)
 
     def level_fault(self, what: str, var: Any, value: Any) -> LevelError:
-        """Error about a module that is not at level 4."""
+        """Return the error about a module that is not at level 4."""
         return LevelError(
             "DIST0451",
             what,
@@ -161,7 +161,7 @@ class LocalValues:
             )
 
     def shard_of(self, ty: Any, place: str) -> Shard:
-        """Shard of a level-4 tensor type on this mesh."""
+        """Return the shard of a level-4 tensor type on this mesh."""
         known = self.shards.get(handle(ty))
         if known is not None:
             return known[1]
@@ -182,7 +182,7 @@ class LocalValues:
         return layout
 
     def local_type(self, ty: Any, place: str) -> Any:
-        """Level-5 type of a level-4 type."""
+        """Return the level-5 type of a level-4 type."""
         if isinstance(ty, relax.TupleType):
             return relax.TupleType([self.local_type(t, place) for t in ty.fields])
         if isinstance(ty, DTensorType):
@@ -228,7 +228,7 @@ class LocalValues:
                 self.zero[(var, i)] = True
 
     def state(self, var: Any) -> State:
-        """What is known of a variable."""
+        """Return what is known of a variable."""
         count = len(flat_types(var.ty))
         return State(
             tuple([self.terms.get((var, i), ()) for i in range(count)]),
@@ -244,17 +244,17 @@ class LocalValues:
                 self.zero[(var, i)] = True
 
     def terms_of(self, expr: Any, number: int) -> Terms:
-        """Unfinished reductions of a leaf of an expression."""
+        """Return the partial axes of a leaf of an expression."""
         return self.terms.get((expr, number), ()) if type(expr) in VARIABLES else ()
 
     def zero_of(self, expr: Any, number: int) -> bool:
-        """Whether the padding of a leaf is known to hold zeros."""
+        """Return whether the padding of a leaf is known to hold zeros."""
         if isinstance(expr, ir.GenericConst):
             return True
         return self.zero.get((expr, number), False)
 
     def constant(self, expr: Any, labels: Labels) -> Any:
-        """Local form of a constant: itself, or my slice of it."""
+        """Return the local form of a constant: itself, or my slice of it."""
         shape = static_shape(expr.ty)
         if shape is None:
             raise LoweringError(
@@ -272,14 +272,14 @@ class LocalValues:
         return self.constants[key]
 
     def recast(self, expr: Any, ty: Any) -> Any:
-        """Local form of a whole constant: itself, or with a local type."""
+        """Return the local form of a full constant: itself, or with a local type."""
         key = (handle(expr), (R,) * len(self.sizes))
         if key not in self.constants:
             self.constants[key] = expr if ty is None else ir.GenericConst(expr.value, ty)
         return self.constants[key]
 
     def local(self, expr: Any) -> Any:
-        """Local form of an expression in normal form whose constants are whole."""
+        """Return the local form of an expression in normal form whose constants are whole."""
         if type(expr) in VARIABLES:
             return self._variable(expr)
         if isinstance(expr, ir.GenericConst):

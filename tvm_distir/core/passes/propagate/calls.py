@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls written anew, with operands in their forms and types that say the placements."""
+"""Rewrite calls with redistributed operands and DTensor types."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ CREATED = {"relax.zeros": 0, "relax.ones": 1}
 
 
 class Calls:
-    """Writes calls of ops and of the module's functions.
+    """A writer of calls of ops and of functions of the module.
 
     Parameters
     ----------
     values : PlacedValues
-        Of the specialisation.
+        Of the specialization.
     operands : Operands
         Of it.
     results : CallResults
         Of it.
     callees : mapping of node number to GlobalVar
-        The specialisations that it calls.
+        The specializations that it calls.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Calls:
         self.callees = callees
 
     def function_call(self, k: int, old: ir.Call, ty: Any) -> Any:
-        """Node k, a call of a function of the module; ``ty`` is the type of its result."""
+        """Rewrite node k, a call of a function of the module; ``ty`` is its result type."""
         args = self.operands.arguments(k, old.args)
         return make_call(self.callees[k], args, old.attrs, [], ty)
 
     def op_call(self, k: int, old: ir.Call, ty: Any) -> Any:
-        """Node k, a call of an op; ``ty`` is the type of its result."""
+        """Rewrite node k, a call of an op; ``ty`` is the type of its result."""
         args, op, results = self.operands.arguments(k, old.args), old.op, self.results
         if type(op) is relax.ExternFunc or handle(op) in PACKED_HANDLES:
             types = [results.field_type(k, j, t) for j, t in enumerate(old.ty_args)]
@@ -73,7 +73,7 @@ class Calls:
         return make_call(op, args, old.attrs, old.ty_args, ty)
 
     def _created(self, k: int, old: ir.Call) -> Any:
-        """A tensor made from nothing, from a placed constant.
+        """Create a tensor from a placed constant.
 
         TVM gives a call without a tensor operand a plain type: as a DTensor it could not be
         parsed back. ``zeros`` and ``ones`` become ``full``, ``arange`` a constant.

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Operands of rewritten calls: every tensor in the form its call wants."""
+"""Give the operands of rewritten calls the placements that the calls require."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from .values import PlacedValues
 
 
 class Operands:
-    """Converts operands, constants and values of other meshes.
+    """A converter of operands, constants and values of other meshes.
 
     Parameters
     ----------
     values : PlacedValues
-        Of the specialisation.
+        Of the specialization.
     """
 
     def __init__(self, values: PlacedValues) -> None:
         self.values = values
 
     def operand(self, k: int, i: int, old: Any, name: str | None = None, var: Any = None) -> Any:
-        """Operand i of node k in the form the node wants."""
+        """Return operand i of node k in the placement that the node requires."""
         values = self.values
         g = values.g
         v = g.nodes[k].operands[i]
@@ -56,7 +56,7 @@ class Operands:
         return values.in_form(v, form, name, var)
 
     def constant(self, k: int, i: int, old: Any) -> Any:
-        """Operand i of node k, a constant, in the form the node wants."""
+        """Return operand i of node k, a constant, in the placement that the node requires."""
         values = self.values
         g, inst = values.g, values.inst
         node = g.nodes[k]
@@ -96,7 +96,7 @@ class Operands:
         values.note_arrival(v, moved)
 
     def arguments(self, k: int, args: Sequence[Any]) -> list[Any]:
-        """All arguments of a call, tensors in their wanted forms."""
+        """Return all arguments of a call, with tensors in the required placements."""
         values, count, arguments = self.values, itertools.count(), list[Any]()
         g, exprs, operands = values.g, values.exprs, values.g.nodes[k].operands
         for old in elements(args):
@@ -114,7 +114,7 @@ class Operands:
         return arguments
 
     def _argument(self, k: int, old: Any, count: Iterator[int]) -> Any:
-        """One argument; ``count`` numbers the flat operands."""
+        """Return an argument; ``count`` numbers the flat operands."""
         if handle(old) in self.values.g.tensors:
             return self.operand(k, next(count), old)
         ty = old.ty
@@ -125,7 +125,7 @@ class Operands:
         return self.operand(k, next(count), old) if carries_value(ty) else old
 
     def _unchanged_tuple(self, old: Any, fields: list[Any]) -> Any:
-        """The old tuple variable's expression when every field is used as it is there."""
+        """Return the old tuple variable's expression when every field is used as it is there."""
         values, key = self.values, handle(old)
         expr = values.exprs.get(key)
         if expr is None or not isinstance(expr.ty, relax.TupleType):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""PropagateSharding: level 2 to level 3, inter-procedural."""
+"""Define ``PropagateSharding``, which takes a module from level 2 to level 3."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def PropagateSharding(
 
     Valid in: level 2 (``R.dist.annotate_sharding`` on plain tensors). Valid out: level 3
     (DTensors everywhere, ``R.dist.redistribute`` and ``R.dist.partial`` where forms change).
-    A private function gets one specialisation per distinct placement of its arguments and
+    A private function gets one specialization per distinct placement of its arguments and
     results, named ``f``, ``f_1``, ... in order of first call. The input module is not changed.
 
     Where the module has labels of its plan (the attribute ``dist.labels``), these are written, and
@@ -96,7 +96,7 @@ def PropagateSharding(
 
 
 def _completed(mod: ir.IRModule, system: System, memory_bytes: int | None) -> Decision:
-    """The cheapest labels of what annotations leave open, by a system's times.
+    """Return the cheapest labels of what annotations leave open, by a system's times.
 
     Where annotations allow nothing propagation by weights says which, and why.
     """
@@ -110,7 +110,7 @@ def _completed(mod: ir.IRModule, system: System, memory_bytes: int | None) -> De
 
 
 class ModuleRewriter:
-    """Writes the functions a decision asks for into a new module."""
+    """A writer of the functions of a decision into a new module."""
 
     def __init__(self, mod: ir.IRModule, decision: Decision) -> None:
         self.mod, self.decision = mod, decision
@@ -122,7 +122,7 @@ class ModuleRewriter:
         self.visited: set[int] = set()
 
     def run(self) -> ir.IRModule:
-        """Public functions by name, private ones as they are called; kernels stay."""
+        """Return the public functions by name, private ones as they are called; kernels stay."""
         for gv, fn in self.mod.functions.items():
             if not isinstance(fn, relax.Function):
                 self.functions[gv] = fn
@@ -139,7 +139,7 @@ class ModuleRewriter:
         return ir.IRModule(self.functions, attrs=made, global_infos=self.mod.global_infos)
 
     def name_kids(self, inst: Instance) -> None:
-        """Reserve names of specialisations in order of first call, outermost first."""
+        """Reserve names of specializations in order of first call, outermost first."""
         for _, kid in sorted(inst.kids.items()):
             if kid.number in self.names:
                 continue
@@ -181,7 +181,7 @@ class ModuleRewriter:
         return gv
 
     def _partial(self, inst: Instance) -> dict[str, dict[str, list[int]]]:
-        """Partial parameters and results by flat index: mesh axes."""
+        """Return the partial parameters and results by flat index: mesh axes."""
         g, decision = inst.graph, self.decision
         partial: dict[str, dict[str, list[int]]] = {"params": {}, "results": {}}
         for i, k in enumerate(g.params):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls among values that everybody takes as they are: written natively, many at a time."""
+"""Write calls that need no redistribution natively, many at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .values import PlacedValues
 
 
 class PlainCalls:
-    """Writes runs of calls of ops that are left as they are but for types.
+    """A writer of runs of calls that change only in their types.
 
     Such a call has one result, and of this, and of all that it reads, every reader wants the form
     in which it is produced; a constant it takes whole. Most are so; where one is not,
@@ -24,7 +24,7 @@ class PlainCalls:
     Parameters
     ----------
     values : PlacedValues
-        Of the specialisation.
+        Of the specialization.
     """
 
     def __init__(self, values: PlacedValues) -> None:
@@ -39,7 +39,7 @@ class PlainCalls:
         self._new: list[tuple[int, Any]] = []  # what the writer has not heard of
 
     def _numbers(self) -> list[int]:
-        """Of each binding the number of its type, -1 where it is no such call."""
+        """Return the number of the type of each binding, -1 for other bindings."""
         values, operands = self.values, list[int]()
         g, types, numbers = values.g, self._types, dict[tuple[int, int, Any], int]()
         if any(node.kind == "move" for node in g.nodes):  # one variable, several values
@@ -60,7 +60,7 @@ class PlainCalls:
         return operands
 
     def _fits(self, k: int, node: Node) -> bool:
-        """Whether a node is a call of an op whose result stays, and its constants too."""
+        """Return whether a node is a call of an op whose result stays, and its constants too."""
         operands = node.operands
         if node.kind != "op" or not operands or not self.values.stays(node.results[0]):
             return False
@@ -75,7 +75,7 @@ class PlainCalls:
         return all(label == R for form in needs for label in form)
 
     def know(self, variables: Iterable[tuple[int, Any]]) -> None:
-        """Take over what old variables, by their handles, became that were written otherwise."""
+        """Record the replacements of old variables, by their handles."""
         values = self.values
         plain, env = values.g.tensors, values.g.env
         self._new += [
@@ -98,7 +98,7 @@ class PlainCalls:
         self._writer.open(bindings, self._types, which, self.values.dataflow, inside)
 
     def write(self, number: int) -> int:
-        """Write the bindings from a number on that are plain; returns how many are."""
+        """Write the run of plain bindings from a number on; return its length."""
         if self._which[number] < 0:
             return 0
         if self._new:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What calls give and what the function returns: types, pending reductions, conversions."""
+"""Type the results of calls and of the function, with pending reductions and conversions."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .values import PlacedValues
 
 
 class CallResults:
-    """Types and binds what calls give.
+    """A writer of the results of calls, with their types.
 
     Parameters
     ----------
     values : PlacedValues
-        Of the specialisation.
+        Of the specialization.
     """
 
     def __init__(self, values: PlacedValues) -> None:
         self.values = values
 
     def raw_type(self, k: int, j: int) -> Any:
-        """Type of result j of node k as the call gives it."""
+        """Return the type of result j of node k as the call gives it."""
         values = self.values
         v = values.g.nodes[k].results[j]
         route = values.route(v)
@@ -41,11 +41,11 @@ class CallResults:
         return values.type_of(v, form)
 
     def field_type(self, k: int, j: int, plain: Any) -> Any:
-        """Type argument j of node k: placed where it is a tensor's."""
+        """Return type argument j of node k, with a placement if it is a tensor type."""
         return plain if tensor_type(plain) is None else self.raw_type(k, j)
 
     def type_of(self, k: int, plain: Any) -> Any:
-        """Type of a call's result as the call gives it."""
+        """Return the type of a call's result as the call gives it."""
         if type(plain) is relax.TensorType:
             return self.raw_type(k, 0)
         g = self.values.g
@@ -77,7 +77,7 @@ class CallResults:
                     values.roots[v] = values.emit(name, wrapped, raw.ty)
 
     def _waiting(self, k: int, v: int) -> list[int]:
-        """Mesh axes along which a call's own reduction stays pending, with those carried."""
+        """Return the mesh axes along which a call's reduction stays pending, with those carried."""
         values = self.values
         node, root = values.g.nodes[k], values.route(v).root
         if node.rule is None or P not in root:
@@ -92,12 +92,12 @@ class CallResults:
 
 
 class Returned:
-    """Converts what the function returns.
+    """A converter of the results of the function.
 
     Parameters
     ----------
     values : PlacedValues
-        Of the specialisation.
+        Of the specialization.
     operands : Operands
         Of it.
     body : Expr
@@ -120,11 +120,11 @@ class Returned:
                 values.let_out(v, form)
 
     def expression(self) -> Any:
-        """What the new function returns."""
+        """Return the result of the new function."""
         return self._expression(self.body, self.body.ty, list(self.values.g.rets))
 
     def _expression(self, old: Any, ty: Any, rets: list[int]) -> Any:
-        """A returned expression; takes its nodes off the front of ``rets``."""
+        """Rewrite a returned expression; remove its nodes from the front of ``rets``."""
         values = self.values
         if type(ty) is relax.TupleType:
             key = handle(old)
@@ -149,7 +149,7 @@ class Returned:
         return values.in_form(v, form)
 
     def _is_root(self, k: int) -> bool:
-        """Whether a result is returned in the form it is produced in."""
+        """Return whether a result is returned in the placement in which it is produced."""
         values = self.values
         v = values.g.nodes[k].operands[0]
         if v < 0:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rewrites one function from tensors to DTensors, with the conversions a decision asks for."""
+"""Rewrite a function from tensors to DTensors, with the conversions that a decision requires."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .values import PlacedValues, is_dataflow
 
 
 class FunctionRewriter:
-    """Writes one specialisation: walks blocks, bindings and the result.
+    """A writer of a specialization, which walks blocks, bindings and the result.
 
     Parameters
     ----------
@@ -36,11 +36,11 @@ class FunctionRewriter:
         At level 2.
     decision : Decision
     inst : Instance
-        The specialisation.
+        The specialization.
     old : relax.Function
         The function of the module that it specialises.
     callees : mapping of node number to GlobalVar
-        The specialisations that it calls.
+        The specializations that it calls.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FunctionRewriter:
         self.plain = PlainCalls(self.values)
 
     def run(self, attrs: Any) -> relax.Function:
-        """Parameters, blocks, result; ``attrs`` are those of the new function."""
+        """Return the new function, with the attributes ``attrs``."""
         values = self.values
         params = self._params()
         blocks = [self._block(*item) for item in enumerate(self.old.body.blocks[:])]
@@ -73,7 +73,7 @@ class FunctionRewriter:
         return relax.Function(params, body, result.ty, self.old.is_pure, attrs)
 
     def _params(self) -> list[Any]:
-        """The new parameters; tensors among them are made at once."""
+        """Return the new parameters; tensors among them are made at once."""
         values, params = self.values, list[Any]()
         env, flat, plain = values.g.env, values.g.values, values.g.tensors
         tensors: list[tuple[int, int, int]] = []  # place, handle of the old one, value
@@ -130,10 +130,10 @@ class FunctionRewriter:
         return relax.DataflowBlock(values.bindings)
 
     def _reread(self, number: int, keys: Sequence[int], bindings: Sequence[Any]) -> dict[int, Any]:
-        """Outputs of a dataflow block that it reads itself, by handle, in order of binding.
+        """Return the outputs of a dataflow block that it reads, by handle, in order of binding.
 
-        TVM's parser infers the types of their readers anew, from what its own inference knows;
-        so inside the block they get names of their own.
+        TVM's parser infers the types of their readers anew, from what its inference knows;
+        so inside the block they get separate names.
         """
         reread = set(self.values.g.reread[number])
         return {key: b.var for key, b in zip(keys, bindings) if key in reread} if reread else {}
@@ -153,7 +153,7 @@ class FunctionRewriter:
         self.results.bind(k, var, write(k, b.value, ty), ty)
 
     def _annotation(self, k: int, var: Any, annotated: Any) -> None:
-        """The annotation of node k: its operand where it is annotated to be."""
+        """Return the annotation of node k: its operand where it is annotated to be."""
         values, name = self.values, var.name
         expr = self.operands.operand(k, 0, annotated, name, var)
         if values.dataflow and is_dataflow(expr) and not values.stays_inside(var):
@@ -162,7 +162,7 @@ class FunctionRewriter:
         values.exprs[handle(var)] = expr
 
     def _alias(self, key: int, b: Any, var: Any) -> None:
-        """A variable, a tuple, a field, a constant or a cast bound to a name."""
+        """Rewrite a binding of a variable, a tuple, a field, a constant or a cast."""
         values = self.values
         g = values.g
         value, leaves = b.value, g.env[key]
@@ -198,14 +198,14 @@ class FunctionRewriter:
         values.bind_leaves(var, new)
 
     def _cast_type(self, value: int, plain: Any) -> Any:
-        """Type of a field of a cast: the value's, the cast's own for a constant."""
+        """Return the type of a field of a cast: the value's, the cast's for a constant."""
         values = self.values
         if value >= 0:
             return values.root_type(value)
         return as_dtensor(plain, values.meshes[0], [R] * len(values.decision.mesh_axes(0)))
 
     def _unconverted(self, old: Any) -> Any:
-        """An expression without conversions: values in their root forms."""
+        """Return an expression without conversions: values in their root forms."""
         known = self.values.exprs.get(handle(old))
         if known is not None:
             return known

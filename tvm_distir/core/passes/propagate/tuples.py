@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Nested tuples of expressions and of types: their fields, walked and put together again."""
+"""Walk and rebuild nested tuples of expressions and of types."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tvm_distir.core.ir.types import carries_value
 
 
 def tuple_items(expr: Any) -> list[Any]:
-    """The fields of an expression of a tuple type."""
+    """Return the fields of an expression of a tuple type."""
     if type(expr) is relax.Tuple:
         return list(expr.fields[:])
     return [relax.TupleGetItem(expr, i) for i in range(len(expr.ty.fields))]
 
 
 def rebuilt(ty: Any, leaves: Iterator[Any]) -> Any:
-    """A type of the same nesting with new leaves; None keeps the old leaf."""
+    """Return a type of the same nesting with new leaves; None keeps the old leaf."""
     if type(ty) is relax.TupleType:
         return relax.TupleType([rebuilt(f, leaves) for f in ty.fields[:]])
     if not carries_value(ty):

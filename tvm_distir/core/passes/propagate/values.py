@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which expression holds a value, in which form, and the conversions between forms."""
+"""Track which expression holds a value in which placement, and convert between placements."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tvm_distir.core.rewriting.nodes import make_binding, make_var
 from .tuples import walk_fields
 
 OUTSIDE = relax.Var("outside")
-"""Stands for an old variable that its block does not hide."""
+"""Marker of an old variable that is visible outside its block."""
 
 
 class PlacedValues:
-    """Expressions of the values of one specialisation, in every form asked for.
+    """The expressions of the values of a specialization, by placement.
 
     Parameters
     ----------
@@ -36,12 +36,12 @@ class PlacedValues:
         At level 2.
     decision : Decision
     inst : Instance
-        The specialisation.
+        The specialization.
 
     Attributes
     ----------
     g : Graph
-        Of the specialisation.
+        Of the specialization.
     exprs : dict of handle to expression
         New expression of each old variable.
     roots : dict of value number to expression
@@ -65,7 +65,7 @@ class PlacedValues:
         self._converted: dict[tuple[int, Form], Any] = {}
         self._routes: dict[int, ReshardPath] = decision.settled(inst)
         self._types: dict[tuple[int, int, Form], Any] = {}
-        # What the open dataflow block hides, beside its own variables: outputs that have another
+        # What the open dataflow block hides, beside its variables: outputs that have another
         # name inside, fields of tuples bound in it, values that came from another mesh in it, and
         # the conversions that were there before.
         self._shadowed: Mapping[int, Any] = {}
@@ -113,7 +113,7 @@ class PlacedValues:
         }
 
     def stays_inside(self, var: Any) -> bool:
-        """Whether a variable of a dataflow block is bound to one that the block hides."""
+        """Return whether a variable of a dataflow block is bound to one that the block hides."""
         return is_dataflow(var) or handle(var) in self._shadowed
 
     def emit(self, name: str, value: Any, ty: Any, var: Any = None) -> Any:
@@ -128,7 +128,7 @@ class PlacedValues:
     # what is known of a value ----------------------------------------------------------
 
     def mesh(self, value: int) -> DeviceMesh:
-        """The mesh on which a value lies."""
+        """Return the mesh of a value."""
         return self.meshes[self.g.values[value].mesh]
 
     def known_route(self, value: int) -> ReshardPath | None:
@@ -136,19 +136,19 @@ class PlacedValues:
         return self._routes.get(value)
 
     def stays(self, value: int) -> bool:
-        """Whether it is known that every reader wants a value as it is produced."""
+        """Return whether every reader is known to use a value in its produced placement."""
         route = self._routes.get(value)
         return route is not None and route.settled
 
     def route(self, value: int) -> ReshardPath:
-        """The form in which a value is produced, and how others are made of it."""
+        """Return the produced placement of a value and the path to its other placements."""
         path = self._routes.get(value)
         if path is None:
             path = self._routes[value] = self.decision.route(self.inst, value)
         return path
 
     def type_of(self, value: int, form: Form) -> Any:
-        """DTensor type of a value in a form, None for an opaque value."""
+        """Return the DTensor type of a value in a placement, None for an opaque value."""
         flat = self.g.values[value]
         base = flat.ty
         if base is None:
@@ -161,7 +161,7 @@ class PlacedValues:
         return placed
 
     def root_type(self, value: int) -> Any:
-        """DTensor type of a value as it is produced."""
+        """Return the DTensor type of a value as it is produced."""
         return self.type_of(value, self.route(value).root)
 
     def bind_leaves(self, var: Any, expr: Any) -> None:
@@ -176,7 +176,7 @@ class PlacedValues:
             walk_fields(expr, ty, iter(leaves), self.note_root)
 
     def note_root(self, value: int, expr: Any) -> None:
-        """Note where a value is in its root form, unless that is known."""
+        """Record the expression of a value in its produced placement, unless it is known."""
         if value >= 0 and value not in self.roots:
             self.roots[value] = expr
 
@@ -188,7 +188,7 @@ class PlacedValues:
     # conversions -----------------------------------------------------------------------
 
     def in_form(self, value: int, form: Form, name: str | None = None, var: Any = None) -> Any:
-        """Expression of a value in a form, converting it at most once."""
+        """Return the expression of a value in a placement, converted at most once."""
         route = self.route(value)
         if form == route.root:
             return self._in_root(value)
@@ -242,13 +242,13 @@ class PlacedValues:
     # constants -------------------------------------------------------------------------
 
     def constant(self, value: Any, mesh: int) -> Any:
-        """The placed constant that an old expression is, or stands for."""
+        """Return the placed constant that an old expression is, or stands for."""
         labels = [R] * len(self.decision.mesh_axes(mesh))
         constant = self._unaliased(value)
         return ir.GenericConst(constant.value, as_dtensor(constant.ty, self.meshes[mesh], labels))
 
     def _unaliased(self, value: Any) -> Any:
-        """The expression that an old variable, or a field of one, is another name of."""
+        """Return the expression that an old variable, or a field of one, is another name of."""
         if type(value) is relax.TupleGetItem:
             whole = self._unaliased(value.tuple_value)
             return self._unaliased(whole.fields[value.index])
@@ -257,5 +257,5 @@ class PlacedValues:
 
 
 def is_dataflow(expr: Any) -> bool:
-    """Whether an expression is a variable that its dataflow block hides."""
+    """Return whether an expression is a variable that its dataflow block hides."""
     return type(expr) is relax.DataflowVar

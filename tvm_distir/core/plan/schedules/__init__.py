@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of pipelines as data: which stage works on which micro-batch, in which order."""
+"""Define pipeline schedules: the order in which stages process micro-batches."""
 
 from __future__ import annotations

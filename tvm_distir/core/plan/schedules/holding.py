@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How many micro-batches, and messages, a rank holds while each of its units runs."""
+"""Count the micro-batches and messages that a rank holds during each pipeline action."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OUT = {FORWARD: _RESULTS, BACKWARD: _GIVEN}
 
 @dataclass(frozen=True)
 class Holding:
-    """What a rank holds of one of its stages at each of its units, in order of issue.
+    """The values that a rank holds of a stage at each of its actions, in order of issue.
 
     Attributes
     ----------
@@ -32,10 +32,10 @@ class Holding:
     summing : bool array (units,)
         Whether a micro-batch is done, so that there are sums.
     kept : int64 array (units,)
-        Micro-batches whose forward part is done and whose backward part is not, without that of
+        Micro-batches whose forward pass is done and whose backward pass is not, without that of
         the unit, and without those that are in the host's memory.
     later : int64 array
-        From their backward part to their gradients of weights, that of the unit too; 0 where these
+        From their backward pass to their gradients of weights, that of the unit too; 0 where these
         are not apart.
     activations, gradients : int64 arrays
         Messages that are there for later units.
@@ -55,7 +55,7 @@ class Holding:
 
 
 def holdings(schedule: Schedule) -> list[list[Holding]]:
-    """Per rank what it holds of each of its stages."""
+    """Return what each rank holds of each of its stages."""
     snapshots = []
     for rank, steps in enumerate(programs(schedule)):
         stages = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
@@ -101,7 +101,7 @@ def holdings(schedule: Schedule) -> list[list[Holding]]:
 
 
 def _apart(schedule: Schedule, stage: int, step: int) -> bool:
-    """Whether a stage has a neighbour on another rank, that many stages on."""
+    """Return whether a stage has a neighbor on another rank, that many stages on."""
     other = stage + step
     inside = step != 0 and 0 <= other < len(schedule.rank_of)
     return inside and schedule.rank_of[other] != schedule.rank_of[stage]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Lists in a schedule: units of a custom one, stages whose stashes go to the host; checked."""
+"""Check the lists of a schedule: pipeline actions, and stages whose stashes are offloaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .units import BACKWARD, FORWARD, PHASES, WEIGHT, PipelineAction, stages_of
 
 
 def unfit(what: str, remedy: str, place: str = "schedule") -> PlanError:
-    """Error about a schedule."""
+    """Return the error about a schedule."""
     return PlanError("DIST0236", what, place=place, remedy=remedy)
 
 

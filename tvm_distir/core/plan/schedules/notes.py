@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a module says of its stages: the schedule, and whose parameters each stage has."""
+"""Read and write the pipeline attribute of a module: its schedule, stages and parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STREAMS = 1 << 32
 
 @dataclass(frozen=True)
 class StageNote:
-    """A stage.
+    """A stage of a pipelined training step.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class StageNote:
 
 @dataclass(frozen=True)
 class SumNote:
-    """A sum of one term per stage, which all of them need.
+    """A sum over a term of each stage, which all stages need.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class SumNote:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A training step in stages.
+    """A pipelined training step.
 
     Attributes
     ----------
@@ -102,16 +102,16 @@ class Pipeline:
 
     @property
     def varying(self) -> tuple[str, ...]:
-        """Inputs that are not the same for every micro-batch."""
+        """Return the inputs that are not the same for every micro-batch."""
         return (*self.sliced, *self.carried)
 
     @property
     def functions(self) -> list[str]:
-        """Names of the stages' functions, each once."""
+        """Return the names of the stages' functions, each once."""
         return list(dict.fromkeys(stage.function for stage in self.stages))
 
     def to_attr(self) -> dict[str, Any]:
-        """The attribute of a module."""
+        """Return the attribute of a module."""
         return {
             "schedule": self.schedule.to_dict(),
             "inputs": list(self.inputs),
@@ -152,12 +152,12 @@ class Pipeline:
 
 
 def first_stream(what: str, micro: int) -> int:
-    """Number of the stream that ``stream:N`` is in a micro-batch: N behind all of those before."""
+    """Return the number of ``stream:N`` in a micro-batch, after those of earlier micro-batches."""
     return int(what.partition(":")[2]) + micro * _STREAMS
 
 
 def scheduled(wanted: Schedule | None, mod: Any) -> dict[str, Any]:
-    """Attributes of a module whose stages run as a plan says; none where it says nothing.
+    """Return the attributes of a module whose stages follow a plan; none without a schedule.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def _names(values: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """An attribute as JSON data."""
+    """Return an attribute as JSON data."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, Mapping) or hasattr(value, "items"):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which stashes go to the host's memory, and while which units of their rank they are there.
+"""Decide which stashes are offloaded to host memory, and during which pipeline actions.
 
 What a forward unit keeps is stored while the next unit of the rank runs, and is fetched while the
 one before its backward unit runs. So between the two are at least three units, or it stays.
@@ -18,7 +18,7 @@ LEAST = 4
 
 
 class OffloadWindow(NamedTuple):
-    """A stash that goes to the host.
+    """The interval in which a stash is offloaded to the host.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class OffloadWindow(NamedTuple):
 
 
 def absences(schedule: Schedule, rank: int) -> list[OffloadWindow]:
-    """The stashes of a rank that go to the host, in the order in which they are stored."""
+    """Return the stashes of a rank that go to the host, in the order in which they are stored."""
     chosen = set(schedule.offload)
     stages = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
     if not chosen.intersection(stages):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The schedules that have names: per rank the order of its units."""
+"""Define the named schedules as the order of pipeline actions of each rank."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from .units import BACKWARD, FORWARD, WEIGHT, Orders, PipelineAction, Work, stag
 
 
 def in_turn(ranks: int, chunks: int) -> tuple[int, ...]:
-    """Rank of each stage: round and round, as in interleaving."""
+    """Return the rank of each stage: round and round, as in interleaving."""
     return tuple(stage % ranks for stage in range(ranks * chunks))
 
 
 def there_and_back(ranks: int, chunks: int) -> tuple[int, ...]:
-    """Rank of each stage: to the last rank and back again, so that the first has the loss."""
+    """Return the rank of each stage in a V, so that the first rank has the loss."""
     there = list(range(ranks))
     return tuple(rank for c in range(chunks) for rank in (there if c % 2 == 0 else there[::-1]))
 
 
 def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
-    """All forward, then all backward (Huang et al. 2019): every micro-batch is in flight."""
+    """Order all forward before all backward passes (Huang et al. 2019)."""
     forward = [PipelineAction(FORWARD, i, c) for c in range(chunks) for i in range(micro_batches)]
     backward = [
         PipelineAction(BACKWARD, i, c)
@@ -32,7 +32,7 @@ def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
 
 
 def one_f_one_b(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
-    """Forward and backward in turn (Narayanan et al. 2019, PipeDream-Flush).
+    """Order actions as 1F1B does (Narayanan et al. 2019, PipeDream-Flush).
 
     Rank s has at most ``ranks - s`` micro-batches in flight.
     """
@@ -49,7 +49,7 @@ def one_f_one_b(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
 
 
 def interleaved(ranks: int, micro_batches: int, chunks: int) -> Orders:
-    """Several stages per rank, groups of as many micro-batches as ranks (Narayanan et al. 2021).
+    """Order actions of several interleaved stages per rank (Narayanan et al. 2021).
 
     The last group may be smaller: then its places stay empty.
     """
@@ -76,7 +76,7 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> Orders:
 
 
 def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
-    """ZB-H1 (Qi et al. 2023): gradients of weights fill what 1F1B leaves idle.
+    """Order actions as ZB-H1 does (Qi et al. 2023): weight gradients fill the bubbles of 1F1B.
 
     Rank s makes them s micro-batches after those of activations: at most as many activations are
     held, until the gradients of weights, as 1F1B has in flight on its first rank.
@@ -94,7 +94,7 @@ def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
 
 
 def zero_bubble_v(ranks: int, micro_batches: int, chunks: int = 2) -> Orders:
-    """ZB-V (Qi et al. 2023): two stages per rank, there and back, gradients of weights last.
+    """Order actions as ZB-V does (Qi et al. 2023), with two stages per rank in a V.
 
     Every rank has at most ``2 * ranks`` activations of its half stages in flight.
     """
@@ -164,7 +164,7 @@ ORDERS: dict[str, Callable[[int, int, int], Orders]] = {
     "zero_bubble": zero_bubble,
     "zero_bubble_v": zero_bubble_v,
 }
-"""By name: (ranks, micro-batches, chunks) to orders."""
+"""Return the named schedules: functions of (ranks, micro-batches, chunks)."""
 
 
 __all__ = ["ORDERS", "in_turn", "there_and_back"]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What each rank does: its units, and the messages between them.
+"""List the steps of each rank: its pipeline actions and the messages between them.
 
 All ranks' steps are parts of one order in which a message is one event of both its ends. So no two
 ranks wait for each other, also where a send waits for its receive.
@@ -23,7 +23,7 @@ STORE, FETCH = "store", "fetch"
 
 
 class Step(NamedTuple):
-    """One thing that a rank does.
+    """A step of a rank.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ def programs(schedule: Schedule) -> list[list[Step]]:
     """Return the steps of each rank.
 
     A message goes as soon as its value is made, by the times of phases that take 1 (forward, or
-    half a backward) or 2. Neighbours on one rank need none.
+    half a backward) or 2. Neighbors on one rank need none.
     """
     ranks = schedule.rank_of
     times = Times(1, 1, 1) if schedule.splits_backward else Times(1, 2)
@@ -74,7 +74,7 @@ def programs(schedule: Schedule) -> list[list[Step]]:
 
 
 def _with_moves(steps: Iterable[Step], away: Iterable[OffloadWindow]) -> list[Step]:
-    """A rank's steps with those of its stashes: behind the units that they are stored during,
+    """Return a rank's steps with those of its stashes: behind the actions they are stored during,
     and before those that they are fetched during.
     """
     behind: dict[int, list[OffloadWindow]] = {}
@@ -101,7 +101,7 @@ def _with_moves(steps: Iterable[Step], away: Iterable[OffloadWindow]) -> list[St
 
 
 def _peer(entry: TimelineEntry, schedule: Schedule) -> int:
-    """Stage on another rank that reads what a unit makes; -1 where there is none."""
+    """Return the stage on another rank that reads the result of an action; -1 if there is none."""
     phase = entry.unit.phase
     if phase == WEIGHT:
         return -1

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A schedule: stages, micro-batches and the order of their phases, checked."""
+"""Define a schedule: stages, micro-batches and the order of their phases."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _KEYS = ("kind", *NUMBERS, "cuts", "units", "ranks", "devices", "meshes", "stash
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a training step is cut into stages and micro-batches, and in which order these run.
+    """The stages and micro-batches of a training step, and the order in which they run.
 
     Parameters
     ----------
     kind : str
         ``gpipe``, ``1f1b``, ``interleaved``, ``zero_bubble``, ``zero_bubble_v``, or ``custom``.
     stages : int
-        Ranks of the pipeline: parts of the cluster that work on stages of their own.
+        Ranks of the pipeline: parts of the cluster that work on separate stages.
     micro_batches : int
         Parts of the batch.
     chunks : int
@@ -51,10 +51,10 @@ class Schedule:
     meshes : tuple of str
         Per rank the name of its mesh in the plan; empty: all ranks have the plan's only one.
     stash : bool
-        Weights change after every micro-batch, and the backward part of each reads those that its
-        forward part read, which are kept for it (Narayanan et al. 2019, PipeDream).
+        Weights change after every micro-batch, and the backward pass of each reads those that its
+        forward pass read, which are kept for it (Narayanan et al. 2019, PipeDream).
     offload : tuple of int
-        Stages: what their forward part keeps for the backward part of a micro-batch waits in the
+        Stages: what their forward pass keeps for the backward pass of a micro-batch waits in the
         host's memory, where it waits long enough (:func:`.offloading.absences`).
 
     Raises
@@ -117,12 +117,12 @@ class Schedule:
 
     @property
     def stage_count(self) -> int:
-        """Stages of all ranks together."""
+        """Return the stages of all ranks together."""
         return self.stages * self.chunks
 
     @functools.cached_property
     def rank_of(self) -> tuple[int, ...]:
-        """Rank of each stage."""
+        """Return the rank of each stage."""
         if self.ranks:
             return self.ranks
         place = there_and_back if self.kind == "zero_bubble_v" else in_turn
@@ -130,21 +130,21 @@ class Schedule:
 
     @functools.cached_property
     def orders(self) -> Orders:
-        """Per rank its units, in order."""
+        """Return the actions of each rank, in order."""
         if self.kind == CUSTOM:
             return [list(units) for units in self.units]
         return ORDERS[self.kind](self.stages, self.micro_batches, self.chunks)
 
     @property
     def splits_backward(self) -> bool:
-        """Whether gradients of weights are units of their own."""
+        """Return whether gradients of weights are separate actions."""
         if self.kind == CUSTOM:
             return any(unit.phase == WEIGHT for unit in self.units[0])
         return self.kind.startswith("zero_bubble")
 
     @property
     def is_forward_in_order(self) -> bool:
-        """Whether every stage runs the forward units of micro-batches in their order."""
+        """Return whether every stage runs the forward units of micro-batches in their order."""
         forward: dict[tuple[int, int], list[int]] = {}
         for rank, units in enumerate(self.orders):
             for unit in units:
@@ -184,7 +184,7 @@ class Schedule:
             raise error.placed(lambda _: data.place) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form, without what is the default."""
+        """Return the JSON form, without what is the default."""
         out: dict[str, Any] = {
             "kind": self.kind,
             "stages": self.stages,

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""When units run if every phase takes the same time on all stages and messages take none."""
+"""Time pipeline actions, with equal phase times on all stages and free messages."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .units import BACKWARD, FORWARD, WEIGHT, Orders, PipelineAction, Work, stag
 
 
 class Times(NamedTuple):
-    """How long the phases of a stage take, in any unit."""
+    """The times of the phases of a stage, in any unit."""
 
     forward: float = 1.0
     backward: float = 2.0
     weight: float = 0.0
 
     def of(self, phase: str) -> float:
-        """Time of a phase."""
+        """Return the time of a phase."""
         return {FORWARD: self.forward, BACKWARD: self.backward, WEIGHT: self.weight}[phase]
 
 
 class TimelineEntry(NamedTuple):
-    """A unit and when it ran."""
+    """A pipeline action and the time at which it ran."""
 
     start: float
     end: float
@@ -72,7 +72,7 @@ def timeline(orders: Orders, ranks: Sequence[int], times: Times) -> list[Timelin
 
 
 def in_flight(units: Sequence[PipelineAction]) -> int:
-    """Most activations that a rank holds at once, from a forward unit to the backward one.
+    """Return the maximum number of activations that a rank holds between forward and backward.
 
     Those of a stage that is one of several of its rank count as much as any other's.
     """

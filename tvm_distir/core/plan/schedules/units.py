@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Units of work of a pipeline, and what each waits for."""
+"""Define the actions of a pipeline and their dependencies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PHASES = (FORWARD, BACKWARD, WEIGHT)
 
 
 class PipelineAction(NamedTuple):
-    """One phase of one micro-batch on a rank of the pipeline.
+    """A phase of a micro-batch on a rank of the pipeline.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ Work = tuple[str, int, int]
 
 
 def stages_of(ranks: Sequence[int]) -> dict[tuple[int, int], int]:
-    """Stage of each (rank, chunk), from the rank of each stage; chunks count along the stages."""
+    """Return the stage of each (rank, chunk), from the rank of each stage."""
     stages: dict[tuple[int, int], int] = {}
     chunks: dict[int, int] = {}
     for stage, rank in enumerate(ranks):
@@ -50,7 +50,7 @@ def stages_of(ranks: Sequence[int]) -> dict[tuple[int, int], int]:
 
 
 def waits_for(work: Work, stages: int) -> list[Work]:
-    """What must be done before: a stage's own earlier phase, and its neighbour's."""
+    """Return the dependencies: the stage's earlier phase, and that of its neighbor."""
     phase, stage, micro = work
     if phase == FORWARD:
         return [(FORWARD, stage - 1, micro)] if stage else []

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Classes of things of which groups belong together, found natively."""
+"""Merge overlapping groups into classes natively (union-find)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .reading import numbers_of
 
 
 def joined_classes(count: int, groups: Sequence[int]) -> tuple[int, ...]:
-    """Of each thing the smallest one of its class.
+    """Return the smallest member of the class of each element.
 
     Parameters
     ----------

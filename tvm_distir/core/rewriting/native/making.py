@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Many nodes made in one native call instead of one by one from Python."""
+"""Create many IR nodes in a single native call."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def make_ports(
 
 
 def _said(names: Sequence[str]) -> str:
-    """Names in one text, a zero behind each."""
+    """Return names joined into a text, each followed by a NUL."""
     return "".join([f"{name}\0" for name in names])

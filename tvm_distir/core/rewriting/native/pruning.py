@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What nobody reads dropped, and what a function mentions found, in one native walk each."""
+"""Drop unused bindings and find the functions a function mentions, in native walks."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def pruned_bindings(
 
 @functools.cache
 def _questions() -> tuple[Any, Any]:
-    """What the library asks about calls, and about what stands inside of an ``If``."""
+    """Return the callbacks of the native library about calls and the contents of an ``If``."""
     return tvm_ffi.convert(is_pure), tvm_ffi.convert(lambda value: list(variables(value)))
 
 
 def mentioned(fn: relax.Function) -> set[str]:
-    """Names of the functions that a function calls, or hands to a call as first argument."""
+    """Return the names of functions that a function calls, or passes as first argument."""
     return {str(gv.name_hint) for gv in elements(native_function("mentioned")(fn))}

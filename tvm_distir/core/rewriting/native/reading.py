@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One native sweep over the functions of a module, for passes that treat like bindings once."""
+"""Read the functions of a module natively, with classes of equal bindings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OP_CALL, FUNCTION_CALL, OTHER_CALL, TUPLE, ITEM, ALIAS, IF, FUNCTION, CAST, OTHE
 
 
 class FunctionView(NamedTuple):
-    """A normalised function as a sweep finds it; variables are parameters, then those bound.
+    """A view of a normalized function; variables are the parameters, then the bound variables.
 
     Attributes
     ----------
@@ -63,30 +63,30 @@ class FunctionView(NamedTuple):
 
     @property
     def params(self) -> int:
-        """How many parameters the function has: binding i binds variable ``params + i``."""
+        """Return how many parameters the function has: binding i binds variable ``params + i``."""
         return len(self.variables) - len(self.bindings)
 
     @property
     def names(self) -> list[str]:
-        """Names of the variables; ask once for many."""
+        """Return the names of the variables; ask once for many."""
         return self.said.split("\0")[:-1]
 
     def bound(self, number: int) -> Any:
-        """The variable that a binding binds."""
+        """Return the variable that a binding binds."""
         return self.variables[self.params + number]
 
     def used(self, number: int) -> Sequence[int]:
-        """What a binding reads."""
+        """Return what a binding reads."""
         return self.reads[self.begin[number] : self.begin[number + 1]]
 
     @property
     def callees(self) -> list[Any]:
-        """Functions of the module that it calls, in order, with repeats."""
+        """Return the functions of the module that it calls, in order, with repeats."""
         return [self.values[i].op for i, kind in enumerate(self.kinds) if kind == FUNCTION_CALL]
 
     @property
     def plain(self) -> bool:
-        """Whether it holds no ``If``, function or cast."""
+        """Return whether it holds no ``If``, function or cast."""
         return not {IF, FUNCTION, CAST}.intersection(self.kinds)
 
 
@@ -108,19 +108,19 @@ def _reading(data: Any) -> FunctionView:
 
 
 def numbers_of(data: bytes) -> tuple[int, ...]:
-    """Numbers that the library hands over as bytes of int64."""
+    """Return the numbers that the library hands over as bytes of int64."""
     return struct.unpack(f"{len(data) // 8}q", data)
 
 
 def elements(array: Any) -> list[Any]:
-    """What an array holds."""
+    """Return the elements of an array."""
     items: list[Any] = []
     native_function("spread")(array, lambda *some: items.extend(some))
     return items
 
 
 class Readings:
-    """Reads functions, each once while this lives."""
+    """A cache of function views."""
 
     def __init__(self) -> None:
         self._known: dict[
@@ -128,7 +128,7 @@ class Readings:
         ] = {}  # by handle; the function is kept alive
 
     def of(self, functions: Sequence[Any]) -> list[FunctionView]:
-        """Readings of functions, see :func:`read_functions`."""
+        """Return the readings of functions, see :func:`read_functions`."""
         new = [fn for fn in functions if handle(fn) not in self._known]
         for fn, reading in zip(new, read_functions(new) if new else (), strict=True):
             self._known[handle(fn)] = fn, reading
@@ -136,7 +136,7 @@ class Readings:
 
 
 class Member(NamedTuple):
-    """A Relax function of a module, as read."""
+    """A Relax function of a module with its view."""
 
     gv: Any
     fn: Any
@@ -144,7 +144,7 @@ class Member(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the function."""
+        """Return the name of the function."""
         return str(self.gv.name_hint)
 
 
@@ -180,7 +180,7 @@ def read_module(mod: Any, ordered: bool = True, readings: Readings | None = None
 
 
 def unlike_calls(members: Sequence[Member]) -> Iterator[Any]:
-    """Calls of ops; of those that are alike the first."""
+    """Return the calls of ops; of equal calls only the first."""
     seen: set[int] = set()
     for _, _, reading in members:
         for kind, like, value in zip(reading.kinds, reading.like, reading.values):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One native sweep over a Relax function instead of many small reads from Python."""
+"""Index a Relax function in a single native sweep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .reading import elements, numbers_of
 
 
 class FunctionIndex(NamedTuple):
-    """What a sweep finds; variables are the parameters, then those bound, in order.
+    """The index of a function; variables are the parameters, then the bound variables.
 
     Attributes
     ----------
@@ -24,7 +24,7 @@ class FunctionIndex(NamedTuple):
     hidden : sequence of int
         Per variable, 1 where its dataflow block hides it, else 0.
     first : sequence of int
-        Per variable, the first one whose type is the same tensor type with known dims; -1 where
+        Per variable, the first whose type is the same tensor type with known dims; -1 where
         the type is another one.
     sources : sequence of int
         Per binding, the variable that it annotates, -1 where it is no annotation of a variable.
@@ -35,7 +35,7 @@ class FunctionIndex(NamedTuple):
     named : sequence of int
         Per binding, 1 where its variable has one of the names asked for, else 0.
     like : sequence of int
-        Per binding, the first one that calls the same op or function on operands of the same types
+        Per binding, the first that calls the same op or function on operands of the same types
         for a result of the same type; -1 where it is no such call, or not plain enough to tell.
     classes : sequence of int
         Per binding, a number that it shares with all calls that this process surveys that are
@@ -66,7 +66,7 @@ class FunctionIndex(NamedTuple):
 
 
 def survey(function: Any, annotation: Any, names: Sequence[str] = ()) -> FunctionIndex:
-    """Survey a normalised ``relax.Function``.
+    """Survey a normalized ``relax.Function``.
 
     Parameters
     ----------

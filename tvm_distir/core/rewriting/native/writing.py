@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Bindings of calls written once more, many in one native call."""
+"""Rewrite bindings of calls in bulk through the native library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .reading import elements
 
 
 class CallWriter:
-    """Writes calls of ops of one function with other variables and of other types.
+    """A writer of calls of ops with replaced variables and types.
 
     Ops, attributes and names stay. A call that reads what it was told nothing of, a tuple or a
     function, it leaves to others.
@@ -29,7 +29,7 @@ class CallWriter:
         self._know, self._open, self._write = native_function("rewriter")(constant)
 
     def know(self, handles: Sequence[int], expressions: Sequence[Any]) -> None:
-        """Say as what some variables, given by their handles, are read from now on."""
+        """Replace later reads of variables, given by their handles."""
         self._know(tuple(handles), list(expressions))
 
     def open(

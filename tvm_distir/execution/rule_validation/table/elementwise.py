@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of elementwise ops and of ops that make tensors from nothing."""
+"""Define calls of elementwise ops and of ops that create tensors."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ PAIRS = [
 
 
 def _named(name: str) -> Any:
-    found = op
+    result = op
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        result = getattr(result, part)
+    return result
 
 
 def _unary(

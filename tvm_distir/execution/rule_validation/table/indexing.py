@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of ops that read or write at computed places, of quantization and of detection ops."""
+"""Define calls of indexing, quantization and detection ops."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ READS = [
 
 
 def _scattered(data: Shape, axis: int, reduction: str, places: Shape, update: Shape) -> Case:
-    """Every place once, so that the order of writing does not matter."""
+    """Return every position once, so that the order of writing does not matter."""
     extent = data[axis]
 
     def permuted(rng: np.random.Generator, shape: Shape) -> np.ndarray:

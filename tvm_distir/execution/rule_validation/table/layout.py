@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of ops that move elements, join tensors, reduce, normalise, scan and sort."""
+"""Define calls of ops that move elements, join tensors, reduce, normalize, scan and sort."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of contractions, convolutions, pools, resampling and attention."""
+"""Define calls of contractions, convolutions, pools, resampling and attention."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ CONVOLUTIONS = [
 
 
 def _weight_gradient(data: Shape, grad: Shape, groups: int = 1, **more: Any) -> Case:
-    """The convolution that TVM's gradient of a conv2d makes: samples are its channels."""
+    """Return the convolution that TVM's gradient of a conv2d makes: samples are its channels."""
     layouts = {"data_layout": "CNHW", "kernel_layout": "IOHW", "out_layout": "CNHW"}
     return case(nn.conv2d(var(*data), var(*grad), groups=groups, **layouts, **more))
 
@@ -124,7 +124,7 @@ WEIGHT_GRADIENTS = [
 
 
 def _shuffled(r: int) -> Callable[[np.ndarray], np.ndarray]:
-    """``(n, c r r, h, w)`` to ``(n, c, h r, w r)``."""
+    """Rearrange ``(n, c r r, h, w)`` to ``(n, c, h r, w r)``."""
 
     def shuffle(data: np.ndarray) -> np.ndarray:
         n, c, h, w = data.shape

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that reduce, scan or look up along a dim that may be cut: dtypes, ties, attributes."""
+"""Define calls that reduce, scan or look up along a sharded dim: dtypes, ties, attributes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _half(*shape: int) -> relax.Var:
 
 
 def some_ignored(count: int, ignored: int) -> Any:
-    """Targets, about a third of which are to be ignored."""
+    """Draw targets, about a third of which are ignored."""
 
     def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         integers = rng.integers(0, count, shape)
@@ -30,7 +30,7 @@ def some_ignored(count: int, ignored: int) -> Any:
     return draw
 
 
-#: float16: TVM's own kernels round after each sum of halves; statistics in float32 do not differ.
+#: float16: TVM's kernels round after each sum of halves; statistics in float32 do not differ.
 NARROW = [
     case(nn.softmax(_half(4, 6), axis=-1), {}, 2e-3),
     case(nn.log_softmax(_half(3, 5), axis=-1), {}, 2e-2),

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""All calls by which rules are proved, and the ops that are not, with the reason."""
+"""List the calls that validate rules, and the ops without such a call, with the reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from . import elementwise, indexing, layout, products, reduced
 
 
 def _numbered(cases: Sequence[Case]) -> list[Case]:
-    """The same cases under distinct names."""
+    """Return the same cases under distinct names."""
     seen: Counter[str] = Counter()
     result = []
     for c in cases:
@@ -62,7 +62,7 @@ WHOLE = (
 
 
 def quick() -> list[Case]:
-    """The first case of every op, and every sixteenth of the others."""
+    """Return the first case of every op, and every sixteenth of the others."""
     first: list[Case] = []
     others: list[Case] = []
     seen: set[str] = set()
@@ -73,7 +73,7 @@ def quick() -> list[Case]:
 
 
 def all_cases() -> tuple[list[Case], dict[str, str]]:
-    """Cases of all rules, those of packages and users included.
+    """Return the cases of all rules, those of packages and users included.
 
     Returns
     -------
@@ -84,15 +84,15 @@ def all_cases() -> tuple[list[Case], dict[str, str]]:
     """
     load_entry_points()
     shipped = own_ops()
-    found = [c for c in TABLE if c.op in shipped or registration_of(c.op) is None]
+    cases = [c for c in TABLE if c.op in shipped or registration_of(c.op) is None]
     for name in registered_ops():
         said = registration_of(name)
         if said is not None and said.examples is not None and name not in shipped:
-            found += [c for c in said.examples() if c.op == name]
-    named = {c.op for c in found}
+            cases += [c for c in said.examples() if c.op == name]
+    named = {c.op for c in cases}
     reasons = {
         name: UNPROVED.get(name, "its registration gives no examples")
         for name in (*registered_ops(), *UNPROVED)
         if name not in named
     }
-    return _numbered(found), reasons
+    return _numbered(cases), reasons

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The packed functions ``tvm_distir.ccl.*`` that compiled level-5 code calls.
+"""Define the packed functions ``tvm_distir.ccl.*`` that compiled level-5 code calls.
 
 Signatures, in destination-passing style (``groups``: the ranks of all groups, one group after
 the other; ``op``: position in :data:`tvm_distir.core.ir.names.REDUCE_OPS`):
@@ -30,7 +30,7 @@ collectives only (``root``: position in the group; of ``op`` also 4, the average
 ``gather``     x, groups, group_size, root, dim, out; only the root's out is written
 =============  =========================================================================
 
-The sizes of parts are those of the ranks' own ``x`` and ``out`` along ``dim``. Their meaning:
+The sizes of parts are those of the ranks' ``x`` and ``out`` along ``dim``. Their meaning:
 :mod:`tvm_distir.core.collectives.rooted`.
 
 Each finds the fabric of the worker that calls it through :func:`worker`. All but ``exchange``,
@@ -182,7 +182,7 @@ def _recv(fabric: Fabric, rank: int, *args: Any) -> None:
 
 
 def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
-    """All packed functions, by short name.
+    """Return all packed functions, by short name.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
 
 
 def register(collectives: str = "native") -> None:
-    """Register the functions with the FFI, replacing what stood there.
+    """Register the functions with the FFI, in place of earlier ones.
 
     Raises
     ------

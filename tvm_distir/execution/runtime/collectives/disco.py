@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""TVM's own Disco sessions on CPUs: what they call of NCCL, done by our native collectives.
+"""Provide native collectives to TVM's Disco sessions on CPUs in place of NCCL.
 
 :func:`join` gives the workers of a ``ThreadedSession`` or ``ProcessSession`` a fabric. From then
 on ``session.allreduce``, ``R.ccl.*`` and the like work as with NCCL. A session that never called
@@ -33,7 +33,7 @@ _fabrics: list[native.CclFabric] = []
 
 @dataclass(frozen=True)
 class _Place:
-    """A worker's rank among ``count``, and where it meets the others."""
+    """The rank of a worker among ``count``, and the fabric of the group."""
 
     rank: int
     count: int
@@ -41,7 +41,7 @@ class _Place:
     fabric: native.CclFabric
 
     def groups(self, in_group: bool) -> tuple[Any, int]:
-        """All ranks and the size of a group of them, contiguous."""
+        """Return all ranks and the size of a group of them, contiguous."""
         return tvm_ffi.Shape(range(self.count)), self.group_size if in_group else self.count
 
 
@@ -122,7 +122,7 @@ def _enter(controller: int, descriptor: int, count: int, groups: int) -> None:
 
 
 def register() -> None:
-    """Register what Disco looks up, in this process."""
+    """Register the functions that Disco looks up in this process."""
     for name, function in _FUNCTIONS.items():
         tvm_ffi.register_global_func(_PREFIX + name, function, override=True)
     tvm_ffi.register_global_func(ENTER, _enter, override=True)
@@ -149,7 +149,7 @@ def join(session: Any, workers: int, groups: int = 1, timeout_s: float = TIMEOUT
 
 
 def main() -> None:
-    """Be one of Disco's worker processes."""
+    """Run a worker process of Disco."""
     from tvm.exec import disco_worker
 
     register()

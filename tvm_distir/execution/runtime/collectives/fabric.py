@@ -1,9 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where the ranks of one run meet: a rendezvous for collectives, messages for transfers.
+"""Define the fabric of a run's ranks: a rendezvous for collectives, messages for transfers.
 
 One fabric serves one run. A rank that waits is recorded with what it waits for, so that the
-fabric sees at once when nobody can go on; a failure of one rank ends the waiting of all.
+fabric sees at once when nobody can go on; a failure of a rank ends the waiting of all.
 
 Here stands what all fabrics have in common. :class:`.native_fabric.NativeFabric` meets in the
 native library; :class:`.python_fabric.PythonFabric` is the same in plain Python, its oracle;
@@ -27,15 +27,15 @@ Array = npt.NDArray[Any]
 
 
 class Fabric(Protocol):
-    """What the engine and the packed functions need of a fabric."""
+    """The interface of fabrics for engines and packed functions."""
 
     @property
     def failure(self) -> tuple[int, BaseException] | None:
-        """The first rank that failed, and its error."""
+        """Return the first rank that failed, and its error."""
         ...
 
     def worker(self, rank: int) -> Any:
-        """Context in which the calling thread is the worker ``rank``."""
+        """Return the context in which the calling thread is the worker ``rank``."""
         ...
 
     def fail(self, rank: int, error: BaseException) -> None:
@@ -59,11 +59,11 @@ class Fabric(Protocol):
         ...
 
     def executed(self, rank: int) -> list[native.Executed]:
-        """Collectives a rank executed, known once it has ended."""
+        """Return collectives a rank executed, known once it has ended."""
         ...
 
     def received(self, rank: int) -> list[tuple[Transfer, int]]:
-        """Transfers a rank received, each with the bytes of one element."""
+        """Return transfers a rank received, each with the bytes of an element."""
         ...
 
 
@@ -76,7 +76,7 @@ class Watched(Fabric, Protocol):
 
 
 class Aborted(Exception):
-    """Ends a rank because another one failed; never reaches the user."""
+    """The exception that ends a rank after another rank's failure; it never reaches the user."""
 
 
 class WorkerError(Exception):
@@ -84,7 +84,7 @@ class WorkerError(Exception):
 
 
 def failure_text(error: BaseException) -> str:
-    """Name an error in one line: its own code and text, or its class and its text's last line."""
+    """Describe an error in one line: its code and text, or its class and its text's last line."""
     if isinstance(error, DistIRError | WorkerError):
         return str(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -92,10 +92,10 @@ def failure_text(error: BaseException) -> str:
 
 
 def call_words(call: Collective, x: Array) -> str:
-    """A collective in words, with the bytes and the type of its operand."""
+    """Return a collective in words, with the bytes and the type of its operand."""
     return f"{call.text()} on {x.nbytes} bytes ({x.dtype}{list(x.shape)})"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """``rank 1`` or ``ranks 1, 2``."""
+    """Return ``rank 1`` or ``ranks 1, 2``."""
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Legalisation of the level-5 ops to calls of ``tvm_distir.ccl.*``, found by ``tvm.compile``."""
+"""Legalize level-5 ops to calls of ``tvm_distir.ccl.*`` inside ``tvm.compile``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _recv(_: relax.BlockBuilder, call: ir.Call) -> Any:
 
 
 def register_legalization() -> None:
-    """Give every level-5 op its legalisation. Ops of TVM stay untouched."""
+    """Register the legalization of every level-5 op; ops of TVM stay untouched."""
     table: dict[str, Legalize] = {name: _collective(name) for name in ARGS}
     table.update(exchange=_exchange, send=_send, recv=_recv)
     table.update({start_name(name): table[name] for name in COLLECTIVES})

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The fabric of threads and of processes, in the native library."""
+"""Implement the fabric of threads and of processes by the native library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 
 
 class NativeFabric(Transfers):
-    """Fabric of the ranks of one run, in the native library.
+    """A fabric of the ranks of a run, in the native library.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class NativeFabric(Transfers):
 
     @property
     def failure(self) -> tuple[int, BaseException] | None:
-        """The first rank that failed (-1: none of them), and its error."""
+        """Return the first rank that failed (-1: none of them), and its error."""
         first = self.native.failure()
         if first is None:
             return None
@@ -64,7 +64,7 @@ class NativeFabric(Transfers):
         return rank, WorkerError(told) if isinstance(told, str) else told
 
     def worker(self, rank: int) -> Any:
-        """Context in which the calling thread is the worker ``rank``."""
+        """Return the context in which the calling thread is the worker ``rank``."""
         return self.native.worker(rank)
 
     def fail(self, rank: int, error: BaseException) -> None:
@@ -92,7 +92,7 @@ class NativeFabric(Transfers):
         return transfer, flat.view(dtype).reshape(shape)
 
     def executed(self, rank: int) -> list[native.Executed]:
-        """Collectives a rank executed, known once it has ended."""
+        """Return collectives a rank executed, known once it has ended."""
         return [*self.native.executed(rank), *self._exchanged.get(rank, [])]
 
     def progress(self) -> int:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Native collectives between threads or processes (``passes/ccl/``)."""
+"""Call the native collectives between threads or processes (``passes/ccl/``)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FAULT = ("class", "code", "place", "what", "remedy")
 
 @dataclass(frozen=True)
 class Executed:
-    """Executions of one collective over one list of groups by one rank.
+    """A rank's executions of a collective over a list of groups.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Executed:
 
 
 def collective(kind: str) -> Any:
-    """Packed function of a kind; signatures as in :mod:`~.collectives.ccl`.
+    """Return the packed function of a kind; signatures as in :mod:`~.collectives.ccl`.
 
     It raises DIST0605 on a thread that is no worker of a :class:`CclFabric`.
     """
@@ -92,7 +92,7 @@ def take_message(tag: int, source: int, out: Any) -> None:
 
 
 class CclFabric:
-    """Fabric of the ranks of one run, in the library.
+    """A fabric of the ranks of a run, in the library.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class CclFabric:
 
     @property
     def descriptor(self) -> int:
-        """Open file of the memory it lies in; -1 unless shared."""
+        """Return the descriptor of the shared memory; -1 for a fabric of threads."""
         return int(self._call("descriptor"))
 
     def _call(self, name: str, *args: Any) -> Any:
@@ -159,7 +159,7 @@ class CclFabric:
         return int(self._call("fail", rank, *(fields[key] for key in _FAULT)))
 
     def failure(self) -> tuple[int, DistIRError | str] | None:
-        """Rank and error of the first failure, as :meth:`fail` was given them."""
+        """Return the rank and error of the first failure, as :meth:`fail` was given them."""
         result = list(self._call("failure"))
         if not result:
             return None
@@ -176,7 +176,7 @@ class CclFabric:
         return int(self._call("progress"))
 
     def executed(self, rank: int) -> list[Executed]:
-        """What a rank executed, known once its worker has ended."""
+        """Return what a rank executed, known once its worker has ended."""
         rows = []
         for kind, ranks, size, result_bytes, count in self._call("counts", rank):
             flat, step = [int(r) for r in ranks], int(size)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The fabric of threads in plain Python: the oracle of the native one."""
+"""Implement the fabric of threads in plain Python, as the oracle of the native fabric."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Wait:
 
 
 class PythonFabric(Transfers):
-    """Fabric of the ranks of one run.
+    """A fabric of the ranks of a run.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class PythonFabric(Transfers):
 
     @contextmanager
     def worker(self, rank: int) -> Iterator[None]:
-        """Context in which the calling thread is the worker ``rank``."""
+        """Enter a context in which the calling thread is the worker ``rank``."""
         yield
 
     def fail(self, rank: int, error: BaseException) -> None:
@@ -155,7 +155,7 @@ class PythonFabric(Transfers):
             return box.popleft()
 
     def executed(self, rank: int) -> list[native.Executed]:
-        """Collectives a rank executed, one by one."""
+        """Return collectives a rank executed, one by one."""
         return [*self._executed.get(rank, []), *self._exchanged.get(rank, [])]
 
     def progress(self) -> int:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers between meshes and exchanges within one, tile by tile, over messages of a fabric."""
+"""Transfer tiles between meshes and within a mesh, over messages of a fabric."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Transfers(ABC):
         return out
 
     def received(self, rank: int) -> list[tuple[Transfer, int]]:
-        """Transfers a rank received, each with the bytes of one element."""
+        """Return transfers a rank received, each with the bytes of an element."""
         return self._received.get(rank, [])
 
     def exchange(self, rank: int, call: Collective, x: Array) -> Array:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What every engine has in common: inputs cut before a run, outputs joined after it."""
+"""Split inputs before a run and join outputs after it, for every engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OUTPUTS = ("whole", "sharded")
 
 
 def check_outputs(outputs: str) -> None:
-    """Refuse (DIST0607) what is not in :data:`OUTPUTS`."""
+    """Refuse (DIST0607) a value that is not in :data:`OUTPUTS`."""
     if outputs not in OUTPUTS:
         raise EngineError(
             "DIST0607",
@@ -68,13 +68,13 @@ class Engine(ABC):
         return self.run_program(program, inputs, outputs)
 
     def run_program(self, program: Runnable, inputs: Inputs, outputs: str) -> list[Any]:
-        """Cut the inputs, run, join the outputs."""
-        found = program.entries
-        results = self.run_local(program, bind_inputs(found, inputs, program.stored))
+        """Split the inputs, run, and join the outputs."""
+        entries = program.entries
+        results = self.run_local(program, bind_inputs(entries, inputs, program.stored))
         return (
-            gather_outputs(found, results)
+            gather_outputs(entries, results)
             if outputs == "whole"
-            else list(sharded_outputs(found, results))
+            else list(sharded_outputs(entries, results))
         )
 
     @abstractmethod

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of the collectives and transfers that the ranks of a fabric executed, per mesh axis."""
+"""Count the collectives and transfers that ranks executed, per mesh axis."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tvm_distir.execution.runtime.program.layout import EntryFunction
 
 
 class Executions(Protocol):
-    """What counting needs of a fabric whose run has ended."""
+    """The interface of a fabric for counting after a run."""
 
     def executed(self, rank: int) -> list[Executed]:
-        """Collectives a rank executed."""
+        """Return collectives a rank executed."""
         ...
 
     def received(self, rank: int) -> list[tuple[Transfer, int]]:
-        """Transfers a rank received, each with the bytes of one element."""
+        """Return transfers a rank received, each with the bytes of an element."""
         ...
 
 
@@ -38,20 +38,20 @@ def count_transfer(
 
 
 def count_executed(
-    table: AxisTable, found: Sequence[EntryFunction], fabric: Executions
+    table: AxisTable, entries: Sequence[EntryFunction], fabric: Executions
 ) -> tuple[CollectiveCount, ...]:
-    """Counts of a run from what the first rank of every mesh executed.
+    """Count a run from the executions of the first rank of every mesh.
 
     Parameters
     ----------
     table : AxisTable
-    found : sequence of EntryFunction
+    entries : sequence of EntryFunction
         The entry functions.
     fabric : Executions
         Of the run, which has ended.
     """
     counter = CollectiveCounter()
-    for entry in found:
+    for entry in entries:
         # Entries may share a mesh: what runs on it is counted by that of its first device.
         rank = entry.ranks[0]
         for done in fabric.executed(rank):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Processes forked from one of ours: what they begin anew, and how they end."""
+"""Prepare forked processes, and describe how they end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ run_turn = Turn()
 
 
 def die_with_parent() -> None:
-    """Let the system kill this process when its parent ends; Linux only, else nothing."""
+    """Ask the system to kill this process when its parent ends, on Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_text(status: int | None) -> str:
-    """How a process ended, from its exit status (below 0: the signal)."""
+    """Return how a process ended, from its exit status (below 0: the signal)."""
     if status is None:
         return "ended"
     if status >= 0:
@@ -37,7 +37,7 @@ def end_text(status: int | None) -> str:
 
 
 def ticks_of(process: int) -> int:
-    """Clock ticks for which a process has computed; 0 when it cannot be told.
+    """Return the clock ticks for which a process has computed; 0 when it cannot be told.
 
     Fields ``utime`` and ``stime`` of proc_pid_stat(5), which count all threads.
     """

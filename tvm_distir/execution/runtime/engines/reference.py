@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The single-device program that every distributed one is compared with."""
+"""Run the single-device program that distributed programs are compared with."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Strip(PyExprMutator):  # type: ignore[misc,unused-ignore]
 
 
 def strip_annotations(mod: ir.IRModule) -> ir.IRModule:
-    """The module without its annotations: level 2 to level 1. The input is not changed."""
+    """Return the module without its annotations: level 2 to level 1. The input is not changed."""
     out = ir.IRModule(dict(mod.functions), attrs=mod.attrs, global_infos=mod.global_infos)
     for gv, fn in mod.functions.items():
         if isinstance(fn, relax.Function):
@@ -54,7 +54,7 @@ def strip_annotations(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _argument(ty: Any, given: Iterator[Array]) -> Any:
-    """The next arrays as an argument of a type: a tensor, or a (nested) tuple of them."""
+    """Return the next arrays as an argument of a type: a tensor, or a (nested) tuple of them."""
     if isinstance(ty, relax.TupleType):
         return tuple(_argument(field, given) for field in ty.fields)
     return to_tensor(next(given))
@@ -116,7 +116,7 @@ class Reference:
         self._indices = input_index_ranges(mod, mod[entry])
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Flattened results for whole arrays: the tensors of the parameters, in order.
+        """Return the flattened results for whole arrays: the tensors of the parameters, in order.
 
         Raises
         ------

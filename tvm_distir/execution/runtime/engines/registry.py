@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The engines by name, and ``run``."""
+"""Register engines by name, and run modules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REGISTERED: dict[str, Callable[[], Engine]] = {}
 
 
 def engine_names() -> list[str]:
-    """Names that :func:`engine` knows, sorted."""
+    """Return the names that :func:`engine` knows, sorted."""
     return sorted({*_HOME, *_REGISTERED})
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a run: how long to wait for ranks that do not end, and what a failure is told as."""
+"""Wait for the end of ranks for a limited time, and raise the first failure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ProgressMonitor:
         self._since_s = time.monotonic()
 
     def seconds(self, *seen: int) -> float:
-        """For how long this has been what was seen; 0 at its first time."""
+        """Return the seconds since a value was first seen unchanged."""
         now_s = time.monotonic()
         if seen != self._seen:
             self._seen, self._since_s = seen, now_s
@@ -72,7 +72,7 @@ class TerminationWatch:
         self._failed_s: float | None = None
 
     def go_on(self, ended: Collection[int]) -> bool:
-        """Look at the run; returns whether to wait any longer.
+        """Check the run; returns whether to wait any longer.
 
         Parameters
         ----------
@@ -105,7 +105,7 @@ class TerminationWatch:
 
 
 def stopped(ranks: Sequence[int], timeout_s: float) -> EngineError:
-    """The failure of ranks whose processes do nothing, as DIST0613."""
+    """Return the failure of ranks whose processes do nothing, as DIST0613."""
     return EngineError(
         "DIST0613",
         f"{ranks_text(ranks)} did nothing for {timeout_s:g} s: their processes are stopped, or "
@@ -115,7 +115,7 @@ def stopped(ranks: Sequence[int], timeout_s: float) -> EngineError:
     )
 
 
-def raise_failure(fabric: Fabric, found: Sequence[EntryFunction]) -> None:
+def raise_failure(fabric: Fabric, entries: Sequence[EntryFunction]) -> None:
     """Raise the first failure of a run, if there is one.
 
     Raises
@@ -133,6 +133,6 @@ def raise_failure(fabric: Fabric, found: Sequence[EntryFunction]) -> None:
     raise EngineError(
         "DIST0612",
         f"worker {rank}: {failure_text(error)}",
-        place=next((e.function for e in found if rank in e.ranks), "run"),
+        place=next((e.function for e in entries if rank in e.ranks), "run"),
         remedy="Run the engine virtual, which names the binding.",
     ) from error

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What is run: layout of inputs and outputs, compiled entries, counts."""
+"""Prepare programs for engines: layout of inputs and outputs, compiled entries, counts."""
 
 from __future__ import annotations

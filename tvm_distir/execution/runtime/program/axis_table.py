@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Names of the mesh axes along which groups of ranks communicate."""
+"""Name the mesh axes along which groups of ranks communicate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MeshKey = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class AxisTable:
-    """Names of meshes, and of the mesh axes along which rank groups lie.
+    """Names of meshes and of the mesh axes of rank groups.
 
     Attributes
     ----------
@@ -32,19 +32,19 @@ class AxisTable:
     meshes: tuple[MeshKey, ...] = ()
 
     def name(self, groups: Groups) -> str:
-        """Words for the axes of rank groups: of the first mesh that has such groups."""
+        """Return the words for the axes of rank groups: of the first mesh that has such groups."""
         for number in range(len(self.mesh_names)):
             if (number, groups) in self.axes:
                 return self.axes[number, groups]
         return f"groups {[list(g) for g in groups]}"
 
     def transfer_name(self, transfer: Transfer) -> str:
-        """``"mesh0->mesh1"``."""
+        """Return ``"mesh0->mesh1"``."""
         names = dict(zip(self.meshes, self.mesh_names))
         return "->".join(names.get(side[:2], "?") for side in (transfer.src, transfer.dst))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form."""
+        """Return the JSON form."""
         return {
             "mesh_names": list(self.mesh_names),
             "axes": [

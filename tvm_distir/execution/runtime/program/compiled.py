@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Remembers what was compiled, and compiles several small modules at once."""
+"""Cache compiled modules, and compile several small modules at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Key = tuple[int, str]
 
 
 class _Known:
-    """Values by module and target; of modules whose hashes meet, the equal one is found.
+    """A map of values by module and target; modules with equal hashes are compared.
 
     Threads may use it at once.
 
@@ -47,7 +47,7 @@ class _Known:
         self._turn = Turn()
 
     def find(self, mod: ir.IRModule) -> Any:
-        """What is kept of a module; None for an unknown one."""
+        """Return the value remembered for a module; None for an unknown module."""
         key = self._key(mod)
         with self._turn():
             if key not in self._kept:
@@ -58,7 +58,7 @@ class _Known:
         return next((v for m, v in alike if tvm_ffi.structural_equal(mod, m)), None)
 
     def keep(self, mod: ir.IRModule, value: Any) -> None:
-        """Keep a value of a module that is not known yet."""
+        """Store a value of a module that is not known yet."""
         key = self._key(mod)
         with self._turn():
             self._kept.setdefault(key, []).append((mod, value))
@@ -66,7 +66,7 @@ class _Known:
                 self._kept.popitem(last=False)
 
     def find_or_make(self, mod: ir.IRModule, make: Callable[[], Any]) -> Any:
-        """What is kept of a module, made at its first use; by one thread alone."""
+        """Return the value remembered for a module, computed once by one thread."""
         value = self.find(mod)
         if value is None:
             with compile_turn():
@@ -81,7 +81,7 @@ class _Known:
 
 
 class LibraryCache:
-    """Compiled modules, of which each user makes machines of its own.
+    """A cache of compiled modules, of which each user makes separate machines.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class LibraryCache:
         self._known = _Known(size)
 
     def get(self, mod: ir.IRModule, place: str) -> Any:
-        """The module compiled, at its first use.
+        """Return the module compiled, at its first use.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class LibraryCache:
 
 
 class KernelCache:
-    """Functions of small modules, ready to be called.
+    """A cache of compiled functions of small modules.
 
     A build costs as much as some kernels, so modules that are needed together are compiled
     together (:meth:`prepare`).
@@ -125,7 +125,7 @@ class KernelCache:
         self.compiled = 0
 
     def get(self, mod: ir.IRModule, place: str) -> Any:
-        """The function of a module, compiled at its first use.
+        """Return the function of a module, compiled at its first use.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class KernelCache:
         return self._known.find_or_make(mod, lambda: self._compile([(mod, place)])[0])
 
     def prepare(self, needed: Iterable[tuple[ir.IRModule, str]]) -> None:
-        """Compile in one build those of the modules that are not known yet.
+        """Compile the modules that are not known yet in one build.
 
         They may share functions under a name only where these are the same. A module that
         cannot be compiled is left to :meth:`get`, which says where it comes from.
@@ -157,7 +157,7 @@ class KernelCache:
     def _missing(
         self, requests: Iterable[tuple[ir.IRModule, str]]
     ) -> list[tuple[ir.IRModule, str]]:
-        """The modules that are not known, each once."""
+        """Return the modules that are not known, each once."""
         missing: list[tuple[ir.IRModule, str]] = []
         seen = _Known(_CACHE_SIZE)
         for mod, place in requests:
@@ -167,7 +167,7 @@ class KernelCache:
         return missing
 
     def _compile(self, modules: Sequence[tuple[ir.IRModule, str]]) -> list[Any]:
-        """Compile modules in one build; the function of each, which finds a machine by itself."""
+        """Compile modules in one build; returns the function of each, which selects its machine."""
         functions: dict[Any, Any] = {}
         for number, (mod, _) in enumerate(modules):
             for gv, function in mod.functions.items():

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How many cores a kernel of TVM's may use."""
+"""Limit the cores of TVM's kernels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How many collectives a run executed, and how many bytes they moved."""
+"""Count the collectives that a run executed, and their bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CollectiveCount:
     wire_bytes_per_device: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as a plain dict."""
+        """Return the fields as a plain dict."""
         return asdict(self)
 
 
@@ -66,5 +66,5 @@ class CollectiveCounter:
         self._add(("send", axes, ranks), result_bytes, -(-moved_bytes // ranks))
 
     def counts(self) -> tuple[CollectiveCount, ...]:
-        """All sums, sorted by kind, axis and group size."""
+        """Return all sums, sorted by kind, axis and group size."""
         return tuple(CollectiveCount(*key, *sums) for key, sums in sorted(self._sums.items()))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the entry functions of a level-5 module and their attribute ``dist.io``."""
+"""Read the entry functions of a level-5 module and their attribute ``dist.io``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _entry(mod: ir.IRModule, name: str, fn: relax.Function) -> EntryFunction:
 
 
 def entries(mod: ir.IRModule, only: str | None = None) -> tuple[EntryFunction, ...]:
-    """Entry functions of a level-5 module, in mesh order.
+    """Return the entry functions of a level-5 module, in mesh order.
 
     Parameters
     ----------
@@ -56,13 +56,13 @@ def entries(mod: ir.IRModule, only: str | None = None) -> tuple[EntryFunction, .
         DIST0341 when there are several of which none is ``main``.
     """
     wanted = only or _only_family(mod)
-    found: list[EntryFunction] = []
+    result: list[EntryFunction] = []
     for gv, fn in mod.functions.items():
         name = str(gv.name_hint)
         if not isinstance(fn, relax.Function) or not fn.attrs or IO_ATTR not in fn.attrs:
             continue
         if wanted in (name, entry_family(name)):
-            found.append(_entry(mod, name, fn))
-    if not found:
+            result.append(_entry(mod, name, fn))
+    if not result:
         raise wrong_module(wanted, "no such entry function with the attribute dist.io")
-    return check_entries(found)
+    return check_entries(result)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which mesh axes the rank groups of a module's collectives belong to."""
+"""Find the mesh axes of the rank groups of a module's collectives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .axis_table import AxisTable, Groups
 
 
 def axes_of_groups(mod: ir.IRModule) -> dict[tuple[int, Groups], tuple[int, ...]]:
-    """Mesh axes by mesh number and rank groups.
+    """Return the mesh axes by mesh number and rank groups.
 
     Where several sets of axes have the same groups (an axis of one device changes nothing), it
     is the smallest set, and of these the first one.
@@ -30,7 +30,7 @@ def axes_of_groups(mod: ir.IRModule) -> dict[tuple[int, Groups], tuple[int, ...]
 
 
 def axis_table(mod: ir.IRModule) -> AxisTable:
-    """Names of meshes and axes, for counts."""
+    """Return the names of meshes and axes, for counts."""
     names = mesh_axes(mod)
     axes = {
         (number, groups): ",".join(names[number][a] for a in chosen)

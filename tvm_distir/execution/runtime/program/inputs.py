@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of a run: whole arrays, stored arrays or shards, cut for each rank when asked."""
+"""Check the inputs of a run (full arrays, stored arrays or shards) and shard them by rank."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Inputs = Sequence[Any] | Mapping[str, Any]
 
 
 def bad_input(what: str, remedy: str, port: Port | None = None) -> EngineError:
-    """DIST0602, naming the input."""
+    """Return the error DIST0602, which names the input."""
     place = _input_place(port) if port else "inputs"
     return EngineError("DIST0602", what, place=place, remedy=remedy)
 
 
 def index_fault(values: Array, index_range: Sequence[int], place: str) -> EngineError | None:
-    """DIST0619 where one of the values is outside of the range of indices.
+    """Return the error DIST0619 if a value is outside of the range of indices.
 
     Parameters
     ----------
@@ -55,12 +55,12 @@ def index_fault(values: Array, index_range: Sequence[int], place: str) -> Engine
 
 
 def _check_indices(
-    found: Sequence[EntryFunction], checked: Mapping[int, Any], faults: Faults
+    entries: Sequence[EntryFunction], checked: Mapping[int, Any], faults: Faults
 ) -> None:
-    """Check the whole arrays that are indices; every entry says what its own uses allow."""
+    """Check full arrays of indices against the range that each entry allows."""
     ranges = {
         (port.index, port.index_range): port
-        for entry in found
+        for entry in entries
         for port in entry.inputs
         if port.index_range
     }
@@ -80,10 +80,10 @@ def _no_faults() -> Faults:
     return Faults("inputs", EngineError("DIST0602", "several inputs do not fit"))
 
 
-def input_ports(found: Sequence[EntryFunction]) -> dict[int, Port]:
-    """Inputs of all entries by their position in the original function, in its order."""
+def input_ports(entries: Sequence[EntryFunction]) -> dict[int, Port]:
+    """Return the inputs of all entries by their position in the original function, in its order."""
     ports: dict[int, Port] = {}
-    for entry in found:
+    for entry in entries:
         for port in entry.inputs:
             ports.setdefault(port.index, port)
     return dict(sorted(ports.items()))
@@ -92,7 +92,7 @@ def input_ports(found: Sequence[EntryFunction]) -> dict[int, Port]:
 def _given(
     ports: Mapping[int, Port], inputs: Inputs, stored: Mapping[int, Any], faults: Faults
 ) -> dict[int, Any]:
-    """Values by position. A sequence names, in order, the inputs that are not stored."""
+    """Return the values by position. A sequence names, in order, the inputs that are not stored."""
     if isinstance(inputs, Mapping):
         given = _by_name(ports, inputs, faults)
         for i, port in ports.items():
@@ -112,7 +112,7 @@ def _given(
 def _by_name(
     ports: Mapping[int, Port], inputs: Mapping[str, Any], faults: Faults
 ) -> dict[int, Any]:
-    """Values by position; a model's own names may be given, with dots for example."""
+    """Return the values by position; a model's names may be given, with dots for example."""
     names = {p.name: i for i, p in ports.items()}
     given: dict[int, Any] = {}
     for name, value in inputs.items():
@@ -127,7 +127,7 @@ def _by_name(
 
 
 def _checked(value: Any, port: Port, faults: Faults) -> Any:
-    """The value as an array or a :class:`Stored`, of exactly the port's whole shape and type."""
+    """Return a value of exactly the port's full shape and type, an array or :class:`Stored`."""
     if isinstance(value, ShardedArray):
         return value
     if not isinstance(value, Stored):
@@ -147,12 +147,12 @@ def _checked(value: Any, port: Port, faults: Faults) -> Any:
 
 
 def opened(inputs: Sequence[Any]) -> list[Any]:
-    """Open the tuples, which are given for parameters that are tuples."""
+    """Flatten the tuples of tuple parameters."""
     return [x for i in inputs for x in (opened(i) if isinstance(i, tuple) else [i])]
 
 
 class LocalInputs:
-    """What each rank gets, cut from what the user gave when it is first asked for.
+    """The local inputs of each rank, sharded from the user's inputs on demand.
 
     Replicas of a shard are one array: nothing is cut, read or sent twice.
 
@@ -167,15 +167,15 @@ class LocalInputs:
         self._made: dict[tuple[int, Bounds], Array] = {}
 
     def source(self, port: Port) -> Any:
-        """What was given for an input."""
+        """Return what was given for an input."""
         return self._values[port.index]
 
     def of(self, entry: EntryFunction, rank: int) -> list[Array]:
-        """Local arrays of a rank, in ``dist.io`` order."""
+        """Return the local arrays of a rank, in ``dist.io`` order."""
         return [self.part(entry, port, rank) for port in entry.inputs]
 
     def part(self, entry: EntryFunction, port: Port, rank: int) -> Array:
-        """Local (zero-padded) array of one input on a rank."""
+        """Return the local (zero-padded) array of an input on a rank."""
         value = self._values[port.index]
         if isinstance(value, ShardedArray):
             return _own_part(value, entry, port, rank)
@@ -230,24 +230,24 @@ def _box_text(box: Bounds | None) -> str:
     return "an unknown box" if box is None else f"[{', '.join(f'{a}:{b}' for a, b in box)}]"
 
 
-def bind_some(found: Sequence[EntryFunction], inputs: Mapping[str, Any]) -> dict[int, Any]:
+def bind_some(entries: Sequence[EntryFunction], inputs: Mapping[str, Any]) -> dict[int, Any]:
     """Check some of the inputs as :func:`bind_inputs` does; they are returned by position."""
-    ports, faults = input_ports(found), _no_faults()
+    ports, faults = input_ports(entries), _no_faults()
     given = _by_name(ports, inputs, faults)
     checked = {i: _checked(value, ports[i], faults) for i, value in given.items()}
-    _check_indices(found, checked, faults)
+    _check_indices(entries, checked, faults)
     faults.raise_all()
     return checked
 
 
 def bind_inputs(
-    found: Sequence[EntryFunction], inputs: Inputs, stored: Mapping[int, Any] | None = None
+    entries: Sequence[EntryFunction], inputs: Inputs, stored: Mapping[int, Any] | None = None
 ) -> LocalInputs:
-    """Check what was given to a run and index it by parameter.
+    """Check the inputs of a run and index them by parameter.
 
     Parameters
     ----------
-    found : sequence of EntryFunction
+    entries : sequence of EntryFunction
     inputs : sequence in the original function's order, or mapping by parameter name
         For a parameter that is a tuple, a (nested) tuple; by name, its tensors are ``x_0``,
         ``x_1_0``, ... Per parameter a whole array (anything NumPy reads) of exactly its shape
@@ -262,9 +262,9 @@ def bind_inputs(
         DIST0602 naming the input, DIST0619 for indices that are outside of the dim they index;
         ``error.violations`` has all that do not fit.
     """
-    ports, faults = input_ports(found), _no_faults()
+    ports, faults = input_ports(entries), _no_faults()
     given = _given(ports, inputs, stored or {}, faults)
     checked = {i: _checked(given[i], port, faults) for i, port in ports.items() if i in given}
-    _check_indices(found, checked, faults)
+    _check_indices(entries, checked, faults)
     faults.raise_all()
     return LocalInputs(checked)

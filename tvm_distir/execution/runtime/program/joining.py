@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Results of all ranks: checked, and put together to whole outputs.
+"""Check the results of all ranks and join them to full outputs.
 
 Nothing here needs IR: TVM's runtime-only library is enough.
 """
@@ -34,7 +34,7 @@ def check_local(array: Array, port: Port, entry: EntryFunction, rank: int, place
 
 
 def different_bits(first: int, rank: int, port: Port, place: str) -> EngineError:
-    """DIST0604, for two replicas that differ."""
+    """Return the error DIST0604 for two replicas that differ."""
     return EngineError(
         "DIST0604",
         f"ranks {first} and {rank} hold different bits of a value that lies "
@@ -45,7 +45,7 @@ def different_bits(first: int, rank: int, port: Port, place: str) -> EngineError
 
 
 class _Joined:
-    """A whole output that grows by the parts of the ranks of one mesh, padding cut off."""
+    """A full output that is assembled from the unpadded parts of a mesh's ranks."""
 
     def __init__(self, port: Port, missing: Sequence[int]) -> None:
         self.whole = np.zeros(port.shape, np_dtype(port.dtype))
@@ -53,7 +53,7 @@ class _Joined:
         self._holder: dict[Bounds, tuple[int, Array]] = {}
 
     def add(self, entry: EntryFunction, port: Port, rank: int, part: Array) -> None:
-        """Take a rank's local array."""
+        """Add a rank's local array."""
         place = entry.output_place(port)
         check_local(part, port, entry, rank, place)
         del self._missing[rank]
@@ -74,23 +74,23 @@ class _Joined:
 
 
 def same_bits(a: Array, b: Array) -> bool:
-    """Whether two arrays of one type are equal bit for bit (NaN and -0.0 included)."""
+    """Return whether two arrays of one type are equal bit for bit (NaN and -0.0 included)."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     word = np.dtype(f"u{a.dtype.itemsize}") if a.dtype.itemsize in (1, 2, 4, 8) else np.uint8
-    one, other = (np.ascontiguousarray(v).reshape(-1).view(word) for v in (a, b))
+    first, second = (np.ascontiguousarray(v).reshape(-1).view(word) for v in (a, b))
     return all(
-        bool((one[i : i + _CHUNK] == other[i : i + _CHUNK]).all())
-        for i in range(0, one.size, _CHUNK)
+        bool((first[i : i + _CHUNK] == second[i : i + _CHUNK]).all())
+        for i in range(0, first.size, _CHUNK)
     )
 
 
-def check_results(found: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]) -> None:
+def check_results(entries: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]) -> None:
     """Refuse (DIST0603) ranks that gave too few or too many results, and missing outputs."""
-    indices = {port.index for entry in found for port in entry.outputs}
+    indices = {port.index for entry in entries for port in entry.outputs}
     if sorted(indices) != list(range(len(indices))):
         raise wrong_module("module", f"the entries give outputs {sorted(indices)}: one is missing")
-    for entry in found:
+    for entry in entries:
         for rank in entry.ranks:
             if rank in results and len(results[rank]) != len(entry.outputs):
                 raise wrong_module(
@@ -101,13 +101,13 @@ def check_results(found: Sequence[EntryFunction], results: Mapping[int, Sequence
 
 
 def gather_outputs(
-    found: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
+    entries: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
 ) -> list[Array]:
-    """Whole outputs, in the order of the original function's flattened results.
+    """Return the whole outputs, in the order of the original function's flattened results.
 
     Parameters
     ----------
-    found : sequence of EntryFunction
+    entries : sequence of EntryFunction
     results : mapping of rank to its local results
         In ``dist.io`` order, of every rank.
 
@@ -117,9 +117,9 @@ def gather_outputs(
         DIST0604 when replicas (on one mesh or on several) differ in any bit, DIST0603 when an
         output is missing or has a wrong shape or type.
     """
-    check_results(found, results)
+    check_results(entries, results)
     joined: dict[int, dict[Any, tuple[str, _Joined]]] = {}
-    for entry in found:
+    for entry in entries:
         for k, port in enumerate(entry.outputs):
             mesh = entry.mesh_of(port)
             place = entry.output_place(port)
@@ -131,7 +131,7 @@ def gather_outputs(
 
 
 def _agreed(made: Mapping[Any, tuple[str, _Joined]]) -> Array:
-    """The output itself, which all meshes that give it must hold alike."""
+    """Return the output, which must be the same on all meshes that return it."""
     (first, whole), *others = made.values()
     for place, other in made.values():
         other.check(place)

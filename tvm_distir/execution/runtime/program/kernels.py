@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles Relax modules, for CPUs with loops a cache likes.
+"""Compile Relax modules, for CPUs with cache-friendly loops.
 
 TVM's default build keeps the loops of a contraction in the order of their definition, the
 reduction innermost: a matrix product then walks down the columns of its right operand, some 50
@@ -40,7 +40,7 @@ def _extents(sch: Any, loops: list[Any]) -> list[int] | None:
 
 
 def _leaves(sch: Any, rv: Any) -> list[Any]:
-    """Innermost blocks, in order."""
+    """Return the innermost blocks, in order."""
     inner = sch.get_child_blocks(rv)
     return [leaf for block in inner for leaf in _leaves(sch, block)] if inner else [rv]
 
@@ -50,7 +50,7 @@ def _divisor(size: int, wanted: tuple[int, ...]) -> int | None:
 
 
 def _small_plane(sch: Any, rv: Any, spatial: list[Any], reduction: list[Any]) -> None:
-    """Rows of few columns, as in the late layers of a convolutional network: both innermost."""
+    """Order the loops of small planes, as in late convolutional layers: both dims innermost."""
     sch.reorder(*spatial[:-2], *reduction, *spatial[-2:])
     block = sch.get(rv)
     kinds = {str(part.source.dtype) for part in (*block.reads, *block.writes)}
@@ -112,13 +112,13 @@ def _order_block(sch: Any, rv: Any) -> None:
 
 
 def _order_function(fn: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Reorder the contractions of one function; one that cannot be scheduled stays as it is."""
+    """Reorder the contractions of a function; those that cannot be scheduled stay unchanged."""
     try:
         sch = s_tir.Schedule(ir.IRModule({"main": fn}))
         for rv in _leaves(sch, sch.get_sblock("root", func_name="main")):
             _order_block(sch, rv)
     except (ScheduleError, RuntimeError, ValueError):
-        # An optional step: TVM's own order is correct too, merely slower.
+        # An optional step: TVM's order is correct too, merely slower.
         return fn
     return sch.mod["main"]
 
@@ -137,7 +137,7 @@ order_loops = tvm.transform.module_pass(_order_all, opt_level=0, name="tvm_disti
 
 
 def _has_threads(stmt: Any) -> bool:
-    """Whether a statement, or one inside of it, runs on threads of a GPU."""
+    """Return whether a statement, or one inside of it, runs on threads of a GPU."""
     if getattr(stmt, "thread_binding", None) is not None:
         return True
     if str(getattr(stmt, "attr_key", "")) == "thread_extent":
@@ -163,7 +163,7 @@ def _check_threads(mod: ir.IRModule, target: Any) -> None:
 
 
 def _build(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
-    """Build a legalised module by TVM's default pipeline, on a GPU with DLight's schedules."""
+    """Build a legalized module by TVM's default pipeline, on a GPU with DLight's schedules."""
     if "gpu" not in target.keys:
         mod = order_loops(mod) if target.kind.name == "llvm" else mod
         return tvm.compile(repair_kernels(mod), target)
@@ -174,7 +174,7 @@ def _build(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
 
 
 def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutable:
-    """Compile: legalise, order loops, repair kernels, TVM's default build.
+    """Compile a module: legalize, order loops, repair kernels, and run TVM's default build.
 
     The target is the one in scope (``with target:``), or else this machine's CPU.
 
@@ -187,7 +187,7 @@ def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutabl
     target = target_in_scope()
     try:
         with compile_turn():
-            mod = outline_branches(mod)  # else TVM hands storage of one branch to what follows it
+            mod = outline_branches(mod)  # else TVM hands storage of a branch to what follows it
             with target:
                 ready = tvm.transform.Sequential(kernel_passes())(mod)
             return _build(ready, target)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A level-5 module as calls of the kernels that TVM launches, and of collectives."""
+"""Rewrite a level-5 module to calls of kernels and collectives."""
 
 from __future__ import annotations
 

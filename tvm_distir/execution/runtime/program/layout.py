@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of every input and output each rank holds.
+"""Describe which part of every input and output each rank holds.
 
 Nothing here needs IR: TVM's runtime-only library is enough.
 """
@@ -32,7 +32,7 @@ Bounds = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Port:
-    """One input or output of an entry function.
+    """An input or output of an entry function.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Port:
     index_range: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """An item of ``dist.io``."""
+        """Return an item of ``dist.io``."""
         item = {
             "index": self.index,
             "name": self.name,
@@ -77,7 +77,7 @@ class Port:
 
 @dataclass(frozen=True)
 class EntryFunction:
-    """An entry function: what runs on all devices that belong to the same meshes.
+    """An entry function, which runs on all devices that belong to the same meshes.
 
     Attributes
     ----------
@@ -102,45 +102,45 @@ class EntryFunction:
     mesh_ranks: tuple[int, ...] = ()
 
     def mesh_of(self, port: Port) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shape and device ids of the mesh that a port lies on."""
+        """Return the shape and device ids of the mesh that a port lies on."""
         return port.mesh or (self.mesh_shape, self.mesh_ranks or self.ranks)
 
     def bounds(self, port: Port, rank: int) -> Bounds:
-        """The box of a whole tensor that a rank holds, padding left out."""
+        """Return the box of the full tensor that a rank holds, without padding."""
         sizes, ranks = self.mesh_of(port)
         coords = tuple(int(c) for c in np.unravel_index(ranks.index(rank), sizes))
         return tuple(shard_slices(port.shape, port.labels, sizes, coords))
 
     def local_shape(self, port: Port) -> tuple[int, ...]:
-        """Shape of every (padded) local array: ``ceil(n / k)`` per dim cut into k shards."""
+        """Return the (padded) local shape: ``ceil(n / k)`` per dim that is split into k shards."""
         sizes, _ = self.mesh_of(port)
         return tuple(int(n) for n in local_shape(port.shape, port.labels, sizes))
 
     def output_place(self, port: Port) -> str:
-        """Words for messages."""
+        """Return the text for messages."""
         return f'{self.function}/output {port.index} "{port.name}"'
 
 
 def wrong_module(place: str, what: str) -> EngineError:
-    """DIST0603, for a module that is not at level 5."""
+    """Return the error DIST0603 for a module that is not at level 5."""
     return EngineError(
         "DIST0603", what, place=place, remedy="Lower the module with LowerDistIR first."
     )
 
 
 def np_dtype(name: str) -> np.dtype[Any]:
-    """NumPy type of a TVM dtype name, ``bfloat16`` and the 8-bit floats through ml_dtypes."""
+    """Return the NumPy type of a TVM dtype name (``bfloat16`` and 8-bit floats by ml_dtypes)."""
     try:
         return np.dtype(name)
     except TypeError:
         import ml_dtypes
 
-        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return found
+        dtype_class: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype_class
 
 
 def read_port(item: Mapping[str, Any], place: str, mesh_shape: Sequence[int]) -> Port:
-    """Port of an item of ``dist.io``.
+    """Return the port of an item of ``dist.io``.
 
     Raises
     ------
@@ -172,42 +172,42 @@ def _port_mesh(item: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...
 
 
 def _index_range(numbers: Sequence[Any]) -> tuple[int, ...]:
-    found = tuple(int(n) for n in numbers)
-    if len(found) not in (2, 3):
-        raise ValueError(f"{len(found)} numbers for a range of indices")
-    return found
+    bounds = tuple(int(n) for n in numbers)
+    if len(bounds) not in (2, 3):
+        raise ValueError(f"{len(bounds)} numbers for a range of indices")
+    return bounds
 
 
 def _leaf_order(names: Sequence[str]) -> dict[str, int]:
-    """Order of the tensors ``x_0``, ``x_1_0``, ... of one tuple parameter by their numbers."""
+    """Return a sort key by numbers for tensors ``x_0``, ``x_1_0``, ... of a tuple parameter."""
     words = {n: [int(w) if w.isdigit() else w for w in n.split("_")] for n in names}
     return {name: i for i, name in enumerate(sorted(names, key=lambda n: words[n]))}
 
 
-def flat_inputs(found: Sequence[EntryFunction]) -> list[EntryFunction]:
-    """Count the inputs' positions over flattened parameters: those of a tuple share theirs."""
+def flat_inputs(entries: Sequence[EntryFunction]) -> list[EntryFunction]:
+    """Count the inputs' positions over flattened parameters, for tuples included."""
     names: dict[int, dict[str, None]] = {}
-    for entry in found:
+    for entry in entries:
         for port in entry.inputs:
             names.setdefault(port.index, {}).setdefault(port.name)
     if all(len(same) == 1 for same in names.values()):
-        return list(found)
+        return list(entries)
     flat: dict[tuple[int, str], int] = {}
     for index in range(max(names) + 1):
         order = _leaf_order(list(names.get(index, {"": None})))
         flat.update({(index, n): len(flat) + i for n, i in order.items()})
     return [
         replace(e, inputs=tuple(replace(p, index=flat[p.index, p.name]) for p in e.inputs))
-        for e in found
+        for e in entries
     ]
 
 
-def check_entries(found: Sequence[EntryFunction]) -> tuple[EntryFunction, ...]:
+def check_entries(entries: Sequence[EntryFunction]) -> tuple[EntryFunction, ...]:
     """Return the entries in mesh order; DIST0603 when two share a device.
 
     See :func:`flat_inputs` for the positions of their inputs.
     """
-    ordered = sorted(flat_inputs(found), key=lambda e: (e.mesh_index, e.function))
+    ordered = sorted(flat_inputs(entries), key=lambda e: (e.mesh_index, e.function))
     owner: dict[int, str] = {}
     for entry in ordered:
         devices = entry.mesh_ranks or entry.ranks

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Shared libraries of compiled modules: they need a C compiler, which links them."""
+"""Link shared libraries of compiled modules by a C compiler."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang")
 
 
 def find_compiler() -> str | None:
-    """The C++ or C compiler of this machine, None without one. ``CXX`` decides when it is set."""
+    """Return the C++ or C compiler of this machine, or None; ``CXX`` overrides the search."""
     named = os.environ.get(COMPILER_VARIABLE, "")
     for name in (named, *_COMPILERS):
-        found = shutil.which(name) if name else None
-        if found:
-            return found
+        compiler = shutil.which(name) if name else None
+        if compiler:
+            return compiler
     return None
 
 
 def need_compiler() -> str:
-    """The compiler, or DIST0112."""
+    """Return the compiler, or DIST0112."""
     compiler = find_compiler()
     if compiler is None:
         raise DependencyError(
@@ -81,7 +81,7 @@ def export_library(executable: Any, path: Path, compiler: str) -> None:
 
 
 def check_room(folder: Path, size_bytes: int = 0) -> None:
-    """Raise OSError where ``folder``, or that of temporary files, takes no so large a file."""
+    """Raise OSError if ``folder`` or the temporary folder has no space for a file of that size."""
     for where in (folder, None):
         with tempfile.TemporaryFile(dir=where) as probe:
             probe.write(bytes(max(_PROBE_BYTES, size_bytes)))
@@ -89,7 +89,7 @@ def check_room(folder: Path, size_bytes: int = 0) -> None:
 
 @contextmanager
 def _workspace(executable: Any) -> Iterator[tuple[str, list[int]]]:
-    """A folder whose object files lie in memory, and their descriptors.
+    """Yield a folder whose object files are in memory, and their descriptors.
 
     LLVM ends the process where it cannot write an object, so none goes to a disk.
     """

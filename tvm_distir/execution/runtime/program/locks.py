@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Locks of the threads of this process, which a forked child begins without."""
+"""Provide locks between threads that are free in a forked child."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Turn:
-    """A lock that a forked child begins without.
+    """A lock that is free in a forked child.
 
     A child holds copies of the locks of its parent, and not the threads that would release them.
 
@@ -33,7 +33,7 @@ class Turn:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Wait for the turn and keep it for a block."""
+        """Hold the lock for a block."""
         with self._lock:  # the one that is released, even if the block forks
             yield
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A level-5 module as something engines run: its entry functions, compiled when needed."""
+"""Wrap a level-5 module for engines, with entry functions that are compiled on demand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LIBRARIES = LibraryCache(64)
 
 
 def entry_module(mod: ir.IRModule, entry: str) -> ir.IRModule:
-    """The entry function and all it calls, directly or not, as a module of its own."""
+    """Return a module of the entry function and all functions that it reaches."""
     return ir.IRModule(reached_from(mod, [entry]), global_infos=mod.global_infos)
 
 
@@ -47,7 +47,7 @@ def compile_entry(mod: ir.IRModule, name: str) -> Any:
 
 
 class Lowered:
-    """A level-5 module with ``dist.io``, as engines take it.
+    """A level-5 module with ``dist.io`` as a runnable program.
 
     Parameters
     ----------
@@ -68,21 +68,21 @@ class Lowered:
 
     @functools.cached_property
     def axes(self) -> AxisTable:
-        """Names of the mesh axes that collectives work along."""
+        """Return the names of the mesh axes that collectives work along."""
         return axis_table(self.mod)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The same in every process for the same program; rarely that of another one, too."""
+        """Return a fingerprint of the program that every process computes alike."""
         return f"{int(tvm_ffi.structural_hash(self.mod)) & (1 << 64) - 1:016x}"
 
     @property
     def target(self) -> str:
-        """The target in scope, in TVM's JSON form."""
+        """Return the target in scope, in TVM's JSON form."""
         return str(target_in_scope())
 
     def library(self, entry: EntryFunction) -> Any:
-        """Runtime module that holds the entry function; compiled at its first use."""
+        """Return the runtime module that holds the entry function; compiled at its first use."""
         return compile_entry(self.mod, entry.function)
 
     def save(self, entry: EntryFunction, folder: Path) -> Path:

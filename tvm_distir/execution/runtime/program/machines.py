@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual machines of compiled libraries."""
+"""Create virtual machines of compiled libraries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make_machine(library: Any) -> VirtualMachine:
 
 
 class Machines:
-    """Virtual machines of a library; each running call has one of its own.
+    """A pool of a library's virtual machines; each running call has a separate machine.
 
     A machine keeps the registers of the call that it runs, so two calls cannot share it. One is
     made in some 60 us and holds less than 1 MB, because constants belong to the library. Idle

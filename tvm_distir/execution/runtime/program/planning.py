@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""From a level-5 module to TVM's storage plan, without generating code."""
+"""Plan the storage of a level-5 module by TVM, without generating code."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def plan_storage(mod: ir.IRModule) -> Storage:
 
 
 def _planned(mod: ir.IRModule) -> ir.IRModule:
-    """The passes of TVM's build up to where storage is decided."""
+    """Return the passes of TVM's build up to where storage is decided."""
     passes = [
         *kernel_passes(),
         relax.transform.RewriteDataflowReshape(),
@@ -92,7 +92,7 @@ def _planned(mod: ir.IRModule) -> ir.IRModule:
 
 
 class _Reader:
-    """Reads the blocks of one function: who takes them, when the last reference goes.
+    """Reads the blocks of a function: their users, and the end of their last reference.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class _Reader:
             self._put(var, None)
 
     def _keep(self, part: relax.Tuple) -> None:
-        """Hold a tuple inside an expression until the function ends: TVM kills variables alone."""
+        """Hold a tuple of an expression until the function ends, since TVM frees only variables."""
         self._put(("tuple", len(self.steps), len(self.at)), self._tree(part))
 
     def _take(self, var: Any, size: int, name: str) -> None:
@@ -183,7 +183,7 @@ class _Reader:
         self._put(var, len(self.count) - 1)
 
     def _choose(self, var: Any, value: relax.If) -> None:
-        """A branch, each of whose sides is a call."""
+        """Read a branch, each of whose sides is a call."""
         names, sides = [], []
         for side in (value.true_branch, value.false_branch):
             called = [b.value for b in all_bindings(side) if isinstance(b.value, ir.Call)]
@@ -195,7 +195,7 @@ class _Reader:
         self._returned(var, BRANCH, tuple(names), made.results, tree, given)
 
     def _arguments(self, fn: relax.Function, args: Sequence[Any]) -> list[Tree]:
-        """What a call gives, in the order of the callee's numbers."""
+        """Return the results of a call, in the order of the callee's numbers."""
         return [
             part
             for param, arg in zip(fn.params, args, strict=True)
@@ -228,7 +228,7 @@ class _Reader:
         self._put(var, mine(tree))
 
     def _name(self, call: ir.Call) -> None:
-        """Name the block of the last argument, which a kernel writes, after the first one."""
+        """Name the block of the last argument, which a kernel writes, as the first argument."""
         args = list(call.args)
         for arg in args[-1:] if args else ():
             for block in _leaves(self._tree(arg)):
@@ -263,14 +263,14 @@ class _Reader:
 
 
 def _given(ty: ir.Type, numbers: Iterator[int]) -> Tree:
-    """What a parameter holds: a number below 0 for each tensor in it, none of which is a block."""
+    """Return a number below 0 for each tensor in a parameter, none of which is a block."""
     if isinstance(ty, relax.TupleType):
         return tuple(_given(field, numbers) for field in ty.fields)
     return next(numbers)
 
 
 def _parts(ty: ir.Type, tree: Tree) -> Iterator[Tree]:
-    """The parts of what is given for a parameter, as :func:`_given` counts them."""
+    """Yield the parts of what is given for a parameter, as :func:`_given` counts them."""
     if not isinstance(ty, relax.TupleType):
         yield tree
         return
@@ -280,7 +280,7 @@ def _parts(ty: ir.Type, tree: Tree) -> Iterator[Tree]:
 
 
 def _sends(op: Any) -> bool:
-    """Whether an external function is a send: it returns a copy of what it sends."""
+    """Return whether an external function is a send: it returns a copy of what it sends."""
     return isinstance(op, relax.ExternFunc) and str(op.global_symbol) == _SEND
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What engines run: entry functions, and for each a library to make virtual machines of."""
+"""Define the programs that engines run: entry functions with a library for each."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ class Runnable(Protocol):
 
     @property
     def entries(self) -> tuple[EntryFunction, ...]:
-        """Entry functions, in mesh order."""
+        """Return the entry functions, in mesh order."""
         ...
 
     @property
     def axes(self) -> AxisTable:
-        """Names of the mesh axes that collectives work along."""
+        """Return the names of the mesh axes that collectives work along."""
         ...
 
     @property
     def stored(self) -> Mapping[int, Any]:
-        """Inputs that come with the program, by position; see ``bind_inputs``."""
+        """Return the inputs that are stored with the program, by position; see ``bind_inputs``."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """The same in every process for the same program; rarely that of another one, too."""
+        """Return a fingerprint of the program that every process computes alike."""
         ...
 
     @property
     def target(self) -> str:
-        """For what it is compiled, or would be compiled now: TVM's JSON form."""
+        """Return the target of the program, or else of a compilation now, in TVM's JSON form."""
         ...
 
     def library(self, entry: EntryFunction) -> Any:
-        """Runtime module that holds the entry function, in this process."""
+        """Return the runtime module that holds the entry function, in this process."""
         ...
 
     def save(self, entry: EntryFunction, folder: Path) -> Path:
-        """File from which another process can load it (:func:`load_saved`)."""
+        """Return the file from which another process can load it (:func:`load_saved`)."""
         ...
 
 
 def as_runnable(dist: Any) -> Runnable:
-    """A program as it is, a level-5 module wrapped."""
+    """Return a program as it is, a level-5 module wrapped."""
     if isinstance(dist, Runnable):
         return dist
     from .lowered import Lowered
@@ -62,7 +62,7 @@ def as_runnable(dist: Any) -> Runnable:
 
 
 def load_saved(path: Path, function: str) -> Any:
-    """Load what :meth:`Runnable.save` wrote; a module without a library is compiled here."""
+    """Load a file of :meth:`Runnable.save`; a module without a library is compiled."""
     if path.suffix == ".json":
         from .lowered import load_and_compile
 
@@ -75,7 +75,7 @@ def load_saved(path: Path, function: str) -> Any:
 
 @functools.cache
 def _load_extra_functions() -> None:
-    """Load what compiled code may call, such as sorting and top-k.
+    """Load the functions that compiled code may call, such as sorting and top-k.
 
     A process with TVM's runtime alone (``TVM_USE_RUNTIME_LIB=1``) does not do so by itself.
     """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that stay where they are: one part per rank, in memory or in a file."""
+"""Represent arrays as one part per rank, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Array = npt.NDArray[Any]
 
 @runtime_checkable
 class Stored(Protocol):
-    """An array that is not in memory, of which boxes can be read."""
+    """An array outside of memory, of which boxes can be read."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its whole shape."""
+        """Return the full shape."""
         ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Its element type."""
+        """Return the element type."""
         ...
 
     def read(self, bounds: Bounds) -> Array:
-        """Read one box, and no more than that."""
+        """Read one box only."""
         ...
 
 
@@ -85,20 +85,20 @@ def _cannot_join(what: str) -> EngineError:
 
 
 def read_part(part: Any) -> Array:
-    """A part as an array, read from its file if it is stored."""
+    """Return a part as an array, read from its file if it is stored."""
     if isinstance(part, Stored):
         return part.read(tuple((0, n) for n in part.shape))
     return np.asarray(part)
 
 
 def sharded_outputs(
-    found: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
+    entries: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
 ) -> list[ShardedArray]:
-    """Outputs as they lie on the ranks, in the order of the original function's results.
+    """Return the outputs as the ranks hold them, in the order of the original function's results.
 
     Parameters
     ----------
-    found : sequence of EntryFunction
+    entries : sequence of EntryFunction
     results : mapping of rank to its local results
         Of all ranks, or of those whose results are in this process.
 
@@ -107,11 +107,11 @@ def sharded_outputs(
     EngineError
         DIST0603 when an output is missing or has a wrong shape or type.
     """
-    check_results(found, results)
+    check_results(entries, results)
     parts: dict[int, dict[int, Array]] = {}
     boxes: dict[int, dict[int, Bounds]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
-    for entry in found:
+    for entry in entries:
         for k, port in enumerate(entry.outputs):
             shapes[port.index] = port.shape
             for rank in entry.ranks:

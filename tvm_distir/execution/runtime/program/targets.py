@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""For which target programs are compiled, and what can run them."""
+"""Choose the target of compiled programs, and check that this machine runs it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _CPU_KINDS = ("llvm", "c")
 
 
 def _host_features() -> set[str]:
-    """Features of this machine's CPU; none where TVM's runtime alone is loaded."""
+    """Return the features of this machine's CPU; none where TVM's runtime alone is loaded."""
     read = tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures", allow_missing=True)
     return {str(name) for name, has in read().items() if has} if read else set()
 
 
 def _level_features(level: str) -> set[str]:
-    """Features that a microarchitecture level has; none for other names."""
+    """Return the features that a microarchitecture level has; none for other names."""
     return {*_LEVELS["x86-64-v3"], *_LEVELS[level]} if level in _LEVELS else set()
 
 
 @functools.lru_cache(maxsize=1)
 def host_target() -> Any:
-    """TVM target of this machine: LLVM with the best x86-64 level that the CPU reports.
+    """Return LLVM's target of this machine, with the best x86-64 level that the CPU reports.
 
     LLVM's level 2 vectorises as level 3 does, and compiles in a third of the time.
     """
@@ -51,7 +51,7 @@ def host_target() -> Any:
 
 
 def target_in_scope() -> Any:
-    """The target of the ``with target:`` around the caller, else :func:`host_target`."""
+    """Return the target of the ``with target:`` around the caller, else :func:`host_target`."""
     return tvm.target.Target.current(allow_none=True) or host_target()
 
 

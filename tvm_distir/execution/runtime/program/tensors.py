@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Between TVM's tensors and NumPy's arrays, without copies where the two allow it."""
+"""Convert between TVM's tensors and NumPy's arrays, without copies where possible."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _SHARED = frozenset(
 
 
 def to_tensor(array: Array) -> Any:
-    """TVM tensor with a copy of the array's values, shape () included."""
+    """Return the TVM tensor with a copy of the array's values, shape () included."""
     return tvm.runtime.tensor(np.ascontiguousarray(array).reshape(array.shape))
 
 
 def to_array(tensor: Any) -> Array:
-    """Array over the tensor's memory, to be read only, or a copy where the type needs one."""
+    """Return a read-only array over the tensor's memory, or a copy where the type needs it."""
     if str(tensor.dtype) in _SHARED:
         return np.from_dlpack(tensor)
     copied: Array = tensor.numpy()
@@ -38,7 +38,7 @@ def to_array(tensor: Any) -> Array:
 
 
 def flat_tensors(value: Any) -> list[Any]:
-    """Leaves of a (nested) tuple or FFI array of tensors, in order."""
+    """Return the leaves of a (nested) tuple or FFI array of tensors, in order."""
     if isinstance(value, tvm.runtime.Tensor):
         return [value]
     return [leaf for item in value for leaf in flat_tensors(item)]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""``measure``: a program whose kernels have the times that they take on this machine."""
+"""Export a program with the measured times of its kernels on this machine."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Pro
 
 
 def _times(kernels: ir.IRModule, cached: bool) -> dict[str, float]:
-    """Seconds of each PrimFunc that is called, by its name."""
+    """Return the seconds of each PrimFunc that is called, by its name."""
     calls = _calls(kernels)
     file = CacheFile(CACHE / "kernels" / f"{_machine()}.json")
     known = (file.read(_decoded) if cached else None) or {}
@@ -93,15 +93,15 @@ def _times(kernels: ir.IRModule, cached: bool) -> dict[str, float]:
         if keys[name] not in known and keys[name] not in {keys[other] for other in missing}:
             missing[name] = call
     if missing:
-        found = {keys[name]: took for name, took in _run_all(kernels, missing).items()}
-        known.update(found)
+        measured = {keys[name]: took for name, took in _run_all(kernels, missing).items()}
+        known.update(measured)
         if cached:
-            file.update(_decoded, lambda there: json.dumps({**(there or {}), **found}).encode())
+            file.update(_decoded, lambda there: json.dumps({**(there or {}), **measured}).encode())
     return {name: known[key] for name, key in keys.items()}
 
 
 def _decoded(data: bytes) -> dict[str, float]:
-    """Times of a cache file.
+    """Return the times of a cache file.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def _decoded(data: bytes) -> dict[str, float]:
 
 
 def _calls(kernels: ir.IRModule) -> dict[str, relax.Call]:
-    """One call of each PrimFunc whose operands are tensors of fixed size."""
+    """Return one call of each PrimFunc whose operands are tensors of fixed size."""
     calls: dict[str, relax.Call] = {}
 
     def visit(expr: Any) -> None:
@@ -135,10 +135,10 @@ def _calls(kernels: ir.IRModule) -> dict[str, relax.Call]:
 
 
 def _run_all(kernels: ir.IRModule, calls: Mapping[str, relax.Call]) -> dict[str, float]:
-    """Seconds of kernels, compiled at once, each called by a function as programs call it."""
+    """Return the seconds of kernels, compiled together and called as programs call them."""
     prims = {gv: fn for gv, fn in kernels.functions.items() if isinstance(fn, tirx.PrimFunc)}
-    own = {f"timed_{name}": _function(call, f"timed_{name}") for name, call in calls.items()}
-    whole = ir.IRModule({**prims, **{ir.GlobalVar(name): fn for name, fn in own.items()}})
+    wrappers = {f"timed_{name}": _function(call, f"timed_{name}") for name, call in calls.items()}
+    whole = ir.IRModule({**prims, **{ir.GlobalVar(name): fn for name, fn in wrappers.items()}})
     target = target_in_scope()
     try:
         library = tvm.compile(repair_kernels(whole), target).jit()
@@ -166,7 +166,7 @@ def _function(call: relax.Call, name: str) -> relax.Function:
 
 
 def _arguments(call: relax.Call) -> list[Any]:
-    """Normal floats, whose times are those of trained models' values; integers are 0: in range."""
+    """Draw normal floats, as trained models have them, and integers 0, which are in range."""
     rng, out = np.random.default_rng(0), []
     for arg in call.args[1]:
         shape, dtype = known_shape(arg.ty), np_dtype(str(arg.ty.dtype))
@@ -178,7 +178,7 @@ def _arguments(call: relax.Call) -> list[Any]:
 
 
 def _timed(function: Any, arguments: list[Any]) -> float:
-    """Seconds of a call, the quickest of some runs: of this thread's own time."""
+    """Return the seconds of a call, the quickest of some runs: of this thread's time."""
     function(*arguments)
     count, best_s = 1, float("inf")
     for _ in range(_REPEATS):
@@ -195,13 +195,13 @@ def _timed(function: Any, arguments: list[Any]) -> float:
 
 
 def _key(fn: tirx.PrimFunc) -> str:
-    """Digest of a kernel, its name apart."""
+    """Return the digest of a kernel, its name apart."""
     text = fn.without_attr("global_symbol").script(show_meta=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _machine() -> str:
-    """Digest of what times depend on besides the kernel."""
+    """Return the digest of what times depend on besides the kernel."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():

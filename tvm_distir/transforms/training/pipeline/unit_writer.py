@@ -71,7 +71,7 @@ class UnitWriter:
         Whether gradients of weights are units of their own.
     going_on : callable
         From a function that begins sums over micro-batches to the one that goes on with them
-        (:class:`.sums.GoingOn`).
+        (:class:`.sums.ContinuedAccumulation`).
     binds_tuples : bool
         Whether tuples among the arguments of calls are values of their own: TVM's virtual machine
         lets go of what a variable holds, and of nothing else before the function ends.

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The engine ``mpi``: one process per rank.
+"""Run programs with the engine ``mpi``: one process per rank.
 
 Under ``mpirun -n N python program.py`` every process runs the same program and is one rank; from
 a plain process the engine starts ``mpirun`` itself (:mod:`~.mpi.launch`).
@@ -99,7 +99,7 @@ class MpiEngine(Engine):
         return results
 
     def join(self, program: Runnable, inputs: Inputs | None, outputs: str) -> list[Any]:
-        """Be one rank of the job that this process is part of."""
+        """Run as one rank of the job that this process is part of."""
         here = world(self.timeout_s)
         fabric = _fabric(here, program)
         try:
@@ -119,22 +119,22 @@ class MpiEngine(Engine):
         inputs: Inputs | None,
         outputs: str,
     ) -> list[Any]:
-        found = program.entries
+        entries = program.entries
         sources = agree(
             here, fabric, program, RunCall(program.fingerprint, outputs, inputs is not None)
         )
         local = inputs_of_rank(here, fabric, program, inputs, sources)
         results: dict[int, list[Array]] = {}
-        for entry in found:
+        for entry in entries:
             if fabric.rank in entry.ranks:
                 results[fabric.rank] = _execute(
                     fabric, program, entry, local.of(entry, fabric.rank)
                 )
-        ended = wait_for_end(here, fabric, found, results, outputs)
-        self.collectives = count_executed(program.axes, found, ExecutedCounts(ended))
+        ended = wait_for_end(here, fabric, entries, results, outputs)
+        self.collectives = count_executed(program.axes, entries, ExecutedCounts(ended))
         if outputs == "sharded":
-            return list(sharded_outputs(found, results))
-        return gather_outputs(found, collect(here, fabric, found, results, ended))
+            return list(sharded_outputs(entries, results))
+        return gather_outputs(entries, collect(here, fabric, entries, results, ended))
 
 
 def _fabric(here: World, program: Runnable) -> MpiFabric:
@@ -145,7 +145,7 @@ def _fabric(here: World, program: Runnable) -> MpiFabric:
 
 
 def _cause(fabric: MpiFabric, program: Runnable, err: BaseException) -> BaseException:
-    """The first failure of the job, as one of our errors where it is not an interruption."""
+    """Return the first failure of the job, as one of our errors where it is not an interruption."""
     rank, error = fabric.failure or (-1, err)
     if isinstance(error, DistIRError | KeyboardInterrupt | SystemExit):
         return error

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives between the ranks of an MPI job.
+"""Run collectives between the ranks of an MPI job.
 
 ``MPI_Allreduce`` promises no order of summation and knows no ``bfloat16``: here terms travel as
 bytes and every rank reduces its part with the reference of all engines
@@ -45,7 +45,7 @@ _EMPTY = np.empty(0, np.uint8)
 
 
 class MpiFabric(Transfers):
-    """Fabric of the ranks of one run, of which this process is one.
+    """A fabric of the ranks of a run, of which this process is one.
 
     Parameters
     ----------
@@ -71,30 +71,30 @@ class MpiFabric(Transfers):
 
     @property
     def rank(self) -> int | None:
-        """Device id of this process; None for one more than the mesh has devices."""
+        """Return the device id of this process; None for one more than the mesh has devices."""
         here = self._world.rank
         return self.ranks[here] if here < len(self.ranks) else None
 
     def process(self, rank: int) -> int:
-        """Process that is a rank."""
+        """Return the process that is a rank."""
         return self._process[rank]
 
     # What the engine needs ------------------------------------------------------------------
 
     @contextmanager
     def worker(self, rank: int) -> Iterator[None]:
-        """Context in which the calling thread is the worker ``rank``."""
+        """Enter a context in which the calling thread is the worker ``rank``."""
         yield
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Record the first failure and tell it to all."""
+        """Record the first failure and send it to all ranks."""
         if self.failure is not None or isinstance(error, Aborted):
             return
         self.failure, self.is_origin = (rank, error), True
         self._world.tell_failure(_sendable(error, rank, self._place))
 
     def finish(self, rank: int) -> None:
-        """Nothing: the end of a run is agreed on by :meth:`World.exchange`."""
+        """Do nothing: the end of a run is agreed on by :meth:`World.exchange`."""
 
     def check(self) -> None:
         """Raise :class:`Aborted` when a rank has failed."""
@@ -106,7 +106,7 @@ class MpiFabric(Transfers):
         raise Aborted
 
     def executed(self, rank: int) -> list[Executed]:
-        """Collectives this process executed."""
+        """Return collectives this process executed."""
         return [*self._executed, *self._exchanged.get(rank, [])]
 
     # Collectives ----------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class MpiFabric(Transfers):
         return result
 
     def _everywhere(self, rank: int, call: Collective, group: Sequence[int], x: Array) -> Array:
-        """Give every operand to every rank, which then applies the reference."""
+        """Send every operand to every rank, which then applies the reference."""
         terms = self._swap(rank, call, x, dict.fromkeys(group, x), dict.fromkeys(group, x.shape))
         return apply(call, [terms[r] for r in group])[group.index(rank)]
 
@@ -230,12 +230,13 @@ class MpiFabric(Transfers):
         return self._headers[key]
 
     def _compare(
-        self, rank: int, own: bytes, peer: int, other: bytes, group: Sequence[int]
+        self, rank: int, content: bytes, peer: int, other: bytes, group: Sequence[int]
     ) -> None:
-        if own == other:
+        if content == other:
             return
         mine, theirs = (
-            head[hashlib.sha256().digest_size :].decode(errors="replace") for head in (own, other)
+            head[hashlib.sha256().digest_size :].decode(errors="replace")
+            for head in (content, other)
         )
         raise EngineError(
             "DIST0611",
@@ -281,14 +282,14 @@ def _waits(call: Collective, missing: Sequence[int]) -> str:
 
 
 def _sendable(error: BaseException, rank: int, place: str) -> BaseException:
-    """The error as others can load it: ours as they are, others as DIST0612."""
+    """Return the error as others can load it: ours as they are, others as DIST0612."""
     if isinstance(error, DistIRError):
         return error
     return worker_failed(error, rank, place)
 
 
 def worker_failed(error: BaseException, rank: int, place: str) -> EngineError:
-    """DIST0612, with the last line of what a worker raised."""
+    """Return the error DIST0612 with the last line of a worker's exception."""
     lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
     return EngineError(
         "DIST0612",

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""How an MPI job ended: its first cause.
+"""Find the first cause of the end of an MPI job.
 
 A launcher that loses a process kills the others, and may then report any of them. So every worker
 has a guard: the process that the launcher knows, which does nothing but wait for the worker and
@@ -28,7 +28,7 @@ _EXIT = re.compile(r"EXIT CODE:\s*(\d+)", re.IGNORECASE)
 
 
 def fork_worker(folder: Path) -> int | None:
-    """Fork: the parent guards the child to its end.
+    """Fork a worker, which the parent guards to its end.
 
     Returns
     -------
@@ -77,7 +77,7 @@ def raise_failure(job: Job, folder: Path, code: int) -> None:
 
 
 def last_words(folder: Path) -> str:
-    """The end of what the job printed."""
+    """Return the end of what the job printed."""
     lines = _log(folder).splitlines()
     said = [line.strip() for line in lines if re.search(r"\w", line)]
     return " / ".join(said[-4:])[:600] or "not a word"
@@ -89,7 +89,7 @@ def _failures(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
 
 
 def _deaths(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
-    """What the guards saw of workers that had begun."""
+    """Return what the guards saw of workers that had begun."""
     deaths: list[tuple[float, BaseException]] = []
     for rank in job.ranks:
         begun = process_file(folder, rank)
@@ -110,7 +110,7 @@ def _died(job: Job, what: str) -> EngineError:
 
 
 def _launcher_tells(job: Job, folder: Path, code: int) -> str:
-    """Which process died of what: before its worker had begun, or together with its guard."""
+    """Return which process died of what, before its worker began or with its guard."""
     log = " ".join(re.findall(r"[^\s/]+", _log(folder)))
     dead = [job.ranks[int(n)] for n in _PROCESS.findall(log) if int(n) < len(job.ranks)]
     who = f"worker {dead[0]}" if dead else "a process"

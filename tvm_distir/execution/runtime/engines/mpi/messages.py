@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of one process to another: awaited until the peer has failed, ended or is too late."""
+"""Send messages between processes; waits end with a peer's failure, end or timeout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 
 class Messages:
-    """What a rank sends to and takes from single processes.
+    """The messages of a rank to and from single processes.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Messages:
     def next(
         self, process: int, tag: int, what: Callable[[], str]
     ) -> tuple[bytes, npt.NDArray[np.uint8], int] | None:
-        """The next message of a process, None while there is none.
+        """Return the next message of a process, None while there is none.
 
         Raises
         ------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting with growing pauses."""
+"""Poll with growing pauses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time has come."""
+        """Return whether the pause is over."""
         return time.monotonic() > self._end
 
     def pause(self) -> None:

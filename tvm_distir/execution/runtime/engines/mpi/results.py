@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""After a run: that all ranks have ended, and results on every process."""
+"""Wait for the end of all ranks, and collect the results on every process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Digests = dict[int, bytes]
 
 @dataclass(frozen=True)
 class Ended:
-    """What every process says when its rank has run to its end."""
+    """The report of a process after its rank has run to its end."""
 
     rank: int | None
     digests: Digests
@@ -35,35 +35,35 @@ class Ended:
 
 
 class ExecutedCounts:
-    """What the ranks executed, as counting asks for it."""
+    """The executions of the ranks, in the form for counting."""
 
     def __init__(self, ended: Sequence[Ended]) -> None:
         self._by_rank = {e.rank: e for e in ended}
 
     def executed(self, rank: int) -> list[Executed]:
-        """Collectives of a rank."""
+        """Return the collectives of a rank."""
         return self._by_rank[rank].executed
 
     def received(self, rank: int) -> list[tuple[Transfer, int]]:
-        """Transfers that came to a rank, and the bytes of an element."""
+        """Return the transfers that came to a rank, and the bytes of an element."""
         return self._by_rank[rank].received
 
 
 def _kept(entry: EntryFunction, port: Port, rank: int, part: Array) -> Array:
-    """The part of a local array that is not padding."""
+    """Return the part of a local array that is not padding."""
     return part[tuple(slice(0, b - a) for a, b in entry.bounds(port, rank))]
 
 
 def wait_for_end(
     here: World,
     fabric: MpiFabric,
-    found: Sequence[EntryFunction],
+    entries: Sequence[EntryFunction],
     results: Mapping[int, Sequence[Array]],
     outputs: str,
 ) -> list[Ended]:
-    """Wait until all ranks have ended; what each says of it."""
+    """Wait until all ranks have ended, and return their reports."""
     digests: Digests = {}
-    for entry in found:
+    for entry in entries:
         if outputs == "sharded" or fabric.rank not in entry.ranks:
             continue
         for k, (port, part) in enumerate(zip(entry.outputs, results[fabric.rank])):
@@ -88,11 +88,11 @@ def wait_for_end(
 def collect(
     here: World,
     fabric: MpiFabric,
-    found: Sequence[EntryFunction],
+    entries: Sequence[EntryFunction],
     results: Mapping[int, list[Array]],
     ended: Sequence[Ended],
 ) -> LocalResults:
-    """Local results of all ranks on every process; of replicas, one travels.
+    """Return the local results of all ranks on every process; of replicas, one travels.
 
     Raises
     ------
@@ -100,8 +100,8 @@ def collect(
         DIST0604 when replicas differ in any bit.
     """
     digests = {e.rank: e.digests for e in ended if e.rank is not None}
-    taken: dict[int, list[Array]] = {r: [] for e in found for r in e.ranks}
-    for entry in found:
+    taken: dict[int, list[Array]] = {r: [] for e in entries for r in e.ranks}
+    for entry in entries:
         for k, port in enumerate(entry.outputs):
             holder: dict[Bounds, tuple[int, Array]] = {}
             for rank in entry.ranks:
@@ -118,7 +118,7 @@ def collect(
 def _share(
     here: World, fabric: MpiFabric, rank: int, results: Mapping[int, list[Array]], k: int
 ) -> Array:
-    """Result ``k`` of a rank, from that rank to all processes."""
+    """Return the result ``k`` of a rank, from that rank to all processes."""
     if rank != fabric.rank:
         return fabric.messages.take_array(fabric.process(rank), GATHER, f"output of rank {rank}")[1]
     for other in here.others:

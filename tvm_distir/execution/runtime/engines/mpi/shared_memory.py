@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The names of MPICH's shared memory, taken from it in time."""
+"""Unlink the names of MPICH's shared memory early."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")
 
 
 def mapped_segments(maps: Path = _MAPS) -> set[str]:
-    """The names of MPICH's shared memory that a process maps, told by ``/proc/<pid>/maps``.
+    """Return the names of MPICH's shared memory that ``/proc/<pid>/maps`` lists.
 
     Empty where the file cannot be read: not Linux, or the process has ended.
     """
@@ -24,7 +24,7 @@ def mapped_segments(maps: Path = _MAPS) -> set[str]:
 
 
 def unlink_segments() -> None:
-    """Take the name from MPICH's shared memory, now that all processes of this host have it.
+    """Unlink MPICH's shared memory, which all processes of this host have opened.
 
     MPICH unlinks it when MPI ends; a job that is aborted or killed would leave it behind.
     """

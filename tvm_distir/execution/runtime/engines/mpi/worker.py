@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A process of an MPI job that :mod:`~.mpi.launch` started: one rank."""
+"""Run one rank in a process of an MPI job that :mod:`~.mpi.launch` started."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between the processes of an MPI job.
+"""Exchange messages between the processes of an MPI job.
 
 MPI itself knows neither timeouts nor the failure of a peer. All waiting here polls instead: for
 the message, for word of a failure, for the deadline.
@@ -44,12 +44,12 @@ _abandoned: list[Any] = []
 
 
 def as_bytes(array: npt.NDArray[Any]) -> Bytes:
-    """The elements of a contiguous array as bytes, without a copy."""
+    """Return the elements of a contiguous array as bytes, without a copy."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 class World:
-    """The processes of an MPI job, on communicators of their own.
+    """The processes of an MPI job, on separate communicators.
 
     Making one is collective: all processes of the job must do it.
 
@@ -90,20 +90,20 @@ class World:
 
     @property
     def others(self) -> list[int]:
-        """All processes but this one."""
+        """Return all processes but this one."""
         return [r for r in range(self.size) if r != self.rank]
 
     # Failures -------------------------------------------------------------------------------
 
     def tell_failure(self, error: BaseException) -> None:
-        """Tell every other process of a failure; does not wait."""
+        """Send a failure to every other process; does not wait."""
         text = pickle.dumps((self.rank, error))
         data = np.frombuffer(text, np.uint8)
         for other in self.others:
             self._sending.append(self._comm.Isend(data, other, FAILURE))
 
     def heard_failure(self) -> tuple[int, BaseException] | None:
-        """What another process told of its failure, with its number."""
+        """Return the failure that another process reported, with its number."""
         status = self._mpi.Status()
         if not self._comm.Iprobe(self._mpi.ANY_SOURCE, FAILURE, status):
             return None
@@ -113,7 +113,7 @@ class World:
         return told
 
     def abandon(self) -> None:
-        """Give the communicator up after a failure; what still travels keeps its memory."""
+        """Abandon the communicator after a failure; pending messages keep their memory."""
         deadline = Deadline(min(self.timeout_s, 2.0))
         while self._sending and not deadline.is_over:
             self._reap()
@@ -139,7 +139,7 @@ class World:
                 self._sending.append(self._comm.Isend(piece, peer, tag))
 
     def poll(self, peer: int, tag: int) -> tuple[bytes, Bytes, int] | None:
-        """The next message of a peer, if it has come: header, data with it, bytes that follow."""
+        """Return a peer's next message, if any: header, data, number of following bytes."""
         status = self._mpi.Status()
         if not self._comm.Iprobe(peer, tag, status):
             return None
@@ -151,7 +151,7 @@ class World:
         return buffer[_HEAD.size : start].tobytes(), data, data_bytes - data.nbytes
 
     def has_ended(self, peer: int) -> bool:
-        """Whether a peer waits for the end of the run: nothing else comes from it any more."""
+        """Return whether a peer waits for the end of the run and sends nothing more."""
         return bool(self._comm.Iprobe(peer, CONTROL))
 
     def receive_rest(self, peer: int, tag: int, out: Bytes) -> list[Any]:
@@ -184,7 +184,7 @@ class World:
             raise
 
     def turn(self, deadline: Deadline, check: Callable[[], None], what: Callable[[], str]) -> None:
-        """One turn of a loop that waits: is there a failure, is it too late; else pause.
+        """Check for failures and the timeout in a waiting loop, then pause.
 
         Raises
         ------
@@ -205,7 +205,7 @@ class World:
     def exchange(
         self, text: bytes, check: Callable[[], None], what: Callable[[list[int]], str]
     ) -> list[bytes]:
-        """Hand a few bytes to all processes; returns those of each. Ends when all have come."""
+        """Exchange a few bytes with all processes; returns those of each."""
         for other in self.others:
             self.post(other, CONTROL, text, np.empty(0, np.uint8))
         got = {self.rank: text}
@@ -231,7 +231,7 @@ _current: list[World] = []
 
 
 def world(timeout_s: float) -> World:
-    """The communicators of this process; made anew after a failure."""
+    """Return the communicators of this process; made anew after a failure."""
     if not _current:
         _current.append(World(timeout_s))
         _abort_when_dying(_current[0])
@@ -240,7 +240,7 @@ def world(timeout_s: float) -> World:
 
 
 def forget_world() -> None:
-    """After a failure: the next run gets new communicators."""
+    """Discard the communicators after a failure; the next run gets new ones."""
     while _current:
         _current.pop().abandon()
 

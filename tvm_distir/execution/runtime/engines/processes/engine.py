@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The engine ``processes``: one worker process per rank on this machine.
+"""Run programs with the engine ``processes``: one worker process per rank on this machine.
 
 The controller compiles each entry function to a library, which only the workers that run it
 load. Inputs, outputs and collectives go through nameless shared memory. The workers are
@@ -51,14 +51,14 @@ _numbers = itertools.count()
 
 
 class _SharedFabric(NativeFabric):
-    """The controller's side of a fabric: what workers counted comes in their replies."""
+    """The controller's side of a fabric; workers' counts come in their replies."""
 
     def __init__(self, ranks: Sequence[int], timeout_s: float) -> None:
         super().__init__(ranks, timeout_s, shared=True)
         self._done: dict[int, list[Executed]] = {}
 
     def note(self, rank: int, reply: Message) -> None:
-        """Keep what a worker counted."""
+        """Store a worker's counts."""
         self._done[rank] = [
             Executed(kind, tuple(tuple(g) for g in groups), size, count)
             for kind, groups, size, count in reply["executed"]
@@ -69,7 +69,7 @@ class _SharedFabric(NativeFabric):
         ]
 
     def executed(self, rank: int) -> list[Executed]:
-        """Collectives a rank executed, known once it has ended."""
+        """Return collectives a rank executed, known once it has ended."""
         return self._done.get(rank, [])
 
 
@@ -79,9 +79,9 @@ def _side(parts: Sequence[Sequence[int]]) -> Any:
 
 @dataclass
 class _Job:
-    """One run: what every rank is told, and the files that go with it."""
+    """A run: the requests to the ranks, and the files that go with them."""
 
-    found: Sequence[EntryFunction]
+    entries: Sequence[EntryFunction]
     fabric: _SharedFabric
     files: list[int] = field(default_factory=list)
     messages: dict[int, Message] = field(default_factory=dict)
@@ -91,21 +91,21 @@ class _Job:
 
     @property
     def ranks(self) -> list[int]:
-        """All ranks, mesh by mesh."""
-        return [rank for entry in self.found for rank in entry.ranks]
+        """Return all ranks, mesh by mesh."""
+        return [rank for entry in self.entries for rank in entry.ranks]
 
     def results(self) -> LocalResults:
-        """The local outputs; they stay in the shared memory, which lives as long as they do."""
+        """Return local outputs; they stay in the shared memory, which lives as long as they do."""
         memory = Memory(self.files[2], self.output_bytes)
         return {rank: [memory.array(p) for p in row] for rank, row in self.outputs.items()}
 
 
 def _place_inputs(job: _Job, local: LocalInputs) -> tuple[dict[int, list[Any]], int]:
-    """Write local arrays to memory, replicas once; places by rank, and the size in bytes."""
+    """Write local arrays to memory, replicas once; returns places by rank and the byte size."""
     layout = MemoryLayout()
     known: dict[int, tuple[Place, Array]] = {}
     places: dict[int, list[Any]] = {}
-    for entry in job.found:
+    for entry in job.entries:
         for rank in entry.ranks:
             arrays = local.of(entry, rank)
             for array in arrays:
@@ -121,7 +121,7 @@ def _place_inputs(job: _Job, local: LocalInputs) -> tuple[dict[int, list[Any]], 
 
 def _place_outputs(job: _Job) -> None:
     layout = MemoryLayout()
-    for entry in job.found:
+    for entry in job.entries:
         for rank in entry.ranks:
             job.outputs[rank] = [
                 layout.place(entry.local_shape(port), str(np_dtype(port.dtype)))
@@ -166,21 +166,21 @@ class ProcessesEngine(Engine):
         DependencyError
             DIST0110 without the native library, DIST0112 without a linker.
         """
-        found = program.entries
-        ranks = [r for e in found for r in e.ranks]
+        entries = program.entries
+        ranks = [r for e in entries for r in e.ranks]
         with run_turn():
-            job = _Job(found, _SharedFabric(ranks, self.timeout_s))
+            job = _Job(entries, _SharedFabric(ranks, self.timeout_s))
             try:
                 self._describe(job, program, local)
                 _run(job, self.timeout_s)
-                raise_failure(job.fabric, found)
-                self.collectives = count_executed(program.axes, found, job.fabric)
+                raise_failure(job.fabric, entries)
+                self.collectives = count_executed(program.axes, entries, job.fabric)
                 return job.results()
             finally:
                 close_all(job.files[1:])  # the fabric closes its own
 
     def _describe(self, job: _Job, program: Runnable, local: LocalInputs) -> None:
-        """Write down what each rank is to do."""
+        """Describe the work of each rank."""
         job.files.append(job.fabric.native.descriptor)
         places, input_bytes = _place_inputs(job, local)
         _place_outputs(job)
@@ -193,7 +193,7 @@ class ProcessesEngine(Engine):
             "input_bytes": input_bytes,
             "output_bytes": job.output_bytes,
         }
-        for entry in job.found:
+        for entry in job.entries:
             library = str(LIBRARIES.path(program, entry))
             for rank in entry.ranks:
                 job.messages[rank] = {
@@ -206,7 +206,7 @@ class ProcessesEngine(Engine):
 
 
 def _run(job: _Job, timeout_s: float) -> None:
-    """Hand the job to its workers and wait until all have ended or are given up."""
+    """Send the job to its workers and wait until all have ended or are abandoned."""
     workers = POOL.workers(job.ranks)
     running = dict(workers)
     try:
@@ -224,7 +224,7 @@ def _run(job: _Job, timeout_s: float) -> None:
 
 
 def _wait(job: _Job, running: dict[int, Worker], timeout_s: float) -> None:
-    """Take the workers that have ended out of ``running``, until none is left or worth it."""
+    """Remove workers that end from ``running``, until none is left or the wait is over."""
     watch = TerminationWatch(
         job.fabric, job.ranks, timeout_s, lambda: sum(ticks_of(w.pid) for w in running.values())
     )
@@ -250,7 +250,7 @@ def _wait(job: _Job, running: dict[int, Worker], timeout_s: float) -> None:
 
 def _lost(job: _Job, worker: Worker) -> None:
     """Record the end of a worker's process in the middle of a job."""
-    name = next(e.function for e in job.found if worker.rank in e.ranks)
+    name = next(e.function for e in job.entries if worker.rank in e.ranks)
     error = EngineError(
         "DIST0615",
         f"worker {worker.rank}: its process {worker.pid} {POOL.how_it_ended(worker)}",

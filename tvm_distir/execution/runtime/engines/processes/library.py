@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Programs written to a folder of this process, for its workers to load."""
+"""Write programs to a folder of this process, for its workers to load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Kept:
     path: Path
 
     def holds(self, program: Runnable, function: str) -> bool:
-        """Whether this is the library of a function of a program, for the same target."""
+        """Return whether this is the library of a function of a program, for the same target."""
         if (self.function, self.target) != (function, program.target):
             return False
         if self.program.fingerprint != program.fingerprint:
@@ -52,7 +52,7 @@ class LibraryFiles:
         self._numbers = itertools.count()
 
     def path(self, program: Runnable, entry: EntryFunction) -> Path:
-        """File from which a worker loads an entry; a path is never used for another program.
+        """Return the file from which a worker loads an entry; no path is used for two programs.
 
         Raises
         ------
@@ -62,22 +62,22 @@ class LibraryFiles:
             DIST0112 when the library cannot be linked.
         """
         name = entry.function
-        found = next((k for k in self._kept if k.holds(program, name)), None)
-        if found is None:
+        library = next((k for k in self._kept if k.holds(program, name)), None)
+        if library is None:
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="tvm_distir_")
             # Never the same name twice: a worker does not load a path again.
             folder = Path(self._folder.name) / str(next(self._numbers))
             folder.mkdir()
-            found = _Kept(program, name, program.target, program.save(entry, folder))
+            library = _Kept(program, name, program.target, program.save(entry, folder))
             for dropped in self._kept[: max(0, len(self._kept) + 1 - self._size)]:
                 self._kept.remove(dropped)
                 if Path(self._folder.name) in dropped.path.parents:
                     shutil.rmtree(dropped.path.parent, ignore_errors=True)
         else:
-            self._kept.remove(found)
-        self._kept.append(found)
-        return found.path
+            self._kept.remove(library)
+        self._kept.append(library)
+        return library.path
 
 
 LIBRARIES = LibraryFiles()

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays in nameless shared memory: what a run's inputs and outputs lie in.
+"""Store a run's inputs and outputs in nameless shared memory.
 
 The memory is a file without a name (memfd): processes get it as an open file, and it is gone
 with the last of them, so that nothing is left behind however they end.
@@ -31,7 +31,7 @@ _ZERO_COPY = frozenset("iuf")
 
 @dataclass(frozen=True)
 class Place:
-    """Where an array lies in a :class:`Memory`.
+    """The position of an array in a :class:`Memory`.
 
     Attributes
     ----------
@@ -47,16 +47,16 @@ class Place:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the array."""
+        """Return the bytes of the array."""
         return math.prod(self.shape) * np_dtype(self.dtype).itemsize
 
     def to_list(self) -> list[Any]:
-        """For a message."""
+        """Return the fields as a list for a message."""
         return [self.offset, list(self.shape), self.dtype]
 
     @classmethod
     def from_list(cls, parts: Sequence[Any]) -> Place:
-        """Out of a message."""
+        """Read the array out of a message."""
         offset, shape, dtype = parts
         return cls(int(offset), tuple(int(n) for n in shape), str(dtype))
 
@@ -68,7 +68,7 @@ class MemoryLayout:
         self.size_bytes = 0
 
     def place(self, shape: Sequence[int], dtype: str) -> Place:
-        """Place of one more array."""
+        """Return the place of one more array."""
         made = Place(self.size_bytes, tuple(shape), dtype)
         self.size_bytes += -(-made.size_bytes // _ALIGNMENT) * _ALIGNMENT
         return made
@@ -91,12 +91,12 @@ class Memory:
         self._bytes = np.frombuffer(mmap.mmap(file, max(size_bytes, 1), access=access), np.uint8)
 
     def array(self, place: Place) -> Array:
-        """Array over the memory itself."""
+        """Return the array over the memory itself."""
         part = self._bytes[place.offset : place.offset + place.size_bytes]
         return part.view(np_dtype(place.dtype)).reshape(place.shape)
 
     def tensor(self, place: Place) -> Any:
-        """TVM tensor, over the memory itself where NumPy and TVM share the type."""
+        """Return the TVM tensor, over the memory itself where NumPy and TVM share the type."""
         result = self.array(place)
         return tvm_ffi.from_dlpack(result) if result.dtype.kind in _ZERO_COPY else to_tensor(result)
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The worker processes of this process: started when needed, kept for the next run."""
+"""Manage the worker processes, which are started on demand and reused by later runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SERVER = "tvm_distir.execution.runtime.engines.processes.server"
 
 @dataclass
 class Worker:
-    """One worker process.
+    """A worker process.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class Pool:
         self._owner = os.getpid()
 
     def workers(self, ranks: Iterable[int]) -> dict[int, Worker]:
-        """Ready workers for these ranks; those missing are started.
+        """Return the ready workers for these ranks; those missing are started.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class Pool:
                 self.forget(worker)
 
     def how_it_ended(self, worker: Worker) -> str:
-        """Say how a worker whose channel is closed ended, and forget it."""
+        """Describe how a worker with a closed channel ended, and forget it."""
         deadline_s = time.monotonic() + _LAST_WORDS_S
         try:
             while worker.pid not in self._ends:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The server of worker processes: imports everything once, then forks a worker when asked.
+"""Serve worker processes: import everything once, then fork workers on request.
 
 ``python -m tvm_distir.execution.runtime.engines.processes.server FILE``, where FILE is the number
 of an open
@@ -25,7 +25,7 @@ from .wire import Closed, close_all, receive, send
 
 
 def _worker(channel: socket.socket, rank: int) -> NoReturn:
-    """Be a worker until its controller goes."""
+    """Run a worker until its controller ends."""
     status = 0
     try:
         die_with_parent()
@@ -60,7 +60,7 @@ class Server:
         signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Serve until the controller goes."""
+        """Serve until the controller ends."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between the controller, the server and the workers: small JSON, with open files.
+"""Send JSON messages and open files between controller, server and workers.
 
 Arrays never travel here; they lie in memory that the open files name
 (:mod:`tvm_distir.execution.runtime.engines.processes.memory`).
@@ -24,7 +24,7 @@ _MOST_FILES = 8
 
 
 class Closed(Exception):
-    """The other end has gone."""
+    """The exception for a closed peer."""
 
 
 def send(channel: socket.socket, message: Message, files: Sequence[int] = ()) -> None:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A worker process: runs its rank's part of one job after the other."""
+"""Run a rank's part of one job after the other in a worker process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _libraries: dict[str, Any] = {}
 
 
 def serve(channel: socket.socket, rank: int) -> None:
-    """Run jobs until the controller goes.
+    """Run jobs until the controller ends.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The engine ``threads``: one worker per rank in a Disco ``ThreadedSession`` of this process.
+"""Run programs with the engine ``threads``: one worker per rank in a ``ThreadedSession``.
 
 Each mesh's entry function is compiled whole; every worker has a virtual machine of its own, and
 the workers meet in a fabric (:mod:`~.collectives.fabric`). An exception that
@@ -50,7 +50,7 @@ _LOOK_S = 0.05
 
 @dataclass
 class ThreadJob:
-    """What the workers of one run share."""
+    """The state that the workers of a run share."""
 
     fabric: Watched
     machine: dict[int, Any]
@@ -78,7 +78,7 @@ def make_job(
     fabric: Callable[[Sequence[int], float], Watched],
     timeout_s: float,
 ) -> ThreadJob:
-    """What the workers need: a library each, and their inputs."""
+    """Return what the workers need: a library each, and their inputs."""
     ranks = [r for e in program.entries for r in e.ranks]
     job = ThreadJob(fabric(ranks, timeout_s), {}, {}, {})
     for entry in program.entries:
@@ -101,7 +101,7 @@ def one_thread_each(workers: int) -> Iterator[None]:
 
 
 def _invoke(number: int) -> None:
-    """Run one job's part on the calling worker. Lets no exception out."""
+    """Run a job's part on the calling worker; raises no exception."""
     job = _jobs.get(number)
     rank = int(tvm.get_global_func("runtime.disco.worker_rank")())
     if job is not None and rank in job.machine:
@@ -109,7 +109,7 @@ def _invoke(number: int) -> None:
 
 
 def work(job: ThreadJob, rank: int) -> None:
-    """Run one rank's part on the calling thread. Lets no exception out."""
+    """Run a rank's part on the calling thread; raises no exception."""
     try:
         with ccl.worker(job.fabric, rank):
             machine = make_machine(job.machine[rank])
@@ -124,7 +124,7 @@ def work(job: ThreadJob, rank: int) -> None:
 
 
 def wait(job: ThreadJob, timeout_s: float) -> bool:
-    """Wait for the workers of a job; False when some are given up."""
+    """Wait for the workers of a job; returns False when some are abandoned."""
     watch = TerminationWatch(job.fabric, sorted(job.machine), timeout_s)
     while True:
         try:
@@ -137,13 +137,13 @@ def wait(job: ThreadJob, timeout_s: float) -> bool:
 
 
 def _give_up(workers: int) -> None:
-    """Leave a session to its stuck worker: ending it would wait for it."""
+    """Abandon a session with a stuck worker, for which its end would wait."""
     session = _sessions.pop(workers)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
 def _begin_anew() -> None:
-    """Give up all sessions in a forked child: their threads are the parent's."""
+    """Abandon all sessions in a forked child, since their threads are the parent's."""
     _jobs.clear()
     for workers in list(_sessions):
         _give_up(workers)
@@ -153,7 +153,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _session(workers: int) -> Any:
-    """The process' session of that many workers; made once, as its threads live on."""
+    """Return process' session of that many workers; it is created once, as its threads live on."""
     if workers not in _sessions:
         disco = repair_disco()
         if disco is None:
@@ -212,11 +212,11 @@ class ThreadsEngine(Engine):
         DependencyError
             DIST0110 when the native library is needed and missing.
         """
-        found = program.entries
+        entries = program.entries
         job = make_job(program, local, ccl.FABRICS[self._implementation], self.timeout_s)
         self._call(job, max(job.machine) + 1)
-        raise_failure(job.fabric, found)
-        self.collectives = count_executed(program.axes, found, job.fabric)
+        raise_failure(job.fabric, entries)
+        self.collectives = count_executed(program.axes, entries, job.fabric)
         return job.outputs
 
     def _call(self, job: ThreadJob, workers: int) -> None:

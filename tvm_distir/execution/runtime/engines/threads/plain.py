@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Runs compiled entry functions with one plain thread per rank, without Disco.
+"""Run compiled entry functions with a plain thread per rank, without Disco.
 
 The collectives are the reference in NumPy. Works with TVM's runtime-only library.
 """
@@ -23,7 +23,7 @@ _COLLECTIVES = "python"
 
 
 class PlainEngine(Engine):
-    """What the engine virtual does with compiled functions.
+    """The engine for compiled functions with a plain thread per rank.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The engine ``virtual``: all ranks in one process, step by step.
+"""Run programs with the engine ``virtual``: all ranks in one process, step by step.
 
 The ranks of an entry run the same function, so each step is done for all of them before the next:
 compute segments with kernels TVM compiled (each distinct one once), collectives in NumPy. Entries
@@ -138,10 +138,10 @@ class _Run:
         return self.evaluate(function.result, env, count)
 
     def branch(self, step: IfStep, env: Mapping[relax.Var, PerRank], entry: EntryFunction) -> Steps:
-        """The branch all ranks take."""
+        """Return the branch that all ranks take."""
         values = self.evaluate(step.condition, env, len(entry.ranks))
         taken = [bool(to_array(v)) for v in values]
-        if any(one != taken[0] for one in taken):
+        if any(condition != taken[0] for condition in taken):
             first = taken.index(not taken[0])
             raise EngineError(
                 "DIST0604",
@@ -194,24 +194,24 @@ class VirtualEngine(Engine):
             given = plain.run_local(program, local)
             self.collectives = plain.collectives
             return given
-        found = program.entries
+        entries = program.entries
         state = _Run(program.mod, program.axes, self._kernels)
-        state.prepare(entry.function for entry in found)
+        state.prepare(entry.function for entry in entries)
         tasks = {
             i: state.function(entry.function, _columns(entry, local), entry)
-            for i, entry in enumerate(found)
+            for i, entry in enumerate(entries)
         }
         results = _take_turns(tasks, state.exchanges)
         self.collectives = state.exchanges.counter.counts()
         return {
             rank: [to_array(t) for t in flat_tensors(value)]
-            for i, entry in enumerate(found)
+            for i, entry in enumerate(entries)
             for rank, value in zip(entry.ranks, results[i])
         }
 
 
 def _columns(entry: EntryFunction, local: LocalInputs) -> list[PerRank]:
-    """Inputs one by one, each as a tensor per rank; replicas share theirs."""
+    """Return the inputs one by one, each as a tensor per rank; replicas share theirs."""
     made: dict[int, tuple[Array, Any]] = {}  # holds the array, so that no other takes its id
     columns: list[PerRank] = [[] for _ in entry.inputs]
     for rank in entry.ranks:

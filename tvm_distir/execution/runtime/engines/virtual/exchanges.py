@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of an entry exchange: collectives and transfers, counted."""
+"""Execute and count the collectives and transfers of an entry's ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PerRank = list[Value]
 
 
 class Exchanges:
-    """Where the entries of one run meet.
+    """The exchanges between the entries of a run.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Exchanges:
     def collective(
         self, step: CollectiveStep, values: PerRank | None, entry: EntryFunction
     ) -> Generator[None, None, PerRank]:
-        """Results of a collective of the entry's ranks, whose operands are ``values``."""
+        """Yield the results of a collective of the entry's ranks, whose operands are ``values``."""
         call, ranks = step.collective, entry.ranks
         groups = {rank: self._group_of(call, rank, entry, step.place) for rank in ranks}
         operands: dict[int, Array] = {}
@@ -81,7 +81,7 @@ class Exchanges:
 
     @staticmethod
     def _group_of(call: Collective, rank: int, entry: EntryFunction, place: str) -> tuple[int, ...]:
-        """Group of a rank."""
+        """Return the group of a rank."""
         for group in call.groups:
             if rank in group:
                 return group
@@ -95,7 +95,10 @@ class Exchanges:
     def _meet(
         self, call: Collective, operands: Mapping[int, Array], entry: EntryFunction, place: str
     ) -> Generator[None, None, Mapping[int, Array]]:
-        """Results of a collective with ranks of other entries; yields until they are there."""
+        """Yield the results of a collective with ranks of other entries.
+
+        Yields until they are there.
+        """
         shared = self._rendezvous.join(call, operands, place)
         while not shared.results:
             yield from self._wait(entry, place)
@@ -118,7 +121,7 @@ class Exchanges:
         return values
 
     def receive(self, step: TransferStep, entry: EntryFunction) -> Generator[None, None, PerRank]:
-        """What comes from another mesh to the entry's ranks; yields until it is there."""
+        """Yield until the transfer from another mesh has arrived at the entry's ranks."""
         transfer = step.transfer
         while not self._messages.is_there(transfer, entry.ranks):
             yield from self._wait(entry, step.place)

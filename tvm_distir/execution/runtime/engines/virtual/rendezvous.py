@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where the entries of the engine ``virtual`` meet: tiles in transit, shared collectives."""
+"""Exchange tiles and run shared collectives between entries of the engine ``virtual``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Route = tuple[int, tuple[int, ...], tuple[int, ...], int, int]
 
 
 class MessageQueues:
-    """Tiles on their way, in order of their sending on every route."""
+    """Queues of tiles in transit, in order of sending on every route."""
 
     def __init__(self) -> None:
         self._messages: dict[Route, deque[tuple[Transfer, Array]]] = {}
@@ -41,7 +41,7 @@ class MessageQueues:
                 messages.append((transfer, sent[tile.src][tile.src_slices()]))
 
     def is_there(self, transfer: Transfer, ranks: Sequence[int]) -> bool:
-        """Whether all tiles for some ranks have been posted."""
+        """Return whether all tiles for some ranks have been posted."""
         return all(
             self._messages.get(self._route(transfer, tile.src, tile.dst))
             for tile in transfer.tiles()
@@ -51,7 +51,7 @@ class MessageQueues:
     def take(
         self, transfer: Transfer, ranks: Sequence[int], dtype: np.dtype[Any], place: str
     ) -> dict[int, Array]:
-        """Take the tiles for some ranks; their (zero-padded) parts.
+        """Take the tiles for some ranks; returns their (zero-padded) parts.
 
         Raises
         ------
@@ -79,7 +79,7 @@ class MessageQueues:
 
 @dataclass
 class Rendezvous:
-    """One collective of ranks that run several entries.
+    """A collective of ranks that run several entries.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class RendezvousTable:
         self._open: dict[Groups, list[Rendezvous]] = {}
 
     def join(self, call: Collective, operands: Mapping[int, Array], place: str) -> Rendezvous:
-        """Bring the operands of an entry's ranks.
+        """Add the operands of an entry's ranks.
 
         Raises
         ------

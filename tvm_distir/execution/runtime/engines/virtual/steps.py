@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts a level-5 function into steps: compute segments, collectives, transfers, private calls.
+"""Split a level-5 function into steps: segments, collectives, transfers, private calls.
 
 A *segment* is a maximal run of bindings that TVM can compile alone; everything the engine must
 do itself stands between two segments.
@@ -31,7 +31,7 @@ from tvm_distir.support import EngineError
 class Segment:
     """Bindings to compile: ``module[KERNEL]`` takes ``inputs`` and returns ``outputs``.
 
-    Each is a key of its own: names need not be unique.
+    Each is a separate key: names need not be unique.
     """
 
     module: ir.IRModule
@@ -123,7 +123,7 @@ def _cannot(place: str, what: str, remedy: str) -> EngineError:
 
 
 def leaf_vars(expr: Any) -> list[relax.Var]:
-    """Variables in a (nested tuple of) variables, items and constants, in order."""
+    """Return the variables in a (nested tuple of) variables, items and constants, in order."""
     if isinstance(expr, relax.Var):
         return [expr]
     if isinstance(expr, relax.Tuple):
@@ -146,7 +146,7 @@ def _place(fn_name: str, var: relax.Var, value: Any) -> str:
 
 
 def _step(mod: ir.IRModule, fn_name: str, binding: Any) -> Step | None:
-    """The engine's own step for a binding, None when it belongs to a segment."""
+    """Return the engine's step for a binding, None when it belongs to a segment."""
     if isinstance(binding, relax.MatchCast):
         return None
     value, var = binding.value, binding.var
@@ -209,11 +209,11 @@ def _segment(
     mod: ir.IRModule, fn_name: str, bindings: Sequence[Any], needed: set[relax.Var]
 ) -> Segment | None:
     defined = [b.var for b in bindings]
-    own = set(defined)
+    defined_here = set(defined)
     inputs: dict[relax.Var, None] = {}
     for binding in bindings:
         for var in relax.analysis.free_vars(binding.value):
-            if var not in own:
+            if var not in defined_here:
                 inputs.setdefault(var)
     outputs = [v for v in defined if v in needed]
     seq = relax.SeqExpr([relax.BindingBlock(list(bindings))], relax.Tuple(outputs))
@@ -232,7 +232,7 @@ def _segment(
 def _runs(
     mod: ir.IRModule, name: str, body: relax.SeqExpr
 ) -> Iterator[tuple[Step | None, list[Any]]]:
-    """Runs of bindings without a step of the engine, each with the step that ends it."""
+    """Yield runs of bindings between the engine's steps, each with the step that ends it."""
     run: list[Any] = []
     for block in body.blocks:
         for binding in block.bindings:
@@ -246,7 +246,7 @@ def _runs(
 
 
 def all_steps(function: Steps) -> Iterator[Step]:
-    """The steps of a function, those of branches included."""
+    """Yield the steps of a function, those of branches included."""
     for step in function.steps:
         yield step
         if isinstance(step, IfStep):
@@ -255,7 +255,7 @@ def all_steps(function: Steps) -> Iterator[Step]:
 
 
 def make_steps(mod: ir.IRModule, name: str) -> Steps:
-    """Cut the function ``name`` of a level-5 module (without dataflow blocks) into steps."""
+    """Split the function ``name`` of a level-5 module (without dataflow blocks) into steps."""
     return _steps(mod, name, tuple(mod[name].params), mod[name].body)
 
 

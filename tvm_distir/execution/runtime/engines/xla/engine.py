@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The engine ``xla``: a second compiler, with collectives of its own, as a judge of ours."""
+"""Run programs with the engine ``xla``, a second compiler with separate collectives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .process import TIMEOUT_S, XlaCollective, missing, process_turn, running
 
 
 class XlaEngine(Engine):
-    """Runs level-5 modules of one mesh with XLA:CPU, as replicas on as many host devices.
+    """Runs level-5 modules of a mesh with XLA:CPU, as replicas on as many host devices.
 
     XLA merges collectives and reduces in orders of its own: its results are compared within
     tolerances, and what ran is not counted as our own engines count it.
@@ -49,8 +49,8 @@ class XlaEngine(Engine):
 
     @property
     def compiled(self) -> dict[str, int]:
-        """How many collectives of each kind (``all-reduce``, ...) XLA compiled last."""
-        return dict(Counter(one.kind for one in self.ran))
+        """Return how many collectives of each kind (``all-reduce``, ...) XLA compiled last."""
+        return dict(Counter(collective.kind for collective in self.ran))
 
     def check_available(self) -> None:
         """Refuse (DIST0111) to begin without JAX in this environment, where none else is named."""
@@ -84,11 +84,11 @@ class XlaEngine(Engine):
         text = to_stablehlo(mod, "replicas")
         with process_turn():
             worker = running(self._python, len(ranks), self.timeout_s)
-            found, self.ran = worker.run(
+            results, self.ran = worker.run(
                 text, arrays, len(ranks), replicas=True, timeout_s=self.timeout_s
             )
-        width = len(found) // len(ranks)
-        return {rank: found[i * width : (i + 1) * width] for i, rank in enumerate(ranks)}
+        width = len(results) // len(ranks)
+        return {rank: results[i * width : (i + 1) * width] for i, rank in enumerate(ranks)}
 
 
 def _unfit(what: str) -> EngineError:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The process in which XLA runs: started once per interpreter and number of devices."""
+"""Run XLA in a process, started once per interpreter and number of devices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ A process for each thread would hold several hundred MB.
 
 
 class XlaCollective(NamedTuple):
-    """One collective of a program that XLA compiled.
+    """A collective of a program that XLA compiled.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class XlaProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """Return whether the process can be asked."""
         return self._process.poll() is None
 
     def run(
@@ -113,7 +113,7 @@ class XlaProcess:
             Whole inputs; of replicas those of each device, device by device.
         devices : int
         replicas : bool
-            Whether devices are replicas, or partitions of one program.
+            Whether devices are replicas, or partitions of a program.
         timeout_s : float
             How long compiling and running may take; the process is killed then.
 
@@ -153,11 +153,11 @@ class XlaProcess:
                     remedy="See tvm_distir.to_stablehlo(module) for its text.",
                 )
             with np.load(paths["outputs.npz"]) as held:
-                found = [_typed(held[str(i)], kind) for i, kind in enumerate(answer["kinds"])]
-        return found, [XlaCollective(*one) for one in answer["collectives"]]
+                results = [_typed(held[str(i)], kind) for i, kind in enumerate(answer["kinds"])]
+        return results, [XlaCollective(*entry) for entry in answer["collectives"]]
 
     def close(self) -> int:
-        """End the process, which nobody asks any more; its exit status."""
+        """End the process and return its exit status."""
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(BrokenPipeError):
                 if pipe is not None:
@@ -165,12 +165,12 @@ class XlaProcess:
         return self._process.wait()
 
     def kill(self) -> None:
-        """End the process whatever it does."""
+        """Kill the process."""
         self._process.kill()
         self.close()
 
     def _asked(self, question: str | None, timeout_s: float) -> dict[str, Any]:
-        """Its answer to the question in a file, or its greeting; killed where none comes."""
+        """Return the process' answer to the question in a file; it is killed where none comes."""
         try:
             return self._answer(question, timeout_s)
         except BaseException:
@@ -215,7 +215,7 @@ class XlaProcess:
 
 
 def missing(python: str) -> DependencyError:
-    """An error for an interpreter that has no JAX."""
+    """Return an error for an interpreter that has no JAX."""
     return DependencyError(
         "DIST0111",
         f"the engine xla needs jax, which {python} cannot import",
@@ -225,24 +225,24 @@ def missing(python: str) -> DependencyError:
 
 
 def running(python: str, devices: int, timeout_s: float = TIMEOUT_S) -> XlaProcess:
-    """A process of an interpreter with at least so many devices, started where none is."""
+    """Return a process of an interpreter with at least so many devices, started where none is."""
     count = _LEAST_DEVICES
     while count < devices:
         count *= 2
-    found = _RUNNING.get((python, count))
-    if found is None or not found.is_alive:
-        found = _RUNNING[python, count] = XlaProcess(python, count, timeout_s)
-    return found
+    process = _RUNNING.get((python, count))
+    if process is None or not process.is_alive:
+        process = _RUNNING[python, count] = XlaProcess(python, count, timeout_s)
+    return process
 
 
 @atexit.register
 def _close_all() -> None:
-    for found in _RUNNING.values():
-        found.close()
+    for process in _RUNNING.values():
+        process.close()
 
 
 def _plain(array: Array) -> Array:
-    """An array of a type that NumPy can store."""
+    """Return an array of a type that NumPy can store."""
     if str(array.dtype) in np.sctypeDict:
         return array
     return array.view(f"u{array.dtype.itemsize}")

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What compiles and runs StableHLO with XLA:CPU; a script, run where JAX is.
+"""Compile and run StableHLO with XLA:CPU, as a script of an interpreter with JAX.
 
 It reads questions, each the path of a file of JSON, and answers each by a line of JSON. When nobody
 can ask any more it ends, whatever it does then. Neither this package nor TVM is
@@ -37,7 +37,7 @@ class Xla:
         self.version = str(jax.__version__)
 
     def compiled(self, text: str, count: int, replicas: bool) -> Any:
-        """A program for so many devices, as replicas or as partitions of one."""
+        """Return a program for so many devices, as replicas or as partitions of one."""
         from jax._src import compiler, xla_bridge
         from jax._src.interpreters import mlir
         from jaxlib._jax import DeviceList
@@ -60,7 +60,7 @@ class Xla:
         return backend.compile_and_load(module, devices, options, [])
 
     def run_replicas(self, program: Any, columns: list[list[Any]]) -> list[list[Any]]:
-        """Arrays of each device in, arrays of each device out."""
+        """Run on the arrays of each device, and return each device's results."""
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         devices = self._jax.devices()[: len(columns)]
@@ -77,7 +77,7 @@ class Xla:
         return [[np.asarray(result[i]) for result in results] for i in range(len(columns))]
 
     def run_whole(self, program: Any, arrays: list[Any], count: int) -> list[Any]:
-        """Whole arrays in, whole arrays out; the program says how they lie."""
+        """Run on full arrays, and return full arrays; the program states their shardings."""
         from jax._src.lib import xla_client
         from jax._src.sharding_impls import GSPMDSharding
 
@@ -102,7 +102,7 @@ class Xla:
 
 
 def _whole_shape(shape: tuple[int, ...], proto: Any) -> tuple[int, ...]:
-    """Shape of the array whose shard is of a shape."""
+    """Return the shape of the array whose shard is of a shape."""
     from jax._src.lib import xla_client
 
     sharding = xla_client.HloSharding.from_proto(proto)
@@ -112,7 +112,9 @@ def _whole_shape(shape: tuple[int, ...], proto: Any) -> tuple[int, ...]:
 
 
 def collectives(text: str, devices: int) -> list[tuple[str, int, int]]:
-    """Each collective of a compiled program: kind, bytes of a device's result, ranks of a group.
+    """Return each collective of a compiled program.
+
+    Kind, bytes of a device's result, ranks of a group.
 
     Parameters
     ----------
@@ -121,7 +123,7 @@ def collectives(text: str, devices: int) -> list[tuple[str, int, int]]:
     devices : int
         That run it: a collective that names no groups is of all of them.
     """
-    found = []
+    result = []
     for line in text.splitlines():
         match = _COLLECTIVE.search(line)
         if match is None:
@@ -134,8 +136,8 @@ def collectives(text: str, devices: int) -> list[tuple[str, int, int]]:
         ranks = devices
         if groups is not None:
             ranks = int(groups.group(1) or 1 + groups.group(2).count(","))
-        found.append((kind, sum(sizes), ranks))
-    return found
+        result.append((kind, sum(sizes), ranks))
+    return result
 
 
 def _bytes(kind: str, bits: str, shape: str) -> int:
@@ -179,7 +181,7 @@ def _answer(xla: Xla, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _listen(questions: queue.Queue[str]) -> None:
-    """Take questions, and end the process with who asks."""
+    """Read questions, and end the process with its controller."""
     for line in sys.stdin:
         questions.put(line.rstrip("\n"))
     os._exit(0)
