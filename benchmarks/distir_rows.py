@@ -25,7 +25,7 @@ from typing import Any
 from measure import cpu_seconds, interleaved, parser, print_setting, table
 
 import tvm_distir as td
-from tvm_distir.core.rewriting.collector import collector_paused
+from tvm_distir.core.rewriting.collector import gc_paused
 from tvm_distir.performance.program.program import Program
 from tvm_distir.planning.strategies.composition import make_plan
 
@@ -123,7 +123,7 @@ def distir_rows(folder: Path, repeat: int) -> Iterator[list[object]]:
     """A row of figures per row of DistIR's table."""
     for number, row in enumerate(ROWS):
         path = folder / f"{number}.json"
-        with collector_paused():
+        with gc_paused():
             td.export(lowered(row)).save(path)
         load_s, simulate_s = apart(path, repeat)
         whole_s = load_s + simulate_s
@@ -139,7 +139,7 @@ def device_rows(folder: Path, repeat: int) -> Iterator[list[object]]:
     first: list[float] = []
     for count in DEVICES:
         path = folder / f"devices{count}.json"
-        with collector_paused():
+        with gc_paused():
             local = on_devices(count)
             td.export(local).save(path)
         made = functools.partial(cpu_seconds, functools.partial(td.export, local))

@@ -23,8 +23,8 @@ from tvm import relax
 import tvm_distir as td
 from tvm_distir.execution.runtime.collectives import ccl
 from tvm_distir.execution.runtime.program.cores import THREADS_VARIABLE
-from tvm_distir.execution.runtime.program.layout import np_dtype
-from tvm_distir.execution.runtime.program.lowered import Lowered
+from tvm_distir.execution.runtime.program.io_layout import np_dtype
+from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.planning.strategies.composition import make_plan
 
 CASES = [
@@ -55,7 +55,7 @@ def lowered(spec: str, strategy: str, train: bool, workers: int) -> Any:
 
 def steps_s(mod: Any) -> list[float]:
     """Seconds of each step, of the slowest worker, on machines that stay."""
-    program = Lowered(mod)
+    program = LoweredProgram(mod)
     ranks = [rank for entry in program.entries for rank in entry.ranks]
     fabric, together = ccl.FABRICS["native"](ranks, 120.0), threading.Barrier(len(ranks))
     times: dict[int, list[float]] = {rank: [] for rank in ranks}

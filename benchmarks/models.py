@@ -22,11 +22,11 @@ import tvm_distir as td
 from tvm_distir.core.ir.attributes import PARAM_NAMES_ATTR
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schema import DEFAULT_MESH, MeshSpec, PlanRule, parse_open_placement
-from tvm_distir.models.zoo.blocks import causal_mask, layer_class, positions
 from tvm_distir.models.zoo.configs import GptConfig
 from tvm_distir.models.zoo.gpt_model import GptLayer
+from tvm_distir.models.zoo.transformer_blocks import causal_mask, layer_class, positions
 from tvm_distir.planning.strategies.composition import make_plan
-from tvm_distir.planning.strategies.training import with_updates
+from tvm_distir.planning.strategies.training_parts import with_updates
 
 DTYPE = "float32"
 MESH = {"dp": 2, "tp": 4}

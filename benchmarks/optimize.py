@@ -19,7 +19,7 @@ from measure import parser, print_setting, table
 from tvm import ir, relax
 
 import tvm_distir as td
-from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.ops import dist_op_name
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
@@ -34,10 +34,10 @@ from tvm_distir.planning.strategies.model_info import (
     parameter_rule,
     tensor_parameters,
 )
-from tvm_distir.planning.strategies.training import with_updates
+from tvm_distir.planning.strategies.training_parts import with_updates
 from tvm_distir.transforms.optimize.bucket import BucketGathers, BucketReductions
+from tvm_distir.transforms.optimize.collective_schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.optimize.passes import OptimizeCollectives
-from tvm_distir.transforms.optimize.schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.optimize.traffic import traffic
 
 Case = Callable[[int], tuple[ir.IRModule, Plan]]

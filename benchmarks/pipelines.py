@@ -67,7 +67,7 @@ def measured(case: Case, written_out: bool) -> dict[str, Any]:
         times_s[step], clock = now - clock, now
 
     import tvm_distir as td
-    from tvm_distir.core.rewriting.collector import collector_paused
+    from tvm_distir.core.rewriting.collector import gc_paused
     from tvm_distir.planning.strategies.composition import make_plan
     from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule
 
@@ -75,7 +75,7 @@ def measured(case: Case, written_out: bool) -> dict[str, Any]:
     numbers = {"micro_batches": case.micro_batches}
     numbers |= {"chunks": case.chunks} if case.chunks > 1 else {}
     options = ",".join(f"{key}={value}" for key, value in numbers.items())
-    with collector_paused():
+    with gc_paused():
         mod = td.zoo.gpt(**case.size)
         lap("zoo")
         schedule = {"kind": case.kind, "stages": case.mesh["pp"], **numbers}

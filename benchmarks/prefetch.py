@@ -15,8 +15,8 @@ from typing import Any
 
 import tvm_distir as td
 from tvm_distir.transforms.optimize.bucket import BucketReductions
+from tvm_distir.transforms.optimize.collective_schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.optimize.prefetch import PrefetchGathers
-from tvm_distir.transforms.optimize.schedule import ScheduleCollectives, SplitCollectives
 
 SYSTEM = td.System.load("dgx-a100")
 HALF: dict[str, Any] = {"dtype": "float16", "seq": 2048, "positions": 2048, "batch": 16}

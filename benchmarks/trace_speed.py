@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import tvm_distir as td
-from tvm_distir.core.rewriting.collector import collector_paused
+from tvm_distir.core.rewriting.collector import gc_paused
 from tvm_distir.planning.strategies.composition import make_plan
 
 SIZES = {"hidden": 25600, "layers": 128, "heads": 160, "seq": 2048, "positions": 2048, "batch": 1}
@@ -28,7 +28,7 @@ def main() -> None:
     )
     plan = make_plan(step, "pipeline:micro_batches=512+megatron", {"pp": 64, "tp": 8})
     program = td.export(td.distribute(step, plan))
-    with tempfile.TemporaryDirectory() as folder, collector_paused():
+    with tempfile.TemporaryDirectory() as folder, gc_paused():
         path = Path(sys.argv[1] if len(sys.argv) > 1 else Path(folder) / "t.pftrace")
         start_s = time.process_time()
         result = td.simulate(program, "dgx-a100")

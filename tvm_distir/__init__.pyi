@@ -1,13 +1,13 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
-from .core.cost_model.model import System as System
+from .core.cost_model.system import System as System
 from .core.ir.mesh import device_mesh as device_mesh
 from .core.plan.plan import Plan as Plan
 from .core.rewriting.dims import bind_dims as bind_dims
 from .execution.deployment.checkpoint import open_weights as open_weights
+from .execution.deployment.deploying import deploy as deploy
 from .execution.deployment.loading import load as load
-from .execution.deployment.writing import deploy as deploy
 from .execution.runtime.engines.registry import run as run
 from .execution.runtime.program.planning import plan_storage as plan_storage
 from .execution.runtime.program.sharded import ShardedArray as ShardedArray
@@ -29,7 +29,7 @@ from .planning.calibration.calibrate import calibrate as calibrate
 from .planning.search.auto_sharding import auto_shard as auto_shard
 from .planning.search.auto_sharding import label as label
 from .planning.search.driver import search as search
-from .planning.sweep.driver import sweep as sweep
+from .planning.sweep.sweep_driver import sweep as sweep
 from .transforms.distribute import distribute as distribute
 from .transforms.training.train_step import train_step as train_step
 

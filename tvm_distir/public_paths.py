@@ -42,7 +42,7 @@ PATHS = {
     "simulation": "performance.simulation",
     "strategy": "planning.strategies",
     "strategy.facts": "planning.strategies.model_info",
-    "strategy.training": "planning.strategies.training",
+    "strategy.training": "planning.strategies.training_parts",
     "system": "core.cost_model",
     "transform": "transforms",
     "transform.gradient": "transforms.training",

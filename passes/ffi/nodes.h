@@ -30,7 +30,7 @@ inline int32_t TypeIndex(std::string_view key) {
   return index;
 }
 
-// Numbers as Python reads them quickest: `numbers_of` in tvm_distir/core/rewriting/native/reading.py.
+// Numbers as Python reads them quickest: `numbers_of` in tvm_distir/core/rewriting/native/function_index.py.
 inline tvm::ffi::Bytes AsBytes(const Ints& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(int64_t)};
 }

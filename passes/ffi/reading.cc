@@ -32,7 +32,7 @@ using tvm::ffi::String;
 
 constexpr int64_t kNone = -1;
 
-// What a binding binds; tvm_distir/core/rewriting/native/reading.py has the same numbers.
+// What a binding binds; tvm_distir/core/rewriting/native/function_index.py has the same numbers.
 enum Kind : int64_t {
   kOpCall,
   kFunctionCall,

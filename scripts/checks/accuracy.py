@@ -20,10 +20,10 @@ import numpy as np
 
 import tvm_distir as td
 from tvm_distir.planning.calibration.calibrate import Calibration, calibrate
+from tvm_distir.planning.calibration.measured_rows import StepTimeModel
 from tvm_distir.planning.calibration.row_files import read_rows
-from tvm_distir.planning.calibration.rows import Row
+from tvm_distir.planning.calibration.rows import MeasuredStep
 from tvm_distir.planning.calibration.step_times import with_constants
-from tvm_distir.planning.calibration.steps import Model
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "measured"
 BEFORE = {
@@ -37,16 +37,16 @@ MULTI_WEIGHT = 5.0
 """Of rows over several nodes, of which there are few."""
 
 
-def tested(rows: list[Row], fitted: Calibration) -> str:
+def tested(rows: list[MeasuredStep], fitted: Calibration) -> str:
     """Mean and signed mean error of rows on Selene, by constants fitted elsewhere."""
     selene = with_constants(td.System.load("selene-megatron"), fitted.values)
-    times = Model(rows, selene).times_s({})
+    times = StepTimeModel(rows, selene).times_s({})
     error = 100 * (times / np.array([row.time_s for row in rows]) - 1)
     each = " ".join(f"{one:+.1f}" for one in error)
     return f"{np.abs(error).mean():.2f} | {error.mean():+.2f} | {each}"
 
 
-def several_nodes(rows: list[Row], found: Calibration) -> float:
+def several_nodes(rows: list[MeasuredStep], found: Calibration) -> float:
     """Mean error of the rows of several nodes, out of fold, from those by nodes."""
     per_node = found.system.intra_node.devices_per_node
     count = Counter(-(-row.devices // per_node) for row in rows)

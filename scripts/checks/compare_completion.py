@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import tvm_distir as td
-from tvm_distir.planning.strategies.training import new_names
+from tvm_distir.planning.strategies.training_parts import new_names
 from tvm_distir.support.errors.tree import DistIRError
 
 SETTINGS = (

@@ -25,11 +25,11 @@ import numpy.typing as npt
 
 import tvm_distir as td
 from tvm_distir.core.cost_model.clock import PICOSECONDS
-from tvm_distir.core.propagation.auto_sharding.costs import MeshPrices
+from tvm_distir.core.propagation.auto_sharding.mesh_costs import MeshPrices
 from tvm_distir.planning.search.candidates import Candidate, Constraints, Enumeration
 from tvm_distir.planning.search.estimates import ZERO, Estimator
 from tvm_distir.planning.search.layers import Layers
-from tvm_distir.planning.search.stage_partition import cut, shared_out
+from tvm_distir.planning.search.stage_partition import partition_stages, shared_out
 
 SYSTEM = td.System.load("dgx-a100")
 POLICIES = ("none", "full")
@@ -46,7 +46,7 @@ def cuts(count: int) -> int:
         parts = rng.randint(1, 5)
         needs = [[rng.randint(0, 9) for _ in times] for _ in range(parts)]
         room = rng.randint(3, 40)
-        found = cut(times, parts, needs, room)
+        found = partition_stages(times, parts, needs, room)
         fitting = [
             max(sum(times[a:b]) for a, b in pairs)
             for pairs in _ways(len(times), parts)

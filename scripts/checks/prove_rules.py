@@ -23,7 +23,7 @@ def lowered(words: list[str]) -> int:
     sys.path.insert(0, str(ROOT / "python"))
     from tests.core.ops.rule_lowered import NOT_LOWERED, prove_lowered
 
-    from tvm_distir.execution.rule_validation.table.table import TABLE
+    from tvm_distir.execution.rule_validation.table.all_cases import TABLE
 
     ran = differ = 0
     for case in TABLE:

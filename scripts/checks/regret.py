@@ -18,29 +18,29 @@ import numpy as np
 from accuracy import BEFORE, MEASURED
 
 import tvm_distir as td
+from tvm_distir.planning.calibration.measured_rows import StepTimeModel
 from tvm_distir.planning.calibration.row_files import read_rows
-from tvm_distir.planning.calibration.rows import Row
+from tvm_distir.planning.calibration.rows import MeasuredStep
 from tvm_distir.planning.calibration.step_times import with_constants
-from tvm_distir.planning.calibration.steps import Model
 
 ALLOWED = 0.02
 TABLES = ("vtrain_single_node", "vtrain_multi_node")
 
 
-def choices(rows: list[Row]) -> list[list[Row]]:
+def choices(rows: list[MeasuredStep]) -> list[list[MeasuredStep]]:
     """Rows of one model, number of devices and batch, two and more.
 
     What a tensor degree leaves of the vocabulary makes no other model.
     """
-    found: dict[tuple[int, ...], list[Row]] = defaultdict(list)
+    found: dict[tuple[int, ...], list[MeasuredStep]] = defaultdict(list)
     for row in rows:
         found[row.devices, row.global_batch, row.hidden, row.heads, row.layers, row.seq].append(row)
     return [group for group in found.values() if len(group) > 1]
 
 
-def regrets(groups: list[list[Row]], system: td.System) -> list[float]:
+def regrets(groups: list[list[MeasuredStep]], system: td.System) -> list[float]:
     """How much slower the configuration ranked first is than the best, per group."""
-    times = iter(Model([row for group in groups for row in group], system).times_s({}))
+    times = iter(StepTimeModel([row for group in groups for row in group], system).times_s({}))
     found = []
     for group in groups:
         priced = [next(times) for _ in group]

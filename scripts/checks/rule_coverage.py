@@ -31,7 +31,7 @@ def _reasons(rules: list[Rule]) -> list[str]:
 
 def print_ops() -> int:
     """Print the table of all ops."""
-    from tvm_distir.execution.rule_validation.table.table import TABLE, UNPROVED
+    from tvm_distir.execution.rule_validation.table.all_cases import TABLE, UNPROVED
 
     rules: dict[str, list[Rule]] = {}
     for case in TABLE:

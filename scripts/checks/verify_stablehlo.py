@@ -33,7 +33,7 @@ from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.engines.xla.engine import XlaEngine
 from tvm_distir.execution.runtime.engines.xla.process import XlaCollective, running
 from tvm_distir.models.mlir.parser import parse_module
-from tvm_distir.models.stablehlo.names import Names
+from tvm_distir.models.stablehlo.argument_names import ArgumentNames
 from tvm_distir.support.errors.tree import DistIRError
 
 _MESH = {"dp": 2, "tp": 2}
@@ -48,7 +48,7 @@ def titles_of(text: str) -> list[str]:
     """Names of a program's arguments, in order."""
     tree = parse_module(text)
     main = next(op for op in tree.operations if op.attributes.get("sym_name") == "main")
-    return Names(tree.locations, None, "").of(main).titles
+    return ArgumentNames(tree.locations, None, "").of(main).titles
 
 
 def difference(found: Sequence[Any], wanted: Sequence[Any]) -> float:

@@ -24,7 +24,7 @@ import tvm_distir as td
 from tvm_distir.core.ir.types import flat_types
 from tvm_distir.core.rewriting.calls import leaves_of
 from tvm_distir.execution.rule_validation.draws import small
-from tvm_distir.execution.rule_validation.table.table import TABLE
+from tvm_distir.execution.rule_validation.table.all_cases import TABLE
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.engines.xla.process import XlaProcess, running
 from tvm_distir.support.errors.tree import DistIRError

@@ -49,7 +49,7 @@ def pytest_configure() -> None:
     import virtual_workers
 
     import tvm_distir as td
-    from tvm_distir.execution.runtime.program.kernels import compile_module
+    from tvm_distir.execution.runtime.program.compilation import compile_module
 
     for name in (*REPLACED, NOT_NEEDED):
         if not hasattr(_ffi_api, name):

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .deployment.checkpoint import open_weights as open_weights
+from .deployment.deploying import deploy as deploy
+from .deployment.deploying import replaceable as replaceable
 from .deployment.loading import load as load
-from .deployment.writing import deploy as deploy
-from .deployment.writing import replaceable as replaceable
 from .runtime.collectives.legalize import register_legalization as register_legalization
 from .runtime.engines.registry import engine as engine
 from .runtime.program.planning import plan_storage as plan_storage

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import Plan, PlanLike, System, collector_paused
+from tvm_distir.core import Plan, PlanLike, System, gc_paused
 from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
 from tvm_distir.performance import Program, Result, export
@@ -194,7 +194,7 @@ def analyze(
     }  # fmt: skip
     if isinstance(train, bool):
         given["train"] = {} if train else None
-    with collector_paused():
+    with gc_paused():
         study = Study(
             model, plan, system=system, allocator=allocator,
             exporter=exporter(measure, allocator), **given,

@@ -19,9 +19,9 @@ def is_awaited() -> bool:
 @functools.cache
 def register() -> None:
     """Register errors and ops, once. TVM's runtime-only library knows no ops."""
-    from tvm_distir.core import collector_paused
+    from tvm_distir.core import gc_paused
 
-    with collector_paused():  # of TVM a hundred thousand objects stay
+    with gc_paused():  # of TVM a hundred thousand objects stay
         from tvm.base import _RUNTIME_ONLY
 
         from tvm_distir.support import register_with_ffi

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
-from .fusion.classes import ALIGNED as ALIGNED
 from .fusion.grouped import grouped as grouped
+from .fusion.kernel_classes import ALIGNED as ALIGNED
 from .fusion.profile import Profile as Profile
 from .fusion.profile import profile_names as profile_names
 from .memory.account import BufferGroup as BufferGroup
@@ -18,9 +18,9 @@ from .program.parts import Entry as Entry
 from .program.parts import Function as Function
 from .program.parts import Mesh as Mesh
 from .program.parts import Op as Op
+from .program.pipeline_program import Edge as Edge
+from .program.pipeline_program import PipelineProgram as PipelineProgram
 from .program.program import Program as Program
-from .program.staged import Edge as Edge
-from .program.staged import PipelineProgram as PipelineProgram
 from .program.storage import BRANCH as BRANCH
 from .program.storage import CALL as CALL
 from .program.storage import FREE as FREE
@@ -31,10 +31,6 @@ from .program.storage import StorageFunction as StorageFunction
 from .program.storage import StorageStep as StorageStep
 from .program.unit_phases import unit_phases as unit_phases
 from .simulation.batched import Batch as Batch
-from .simulation.costs import HOST as HOST
-from .simulation.costs import HOSTS as HOSTS
-from .simulation.costs import OpCosts as OpCosts
-from .simulation.costs import launched as launched
 from .simulation.critical import PathPart as PathPart
 from .simulation.critical import critical_path as critical_path
 from .simulation.device_results import Branch as Branch
@@ -43,6 +39,10 @@ from .simulation.device_results import DeviceGroupResult as DeviceGroupResult
 from .simulation.device_results import DeviceResult as DeviceResult
 from .simulation.device_results import FunctionTime as FunctionTime
 from .simulation.device_results import OpTime as OpTime
+from .simulation.op_costs import HOST as HOST
+from .simulation.op_costs import HOSTS as HOSTS
+from .simulation.op_costs import OpCosts as OpCosts
+from .simulation.op_costs import launched as launched
 from .simulation.result import PipelineResult as PipelineResult
 from .simulation.result import Result as Result
 from .simulation.simulator import simulate as simulate

@@ -10,4 +10,4 @@ from .strategies.registry import find_strategy as find_strategy
 from .strategies.registry import parse as parse
 from .strategies.registry import strategy_names as strategy_names
 from .study import Study as Study
-from .sweep.driver import sweep as sweep
+from .sweep.sweep_driver import sweep as sweep

@@ -39,7 +39,7 @@ from .strategies.context_parallelism import recompute_of
 from .strategies.memory_fit import REFERENCE_SYSTEM, evenly_cut, fitted
 from .strategies.pipelining import schedule_of
 from .strategies.registry import StrategySpec, parse
-from .strategies.training import with_updates
+from .strategies.training_parts import with_updates
 
 Recompute = str | Mapping[str, str]
 

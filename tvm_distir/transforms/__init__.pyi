@@ -16,6 +16,8 @@ from .distribute import pipeline as pipeline
 from .inline.passes import InlinePrivateFunctions as InlinePrivateFunctions
 from .optimize.bucket import BucketGathers as BucketGathers
 from .optimize.bucket import BucketReductions as BucketReductions
+from .optimize.collective_schedule import ScheduleCollectives as ScheduleCollectives
+from .optimize.collective_schedule import SplitCollectives as SplitCollectives
 from .optimize.fuse import FuseCollectives as FuseCollectives
 from .optimize.merge import MergeReductions as MergeReductions
 from .optimize.move import MoveGathers as MoveGathers
@@ -24,12 +26,10 @@ from .optimize.passes import OptimizeCollectives as OptimizeCollectives
 from .optimize.prefetch import PrefetchGathers as PrefetchGathers
 from .optimize.regather import GatherAgain as GatherAgain
 from .optimize.ring import RingAttention as RingAttention
-from .optimize.schedule import ScheduleCollectives as ScheduleCollectives
-from .optimize.schedule import SplitCollectives as SplitCollectives
 from .optimize.share import CancelCollectives as CancelCollectives
 from .optimize.share import ShareCollectives as ShareCollectives
-from .optimize.traffic import Change as Change
 from .optimize.traffic import Traffic as Traffic
+from .optimize.traffic import TrafficChange as TrafficChange
 from .optimize.traffic import TrafficInstrument as TrafficInstrument
 from .optimize.traffic import traffic as traffic
 from .optimize.unused import RemoveUnused as RemoveUnused
@@ -53,11 +53,11 @@ from .training.pipeline.body import StageBody as StageBody
 from .training.pipeline.body import When as When
 from .training.pipeline.expand_passes import ExpandSchedule as ExpandSchedule
 from .training.pipeline.expand_passes import RunInTurn as RunInTurn
-from .training.pipeline.places import Place as Place
-from .training.pipeline.places import Ports as Ports
+from .training.pipeline.places import IoPlacement as IoPlacement
+from .training.pipeline.places import StageInterface as StageInterface
 from .training.pipeline.sums import ContinuedAccumulation as ContinuedAccumulation
 from .training.pipeline.wires import NEXT_STAGE as NEXT_STAGE
-from .training.pipeline.wires import Wires as Wires
+from .training.pipeline.wires import MessageEndpoints as MessageEndpoints
 from .training.recompute.choice import AUTO as AUTO
 from .training.recompute.choice import Auto as Auto
 from .training.recompute.choice import read_recompute as read_recompute

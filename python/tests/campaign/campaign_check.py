@@ -26,7 +26,7 @@ from tvm_distir.core.passes.propagate.passes import PropagateSharding
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
-from tvm_distir.execution.runtime.program.layout import np_dtype
+from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.execution.verification.collective_counts import claimed_collectives, differences
 from tvm_distir.execution.verification.float32_reference import widened, widened_inputs
 from tvm_distir.support.errors.tree import DistIRError

@@ -13,7 +13,7 @@ from tvm import ir, relax
 
 from tests.campaign import campaign_ops, campaign_ops_nn, campaign_ops_rare
 from tests.campaign.campaign_writer import SIZE_WEIGHTS, SIZES, Callee, Item, Skip, Writer
-from tvm_distir.execution.runtime.program.layout import np_dtype
+from tvm_distir.execution.runtime.program.io_layout import np_dtype
 
 OPS = campaign_ops.OPS + campaign_ops_nn.OPS + campaign_ops_rare.OPS
 SHARES = np.array([share for share, _ in OPS]) / sum(share for share, _ in OPS)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_distir.execution.runtime.program.layout import np_dtype
+from tvm_distir.execution.runtime.program.io_layout import np_dtype
 
 EXACT_BOUNDS = {"float64": 2.0**50, "float32": 2.0**23, "float16": 2.0**10, "bfloat16": 2.0**7}
 """By float type: what sums of integers may come to, a factor of 2 below where they are rounded."""

@@ -14,8 +14,8 @@ from tvm.relax import op
 import tvm_distir as td
 from tvm_distir.core.ir.attributes import PARAM_NAMES_ATTR
 from tvm_distir.core.ir.placement import R
+from tvm_distir.core.rewriting.forward_pass import forward_bindings
 from tvm_distir.core.rewriting.scopes import all_bindings
-from tvm_distir.core.rewriting.steps import forward_bindings
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy

@@ -18,7 +18,7 @@ from tvm_distir.planning.strategies.model_info import (
     parameter_rule,
     tensor_parameters,
 )
-from tvm_distir.planning.strategies.training import with_updates
+from tvm_distir.planning.strategies.training_parts import with_updates
 from tvm_distir.transforms.optimize.bucket import BucketGathers, BucketReductions
 
 #: Vocabularies that divide by nothing: the table is padded.

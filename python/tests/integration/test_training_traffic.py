@@ -17,7 +17,7 @@ import tvm_distir as td
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schema import DEFAULT_MESH, PlanRule, parse_open_placement
 from tvm_distir.planning.strategies.composition import make_plan
-from tvm_distir.planning.strategies.training import with_updates
+from tvm_distir.planning.strategies.training_parts import with_updates
 
 MESH = {"dp": 2, "tp": 4}
 STRATEGY = "data_parallel+megatron"

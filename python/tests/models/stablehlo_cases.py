@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from tvm_distir.models.mlir.parser import parse_module
-from tvm_distir.models.stablehlo.names import Names
+from tvm_distir.models.stablehlo.argument_names import ArgumentNames
 
 DATA = Path(__file__).with_name("stablehlo_data")
 NAMES = sorted(path.stem for path in DATA.glob("*.mlir"))
@@ -20,7 +20,7 @@ def stored(name, mod):
     """Inputs in the order of the module's parameters, and the results of JAX."""
     tree = parse_module((DATA / f"{name}.mlir").read_text(encoding="utf-8"))
     main = next(op for op in tree.operations if op.attributes.get("sym_name") == "main")
-    titles = Names(tree.locations, None, name).of(main).titles
+    titles = ArgumentNames(tree.locations, None, name).of(main).titles
     params = mod["main"].params
     order = [titles.index(str(title)) for title in mod["main"].attrs["dist.param_names"]]
     with np.load(DATA / f"{name}.npz") as held:

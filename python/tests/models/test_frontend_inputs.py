@@ -13,7 +13,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_distir.core.rewriting.entries import keep_entry
-from tvm_distir.execution.verification.inputs import input_specs
+from tvm_distir.execution.verification.input_specs import input_specs
 from tvm_distir.execution.verification.random_inputs import draw_inputs, is_constant_filled
 from tvm_distir.models import zoo
 from tvm_distir.models.tvmscript import from_tvmscript

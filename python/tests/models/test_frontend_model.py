@@ -14,7 +14,7 @@ import onnx
 import pytest
 import tvm_ffi
 
-from tvm_distir.execution.verification.inputs import input_specs
+from tvm_distir.execution.verification.input_specs import input_specs
 from tvm_distir.models import zoo
 from tvm_distir.models.common.spec import check_model
 from tvm_distir.models.model import load_model

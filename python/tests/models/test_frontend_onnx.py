@@ -15,11 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tvm import relax
 
-from tvm_distir.execution.verification.inputs import input_specs
+from tvm_distir.execution.verification.input_specs import input_specs
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.models.model import from_onnx, load_weights
 from tvm_distir.models.onnx import gpt2
-from tvm_distir.models.onnx.inputs import static_shapes
+from tvm_distir.models.onnx.input_shapes import static_shapes
 from tvm_distir.models.onnx.resolve import resolve
 from tvm_distir.models.onnx.skeleton import strip_weights
 from tvm_distir.models.tvmscript import from_tvmscript

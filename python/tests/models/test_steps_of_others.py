@@ -14,7 +14,7 @@ from tvm.relax import op
 import tvm_distir as td
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
-from tvm_distir.models.common.steps import noted_step
+from tvm_distir.models.common.foreign_steps import noted_step
 from tvm_distir.support.errors.tree import ModelError, PlanError
 
 DATA = Path(__file__).parent / "stablehlo_data"

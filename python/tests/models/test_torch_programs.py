@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 
 import tvm_distir as td  # noqa: E402
 from tvm_distir.execution.runtime.engines.reference import Reference  # noqa: E402
-from tvm_distir.execution.verification.inputs import input_specs  # noqa: E402
+from tvm_distir.execution.verification.input_specs import input_specs  # noqa: E402
 from tvm_distir.interface.command import main  # noqa: E402
 from tvm_distir.models.model import load_model, load_weights  # noqa: E402
 from tvm_distir.models.torch.signature import as_array  # noqa: E402

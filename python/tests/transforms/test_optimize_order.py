@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from tvm_distir.transforms.optimize import schedule
+from tvm_distir.transforms.optimize import collective_schedule
 from tvm_distir.transforms.optimize.dependence import BlockNode
 
 
@@ -35,12 +35,14 @@ def _block(rng: random.Random) -> tuple[list[BlockNode], list[int]]:
     return nodes, spent_ps
 
 
-@pytest.mark.parametrize("window", schedule.WINDOWS)
+@pytest.mark.parametrize("window", collective_schedule.WINDOWS)
 def test_orders_are_orders(window) -> None:
     rng = random.Random(str(window))
     for _ in range(300):
         nodes, spent_ps = _block(rng)
-        order = schedule._order(nodes, spent_ps, schedule._due(nodes, spent_ps), window)
+        order = collective_schedule._order(
+            nodes, spent_ps, collective_schedule._due(nodes, spent_ps), window
+        )
         assert sorted(order) == list(range(len(nodes)))
         place = {node: number for number, node in enumerate(order)}
         assert all(place[d] < place[i] for i, node in enumerate(nodes) for d in node.deps)

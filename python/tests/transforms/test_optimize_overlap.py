@@ -16,16 +16,16 @@ import tvm_distir as td
 from tests.core.passes import lower_harness as h
 from tests.core.passes.local_harness import held, module, ops_of, reduce
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir import async_ops
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.entries import entry_memory
 from tvm_distir.support.errors.tree import LevelError
+from tvm_distir.transforms.optimize.binding_costs import BindingCosts
 from tvm_distir.transforms.optimize.bucket import BucketReductions
-from tvm_distir.transforms.optimize.costs import BindingCosts
+from tvm_distir.transforms.optimize.collective_schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.optimize.dependence import block_nodes, peak_bytes
 from tvm_distir.transforms.optimize.scan import Scan
-from tvm_distir.transforms.optimize.schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.optimize.traffic import traffic
 
 SYSTEM = System.load("laptop-cpu")

@@ -24,8 +24,8 @@ from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.support.errors.tree import LevelError
+from tvm_distir.transforms.optimize.collective_schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.optimize.prefetch import PrefetchGathers
-from tvm_distir.transforms.optimize.schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.optimize.traffic import traffic
 from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule
 

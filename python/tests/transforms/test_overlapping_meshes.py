@@ -28,8 +28,8 @@ from tvm_distir.execution.verification.collective_counts import claimed_collecti
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support.errors.tree import EngineError
 from tvm_distir.transforms.optimize.bucket import BucketReductions
+from tvm_distir.transforms.optimize.collective_schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.optimize.passes import OptimizeCollectives
-from tvm_distir.transforms.optimize.schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.optimize.traffic import traffic
 
 SYSTEM = td.System.load("dgx-a100")

@@ -84,22 +84,22 @@ class Differing:
 
     def _value(self, name: str, var: Any, value: Any, state: dict[Any, Any]) -> Any:
         if isinstance(value, relax.If):
-            axes = _all(self._of(value.cond, state))
+            axes = _all_axes(self._of(value.cond, state))
             if axes:
                 self.differing.append((name, var, axes))
             sides = [
                 self._body(name, seq, dict(state))
                 for seq in (value.true_branch, value.false_branch)
             ]
-            return _joined(sides)
+            return _union_axes(sides)
         if not isinstance(value, ir.Call):
             return self._of(value, state)
         given = tuple(self._of(arg, state) for arg in value.args)
         if isinstance(value.op, ir.GlobalVar) and isinstance(self.mod[value.op], relax.Function):
             return self._function(str(value.op.name_hint), self.mod[value.op], given)
         if dist_op_name(value) is not None:
-            return _collective(value, _all(given))
-        return _all(given)
+            return _collective(value, _all_axes(given))
+        return _all_axes(given)
 
 
 def _cut(key: Any, placement: str) -> Axes:
@@ -133,14 +133,14 @@ def _leaves(tree: Any) -> Iterator[Axes]:
         yield tree
 
 
-def _all(tree: Any) -> Axes:
+def _all_axes(tree: Any) -> Axes:
     """Return all axes of a (nested) tuple."""
     return NONE.union(*_leaves(tree))
 
 
-def _joined(trees: Sequence[Any]) -> Any:
+def _union_axes(trees: Sequence[Any]) -> Any:
     """Return the union of the axes of two values, field by field for tuples."""
     left, other = trees
     if isinstance(left, tuple) and isinstance(other, tuple):
-        return tuple(_joined(pair) for pair in zip(left, other))
-    return _all(left) | _all(other)
+        return tuple(_union_axes(pair) for pair in zip(left, other))
+    return _all_axes(left) | _all_axes(other)

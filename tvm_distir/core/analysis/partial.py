@@ -20,7 +20,7 @@ from tvm_distir.core.ir.types import FieldLeaves, is_private, value_types
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.match import match_factor
 from tvm_distir.core.ops.packed import is_packed_call
-from tvm_distir.core.rewriting.native.reading import FunctionView, read_functions
+from tvm_distir.core.rewriting.native.function_index import FunctionView, read_functions
 from tvm_distir.support import LevelError
 
 Axes = frozenset[int]

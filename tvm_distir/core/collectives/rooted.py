@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define in NumPy the collectives that have no level-5 op, over the arrays of a group.
 
-The native library must give these bits; see :mod:`~.collectives.meaning` for the rest.
+The native library must give these bits; see :mod:`~.collective_results.meaning` for the rest.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from tvm_distir.support import SimulationError
 
-from .model import System
 from .network import GroupLayout, pair_up
+from .system import System
 
 PICOSECONDS = 10**12
 _LARGEST_S = (1 << 62) / PICOSECONDS
@@ -19,7 +19,7 @@ _LARGEST_S = (1 << 62) / PICOSECONDS
 
 @dataclass(frozen=True)
 class KernelTime:
-    """The duration of a kernel and its bound (see :class:`.model.Roofline`)."""
+    """The duration of a kernel and its bound (see :class:`.system.Roofline`)."""
 
     duration_ps: int
     bound_by: str

@@ -96,7 +96,7 @@ def _signature(call: ir.Call, result: Any) -> str:
     return f"{' '.join(ins) or '-'} -> {' '.join(map(_shape_text, flat_types(result)))}"
 
 
-def _whole(rule: Rule) -> tuple[str, ...]:
+def _unsharded(rule: Rule) -> tuple[str, ...]:
     return tuple(
         f"{where}: {why}" for where, why in rule.why_whole.items() if why != "its extent is 1"
     )
@@ -118,7 +118,7 @@ def call_coverage(mod: ir.IRModule) -> tuple[CallCoverage, ...]:
                     describe_factor(f) + ("" if f.kind != "stat" else " (stat)")
                     for f in rule.factors
                 )
-                row = CallCoverage(name, signature, 0, rule.source, factors, _whole(rule))
+                row = CallCoverage(name, signature, 0, rule.source, factors, _unsharded(rule))
             except PropagationError as error:
                 row = CallCoverage(name, signature, 0, "none", (), (str(error),))
             key = (name, signature, "; ".join((*row.factors, *row.whole)))

@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from tvm_distir.core.ir.ops import dist_op_name
-from tvm_distir.core.rewriting.native.reading import OP_CALL, FunctionView
+from tvm_distir.core.rewriting.native.function_index import OP_CALL, FunctionView
 
-from .memory import learned
+from .class_memo import learned
 
 _UNKNOWN: Any = object()
 

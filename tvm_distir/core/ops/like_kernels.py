@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from tvm import ir
 
-from tvm_distir.core.rewriting.native.reading import FunctionView
+from tvm_distir.core.rewriting.native.function_index import FunctionView
 
+from .class_memo import learned
 from .kernels import Kernel, kernel_of
-from .memory import learned
 from .transposes import transposed_operands
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tvm_ffi
 from tvm import ir, relax, tirx
 
-from tvm_distir.core.ops.derive.call import derive_call
+from tvm_distir.core.ops.derive.derivation import derive_call
 from tvm_distir.core.ops.derive.primfunc import derive_primfunc
 from tvm_distir.core.rewriting.calls import TIR_CALLS, called_name
 from tvm_distir.support import PropagationError

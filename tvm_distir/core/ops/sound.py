@@ -15,7 +15,7 @@ import dataclasses
 
 from tvm import ir
 
-from tvm_distir.core.ops.derive.call import derive_call
+from tvm_distir.core.ops.derive.derivation import derive_call
 from tvm_distir.support import PropagationError
 
 from .dims import same

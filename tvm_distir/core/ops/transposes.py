@@ -9,7 +9,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir.types import static_shape
-from tvm_distir.core.rewriting.native.reading import FunctionView
+from tvm_distir.core.rewriting.native.function_index import FunctionView
 
 _PERMUTE = "relax.permute_dims"
 _MATMUL = "relax.matmul"

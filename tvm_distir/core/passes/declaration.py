@@ -14,7 +14,7 @@ import tvm
 from tvm import ir
 
 from tvm_distir.core.analysis.names import LEVELS
-from tvm_distir.core.rewriting.collector import collector_paused
+from tvm_distir.core.rewriting.collector import gc_paused
 from tvm_distir.support import REQUIRED, Option, UsageError, nearest, options_of, summary
 
 Rewrite = Callable[[ir.IRModule], ir.IRModule]
@@ -136,7 +136,7 @@ def module_pass(
 
             @tvm.transform.module_pass(opt_level=0, name=title)  # type: ignore[untyped-decorator]
             def run(mod: ir.IRModule, _: Any) -> ir.IRModule:
-                with collector_paused():
+                with gc_paused():
                     return rewrite(mod)
 
             return run

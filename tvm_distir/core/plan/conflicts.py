@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm_distir.support import PlanError
 
-from .names import is_pattern
+from .name_patterns import is_pattern
 from .schema import PlanRule, labels_text
 
 EVERYTHING = "*"

@@ -17,7 +17,7 @@ from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.support import Faults, MeshError, PlanError, nearest
 
 from .conflicts import give
-from .names import MAIN, is_pattern, match_name, plain_name
+from .name_patterns import MAIN, is_pattern, match_name, plain_name
 from .plan import Plan
 from .schema import MeshSpec, PlanRule, faults_of_plan, labels_text
 

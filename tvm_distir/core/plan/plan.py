@@ -14,10 +14,10 @@ from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.support import Faults, MeshError, PlanError, nearest
 
+from .plan_writer import plan_dict, save_plan
 from .reading import load_plan, read_own_rules, read_plan
 from .recomputation import read_plan_policies
 from .schema import MeshSpec, PlanRule, check_rule, faults_of_plan, find_mesh
-from .writing import plan_dict, save_plan
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from tvm_distir.core.ir.attributes import training_notes
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.support import DistIRError, PlanError, nearest, parse_int, shortened
 
-from .names import match_name
+from .name_patterns import match_name
 
 NONE, ATTENTION, CORE, SELECTIVE, FULL = "none", "attention", "core", "selective", "full"
 MEGATRON, CHECKPOINT = "megatron", "checkpoint"

@@ -12,7 +12,7 @@ from tvm_distir.core.ir.attributes import INPUTS_ATTR, NUM_INPUT_ATTR, param_nam
 from tvm_distir.core.ir.types import tensor_type
 from tvm_distir.support import PlanError
 
-from .names import MAIN, plain_name
+from .name_patterns import MAIN, plain_name
 
 DATA_NAMES = (
     "x",

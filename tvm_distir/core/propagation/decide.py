@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from tvm import ir
 
-from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.mesh import meshes
 from tvm_distir.core.propagation.solve.cost import Costs
-from tvm_distir.core.rewriting.collector import collector_paused
+from tvm_distir.core.rewriting.collector import gc_paused
 from tvm_distir.support import PropagationError
 
+from .cost_weights import costs_for
 from .decision import Decision
 from .driver import Propagator
 from .memory import within
 from .specialise import shared
-from .weights import costs_for
 
 
 def propagate(
@@ -60,7 +60,7 @@ def propagate(
             place="module",
             remedy="Run AnnotateSharding(plan), or set global_infos (mesh) yourself.",
         )
-    with collector_paused():
+    with gc_paused():
         propagator = Propagator(mod, costs or costs_for(mod, system), complete)
         decision = shared(propagator, propagator.run())
         if memory_bytes is not None:

@@ -37,7 +37,7 @@ ALL_ORDERS = 3
 """With at most so many axes every order is tried where axes compete, with more two."""
 
 
-class Labelling:
+class ShardingAssignment:
     """A sharding assignment of a module at given costs.
 
     Parameters
@@ -221,7 +221,7 @@ class Propagator:
     module : PlacedModule
     forced : mapping of str to Signature
         What all calls of a function must share.
-    labelling : Labelling
+    labelling : ShardingAssignment
         With what was asked for last.
     """
 
@@ -237,7 +237,7 @@ class Propagator:
         self.forced = signatures
         self._spread()
 
-    def set_free(self) -> None:
+    def free_parameters(self) -> None:
         """Start afresh; free parameters may be sharded over any axis."""
         self._free = True
         self._spread()
@@ -245,15 +245,15 @@ class Propagator:
     def _spread(self) -> None:
         unified = DimUnifier(self.module, self.forced, self._free, self._complete).run()
         self._reach = ReachabilityWalk(self.module, unified).run()
-        self.weigh(self.costs)
+        self.set_costs(self.costs)
 
-    def weigh(self, costs: Costs) -> None:
+    def set_costs(self, costs: Costs) -> None:
         """Start afresh with other weights."""
         self.costs = costs
         self.close()
         module, reach = self.module, self._reach
         prices = self._prices = take(costs.for_ops(*module.largest), module.axes)
-        self.labelling = Labelling(module, reach, prices, Problems(reach, self.forced))
+        self.labelling = ShardingAssignment(module, reach, prices, Problems(reach, self.forced))
 
     def run(self) -> Decision:
         """Decide every public function."""

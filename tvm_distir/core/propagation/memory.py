@@ -146,7 +146,7 @@ def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decisio
     if MemoryMeter(decision).kept().peak_bytes <= memory_bytes:
         return decision
     costs = solver.costs
-    solver.set_free()
+    solver.free_parameters()
     weight, best, least = FIRST_WEIGHT, None, MemoryMeter(decision).kept()
     while weight <= LAST_WEIGHT:
         candidate = _weighed(solver, costs, weight)
@@ -176,5 +176,5 @@ def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decisio
 
 
 def _weighed(solver: Propagator, costs: Costs, weight: int) -> Decision:
-    solver.weigh(replace(costs, keep=weight, hold=max(weight, costs.hold)))
+    solver.set_costs(replace(costs, keep=weight, hold=max(weight, costs.hold)))
     return solver.run()

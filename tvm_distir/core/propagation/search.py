@@ -23,7 +23,7 @@ from tvm_distir.core.propagation.solve.tables import PriceTables
 from tvm_distir.core.propagation.solve.template import ProblemTemplate, SketchedProblems
 
 from .decision import Decision
-from .driver import Labelling
+from .driver import ShardingAssignment
 from .module import PlacedModule
 from .reach import Given, ReachabilityWalk, ReachableAxes
 from .unify import DimClasses, DimUnifier
@@ -103,7 +103,7 @@ class WeightSearch:
         if self._sketching and any(x is None for label in labels.values() for x in label.values()):
             key = _key(labels, stored, parts)
             problems = SketchedProblems(reach, key, self._sketches)
-        decision = Labelling(self.module, reach, prices, problems, self._starts).run()
+        decision = ShardingAssignment(self.module, reach, prices, problems, self._starts).run()
         self._prices.release(prices)
         return decision
 

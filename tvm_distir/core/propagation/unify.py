@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm_distir.core.propagation.graph.graph import Graph, Node, PinLabels
-from tvm_distir.core.rewriting.native.classes import joined_classes
+from tvm_distir.core.rewriting.native.union_find import union_find
 
 from .decision import Signature
 from .module import PlacedModule
@@ -141,7 +141,7 @@ class DimUnifier:
             seeds += self._all_seeds(g)
         elif self.free and g.public:
             seeds += self._free_seeds(g)
-        roots = self._root[g.key] = joined_classes(g.offset[-1], groups)
+        roots = self._root[g.key] = union_find(g.offset[-1], groups)
         axes_of_root: dict[int, set[int]] = {}
         for x, a in seeds:
             axes_of_root.setdefault(roots[x], set()).add(a)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tvm_distir.core.cost_model.clock import PICOSECONDS, Clock
-from tvm_distir.core.cost_model.model import System
 from tvm_distir.core.cost_model.network import GroupLayout, wire_bytes
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.names import LOCAL_STEPS
 
 LAUNCH_BYTES = 64

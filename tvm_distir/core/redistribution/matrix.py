@@ -16,7 +16,7 @@ from tvm_distir.core.ops.dims import size_bytes
 from tvm_distir.core.solver.problem import INFINITE
 
 from .costs import Groups, StepCosts
-from .search import MAX_PAIRS
+from .path_search import MAX_PAIRS
 from .shards import bounds_of, lacking
 from .steps import KINDS, Space, exchange_step, steps_from
 from .transition import Transition

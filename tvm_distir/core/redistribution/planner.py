@@ -3,9 +3,9 @@
 """Plan the cheapest redistribution steps on a mesh within a memory bound.
 
 Steps are the collectives along mesh axes, and the *exchange*, in which every device gets exactly
-the tiles of its new shard that it lacks; :mod:`.search` finds the cheapest sequence. So a tensor
-is never gathered whole where an exchange does, slices come before gathers, and reductions scatter
-before anything else moves.
+the tiles of its new shard that it lacks; :mod:`.path_search` finds the cheapest sequence. So a
+tensor is never gathered whole where an exchange does, slices come before gathers, and reductions
+scatter before anything else moves.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.support import UsageError
 
 from .costs import RingCosts, StepCosts, SystemCosts
-from .search import PathSearch
+from .path_search import PathSearch
 from .steps import KINDS, Step
 from .transition import PlannerOptions, Redistribution, Transition
 

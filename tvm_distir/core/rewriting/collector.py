@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Pause the collector; nested uses are fine."""
     enabled = gc.isenabled()
     gc.disable()

@@ -37,7 +37,7 @@ from tvm_distir.support import MAX_INT, ModelError, nearest
 
 from .calls import TIR_CALLS, called_name, place_of
 from .functions import callees_first, retyped
-from .kernels import KernelCall, contradiction, specialise_kernel
+from .kernel_binding import KernelCall, contradiction, specialise_kernel
 
 _OP = re.compile(r'In ir\.Op\(.*?name="(?:relax\.)?([\w.]+)".*?support_level=\d+\), ')
 _SHORT = r"\1: "

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.execution.runtime.program.layout import Bounds
+from tvm_distir.execution.runtime.program.io_layout import Bounds
 from tvm_distir.support import EngineError
 
 Array = npt.NDArray[Any]

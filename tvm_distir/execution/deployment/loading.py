@@ -15,7 +15,7 @@ from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.registry import run
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.inputs import Inputs, input_ports
-from tvm_distir.execution.runtime.program.layout import Bounds, EntryFunction, Port
+from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port
 from tvm_distir.execution.runtime.program.runnable import load_saved
 from tvm_distir.execution.runtime.program.sharded import ShardedArray
 from tvm_distir.execution.runtime.program.targets import check_machine_runs

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
-from tvm_distir.execution.runtime.program.layout import EntryFunction, check_entries, read_port
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction, check_entries, read_port
 from tvm_distir.support import EngineError, JsonValue, digest_file, read_json, shortened
 
 MANIFEST = "manifest.json"

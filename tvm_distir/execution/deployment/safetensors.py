@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.execution.runtime.program.layout import np_dtype
+from tvm_distir.execution.runtime.program.io_layout import np_dtype
 
 from .boxes import FileArray, unreadable
 

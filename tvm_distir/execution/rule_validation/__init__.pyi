@@ -7,8 +7,8 @@ from .cases import var as var
 from .draws import above_one as above_one
 from .draws import bits as bits
 from .draws import distinct as distinct
-from .draws import halves as halves
 from .draws import index_below as index_below
+from .draws import multiples_of_half as multiples_of_half
 from .draws import nonzero as nonzero
 from .draws import positive as positive
 from .draws import specials as specials

@@ -13,7 +13,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from tvm_distir.execution.rule_validation.table.table import all_cases
+from tvm_distir.execution.rule_validation.table.all_cases import all_cases
 
 from .missing import missing
 from .proof import CHUNK, Proof, prove

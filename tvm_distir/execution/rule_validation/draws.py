@@ -45,7 +45,7 @@ def above_one(rng: np.random.Generator, shape: Shape) -> np.ndarray:
     return rng.choice([1.0, 1.5, 2.0, 4.0], shape)
 
 
-def halves(rng: np.random.Generator, shape: Shape) -> np.ndarray:
+def multiples_of_half(rng: np.random.Generator, shape: Shape) -> np.ndarray:
     """Draw multiples of a half, which are rounded."""
     return rng.integers(-4, 5, shape) / 2
 

@@ -21,7 +21,7 @@ from tvm import ir, relax
 from tvm_distir.core import Factor, describe_factor, static_shape
 
 from .cases import Case
-from .collectives import reduced
+from .collective_results import reduced
 from .machine import Machine
 from .program import whole_function
 from .proof import blocks, close

@@ -42,7 +42,7 @@ from tvm_distir.core import (
 from tvm_distir.support import LoweringError
 
 from .cases import Case
-from .collectives import meaning
+from .collective_results import meaning
 from .machine import Machine
 
 _CONSTANT = "Make it an operand of the case."

@@ -17,7 +17,7 @@ import numpy as np
 from tvm_distir.core import Factor, Rule
 
 from .cases import Case
-from .collectives import reduced
+from .collective_results import reduced
 from .machine import Machine
 from .program import CaseProgram, local_program, whole_function
 

@@ -33,8 +33,8 @@ from tvm_distir.transforms import OptimizeCollectives
 
 from .compare import TOLERANCES, compare_output, peak
 from .float32_reference import widened, widened_inputs
-from .instrumented import Traced, callee_name
-from .pairing import Pair, pairs_of
+from .instrumented import TracedProgram, callee_name
+from .pairing import ValuePair, pairs_of
 
 Array = npt.NDArray[Any]
 
@@ -113,14 +113,16 @@ class _Differs:
     allowed: float
 
 
-class _Both:
+class _ModulePair:
     """The original and the distributed module, side by side."""
 
-    def __init__(self, search: Bisection, original: Traced, distributed: Traced) -> None:
+    def __init__(
+        self, search: Bisection, original: TracedProgram, distributed: TracedProgram
+    ) -> None:
         self.search, self.original, self.distributed = search, original, distributed
         self.pairs = pairs_of(original, distributed)
 
-    def opened(self, number: int) -> _Both | None:
+    def opened(self, number: int) -> _ModulePair | None:
         """Inline the call at a step of the distributed module; returns None where that fails."""
         pair = next((p for p in self.pairs if p.leaf[0] == number), None)
         if pair is None or not self.distributed.can_open(number):
@@ -128,9 +130,11 @@ class _Both:
         there = pair.original[0]
         if not self.original.can_open(there):
             return None
-        return _Both(self.search, self.original.opened(there), self.distributed.opened(number))
+        return _ModulePair(
+            self.search, self.original.opened(there), self.distributed.opened(number)
+        )
 
-    def differing(self, pairs: Sequence[Pair]) -> list[_Differs | None]:
+    def differing(self, pairs: Sequence[ValuePair]) -> list[_Differs | None]:
         """Run both modules for these values; returns the difference of each."""
         wide = self.search.wide
         plain = self.original.returning([p.original for p in pairs])
@@ -168,9 +172,9 @@ def _spread(count: int) -> list[int]:
     return sorted({(i + 1) * count // probes - 1 for i in range(probes)})
 
 
-def _first(both: _Both, pairs: Sequence[Pair]) -> tuple[Pair, _Differs] | None:
+def _first(both: _ModulePair, pairs: Sequence[ValuePair]) -> tuple[ValuePair, _Differs] | None:
     """Return the first differing value; None when the last values of the search do not differ."""
-    result: tuple[Pair, _Differs] | None = None
+    result: tuple[ValuePair, _Differs] | None = None
     while pairs:
         spread = _spread(len(pairs))
         differing = both.differing([pairs[i] for i in spread])
@@ -185,7 +189,7 @@ def _first(both: _Both, pairs: Sequence[Pair]) -> tuple[Pair, _Differs] | None:
     return result
 
 
-def _operands(both: _Both, pair: Pair) -> list[Pair]:
+def _operands(both: _ModulePair, pair: ValuePair) -> list[ValuePair]:
     """Return the values that the binding of a value reads, aliases resolved."""
     step = both.distributed.steps[pair.leaf[0]]
     read = set(variables(step.value))
@@ -193,7 +197,7 @@ def _operands(both: _Both, pair: Pair) -> list[Pair]:
     return [p for p in both.pairs if p.leaf[0] in numbers]
 
 
-def _culprit(both: _Both, pair: Pair, how: _Differs) -> tuple[Pair, _Differs]:
+def _culprit(both: _ModulePair, pair: ValuePair, how: _Differs) -> tuple[ValuePair, _Differs]:
     """Return the earliest value among what a differing one reads, directly or not, that differs."""
     while True:
         operands = _operands(both, pair)
@@ -203,7 +207,7 @@ def _culprit(both: _Both, pair: Pair, how: _Differs) -> tuple[Pair, _Differs]:
         pair, how = earlier
 
 
-def _first_of(both: _Both, pairs: Sequence[Pair]) -> tuple[Pair, _Differs] | None:
+def _first_of(both: _ModulePair, pairs: Sequence[ValuePair]) -> tuple[ValuePair, _Differs] | None:
     if not pairs:
         return None
     differing = both.differing(pairs)
@@ -227,9 +231,9 @@ def first_difference(search: Bisection) -> Fault | None:
     level_3 = PropagateSharding(complete=search.plan.complete)(
         AnnotateSharding(search.plan)(search.mod)
     )
-    both = _Both(search, Traced.of(search.plain), Traced.of(level_3))
+    both = _ModulePair(search, TracedProgram.of(search.plain), TracedProgram.of(level_3))
     fault: Fault | None = None
-    pairs: Sequence[Pair] = both.pairs
+    pairs: Sequence[ValuePair] = both.pairs
     for _ in range(MOST_CALLS):
         first = _first(both, pairs)
         if first is None:
@@ -248,7 +252,7 @@ def first_difference(search: Bisection) -> Fault | None:
     return fault
 
 
-def _fault(both: _Both, number: int, how: _Differs) -> Fault:
+def _fault(both: _ModulePair, number: int, how: _Differs) -> Fault:
     step = both.distributed.steps[number]
     op, name = op_name(step.value), str(step.var.name)
     return Fault(step.function, name, op, how.rank, how.max_abs_diff, how.allowed)

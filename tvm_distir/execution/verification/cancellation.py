@@ -20,7 +20,7 @@ from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.transforms import InlinePrivateFunctions
 
 from .compare import TOLERANCES, OutputReport, compare_output, peak
-from .instrumented import Traced
+from .instrumented import TracedProgram
 
 Array = npt.NDArray[Any]
 
@@ -55,7 +55,7 @@ def with_terms(
     wrong = [r.index for r in reports if not r.equal and np.isfinite(r.max_abs_diff)]
     if not wrong:
         return tuple(reports)
-    traced = Traced.of(InlinePrivateFunctions()(plain))
+    traced = TracedProgram.of(InlinePrivateFunctions()(plain))
     terms = {i: leaf_terms for i in wrong if (leaf_terms := _terms(traced, i))}
     if not terms:
         return tuple(reports)
@@ -71,7 +71,7 @@ def with_terms(
     return tuple(judged)
 
 
-def _terms(traced: Traced, index: int) -> list[int]:
+def _terms(traced: TracedProgram, index: int) -> list[int]:
     """Return the steps whose values an output sums; none where it is no sum."""
     numbers = {step.var: number for number, step in enumerate(traced.steps)}
     result = traced.mod[traced.entry].body.body

@@ -29,7 +29,7 @@ import tvm
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_distir.execution.runtime.program.layout import np_dtype
+from tvm_distir.execution.runtime.program.io_layout import np_dtype
 
 from .compare import OutputReport, compare_output, peak, root_mean_square
 

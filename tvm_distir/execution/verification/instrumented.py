@@ -42,7 +42,7 @@ def _item(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedProgram:
     """A module's entry as steps, without dataflow blocks.
 
     Attributes
@@ -58,10 +58,10 @@ class Traced:
     entry: str
 
     @staticmethod
-    def of(mod: ir.IRModule) -> Traced:
+    def of(mod: ir.IRModule) -> TracedProgram:
         """Trace a module's entry; the module is not changed."""
         plain, name = relax.transform.ToNonDataflow()(mod), entry_of(mod)
-        return Traced(plain, tuple(_steps(plain[name], name)), name)
+        return TracedProgram(plain, tuple(_steps(plain[name], name)), name)
 
     def can_open(self, number: int) -> bool:
         """Return whether a step calls a private function that is straight-line code."""
@@ -72,7 +72,7 @@ class Traced:
             isinstance(s.value, relax.If | relax.Function) for s in _steps(self.mod[name], name)
         )
 
-    def opened(self, number: int) -> Traced:
+    def opened(self, number: int) -> TracedProgram:
         """Replace a call by the body of the called function."""
         call = self.steps[number]
         name = callee_name(call.value)

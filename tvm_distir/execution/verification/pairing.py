@@ -13,14 +13,14 @@ from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core import PartialState, dist_op_name, flat_types
 
-from .instrumented import Traced, leaf_paths, type_key
+from .instrumented import TracedProgram, leaf_paths, type_key
 
 Leaf = tuple[int, tuple[int, ...]]
 """Number of a binding, and the place of the leaf in the (nested) tuple that it binds."""
 
 
 @dataclass(frozen=True)
-class Pair:
+class ValuePair:
     """A value of the distributed module, and the equal value of the original."""
 
     leaf: Leaf
@@ -35,7 +35,7 @@ def _is_form(value: Any) -> bool:
     )
 
 
-def pairs_of(original: Traced, distributed: Traced) -> list[Pair]:
+def pairs_of(original: TracedProgram, distributed: TracedProgram) -> list[ValuePair]:
     """Pair the reduced values of the distributed module, in order, with those of the original.
 
     Values of one name go together in the order they are bound, when their types agree. What a
@@ -56,11 +56,11 @@ def pairs_of(original: Traced, distributed: Traced) -> list[Pair]:
         for i, path in enumerate(leaf_paths(step.var.ty)):
             if (i < len(partial) and partial[i]) or not _placed(step.var.ty, i):
                 continue
-            pairs.append(Pair((number, path), (at, path)))
+            pairs.append(ValuePair((number, path), (at, path)))
     return pairs
 
 
-def _match(step: Any, matched: Any, waiting: Any, original: Traced) -> int | None:
+def _match(step: Any, matched: Any, waiting: Any, original: TracedProgram) -> int | None:
     if _is_form(step.value):
         known: int | None = matched.get(step.value.args[0])
         return known
@@ -81,7 +81,7 @@ def _placed(ty: Any, number: int) -> bool:
     return isinstance(flat_types(ty)[number], DTensorType)
 
 
-def _partial(distributed: Traced) -> dict[Any, Any]:
+def _partial(distributed: TracedProgram) -> dict[Any, Any]:
     """Return the mesh axes along which the tensors of each variable are unfinished sums."""
     entry = distributed.mod[distributed.entry]
     bindings = [relax.VarBinding(s.var, s.value) for s in distributed.steps]

@@ -15,7 +15,7 @@ from tvm_distir.core import entry_of
 from tvm_distir.support import ModelError
 from tvm_distir.transforms import RunInTurn
 
-from .inputs import InputSpec, input_specs
+from .input_specs import InputSpec, input_specs
 
 Array = npt.NDArray[np.generic]
 

@@ -17,7 +17,7 @@ from tvm_distir.core import Pipeline, PlanLike, as_plan, entry_of, keep_entry, n
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.reference import Reference, strip_annotations
 from tvm_distir.execution.runtime.engines.registry import engine as make_engine
-from tvm_distir.execution.runtime.program.inputs import opened
+from tvm_distir.execution.runtime.program.inputs import flatten_tuples
 from tvm_distir.performance import export
 from tvm_distir.support import DistIRError, EngineError, ModelError
 from tvm_distir.transforms import ExpandSchedule, RunInTurn
@@ -48,7 +48,7 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
                 remedy="Give an array for each parameter, or leave the inputs out.",
             )
         return [np.asarray(drawn[name]) for name in names]
-    return [np.asarray(value) for value in opened(drawn)]
+    return [np.asarray(value) for value in flatten_tuples(drawn)]
 
 
 def file_weights(mod: ir.IRModule) -> dict[str, Any]:

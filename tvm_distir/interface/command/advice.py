@@ -91,7 +91,7 @@ def _judged(
 
 
 def _most(program: Any) -> int:
-    """How many plans are tried without being asked; by the program's size, not by a clock."""
+    """Return the default number of tried plans, by the program's size."""
     if program.staged is not None:
         schedule = program.staged.schedule
         if len(schedule.rank_of) * schedule.micro_batches > MOST_UNITS:
@@ -140,7 +140,7 @@ def _simulated(study: Any, system: Any, kernels: str | None) -> Any:
 
 
 def _unless_refused(make: Callable[[], Any]) -> Any:
-    """What is made; None where it is refused, which is no advice. A bug is one here too."""
+    """Return the result of a call, or None if it is refused; bugs are raised."""
     try:
         return make()
     except InternalError:
@@ -150,7 +150,7 @@ def _unless_refused(make: Callable[[], Any]) -> Any:
 
 
 def _trial(analysis: Any, part: str, words: str, result: Any, per: int = 1) -> Any:
-    """What a change gains; ``per`` times as many samples are in a step."""
+    """Return the gain of a change; ``per`` times as many samples are in a step."""
     from tvm_distir.interface.report.model import Trial
 
     peak, capacity = result.peak_memory_bytes, analysis.capacity_bytes
@@ -188,7 +188,7 @@ def _tried(change: Change, analysis: Any, study: Any) -> Any:
 
 
 def _times_as_many(program: Any, given: Any) -> int:
-    """How often as many samples a program has as the given one; a fixed batch is a micro-batch."""
+    """Return the ratio of a program's samples to the given program's."""
     from tvm_distir.interface.report.collect import batch_of
 
     samples, before = batch_of(program), batch_of(given)

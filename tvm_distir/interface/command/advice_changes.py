@@ -40,7 +40,7 @@ class Change:
 
 
 class _Given:
-    """What was asked for, and what came of it."""
+    """The requested options and their result."""
 
     def __init__(
         self, arguments: argparse.Namespace, axes: dict[str, int] | None, analysis: Any
@@ -183,7 +183,7 @@ def _compute(given: _Given) -> Iterator[Change]:
 
 
 def _fitting(given: _Given) -> Iterator[Change]:
-    """What makes a step fit, the cheapest first, as the account of the peak orders it."""
+    """Return the changes that make a step fit, the cheapest first."""
     verdict = given.analysis.verdict
     for remedy in () if verdict is None else verdict.remedies:
         yield from _remedy(given, remedy.name)

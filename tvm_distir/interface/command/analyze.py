@@ -55,9 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
     check_advice(arguments)
     axes = check_model_options(arguments)
     outputs = Outputs(model_inputs(arguments), force=arguments.force)
-    from tvm_distir.core import collector_paused
+    from tvm_distir.core import gc_paused
 
-    with collector_paused():
+    with gc_paused():
         return _run(arguments, axes, outputs)
 
 

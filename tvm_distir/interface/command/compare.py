@@ -95,13 +95,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not tasks and arguments.system is not None:
         raise _fault("--system is for a MODEL under plans or strategies", "Name some, or leave it.")
     axes = [check_model_options(task) for task in tasks]
-    from tvm_distir.core import collector_paused
+    from tvm_distir.core import gc_paused
     from tvm_distir.interface.report.comparison import compare
     from tvm_distir.interface.report.document import to_json
 
     operands: list[Any] = []
     for task, mesh in zip(tasks, axes, strict=True):
-        with collector_paused():
+        with gc_paused():
             operands.append(analyze_step(task, mesh).to_dict())
     results = arguments.operands[1 if tasks else 0 :]
     found = compare(*operands, *results)

@@ -14,7 +14,7 @@ from .opt import script
 
 
 @dataclass(frozen=True)
-class Form:
+class ModuleForm:
     """A form of modules.
 
     Attributes
@@ -66,17 +66,17 @@ def _shard(mod: Any) -> str:
 
 
 FORMS = (
-    Form(".py", "TVMScript", script),
-    Form(".program.json", "the program that `simulate` takes", _program, "local"),
-    Form(".json", "TVM's JSON of the module", _json),
-    Form(".shard.mlir", "StableHLO in MLIR's dialect shard", _shard),
-    Form(".plain.mlir", "StableHLO without composites", _plain),
-    Form(".mlir", "StableHLO, with shardings or collectives", _stablehlo),
+    ModuleForm(".py", "TVMScript", script),
+    ModuleForm(".program.json", "the program that `simulate` takes", _program, "local"),
+    ModuleForm(".json", "TVM's JSON of the module", _json),
+    ModuleForm(".shard.mlir", "StableHLO in MLIR's dialect shard", _shard),
+    ModuleForm(".plain.mlir", "StableHLO without composites", _plain),
+    ModuleForm(".mlir", "StableHLO, with shardings or collectives", _stablehlo),
 )
 """All of them; the first one whose ending fits is taken."""
 
 
-def form_of(path: str) -> Form:
+def form_of(path: str) -> ModuleForm:
     """The form of a path.
 
     Raises

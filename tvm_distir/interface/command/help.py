@@ -113,7 +113,7 @@ def optimizer_names() -> Iterable[str]:
 
 
 def system_help() -> str:
-    """What ``--system`` takes."""
+    """Return the help on the values of ``--system``."""
     from tvm_distir.core import system_names
 
     return f"a system: {', '.join(system_names())}, or a .json file"

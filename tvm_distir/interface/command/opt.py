@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from .help import HelpPasses, LateHelp, get_to_work, pass_names
+from .option_values import parse_dims
 from .options import add_dim_option
 from .outputs import Outputs
 from .stages import load_system, stopwatch
 from .terminal import put, say
-from .values import parse_dims
 
 
 def add_parser(commands: Any) -> None:
@@ -124,9 +124,9 @@ def _inputs(arguments: argparse.Namespace, specs: Iterable[Any]) -> dict[str, st
 
 
 def _change(name: str, before: Any, after: Any) -> str:
-    from tvm_distir.transforms import Change, traffic
+    from tvm_distir.transforms import TrafficChange, traffic
 
-    return Change(name, traffic(before), traffic(after)).to_text()
+    return TrafficChange(name, traffic(before), traffic(after)).to_text()
 
 
 _METADATA = 'metadata = tvm.ir.load_json("""'

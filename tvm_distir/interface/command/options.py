@@ -18,7 +18,7 @@ from .help import (
     strategy_names,
     system_help,
 )
-from .values import MESH_REMEDY, parse_batch, parse_dims, parse_mesh
+from .option_values import MESH_REMEDY, parse_batch, parse_dims, parse_mesh
 
 
 @contextmanager

@@ -79,7 +79,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _keys(target: Path) -> tuple[tuple[object, ...], ...]:
-    """By which a file is known: its own number, if it is there, and its name in its folder."""
+    """Return the keys of a file: its inode, if it exists, and its name in its folder."""
     found: list[tuple[object, ...]] = [(str(target),)]
     if target.exists():
         there = target.stat()

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a command shows on stderr while it works: its own words, the stage, none of TVM's warnings.
+"""Show the progress of a command on stderr, without TVM's warnings.
 
 TVM prints a warning per kernel that it compiles (38 lines for a GPT-2). They come from C++, so
 they are caught where they arrive: for the time of a command descriptor 2 is a file, and our own

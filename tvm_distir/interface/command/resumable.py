@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands share that look at many configurations and may go on later: search, sweep."""
+"""Define the options of resumable commands: search and sweep."""
 
 from __future__ import annotations
 

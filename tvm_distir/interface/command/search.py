@@ -11,13 +11,13 @@ from typing import Any
 
 from tvm_distir.support import UsageError, shortened
 
+from .option_values import parse_batch, parse_count, parse_dims, parse_mesh
 from .options import add_model, add_system, add_training, check_training
 from .outputs import add_force
 from .resumable import begin, check_resume, outputs_of, settings_of
 from .search_text import search_text
 from .stages import training_keywords
 from .terminal import put, say
-from .values import parse_batch, parse_count, parse_dims, parse_mesh
 
 _SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)")
@@ -142,7 +142,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def constraints_of(arguments: argparse.Namespace) -> Any:
-    """What the options allow the search to choose."""
+    """Return the constraints that the options set to the search."""
     from tvm_distir.core import Plan
     from tvm_distir.planning import Constraints
 
@@ -228,7 +228,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _model(arguments: argparse.Namespace) -> tuple[Any, int | None]:
-    """What makes the module of a batch, and the batch; or the module, where it is written in it."""
+    """Return a builder of modules by batch and the batch, or a module with a fixed batch."""
     from tvm_distir.core import data_positions
     from tvm_distir.models import load_model
 
@@ -247,7 +247,7 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, int | None]:
 
 
 def _comparison(text: str | None, is_plan: bool) -> Any:
-    """What to compare with: a plan, or what makes that of a strategy on a mesh."""
+    """Return the plan to compare with, or a builder of a strategy's plan."""
     from tvm_distir.core import Plan
     from tvm_distir.planning import make_plan
 

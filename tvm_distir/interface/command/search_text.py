@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a search found, as text."""
+"""Format the result of a search as text."""
 
 from __future__ import annotations
 

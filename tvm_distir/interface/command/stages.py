@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""From the options of a command to the study of a step."""
+"""Build the study of a step from the options of a command."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from tvm_distir.support import Stopwatch
 
+from .option_values import parse_bytes, parse_number
 from .options import asked_by, named_by_options
 from .progress import enter_stage
-from .values import parse_bytes, parse_number
 
 STRATEGY_FAULTS = ("DIST0230", "DIST0231", "DIST0235")
 """Faults of the text of ``--strategy``: unknown names, options, and what cannot be read."""

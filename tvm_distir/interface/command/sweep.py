@@ -9,6 +9,7 @@ from typing import Any
 
 from tvm_distir.support import UsageError, shortened
 
+from .option_values import parse_dims
 from .options import (
     TRAINING,
     add_dim_option,
@@ -21,7 +22,6 @@ from .options import (
 from .resumable import begin, check_resume, outputs_of, settings_of
 from .stages import training_keywords
 from .terminal import put, say
-from .values import parse_dims
 
 
 def add_parser(commands: Any) -> None:
@@ -167,7 +167,7 @@ def _progress(progress: Any) -> None:
 
 
 def _checks(found: Any) -> str:
-    """What came of the rows that were taken through the whole pipeline too."""
+    """Return the results of the rows that were also run through the full pipeline."""
     equal = sum(one.equal for one in found)
     most = [max(abs(one.shares[k]) for one in found) for k in range(2)]
     differ = f"; at most {most[0]:.2%} in time and {most[1]:.2%} in memory" * (equal < len(found))

@@ -7,10 +7,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from .option_values import parse_seed
 from .options import add_model_options, asked_by, check_model_options
 from .stages import stopwatch, study_of
 from .terminal import put, wants_colour
-from .values import parse_seed
 
 ENGINES = ("virtual", "threads", "processes", "mpi", "xla")
 

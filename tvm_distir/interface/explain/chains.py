@@ -11,9 +11,9 @@ from typing import Any
 
 from tvm_distir.core import Instance, P
 
+from .chain_steps import ChainStepWriter
 from .findings import ChainStep
 from .instances import Caller, InstanceIndex
-from .steps import StepWriter
 
 Stack = tuple[Caller, ...]
 """Calls a search went into: it comes out of them where it went in."""
@@ -26,7 +26,7 @@ Sum = tuple[Instance, int, Stack]
 
 
 @dataclass(frozen=True)
-class Chain:
+class AnnotationChain:
     """A chain from an annotation to a dim of a value.
 
     Attributes
@@ -57,10 +57,10 @@ class Chains:
 
     def __init__(self, index: InstanceIndex, axis: int) -> None:
         self.index, self.a = index, axis
-        self.steps = StepWriter(index)
+        self.steps = ChainStepWriter(index)
         self.axis = index.decision.axes[axis]
 
-    def to(self, inst: Instance, value: int, dim: int, stack: Stack = ()) -> Chain | None:
+    def to(self, inst: Instance, value: int, dim: int, stack: Stack = ()) -> AnnotationChain | None:
         """Return the chain to a dim, by the program's steps or else by tied dims; None without one.
 
         A breadth-first search from the value, which ends at the nearest annotation of the dim.
@@ -82,7 +82,7 @@ class Chains:
                 names[name] = None
         return list(names)
 
-    def of_partial(self, inst: Instance, value: int) -> Chain | None:
+    def of_partial(self, inst: Instance, value: int) -> AnnotationChain | None:
         """Return the chain to the dim that a partial sum reduces, then through linear ops."""
         first: Sum = (inst, value, ())
         came: dict[Any, tuple[Sum, ChainStep] | None] = {_key(first): None}
@@ -98,14 +98,14 @@ class Chains:
                     queue.append(near)
         return None
 
-    def _summed(self, here: Sum) -> Chain | None:
+    def _summed(self, here: Sum) -> AnnotationChain | None:
         """Return shortest chain to an operand of the op whose partial sum ``here`` is, if any."""
         inst, v, stack = here
         k, _ = inst.graph.producer[v]
         node, number = inst.graph.nodes[k], inst.choice[self.a][k].factor
         if node.rule is None or number is None or node.rule.factors[number].kind != "sum":
             return None
-        best: Chain | None = None
+        best: AnnotationChain | None = None
         for w, d in zip(node.operands, node.rule.factors[number].ins):
             if d is None or w < 0:
                 continue
@@ -115,14 +115,14 @@ class Chains:
                 best = replace(chain, steps=(*chain.steps, step))
         return best
 
-    def given(self, inst: Instance, value: int) -> Chain | None:
+    def given(self, inst: Instance, value: int) -> AnnotationChain | None:
         """Return chain of calls from an annotation to a parameter, if all callers agree on it."""
         steps: list[ChainStep] = []
         while True:
             g = inst.graph
             k, _ = g.producer[value]
             if g.nodes[k].pin_on(self.axis):
-                return Chain(self.index.place(inst, value), tuple(reversed(steps)), True)
+                return AnnotationChain(self.index.place(inst, value), tuple(reversed(steps)), True)
             if g.nodes[k].kind != "param":
                 return None
             position = g.params.index(k)
@@ -166,11 +166,11 @@ class Chains:
 
     # breadth first ---------------------------------------------------------------------
 
-    def _search(self, start: Spot, followed: bool, stacked: bool) -> Chain | None:
+    def _search(self, start: Spot, followed: bool, stacked: bool) -> AnnotationChain | None:
         for spot, came in self._reach(start, followed, stacked):
             name = self._annotation(spot)
             if name is not None:
-                return Chain(name, tuple(_unwind(came, spot)), followed)
+                return AnnotationChain(name, tuple(_unwind(came, spot)), followed)
         return None
 
     def _reach(

@@ -28,12 +28,12 @@ from tvm_distir.core import (
     propagate,
 )
 
-from .alternatives import PlacementTrials, cost_bytes
 from .explanation import Explanation
-from .findings import ExplainedCollective, Move
+from .findings import ExplainedCollective, Resharding
 from .instances import InstanceIndex
 from .limits import Limits
 from .picture import picture
+from .placement_trials import PlacementTrials, cost_bytes
 from .reasons import Reasons
 from .subject import Subject
 from .traffic import conversions, moves_of, price_bytes, traffic_of
@@ -158,13 +158,13 @@ class _Explainer:
                 form = s.decision.needs(s.inst, k, i, s.value.mesh)
                 yield s.node_text(s.inst, k), placement_text(form)
 
-    def _moves(self) -> Iterator[Move]:
+    def _moves(self) -> Iterator[Resharding]:
         s = self.subject
         users = list(self._users())
         for have, want in moves_of(s.decision, s.inst, s.v):
             text = placement_text(want)
             steps = conversions(s.decision, s.inst, s.v, have, want)
-            yield Move(
+            yield Resharding(
                 placement_text(have),
                 text,
                 tuple(

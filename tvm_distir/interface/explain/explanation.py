@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm_distir.core import dims_remedy
 
-from .findings import AxisReason, ChainStep, Dim, ExplainedCollective, Move, OtherPlacement
+from .findings import AxisReason, ChainStep, Dim, ExplainedCollective, OtherPlacement, Resharding
 
 SCHEMA_VERSION = 1
 
@@ -42,7 +42,7 @@ class Explanation:
     dims : tuple of Dim
     users : tuple of (str, str)
         Who uses the value, and in which placement.
-    moves : tuple of Move
+    moves : tuple of Resharding
     alternatives : tuple of OtherPlacement
     specialisations : tuple of (str, str)
         All specialisations of a private function, and the value's placement in each.
@@ -67,7 +67,7 @@ class Explanation:
     axes: tuple[AxisReason, ...]
     dims: tuple[Dim, ...]
     users: tuple[tuple[str, str], ...]
-    moves: tuple[Move, ...]
+    moves: tuple[Resharding, ...]
     alternatives: tuple[OtherPlacement, ...]
     specialisations: tuple[tuple[str, str], ...]
     price: float | None

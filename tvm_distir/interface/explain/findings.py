@@ -124,7 +124,7 @@ class ExplainedCollective:
 
 
 @dataclass(frozen=True)
-class Move:
+class Resharding:
     """A resharding of the value.
 
     Attributes

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tvm_distir.core import P, placement_text
 
-from .chains import Chain, Chains
+from .chains import AnnotationChain, Chains
 from .findings import AxisReason
 from .subject import Subject
 
@@ -32,10 +32,10 @@ class Reasons:
         label, node = s.form[i], s.inst.graph.nodes[s.inst.graph.producer[s.v][0]]
         claims, also = self._claims(chains)
         here = s.index.place(s.inst, s.v)
-        chain: Chain | None = None
+        chain: AnnotationChain | None = None
         reason = "cheapest" if claims else "unreached"
         if node.pin is not None and node.pin_on(axis) and node.pin[axis.index] == label:
-            chain, reason = Chain(here, (), True), "annotated"
+            chain, reason = AnnotationChain(here, (), True), "annotated"
             if label < 0:
                 claims = [(placement_text((label,)), here), *claims]
         elif s.produced[i] == P:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What to change first: the largest parts of the step, and what was found to lessen them.
+"""Recommend changes to the largest parts of a step.
 
 Of a change that was simulated its gain is told, and of a part what is gained at most, by formula:
 
@@ -85,7 +85,7 @@ def advice(analysis: Analysis) -> list[Advice]:
 
 
 def _with_trials(one: Advice, analysis: Analysis) -> Advice:
-    """With the changes that were tried to lessen this part."""
+    """Return the part with the changes that were tried to reduce it."""
     own = [trial for trial in analysis.trials if trial.part == one.part]
     gains = [trial for trial in own if trial.gain >= _GAIN and trial.fits is not False]
     return one._replace(
@@ -96,7 +96,7 @@ def _with_trials(one: Advice, analysis: Analysis) -> Advice:
 
 
 def _fitting(analysis: Analysis) -> list[Advice]:
-    """What makes a step fit that does not, as it was simulated; by formula: ``out_of_memory``."""
+    """Return the simulated changes that make a step fit."""
     tried = [trial for trial in analysis.trials if trial.part == "fit"]
     untried = tuple(words for part, words in analysis.untried if part == "fit")
     if not tried and not untried:
@@ -136,7 +136,7 @@ def _head(one: Advice, analysis: Analysis) -> str:
 
 
 def _changes(one: Advice, analysis: Analysis) -> list[str]:
-    """What was tried and gains, and what was not tried."""
+    """Return the changes that gain, and those that were not tried."""
     lines = [_gain(trial, analysis) for trial in one.gains]
     if one.untried:
         lines.append(f"not tried (--advice full): {'; '.join(one.untried)}")

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""From a simulation's result, its program and its system to what a report shows."""
+"""Convert a simulation's result, program and system to the data of a report."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def analysis_of(
 
 
 def _verdict(result: Result, program: Program) -> Verdict | None:
-    """Of the fullest devices, where they do not fit."""
+    """Return the verdict on the fullest devices if they do not fit."""
     lane = max(result.lanes, key=lambda one: one.account.peak_bytes)
     number = place_number(program, lane.devices[0])
     return verdict(program, number, lane.account, result.memory_capacity_bytes)

@@ -56,7 +56,7 @@ def to_html(analysis: Analysis) -> str:
 
 
 def _holders(analysis: Analysis) -> dict[str, Any] | None:
-    """What holds the memory of the fullest devices at its peak."""
+    """Return the buffers that hold the peak memory of the fullest devices."""
     lane = fullest(analysis)
     if lane is None or lane.account is None:
         return None

@@ -14,7 +14,7 @@ from .verdict import pipeline_words
 
 
 def findings(analysis: Analysis) -> list[str]:
-    """What stands out, the most important first, each as one sentence."""
+    """Return the findings, the most important first, each as a sentence."""
     return [
         *(f"Warning: {said}." for said in analysis.warnings),
         *_pipeline(analysis),

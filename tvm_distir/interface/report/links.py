@@ -24,7 +24,7 @@ LINK_HEAD = ("link", "what", "moved", "time", "rate", "capacity")
 
 
 class _Moved(NamedTuple):
-    """What one collective moves over a tier, and what the links that it uses carry."""
+    """The bytes of a collective over a tier, and the rate of its links."""
 
     total: CollectiveTotal
     bytes: int
@@ -34,7 +34,7 @@ class _Moved(NamedTuple):
 def links_of(
     collectives: Iterable[CollectiveTotal], program: Program, system: System
 ) -> tuple[LinkUse, ...]:
-    """What moves over each tier, of the mesh that sends most over it."""
+    """Return the use of each tier by the mesh that sends most over it."""
     near, far = system.intra_node, system.inter_node
     tiers = {f"inside a node ({near.name})": "device", f"between nodes ({far.name})": "node"}
     inside, between = tiers
@@ -77,7 +77,7 @@ def _at_host(one: CollectiveTotal, system: System) -> _Moved:
 
 
 def _on_network(one: CollectiveTotal, program: Program, system: System) -> tuple[_Moved, _Moved]:
-    """What each device sends inside of its node, and each node out of it.
+    """Return the bytes that devices send inside nodes and between nodes.
 
     A ring enters and leaves every node once. Sums over several nodes by systems with constants are
     taken to be hierarchical, which sends least over either tier. The bandwidth inside of nodes is

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What holds memory: how full devices are, what holds the peak, what would make it fit."""
+"""Describe memory: the use of devices, the peak by tensor, and remedies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fullest(analysis: Analysis) -> ReportLane | None:
 
 
 def verdict_words(analysis: Analysis) -> list[str]:
-    """What would make a program fit that does not; nothing of one that fits."""
+    """Return the remedies for a program that does not fit."""
     found = analysis.verdict
     if found is None:
         return []

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a report shows, as plain data: every writer (text, JSON, HTML) reads only this."""
+"""Define the data of a report, which all writers (text, JSON, HTML) share."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ReportParameter:
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What moves over one tier of the network.
+    """The traffic over a tier of the network.
 
     Attributes
     ----------
@@ -232,7 +232,7 @@ class Analysis:
 
     @property
     def bound_by(self) -> str:
-        """What the largest part of the busiest device's step goes to, of :attr:`spent_s`."""
+        """Return the largest part of the busiest device's step in :attr:`spent_s`."""
         spent = self.spent_s
         return max(spent, key=lambda kind: spent[kind])
 

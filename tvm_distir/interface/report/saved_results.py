@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What came out of a step, read back from the JSON of `analyze` and `simulate`."""
+"""Read the results of `analyze` and `simulate` from their JSON."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Outcome:
 
     @property
     def bound_by(self) -> str:
-        """What the largest part of the busiest device's step goes to."""
+        """Return the largest part of the busiest device's step."""
         return max(self.spent_s, key=lambda kind: self.spent_s[kind])
 
     @property

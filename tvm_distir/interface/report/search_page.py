@@ -115,7 +115,7 @@ def seconds(value_s: float) -> str:
 
 
 def _ticks(most: float, unit: float = 1.0) -> list[float]:
-    """Up to six round numbers of units from 0 on."""
+    """Return up to six round numbers of units from 0 on."""
     raw = most / unit / 5
     scale: float = 10.0 ** math.floor(math.log10(raw))
     step = next(x * scale for x in (1, 2, 5, 10) if x * scale >= raw) * unit

@@ -58,7 +58,7 @@ def _unmodelled(analysis: Analysis, paint: Painter) -> list[str]:
 
 
 def branch_words(analysis: Analysis) -> list[str]:
-    """What was simulated of every ``If``."""
+    """Return the simulated branch of every ``If`` in words."""
     return [
         f"If {printable(branch.place)}: counted as its dearer branch {printable(branch.taken)} "
         f"({units.duration(branch.taken_s)}), not {printable(branch.other)} "

@@ -57,7 +57,7 @@ def duration(value_s: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Per cent, with one decimal below ten: ``4.2%``."""
+    """Format a share in percent, with one decimal below ten: ``4.2%``."""
     if whole <= 0:
         return "-"
     value = 100.0 * part / whole

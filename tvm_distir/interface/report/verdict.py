@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What came out of an analysis, in a few lines: time, bound, memory."""
+"""Summarize an analysis in a few lines: time, bound, memory."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def mesh_words(analysis: Analysis) -> str:
 
 
 def verdict_lines(analysis: Analysis, paint: Painter) -> list[str]:
-    """What came out, in a few lines."""
+    """Return the summary in a few lines."""
     peak = units.size(analysis.peak_memory_bytes)
     if analysis.fits is None:
         fit = paint("yellow", f"peak memory {peak} per device")

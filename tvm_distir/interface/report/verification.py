@@ -88,7 +88,7 @@ def verdict_text(
 
 
 def _notes(outcome: VerifyReport, paint: Painter) -> list[str]:
-    """What else the user must know: what 16 bits were judged by, where the values part."""
+    """Return notes on the tolerance of 16-bit values and the first difference."""
     lines = []
     if outcome.twin:
         apart = max(one.max_abs_diff for one in outcome.twin)

@@ -19,19 +19,19 @@ from tvm_distir.core import (
     shard_slices,
 )
 
-from .body import Ssa
+from .body_writer import Ssa
 from .grid import linear_index
-from .step import Step, Write, refuse
+from .step import ExportStep, Write, refuse
 from .text import table
 
 _REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
 
 
-def _groups(step: Step) -> list[list[int]]:
+def _groups(step: ExportStep) -> list[list[int]]:
     return step.devices.groups(step.attrs["device_mesh"], call_axes(step.call))
 
 
-def _channel(step: Step, by_ids: bool = True) -> str:
+def _channel(step: ExportStep, by_ids: bool = True) -> str:
     """Return whether device numbers are partitions of one program, or replicas of it."""
     if step.devices.form != "manual":
         return ""
@@ -39,27 +39,27 @@ def _channel(step: Step, by_ids: bool = True) -> str:
     return f", channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>{ids}"
 
 
-def _all_reduce(step: Step) -> Ssa:
+def _all_reduce(step: ExportStep) -> Ssa:
     x = step[0]
     notes = f"replica_groups = {table(_groups(step))}{_channel(step)}"
     region = step.body.region(_REDUCTIONS[str(step.attrs["op"])], x.dtype)
     return step.body.op("all_reduce", [x], x.shape, x.dtype, notes, region)
 
 
-def _all_gather(step: Step) -> Ssa:
+def _all_gather(step: ExportStep) -> Ssa:
     notes = f"all_gather_dim = {int(step.attrs['dim'])} : i64"
     notes += f", replica_groups = {table(_groups(step))}{_channel(step)}"
     return step.body.op("all_gather", [step[0]], step.shape, step.dtype, notes)
 
 
-def _reduce_scatter(step: Step) -> Ssa:
+def _reduce_scatter(step: ExportStep) -> Ssa:
     notes = f"scatter_dimension = {int(step.attrs['dim'])} : i64"
     notes += f", replica_groups = {table(_groups(step))}{_channel(step)}"
     region = step.body.region(_REDUCTIONS[str(step.attrs["op"])], step.dtype)
     return step.body.op("reduce_scatter", [step[0]], step.shape, step.dtype, notes, region)
 
 
-def _all_to_all(step: Step) -> Ssa:
+def _all_to_all(step: ExportStep) -> Ssa:
     groups = _groups(step)
     notes = f"split_dimension = {int(step.attrs['split_dim'])} : i64"
     notes += f", concat_dimension = {int(step.attrs['gather_dim'])} : i64"
@@ -68,7 +68,7 @@ def _all_to_all(step: Step) -> Ssa:
     return step.body.op("all_to_all", [step[0]], step.shape, step.dtype, notes)
 
 
-def _permute(step: Step) -> Ssa:
+def _permute(step: ExportStep) -> Ssa:
     shift, ring = int(step.attrs["shift"]), "wrap" in step.attrs and bool(step.attrs["wrap"])
     pairs = []
     for group in _groups(step):
@@ -83,7 +83,7 @@ def _permute(step: Step) -> Ssa:
     return step.body.op("collective_permute", [x], x.shape, x.dtype, notes)
 
 
-def _own(step: Step, rows: Any, dtype: str) -> Ssa:
+def _at_position(step: ExportStep, rows: Any, dtype: str) -> Ssa:
     """Return the number at this device's position in a table."""
     body, form = step.body, step.devices.form
     if form == "shard":
@@ -95,16 +95,16 @@ def _own(step: Step, rows: Any, dtype: str) -> Ssa:
     return body.reshape(body.dynamic_slice(held, [device], [1]), ())
 
 
-def _coordinate(step: Step) -> Ssa:
+def _coordinate(step: ExportStep) -> Ssa:
     groups = _groups(step)
     rows = [0] * (1 + max(device for group in groups for device in group))
     for group in groups:
         for place, device in enumerate(group):
             rows[device] = place
-    return _own(step, rows, "int64")
+    return _at_position(step, rows, "int64")
 
 
-def _local_slice(step: Step) -> Ssa:
+def _local_slice(step: ExportStep) -> Ssa:
     dim, body, shape = int(step.attrs["dim"]), step.body, step.shape
     first = body.binary("multiply", _coordinate(step), shape[dim])
     zero = body.constant(0, "int64")
@@ -112,7 +112,7 @@ def _local_slice(step: Step) -> Ssa:
     return body.dynamic_slice(step[0], starts, shape)
 
 
-def _partial(step: Step) -> Ssa:
+def _partial(step: ExportStep) -> Ssa:
     """Turn a full value into partial sums: it stays on the first device of each group."""
     x, kind = step[0], str(step.attrs["op"])
     if kind != "sum":
@@ -121,10 +121,10 @@ def _partial(step: Step) -> Ssa:
     rows = [False] * (1 + max(device for group in groups for device in group))
     for group in groups:
         rows[group[0]] = True
-    return step.body.select(_own(step, rows, "bool"), x, 0)
+    return step.body.select(_at_position(step, rows, "bool"), x, 0)
 
 
-def _gathered(step: Step, value: Ssa) -> Ssa:
+def _gather_group(step: ExportStep, value: Ssa) -> Ssa:
     """Concatenate the values of a group along the first dim."""
     groups = _groups(step)
     shape = (len(groups[0]) * value.shape[0], *value.shape[1:])
@@ -132,7 +132,7 @@ def _gathered(step: Step, value: Ssa) -> Ssa:
     return step.body.op("all_gather", [value], shape, value.dtype, notes)
 
 
-def exchange(step: Step, gathered: Callable[[Step, Ssa], Ssa]) -> Ssa:
+def exchange(step: ExportStep, gathered: Callable[[ExportStep, Ssa], Ssa]) -> Ssa:
     """Write an exchange as a gather and a slice, with more traffic than R.dist.exchange."""
     attrs, body, x = step.attrs, step.body, step[0]
     mesh, shape = attrs["device_mesh"], [int(n) for n in attrs["shape"]]
@@ -160,23 +160,23 @@ def exchange(step: Step, gathered: Callable[[Step, Ssa], Ssa]) -> Ssa:
         piece = body.reshape(piece, sizes)
         whole = body.op("dynamic_update_slice", [whole, piece, *starts], whole.shape, x.dtype)
     boxes = [box(target, device) for device in sorted(coordinates)]
-    starts = [_own(step, [b[i][0] for b in boxes], "int64") for i in range(rank)]
+    starts = [_at_position(step, [b[i][0] for b in boxes], "int64") for i in range(rank)]
     result = body.dynamic_slice(whole, starts, out)
     for i in range(rank):
         held = [b[i][1] - b[i][0] for b in boxes]
         if any(size != out[i] for size in held):
             line = body.iota(out, i, "int64")
-            inside = body.compare("LT", line, _own(step, held, "int64"))
+            inside = body.compare("LT", line, _at_position(step, held, "int64"))
             result = body.select(inside, result, 0)
     return result
 
 
-def _same(step: Step) -> Ssa:
+def _same(step: ExportStep) -> Ssa:
     value: Ssa = step[0]
     return value
 
 
-def _placed(step: Step) -> Ssa:
+def _placed(step: ExportStep) -> Ssa:
     """Annotate a value with the placement of the op, or of its result."""
     x, attrs, ty = step[0], step.attrs, step.call.ty
     if hasattr(ty, "placement"):
@@ -200,7 +200,7 @@ _MOVES: dict[str, Write] = {
     "all_to_all": _all_to_all,
     "local_slice": _local_slice,
     "collective_permute": _permute,
-    "exchange": lambda step: exchange(step, _gathered),
+    "exchange": lambda step: exchange(step, _gather_group),
 }
 
 WRITERS: dict[str, Write] = {

@@ -11,10 +11,10 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from .body import Body, Ssa
+from .body_writer import Body, Ssa
 from .direct import is_direct
 from .grid import PREFIX
-from .step import Step, Write
+from .step import ExportStep, Write
 from .text import Unwritable, integers, number_text, string
 
 ARGUMENTS = "arguments"
@@ -35,7 +35,7 @@ class Composites:
         self._names: dict[str, str] = {}
         self._counts: dict[str, int] = {}
 
-    def write(self, step: Step, name: str, write: Write) -> Any:
+    def write(self, step: ExportStep, name: str, write: Write) -> Any:
         """Write a call directly if it imports as itself, else as a composite.
 
         Parameters
@@ -45,7 +45,7 @@ class Composites:
         write : callable
             Writes what it computes.
         """
-        said = None if is_direct(step, name) else _said(step)
+        said = None if is_direct(step, name) else _attributes_text(step)
         if said is None:
             return write(step)
         name = str(step.call.op.name).removeprefix("relax.")
@@ -99,7 +99,7 @@ def _renamed(value: Any, names: Iterator[Ssa]) -> Any:
     return value
 
 
-def _said(step: Step) -> str | None:
+def _attributes_text(step: ExportStep) -> str | None:
     """Return a call's attributes and non-tensor arguments as text, or None if impossible."""
     call = step.call
     try:
@@ -111,7 +111,7 @@ def _said(step: Step) -> str | None:
     return ", ".join(said)
 
 
-def _attributes(step: Step) -> Iterator[tuple[str, Any]]:
+def _attributes(step: ExportStep) -> Iterator[tuple[str, Any]]:
     attrs = step.attrs
     if isinstance(attrs, ir.DictAttrs):
         yield from attrs.items()

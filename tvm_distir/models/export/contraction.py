@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .body import Body, Ssa
-from .step import PRECISE, Step, Write, dot, refuse, softmax
+from .body_writer import Body, Ssa
+from .step import PRECISE, ExportStep, Write, dot, refuse, softmax
 from .text import integers, table
 
 _SIDES = {"N": "b", "C": "f", "O": "o", "I": "i"}
@@ -34,17 +34,17 @@ def matmul(body: Body, a: Ssa, b: Ssa, kind: str) -> Ssa:
     return dot(body, a, b, (batch, batch), ([len(front) + 1], [len(front)]), kind)
 
 
-def _matmul(step: Step) -> Ssa:
+def _matmul(step: ExportStep) -> Ssa:
     return matmul(step.body, step[0], step[1], step.dtype)
 
 
-def _linear(step: Step) -> Ssa:
+def _linear(step: ExportStep) -> Ssa:
     product = matmul(step.body, step[0], step.body.transpose(step[1], [1, 0]), step.dtype)
     bias = step.optional(2)
     return product if bias is None else step.body.binary("add", product, bias)
 
 
-def _einsum(step: Step) -> Ssa:
+def _einsum(step: ExportStep) -> Ssa:
     text = str(step.attrs.subscripts).replace(" ", "")
     sides, _, result = text.partition("->")
     words, values = sides.split(","), list(step[0])
@@ -76,12 +76,12 @@ def _rearranged(body: Body, value: Ssa, word: str, result: str) -> Ssa:
     return body.transpose(body.reduce("sum", value, gone), [kept.index(c) for c in result])
 
 
-def _outer(step: Step) -> Ssa:
+def _outer(step: ExportStep) -> Ssa:
     body, (a, b) = step.body, (step[0], step[1])
     return body.binary("multiply", body.reshape(a, (*a.shape, 1)), b)
 
 
-def _attention(step: Step) -> Ssa:
+def _attention(step: ExportStep) -> Ssa:
     """Write softmax attention with heads in dim 2 and a bias or a causal mask."""
     body, attrs = step.body, step.attrs
     q, k, v = (body.transpose(step[i], [0, 2, 1, 3]) for i in range(3))
@@ -112,7 +112,8 @@ def _side(layout: str) -> str:
 
 
 def _convolved(
-    step: Step, x: Ssa, weight: Ssa, layouts: Sequence[str], numbers: Mapping[str, Sequence[int]],
+    step: ExportStep, x: Ssa, weight: Ssa, layouts: Sequence[str], numbers: Mapping[str,
+    Sequence[int]],
     pads: Sequence[Sequence[int]], groups: int,
 ) -> Ssa:  # fmt: skip
     data, kernel, out = (_side(layout) for layout in layouts)
@@ -127,7 +128,7 @@ def _convolved(
     return step.body.op("convolution", [x, weight], step.shape, step.dtype, ", ".join(notes))
 
 
-def _conv(step: Step) -> Ssa:
+def _conv(step: ExportStep) -> Ssa:
     attrs, rank = step.attrs, len(step[0].shape) - 2
     pads = step.integers("padding")
     layouts = [str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)]
@@ -141,7 +142,7 @@ def _conv(step: Step) -> Ssa:
     return _convolved(step, step[0], step[1], layouts, numbers, rows, int(attrs.groups))
 
 
-def _conv_transpose(step: Step) -> Ssa:
+def _conv_transpose(step: ExportStep) -> Ssa:
     attrs, body, weight = step.attrs, step.body, step[1]
     groups, pads = int(attrs.groups), step.integers("padding")
     strides, gaps, more = (step.integers(n) for n in ("strides", "dilation", "output_padding"))

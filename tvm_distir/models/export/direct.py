@@ -10,13 +10,13 @@ from typing import Any
 from tvm import ir, relax
 
 from .elementwise import BINARY, COMPARE, UNARY
-from .step import Step
+from .step import ExportStep
 from .text import is_float
 
 _FLOATS = ("float32", "float64")
 
 
-def is_direct(step: Step, name: str) -> bool:
+def is_direct(step: ExportStep, name: str) -> bool:
     """Return whether a call is written without a composite.
 
     Its operations import as the call itself, or it is a collective.
@@ -40,46 +40,46 @@ def _is_filled(arg: Any) -> bool:
     return array.ndim > 0 and bool((array.reshape(-1)[:1] == array).all())
 
 
-def _unary(step: Step) -> bool:
+def _unary(step: ExportStep) -> bool:
     return step[0].dtype in _FLOATS or step.dtype == "bool"
 
 
-def _binary(step: Step) -> bool:
+def _binary(step: ExportStep) -> bool:
     """Accept values of one rank, or one of full rank with broadcast others."""
     kinds = {value.dtype for value in step.args}
     return len(kinds) == 1 and not _all_constant(step) and _spreads(step)
 
 
-def _spreads(step: Step) -> bool:
+def _spreads(step: ExportStep) -> bool:
     return any(value.shape == step.shape for value in step.args)
 
 
-def _all_constant(step: Step) -> bool:
+def _all_constant(step: ExportStep) -> bool:
     return all(isinstance(arg, ir.GenericConst) for arg in step.call.args)
 
 
-def _compare(step: Step) -> bool:
+def _compare(step: ExportStep) -> bool:
     return _binary(step) and step[0].dtype != "bool"
 
 
-def _where(step: Step) -> bool:
+def _where(step: ExportStep) -> bool:
     kinds = {value.dtype for value in step.args[1:]}
     return len(kinds) == 1 and not _all_constant(step) and _spreads(step)
 
 
-def _astype(step: Step) -> bool:
+def _astype(step: ExportStep) -> bool:
     return "bool" != step.dtype != step[0].dtype and not _all_constant(step)
 
 
-def _reshape(step: Step) -> bool:
+def _reshape(step: ExportStep) -> bool:
     return isinstance(step.call.args[1], relax.ShapeExpr) and _changes(step)
 
 
-def _changes(step: Step) -> bool:
+def _changes(step: ExportStep) -> bool:
     return bool(step[0].shape != step.shape and step[0].shape)
 
 
-def _permute(step: Step) -> bool:
+def _permute(step: ExportStep) -> bool:
     """Accept an order that moves a dim; reversed dims have no axes."""
     axes = step.attrs.axes
     if axes is None:
@@ -88,7 +88,7 @@ def _permute(step: Step) -> bool:
     return min(order, default=-1) >= 0 and sorted(order) not in (order, order[::-1])
 
 
-def _concat(step: Step) -> bool:
+def _concat(step: ExportStep) -> bool:
     axis, rank = step.attrs.axis, len(step.shape)
     fields = getattr(step.call.args[0], "fields", [])
     return (
@@ -100,7 +100,7 @@ def _concat(step: Step) -> bool:
     )
 
 
-def _slice(step: Step) -> bool:
+def _slice(step: ExportStep) -> bool:
     """Accept slices of dims in order, with explicit bounds."""
     if step.attrs.assume_inbound:
         return False
@@ -116,7 +116,7 @@ def _slice(step: Step) -> bool:
     return all(0 <= b < e <= n and s > 0 and (b, e, s) != (0, n, 1) for b, e, s, n in cuts)
 
 
-def _matmul(step: Step) -> bool:
+def _matmul(step: ExportStep) -> bool:
     """Accept equal batches, or one matrix for all."""
     a, b = step[0].shape, step[1].shape
     fits = len(a) >= 2 and (len(b) == 2 or (len(a) == len(b) and a[:-2] == b[:-2]))
@@ -124,14 +124,14 @@ def _matmul(step: Step) -> bool:
     return fits and same
 
 
-def _reduced(step: Step) -> bool:
+def _reduced(step: ExportStep) -> bool:
     axes = step.attrs.axis
     listed = [] if axes is None else [int(axis) for axis in axes]
     good = bool(listed) and listed == sorted(listed) and listed[0] >= 0
     return good and not step.attrs.keepdims and step.dtype != "bool"
 
 
-_DIRECT: dict[str, Callable[[Step], bool]] = {
+_DIRECT: dict[str, Callable[[ExportStep], bool]] = {
     **{name: _unary for name in UNARY},
     **{name: _binary for name in BINARY},
     **{name: _compare for name in COMPARE},

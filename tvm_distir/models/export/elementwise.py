@@ -7,8 +7,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .body import Ssa
-from .step import Step, Write
+from .body_writer import Ssa
+from .step import ExportStep, Write
 from .text import is_float
 
 UNARY = {
@@ -68,21 +68,21 @@ def _compare(direction: str) -> Write:
     return lambda step: step.body.compare(direction, step[0], step[1])
 
 
-def _where(step: Step) -> Ssa:
+def _where(step: ExportStep) -> Ssa:
     return step.body.select(step[0], step[1], step[2])
 
 
-def _cast(step: Step) -> Ssa:
+def _cast(step: ExportStep) -> Ssa:
     return step.body.cast(step[0], step.dtype)
 
 
-def _clip(step: Step) -> Ssa:
+def _clip(step: ExportStep) -> Ssa:
     x, body = step[0], step.body
     low, high = (body.constant(step[i], x.dtype) for i in (1, 2))
     return body.op("clamp", [low, x, high], x.shape, x.dtype)
 
 
-def _floor_divide(step: Step) -> Ssa:
+def _floor_divide(step: ExportStep) -> Ssa:
     body, (a, b) = step.body, step.body.together([step[0], step[1]])
     ratio = body.binary("divide", a, b)
     if is_float(ratio.dtype):
@@ -90,7 +90,7 @@ def _floor_divide(step: Step) -> Ssa:
     return body.select(_is_below(step, a, b), body.binary("subtract", ratio, 1), ratio)
 
 
-def _is_below(step: Step, a: Ssa, b: Ssa) -> Ssa:
+def _is_below(step: ExportStep, a: Ssa, b: Ssa) -> Ssa:
     """Return whether a truncated quotient is above the exact one, except for division by zero."""
     body = step.body
     rest = body.binary("remainder", a, b)
@@ -99,35 +99,35 @@ def _is_below(step: Step, a: Ssa, b: Ssa) -> Ssa:
     return body.binary("and", inexact, body.compare("NE", *signs))
 
 
-def _floor_mod(step: Step) -> Ssa:
+def _floor_mod(step: ExportStep) -> Ssa:
     body, (a, b) = step.body, step.body.together([step[0], step[1]])
     rest = body.binary("remainder", a, b)
     return body.select(_is_below(step, a, b), body.binary("add", rest, b), rest)
 
 
-def _trunc(step: Step) -> Ssa:
+def _trunc(step: ExportStep) -> Ssa:
     body, x = step.body, step[0]
     size = body.unary("floor", body.unary("abs", x))
     return body.binary("multiply", body.unary("sign", x), size)
 
 
-def _is_inf(step: Step) -> Ssa:
+def _is_inf(step: ExportStep) -> Ssa:
     return step.body.compare("EQ", step.body.unary("abs", step[0]), math.inf)
 
 
-def _gelu(step: Step) -> Ssa:
+def _gelu(step: ExportStep) -> Ssa:
     body, x = step.body, step[0]
     inner = body.unary("chlo.erf", body.binary("multiply", x, math.sqrt(0.5)))
     return _half_and(step, inner)
 
 
-def _half_and(step: Step, inner: Ssa) -> Ssa:
+def _half_and(step: ExportStep, inner: Ssa) -> Ssa:
     body = step.body
     half = body.binary("multiply", step[0], 0.5)
     return body.binary("multiply", half, body.binary("add", inner, 1))
 
 
-def _gelu_tanh(step: Step) -> Ssa:
+def _gelu_tanh(step: ExportStep) -> Ssa:
     body, x = step.body, step[0]
     cube = body.binary("multiply", body.binary("multiply", x, x), x)
     inner = body.binary("add", x, body.binary("multiply", cube, 0.044715))
@@ -135,13 +135,13 @@ def _gelu_tanh(step: Step) -> Ssa:
     return _half_and(step, inner)
 
 
-def _leaky(step: Step) -> Ssa:
+def _leaky(step: ExportStep) -> Ssa:
     body, x = step.body, step[0]
     below = body.binary("multiply", x, float(step.attrs.alpha))
     return body.select(body.compare("GT", x, 0), x, below)
 
 
-def _softplus(step: Step) -> Ssa:
+def _softplus(step: ExportStep) -> Ssa:
     body, x = step.body, step[0]
     beta = float(step.attrs.beta)
     scaled = body.binary("multiply", x, beta)
@@ -151,13 +151,13 @@ def _softplus(step: Step) -> Ssa:
 
 
 def _made(value: float) -> Write:
-    def write(step: Step) -> Ssa:
+    def write(step: ExportStep) -> Ssa:
         return step.body.broadcast(step.body.constant(value, step.dtype), step.shape)
 
     return write
 
 
-def _full(step: Step) -> Ssa:
+def _full(step: ExportStep) -> Ssa:
     """Write a filled tensor, of a shape or like another tensor."""
     value: Any = step[1]
     if not isinstance(value, Ssa):
@@ -165,7 +165,7 @@ def _full(step: Step) -> Ssa:
     return step.body.broadcast(step.body.cast(value, step.dtype), step.shape)
 
 
-def _arange(step: Step) -> Ssa:
+def _arange(step: ExportStep) -> Ssa:
     body, begin, stride = step.body, step[0], step[2]
     line = body.iota(step.shape, 0, step.dtype)
     line = line if stride == 1 else body.binary("multiply", line, stride)

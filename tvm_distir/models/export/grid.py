@@ -20,8 +20,8 @@ from tvm_distir.core import (
     shard_offsets,
 )
 
-from .body import Body, Ssa
-from .step import Devices, Step
+from .body_writer import Body, Ssa
+from .step import DeviceInterface, ExportStep
 from .text import Unwritable, integers, string, symbol
 
 PREFIX = "tvm_distir"
@@ -69,7 +69,9 @@ def _offsets(shape: Sequence[int], labels: Sequence[int], sizes: Sequence[int]) 
     return shard_offsets(shape, labels, sizes) if any(map(int.__mod__, shape, counts)) else []
 
 
-def annotated(body: Body, devices: Devices, value: Ssa, mesh: Any, labels: Sequence[int]) -> Ssa:
+def annotated(
+    body: Body, devices: DeviceInterface, value: Ssa, mesh: Any, labels: Sequence[int]
+) -> Ssa:
     """Annotate a value with its placement, or its readers if it is annotated already."""
     notes = f"grid = {symbol(devices.mesh_name(mesh))}, operandSegmentSizes = array<i32: 0, 0>"
     notes += f", split_axes = {split_axes(labels, len(value.shape))}"
@@ -84,7 +86,7 @@ def annotated(body: Body, devices: Devices, value: Ssa, mesh: Any, labels: Seque
     return sharded
 
 
-def placed(step: Step) -> Ssa:
+def placed(step: ExportStep) -> Ssa:
     """Annotate a value with the placement of the op, or of its result."""
     x, attrs, ty = step[0], step.attrs, step.call.ty
     held: Any = step.call.args[0].ty
@@ -96,17 +98,17 @@ def placed(step: Step) -> Ssa:
     return annotated(step.body, step.devices, x, source.device_mesh, labels)
 
 
-def grid_of(step: Step) -> str:
+def grid_of(step: ExportStep) -> str:
     """Return the attribute that names the grid of a call."""
     return f"grid = {symbol(step.devices.mesh_name(step.attrs['device_mesh']))}"
 
 
-def linear_index(step: Step) -> Ssa:
+def linear_index(step: ExportStep) -> Ssa:
     """Write the linear index of the process on the grid of a call."""
     return _tensor(step.body, "shard.process_linear_index", grid_of(step))
 
 
-def coordinate(step: Step) -> Ssa:
+def coordinate(step: ExportStep) -> Ssa:
     """Write the index along the axes of a call, major to minor."""
     body, index = step.body, None
     sizes = mesh_shape(step.attrs["device_mesh"])

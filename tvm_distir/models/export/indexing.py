@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .body import Body, Ssa
-from .step import Step, Windows, Write, clipped, refuse, scatter, slide, take
+from .body_writer import Body, Ssa
+from .step import ExportStep, Windows, Write, clipped, refuse, scatter, slide, take
 from .text import integers
 
 _KINDS = {
@@ -23,7 +23,7 @@ _KINDS = {
 }
 
 
-def _take(step: Step) -> Ssa:
+def _take(step: ExportStep) -> Ssa:
     x, index, body = step[0], step[1], step.body
     if step.attrs.axis is None:
         x = body.reshape(x, [math.prod(x.shape)])
@@ -39,7 +39,7 @@ def _wrapped(body: Body, index: Ssa, size: int) -> Ssa:
     return body.select(body.compare("LT", rest, 0), body.binary("add", rest, size), rest)
 
 
-def _elements(step: Step, x: Ssa, index: Ssa) -> tuple[int, str, Ssa]:
+def _elements(step: ExportStep, x: Ssa, index: Ssa) -> tuple[int, str, Ssa]:
     """Return the axis, the batch dims as text, and the indices as vectors of size 1."""
     axis = step.axis(len(x.shape))
     front = [i for i in range(len(x.shape)) if i != axis]
@@ -50,7 +50,7 @@ def _elements(step: Step, x: Ssa, index: Ssa) -> tuple[int, str, Ssa]:
     return axis, str(front), step.body.reshape(index, (*index.shape, 1))
 
 
-def _gather_elements(step: Step) -> Ssa:
+def _gather_elements(step: ExportStep) -> Ssa:
     x, index = step[0], step[1]
     axis, front, index = _elements(step, x, index)
     index = clipped(step.body, index, x.shape[axis])
@@ -62,7 +62,7 @@ def _gather_elements(step: Step) -> Ssa:
     return step.body.op("gather", [x, index], step.shape, x.dtype, notes)
 
 
-def _gather_nd(step: Step) -> Ssa:
+def _gather_nd(step: ExportStep) -> Ssa:
     """Write windows over the dims after those that the last dim of the indices selects."""
     x, index, front = step[0], step[1], int(step.attrs.batch_dims)
     last = len(index.shape) - 1
@@ -78,7 +78,7 @@ def _gather_nd(step: Step) -> Ssa:
     return step.body.op("gather", [x, index], step.shape, x.dtype, notes)
 
 
-def _slice_scatter(step: Step) -> Ssa:
+def _slice_scatter(step: ExportStep) -> Ssa:
     """Write a slice update as a look-up in the new rows, selected by position."""
     x, new, body = step[0], step[1], step.body
     axis = step.axis(len(x.shape))
@@ -91,7 +91,7 @@ def _slice_scatter(step: Step) -> Ssa:
     return body.select(body.constant(held.reshape(sizes), "bool"), rows, x)
 
 
-def _scatter_elements(step: Step) -> Ssa:
+def _scatter_elements(step: ExportStep) -> Ssa:
     axis, front, index = _elements(step, step[0], step[1])
     numbers = f"update_window_dims = [], inserted_window_dims = [{axis}]"
     numbers += f", input_batching_dims = {front}, scatter_indices_batching_dims = {front}"
@@ -101,7 +101,7 @@ def _scatter_elements(step: Step) -> Ssa:
     return scatter(step.body, step[0], index, step[2], numbers, kind)
 
 
-def _take_backward(step: Step) -> Ssa:
+def _take_backward(step: ExportStep) -> Ssa:
     grad, x, index, body = step[0], step[1], step[2], step.body
     axis = 0 if step.attrs.axis is None else step.axis(len(x.shape))
     count = len(index.shape)
@@ -112,7 +112,7 @@ def _take_backward(step: Step) -> Ssa:
     return scatter(body, body.filled(0, x), index, grad, numbers, "add")
 
 
-def _one_hot(step: Step) -> Ssa:
+def _one_hot(step: ExportStep) -> Ssa:
     body, index, shape = step.body, step[0], step.shape
     axis = step.axis(len(shape))
     places = [i for i in range(len(shape)) if i != axis]
@@ -124,7 +124,7 @@ def _one_hot(step: Step) -> Ssa:
     return body.select(hit, on, off)
 
 
-def _of_classes(step: Step, scores: Ssa, index: Ssa) -> tuple[Ssa, list[int]]:
+def _of_classes(step: ExportStep, scores: Ssa, index: Ssa) -> tuple[Ssa, list[int]]:
     """Return a mask of each row's class score, and the dims of rows."""
     rows = [i for i in range(len(scores.shape)) if i != 1] if len(scores.shape) > 1 else []
     line = step.body.iota(scores.shape, 1 if rows else 0, index.dtype)
@@ -132,14 +132,14 @@ def _of_classes(step: Step, scores: Ssa, index: Ssa) -> tuple[Ssa, list[int]]:
     return step.body.compare("EQ", line, wide), rows
 
 
-def _row_weights(step: Step, index: Ssa, given: Any, kind: str) -> Ssa:
+def _row_weights(step: ExportStep, index: Ssa, given: Any, kind: str) -> Ssa:
     body = step.body
     ones = body.broadcast(body.constant(1, kind), index.shape)
     weights = ones if given is None else take(body, given, index, 0)
     return body.select(body.compare("NE", index, int(step.attrs.ignore_index)), weights, 0)
 
 
-def _nll_loss(step: Step) -> Ssa:
+def _nll_loss(step: ExportStep) -> Ssa:
     body, scores, index = step.body, step[0], step[1]
     hit, _ = _of_classes(step, scores, index)
     weights = _row_weights(step, index, step.optional(2), scores.dtype)
@@ -154,7 +154,7 @@ def _nll_loss(step: Step) -> Ssa:
     )
 
 
-def _nll_backward(step: Step) -> Ssa:
+def _nll_backward(step: ExportStep) -> Ssa:
     body, grad, scores, index = step.body, step[0], step[1], step[2]
     weights = _row_weights(step, index, step.optional(3), scores.dtype)
     kind = str(step.attrs.reduction)
@@ -166,7 +166,9 @@ def _nll_backward(step: Step) -> Ssa:
     return body.select(hit, body.broadcast(slope, scores.shape, rows), 0)
 
 
-def _windows(step: Step, shape: Sequence[int], out: Sequence[int]) -> tuple[Windows, list[int]]:
+def _windows(
+    step: ExportStep, shape: Sequence[int], out: Sequence[int]
+) -> tuple[Windows, list[int]]:
     """Return the windows of a pool, with ceiling mode as padding at the end."""
     attrs, layout = step.attrs, str(step.attrs.layout)
     spatial = [i for i, letter in enumerate(layout) if letter in "DHW"]
@@ -182,12 +184,12 @@ def _windows(step: Step, shape: Sequence[int], out: Sequence[int]) -> tuple[Wind
     return Windows(sizes, steps, gaps, low, high), spatial
 
 
-def _max_pool(step: Step) -> Ssa:
+def _max_pool(step: ExportStep) -> Ssa:
     windows, _ = _windows(step, step[0].shape, step.shape)
     return slide(step.body, "max", step[0], windows)
 
 
-def _avg_pool(step: Step) -> Ssa:
+def _avg_pool(step: ExportStep) -> Ssa:
     x, body = step[0], step.body
     windows, spatial = _windows(step, x.shape, step.shape)
     total = slide(body, "sum", x, windows)
@@ -198,7 +200,7 @@ def _avg_pool(step: Step) -> Ssa:
     return body.binary("divide", total, slide(body, "sum", body.filled(1.0, x), windows))
 
 
-def _adaptive_pool(step: Step) -> Ssa:
+def _adaptive_pool(step: ExportStep) -> Ssa:
     x, layout = step[0], str(step.attrs.layout)
     spatial = [i for i, letter in enumerate(layout) if letter in "DHW"]
     sizes = [1] * len(layout)
@@ -212,7 +214,7 @@ def _adaptive_pool(step: Step) -> Ssa:
     return step.body.binary("divide", total, float(math.prod(sizes)))
 
 
-def _max_pool_backward(step: Step) -> Ssa:
+def _max_pool_backward(step: ExportStep) -> Ssa:
     """Write the gradient of a max pool, at the first maximum of each window."""
     grad, x, body = step[0], step[1], step.body
     windows, _ = _windows(step, x.shape, grad.shape)

@@ -10,30 +10,30 @@ from typing import Any
 
 import numpy as np
 
-from .body import Body, Ssa
-from .step import Step, Windows, Write, refuse, slide, softmax
+from .body_writer import Body, Ssa
+from .step import ExportStep, Windows, Write, refuse, slide, softmax
 from .text import is_float, number_text, tensor_text
 
 
 def _reduced(kind: str) -> Write:
-    def write(step: Step) -> Ssa:
+    def write(step: ExportStep) -> Ssa:
         axes = step.axes(len(step[0].shape))
         return step.body.reduce(kind, step[0], axes, bool(step.attrs.keepdims))
 
     return write
 
 
-def _mean(step: Step) -> Ssa:
+def _mean(step: ExportStep) -> Ssa:
     axes = step.axes(len(step[0].shape))
     return step.body.mean(step[0], axes, bool(step.attrs.keepdims))
 
 
-def _variance(step: Step) -> Ssa:
+def _variance(step: ExportStep) -> Ssa:
     axes = step.axes(len(step[0].shape))
     return _spread(step.body, step[0], axes, bool(step.attrs.keepdims))[1]
 
 
-def _std(step: Step) -> Ssa:
+def _std(step: ExportStep) -> Ssa:
     return step.body.unary("sqrt", _variance(step))
 
 
@@ -43,7 +43,7 @@ def _spread(body: Body, x: Ssa, axes: Sequence[int], keep: bool = True) -> tuple
     return moved, body.mean(body.binary("multiply", moved, moved), axes, keep)
 
 
-def _collapse(step: Step) -> Ssa:
+def _collapse(step: ExportStep) -> Ssa:
     """Sum to a shape that was broadcast."""
     x, body = step[0], step.body
     front = len(x.shape) - len(step.shape)
@@ -53,7 +53,7 @@ def _collapse(step: Step) -> Ssa:
 
 
 def _cumulative(kind: str) -> Write:
-    def write(step: Step) -> Ssa:
+    def write(step: ExportStep) -> Ssa:
         x, body = step[0], step.body
         if step.attrs.axis is None:
             x = body.reshape(x, step.shape)
@@ -72,7 +72,7 @@ def _cumulative(kind: str) -> Write:
     return write
 
 
-def _top(step: Step) -> Any:
+def _top(step: ExportStep) -> Any:
     x, body, attrs = step[0], step.body, step.attrs
     rank = len(x.shape)
     axis = step.axis(rank)
@@ -91,7 +91,7 @@ def _top(step: Step) -> Any:
     return {"both": pair, "values": pair[0], "indices": pair[1]}[str(attrs.ret_type)]
 
 
-def _sorted(step: Step, values: Sequence[Ssa]) -> list[Ssa]:
+def _sorted(step: ExportStep, values: Sequence[Ssa]) -> list[Ssa]:
     """Sort values along a dim by the first of them, stably."""
     axis, body = step.axis(len(values[0].shape)), step.body
     t = tensor_text((), values[0].dtype)
@@ -138,11 +138,11 @@ def _order_keys(dtype: str, kind: str) -> str:
     return text
 
 
-def _sort(step: Step) -> Ssa:
+def _sort(step: ExportStep) -> Ssa:
     return _sorted(step, [step[0]])[0]
 
 
-def _argsort(step: Step) -> Ssa:
+def _argsort(step: ExportStep) -> Ssa:
     x = step[0]
     line = step.body.iota(x.shape, step.axis(len(x.shape)), step.dtype)
     return _sorted(step, [x, line])[1]
@@ -151,7 +151,7 @@ def _argsort(step: Step) -> Ssa:
 def _place(kind: str) -> Write:
     """Return the first index of the maximum or minimum."""
 
-    def write(step: Step) -> Ssa:
+    def write(step: ExportStep) -> Ssa:
         x, body = step[0], step.body
         if step.attrs.axis is None:
             raise refuse(step, "over all dims")
@@ -170,7 +170,7 @@ def _softmax(log: bool) -> Write:
     return lambda step: softmax(step.body, step[0], step.axis(len(step[0].shape)), log)
 
 
-def _scaled(step: Step, x: Ssa, axes: Sequence[int], factors: Sequence[Ssa | None]) -> Ssa:
+def _scaled(step: ExportStep, x: Ssa, axes: Sequence[int], factors: Sequence[Ssa | None]) -> Ssa:
     """Apply the scale and shift of a norm, where given.
 
     Layer and group norms have both in TVM, whatever their attributes say.
@@ -187,7 +187,7 @@ def _divided(body: Body, x: Ssa, variance: Ssa, epsilon: float) -> Ssa:
     return body.binary("multiply", x, body.unary("rsqrt", body.binary("add", variance, epsilon)))
 
 
-def _layer_norm(step: Step) -> Ssa:
+def _layer_norm(step: ExportStep) -> Ssa:
     body, attrs = step.body, step.attrs
     axes = step.axes(len(step[0].shape), "axes")
     moved, variance = _spread(body, body.cast(step[0], "float32"), axes)
@@ -195,7 +195,7 @@ def _layer_norm(step: Step) -> Ssa:
     return body.cast(_scaled(step, normalized, axes, (step[1], step[2])), step.dtype)
 
 
-def _rms_norm(step: Step) -> Ssa:
+def _rms_norm(step: ExportStep) -> Ssa:
     body = step.body
     axes, x = step.axes(len(step[0].shape), "axes"), body.cast(step[0], "float32")
     square = body.mean(body.binary("multiply", x, x), axes)
@@ -203,7 +203,7 @@ def _rms_norm(step: Step) -> Ssa:
     return body.cast(_scaled(step, normalized, axes, (step[1], None)), step.dtype)
 
 
-def _group_norm(step: Step) -> Ssa:
+def _group_norm(step: ExportStep) -> Ssa:
     body, attrs, x = step.body, step.attrs, step[0]
     axis, groups = int(attrs.channel_axis) % len(x.shape), int(attrs.num_groups)
     if axis != 1:
@@ -215,7 +215,7 @@ def _group_norm(step: Step) -> Ssa:
     return body.cast(_scaled(step, normalized, [1], (step[1], step[2])), step.dtype)
 
 
-def _batch_norm(step: Step) -> tuple[Ssa, Ssa, Ssa]:
+def _batch_norm(step: ExportStep) -> tuple[Ssa, Ssa, Ssa]:
     body, attrs = step.body, step.attrs
     x, scale, shift, mean, variance = (step[i] for i in range(5))
     axis, momentum = step.axis(len(x.shape)), float(attrs.momentum)
@@ -237,7 +237,7 @@ def _moved(body: Body, old: Ssa, new: Ssa, momentum: float) -> Ssa:
     return body.binary("add", kept, body.binary("multiply", new, momentum))
 
 
-def _dropout(step: Step) -> tuple[Ssa, Ssa]:
+def _dropout(step: ExportStep) -> tuple[Ssa, Ssa]:
     return step[0], step.body.filled(1, step[0])
 
 

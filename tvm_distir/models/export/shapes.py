@@ -4,42 +4,42 @@
 
 from __future__ import annotations
 
-from .body import Ssa
-from .step import Step, Write, dims, refuse
+from .body_writer import Ssa
+from .step import ExportStep, Write, dims, refuse
 
 
-def _reshape(step: Step) -> Ssa:
+def _reshape(step: ExportStep) -> Ssa:
     return step.body.reshape(step[0], step.shape)
 
 
-def _permute(step: Step) -> Ssa:
+def _permute(step: ExportStep) -> Ssa:
     rank = len(step[0].shape)
     axes = step.attrs.axes
     order = range(rank)[::-1] if axes is None else [int(axis) % rank for axis in axes]
     return step.body.transpose(step[0], list(order))
 
 
-def _broadcast(step: Step) -> Ssa:
+def _broadcast(step: ExportStep) -> Ssa:
     return step.body.broadcast(step[0], step.shape)
 
 
-def _joined(step: Step, parts: list[Ssa], axis: int) -> Ssa:
+def _joined(step: ExportStep, parts: list[Ssa], axis: int) -> Ssa:
     notes = f"dimension = {axis} : i64"
     return step.body.op("concatenate", parts, step.shape, parts[0].dtype, notes)
 
 
-def _concat(step: Step) -> Ssa:
+def _concat(step: ExportStep) -> Ssa:
     axis = int(step.attrs.axis or 0) % len(step.shape)
     return _joined(step, list(step[0]), axis)
 
 
-def _stack(step: Step) -> Ssa:
+def _stack(step: ExportStep) -> Ssa:
     axis = int(step.attrs.axis or 0) % len(step.shape)
     size = [1 if i == axis else n for i, n in enumerate(step.shape)]
     return _joined(step, [step.body.reshape(part, size) for part in step[0]], axis)
 
 
-def _split(step: Step) -> tuple[Ssa, ...]:
+def _split(step: ExportStep) -> tuple[Ssa, ...]:
     x, axis, begin, parts = step[0], step.axis(len(step[0].shape)), 0, []
     for field in step.call.ty.fields:
         end = begin + dims(field)[axis]
@@ -50,7 +50,7 @@ def _split(step: Step) -> tuple[Ssa, ...]:
     return tuple(parts)
 
 
-def _strided_slice(step: Step) -> Ssa:
+def _strided_slice(step: ExportStep) -> Ssa:
     x = step[0]
     rank, strides = len(x.shape), step.optional(4)
     begins, ends, steps, turned = [0] * rank, list(x.shape), [1] * rank, []
@@ -68,7 +68,7 @@ def _strided_slice(step: Step) -> Ssa:
     return _reversed(step, sliced, turned)
 
 
-def _reversed(step: Step, value: Ssa, axes: list[int]) -> Ssa:
+def _reversed(step: ExportStep, value: Ssa, axes: list[int]) -> Ssa:
     if not axes:
         return value
     listed = ", ".join(map(str, axes))
@@ -76,11 +76,11 @@ def _reversed(step: Step, value: Ssa, axes: list[int]) -> Ssa:
     return step.body.op("reverse", [value], value.shape, value.dtype, notes)
 
 
-def _flip(step: Step) -> Ssa:
+def _flip(step: ExportStep) -> Ssa:
     return _reversed(step, step[0], [step.axis(len(step[0].shape))])
 
 
-def _repeat(step: Step) -> Ssa:
+def _repeat(step: ExportStep) -> Ssa:
     x, body = step[0], step.body
     if step.attrs.axis is None:
         x = body.reshape(x, [step.shape[0] // int(step.attrs.repeats)])
@@ -90,7 +90,7 @@ def _repeat(step: Step) -> Ssa:
     return body.reshape(body.broadcast(x, wide, places), step.shape)
 
 
-def _tile(step: Step) -> Ssa:
+def _tile(step: ExportStep) -> Ssa:
     body, counts = step.body, step.integers("repeats")
     rank = max(len(counts), len(step[0].shape))
     sizes = [1] * (rank - len(step[0].shape)) + list(step[0].shape)
@@ -100,7 +100,7 @@ def _tile(step: Step) -> Ssa:
     return body.reshape(body.broadcast(x, wide, range(1, 2 * rank, 2)), step.shape)
 
 
-def _pad(step: Step) -> Ssa:
+def _pad(step: ExportStep) -> Ssa:
     widths = step.integers("pad_width")
     if str(step.attrs.pad_mode) != "constant":
         raise refuse(step, f"of the mode {step.attrs.pad_mode}")
@@ -108,7 +108,7 @@ def _pad(step: Step) -> Ssa:
 
 
 def _triangle(upper: bool) -> Write:
-    def write(step: Step) -> Ssa:
+    def write(step: ExportStep) -> Ssa:
         x, body = step[0], step.body
         rank = len(x.shape)
         row, column = (body.iota(x.shape, rank - 2 + i, "int64") for i in (0, 1))
@@ -124,7 +124,7 @@ _REPEATING = (("half_pixel", "round"), ("asymmetric", "floor"), ("asymmetric", "
 """Coordinates and roundings by which every row is taken as often as the size grows."""
 
 
-def _resize(step: Step) -> Ssa:
+def _resize(step: ExportStep) -> Ssa:
     layout, body = str(step.attrs.layout), step.body
     x: Ssa = step[0]
     if str(step.attrs.method) != "nearest_neighbor":
@@ -143,7 +143,7 @@ def _resize(step: Step) -> Ssa:
     return x
 
 
-def _same(step: Step) -> Ssa:
+def _same(step: ExportStep) -> Ssa:
     value: Ssa = step[0]
     return value
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 from tvm_distir.core import axis_groups, call_axes, mesh_shape
 
 from . import collectives
-from .body import Ssa
+from .body_writer import Ssa
 from .grid import axes_text, coordinate, grid_of, placed
-from .step import Step, Write, refuse
+from .step import ExportStep, Write, refuse
 
 _KINDS = {"sum": "sum", "max": "max", "min": "min", "prod": "product"}
 
 
-def _notes(step: Step, **more: object) -> str:
+def _notes(step: ExportStep, **more: object) -> str:
     """Return the attributes of a collective over the axes of a call, with ``index`` numbers."""
     axes = axes_text(sorted(call_axes(step.call)))
     said = [grid_of(step), f"grid_axes = {axes}"]
@@ -24,21 +24,21 @@ def _notes(step: Step, **more: object) -> str:
     return ", ".join(said)
 
 
-def _all_reduce(step: Step) -> Ssa:
+def _all_reduce(step: ExportStep) -> Ssa:
     return step.body.op("shard.all_reduce", [step[0]], step.shape, step.dtype, _notes(step))
 
 
-def _all_gather(step: Step) -> Ssa:
+def _all_gather(step: ExportStep) -> Ssa:
     notes = _notes(step, gather_axis=int(step.attrs["dim"]))
     return step.body.op("shard.all_gather", [step[0]], step.shape, step.dtype, notes)
 
 
-def _reduce_scatter(step: Step) -> Ssa:
+def _reduce_scatter(step: ExportStep) -> Ssa:
     notes = _notes(step, scatter_axis=int(step.attrs["dim"]))
     return step.body.op("shard.reduce_scatter", [step[0]], step.shape, step.dtype, notes)
 
 
-def _all_to_all(step: Step) -> Ssa:
+def _all_to_all(step: ExportStep) -> Ssa:
     notes = _notes(
         step,
         split_axis=int(step.attrs["split_dim"]),
@@ -47,12 +47,12 @@ def _all_to_all(step: Step) -> Ssa:
     return step.body.op("shard.all_to_all", [step[0]], step.shape, step.dtype, notes)
 
 
-def _all_slice(step: Step) -> Ssa:
+def _all_slice(step: ExportStep) -> Ssa:
     notes = _notes(step, slice_axis=int(step.attrs["dim"]))
     return step.body.op("shard.all_slice", [step[0]], step.shape, step.dtype, notes)
 
 
-def _shift(step: Step) -> Ssa:
+def _shift(step: ExportStep) -> Ssa:
     """Shift along an axis, with zeros for results that no process sends without a ring."""
     shift, ring = int(step.attrs["shift"]), "wrap" in step.attrs and bool(step.attrs["wrap"])
     axes, body, x = call_axes(step.call), step.body, step[0]
@@ -73,7 +73,7 @@ def _shift(step: Step) -> Ssa:
     return body.select(sent, shifted, 0)
 
 
-def _gathered(step: Step, value: Ssa) -> Ssa:
+def _gather_group(step: ExportStep, value: Ssa) -> Ssa:
     """Concatenate the values of a group along the first dim."""
     count = len(axis_groups(step.attrs["device_mesh"], call_axes(step.call))[0])
     shape = (count * value.shape[0], *value.shape[1:])
@@ -89,7 +89,7 @@ _MOVES: dict[str, Write] = {
     "all_to_all": _all_to_all,
     "local_slice": _all_slice,
     "collective_permute": _shift,
-    "exchange": lambda step: collectives.exchange(step, _gathered),
+    "exchange": lambda step: collectives.exchange(step, _gather_group),
 }
 
 WRITERS: dict[str, Write] = {

@@ -26,9 +26,9 @@ from tvm_distir.core import (
 )
 from tvm_distir.support import UsageError, nearest
 
-from .body import Ssa
+from .body_writer import Ssa
 from .composites import Composites
-from .functions import FunctionWriter, fault
+from .function_writer import FunctionWriter, fault
 from .grid import NUM_INPUT, grid_text, port_notes
 from .text import Unwritable, string, symbol, tensor_text
 

@@ -12,11 +12,11 @@ from tvm import ir
 
 from tvm_distir.core import known_shape, tensor_type
 
-from .body import Body, Ssa
+from .body_writer import Body, Ssa
 from .text import Unwritable, integers, table
 
 
-class Devices(Protocol):
+class DeviceInterface(Protocol):
     """Interface to the devices of a module for calls that communicate."""
 
     is_local: bool
@@ -52,7 +52,7 @@ def dtype(ty: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Step:
+class ExportStep:
     """Call with its arguments written.
 
     Attributes
@@ -61,13 +61,13 @@ class Step:
     args : list
         Values, tuples of them, lists of integers, or numbers.
     body : Body
-    devices : Devices
+    devices : DeviceInterface
     """
 
     call: ir.Call
     args: list[Any]
     body: Body
-    devices: Devices
+    devices: DeviceInterface
 
     @property
     def attrs(self) -> Any:
@@ -108,11 +108,11 @@ class Step:
         return [int(v) for v in getattr(self.attrs, name)]
 
 
-Write = Callable[[Step], Any]
+Write = Callable[[ExportStep], Any]
 """Writes a call: its value, or a tuple of them."""
 
 
-def refuse(step: Step, what: str) -> Unwritable:
+def refuse(step: ExportStep, what: str) -> Unwritable:
     """Return the error for an unsupported form of an op."""
     return Unwritable(f"{step.call.op.name} {what}")
 

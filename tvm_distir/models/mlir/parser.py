@@ -11,7 +11,7 @@ from .attributes import NAME, STRING, SYMBOL, VALUE, Attributes, read_symbol
 from .pretty import DIALECTS, PrettyForms
 from .scanner import Scanner
 from .shard_forms import ShardForms, is_shard, renamed
-from .tree import Argument, Block, Module, Opaque, Operation, Type
+from .tree import Argument, Module, Opaque, Operation, RegionBlock, Type
 
 _LABEL = re.compile(r"\^[\w$.\-]+")
 _COUNT = re.compile(r":\d+")
@@ -198,9 +198,9 @@ class _Parser:
         operation.attributes.setdefault("sym_visibility", "public")
         return operation
 
-    def _region(self) -> Block:
+    def _region(self) -> RegionBlock:
         """Parse a region of one block."""
-        scan, block = self._scan, Block([], [])
+        scan, block = self._scan, RegionBlock([], [])
         scan.deeper()
         scan.expect("{")
         if scan.match(_LABEL):

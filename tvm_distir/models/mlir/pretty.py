@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from .attributes import NAME, VALUE, Attributes, read_symbol
 from .scanner import Scanner
-from .tree import Argument, Block, Dense, Opaque, Operation, Symbol, Type
+from .tree import Argument, Dense, Opaque, Operation, RegionBlock, Symbol, Type
 
 DIALECTS = ("stablehlo", "chlo", "mhlo", "sdy", "func", "builtin", "vhlo")
 _KEY = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
@@ -58,7 +58,7 @@ class PrettyForms:
         self,
         scan: Scanner,
         attributes: Attributes,
-        region: Callable[[], Block],
+        region: Callable[[], RegionBlock],
         argument: Callable[[], Argument],
     ) -> None:
         self._scan = scan
@@ -225,14 +225,14 @@ class PrettyForms:
         ]
         return operation
 
-    def _applied(self, name: str, operation: Operation) -> Block:
+    def _applied(self, name: str, operation: Operation) -> RegionBlock:
         kind = operation.operand_types[-1]
         names = ["%lhs", "%rhs"]
         step = Operation(name, names, [kind, kind], ["%both"], [kind])
         end = Operation("stablehlo.return", ["%both"], [kind])
-        return Block([Argument(n, kind) for n in names], [step, end])
+        return RegionBlock([Argument(n, kind) for n in names], [step, end])
 
-    def _reducer(self, count: int) -> Block:
+    def _reducer(self, count: int) -> RegionBlock:
         """Parse ``reducer(%a: t, %b: t) (%c: t, %d: t) {...}`` with a pair per operand."""
         scan = self._scan
         scan.expect("reducer")

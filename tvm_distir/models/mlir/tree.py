@@ -76,7 +76,7 @@ class Argument:
 
 
 @dataclass
-class Block:
+class RegionBlock:
     """Block of a region."""
 
     arguments: list[Argument]
@@ -95,7 +95,7 @@ class Operation:
         Names of values, with ``%``; ``%3#1`` is one of several results.
     attributes : dict
         By the names of the generic form.
-    regions : list of Block
+    regions : list of RegionBlock
         Each region is one block.
     line : int
         Where it stands in the text.
@@ -109,7 +109,7 @@ class Operation:
     results: list[str] = field(default_factory=list)
     result_types: list[Type] = field(default_factory=list)
     attributes: dict[str, Any] = field(default_factory=dict)
-    regions: list[Block] = field(default_factory=list)
+    regions: list[RegionBlock] = field(default_factory=list)
     line: int = 0
     location: str = ""
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import onnx
 from onnx import helper
 
+from .node_writer import NodeWriter
 from .rewriting import rewritten
-from .writing import NodeWriter
 
 Nodes = list[onnx.NodeProto]
 

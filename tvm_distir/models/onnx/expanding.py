@@ -16,8 +16,8 @@ from onnx import TensorProto, helper
 
 from .branches import chosen, with_scalar_condition
 from .misread import Seen
+from .node_writer import NodeWriter
 from .resizing import resized
-from .writing import NodeWriter
 
 Nodes = list[onnx.NodeProto]
 _FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)

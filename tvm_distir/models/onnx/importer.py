@@ -17,14 +17,14 @@ from tvm import ir, relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from tvm_distir.core import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR, check_sizes
+from tvm_distir.models.common.foreign_steps import noted_step
 from tvm_distir.models.common.quiet import IMPORT_ERRORS, drop_half_built, muted_stderr, reason
-from tvm_distir.models.common.steps import noted_step
 from tvm_distir.support import ModelError
 
 from .batch import node_place
-from .inputs import static_shapes
-from .names import check_names
-from .reading import check_complete, opset_version, read_model
+from .input_shapes import static_shapes
+from .name_checks import check_names
+from .onnx_file import check_complete, opset_version, read_model
 from .resolve import resolve
 from .scopes import name_weights, variable_name
 from .skeleton import Skeleton, strip_weights

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from .writing import NodeWriter
+from .node_writer import NodeWriter
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]

@@ -18,9 +18,9 @@ import onnx
 from tvm_distir.support import ModelError
 
 from .batch import carrying_dims, check_kept, note_outer, refusal, rewrite_pinned
-from .inputs import Shape
+from .input_shapes import Shape
 from .skeleton import drop_dead_constants
-from .walk import Walk
+from .walk import ShapeWalk
 
 
 def resolve(
@@ -41,11 +41,11 @@ def resolve(
         DIST0310 shapes that do not fit, DIST0311 an unknown operator, DIST0314 a node that pins
         the batch in a way that cannot be rewritten, or an output without batch.
     """
-    before = Walk(model, old)
+    before = ShapeWalk(model, old)
     if dict(old) == dict(new):
         visited = [part for node in model.graph.node for part in before.visit(node)]
         return _replaced(model, visited, before)
-    after = Walk(model, new)
+    after = ShapeWalk(model, new)
     batches = next((old[name][0], new[name][0]) for name in old if old[name] != new[name])
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -68,7 +68,9 @@ def resolve(
     return _replaced(model, nodes, after)
 
 
-def _replaced(model: onnx.ModelProto, nodes: list[onnx.NodeProto], walk: Walk) -> onnx.ModelProto:
+def _replaced(
+    model: onnx.ModelProto, nodes: list[onnx.NodeProto], walk: ShapeWalk
+) -> onnx.ModelProto:
     """Return the model with other nodes, and the inferred shapes of inputs and outputs."""
     result = onnx.ModelProto()
     result.CopyFrom(model)

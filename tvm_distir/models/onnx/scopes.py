@@ -25,7 +25,7 @@ from dataclasses import replace
 import onnx
 from onnx import helper
 
-from .skeleton import Skeleton, Weight
+from .skeleton import FileWeight, Skeleton
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _NODE = "pkg.torch.onnx.fx_node"
@@ -71,7 +71,7 @@ def name_weights(skeleton: Skeleton) -> None:
         return
     names = _Names(scoped, skeleton)
     known = dict(skeleton.weights)
-    made: dict[str, Weight] = {}
+    made: dict[str, FileWeight] = {}
     renamed: dict[str, str] = {}
     views: dict[str, onnx.NodeProto] = {}
     for node in scoped:
@@ -136,12 +136,12 @@ class _Names:
 
 def _rewrite(
     skeleton: Skeleton,
-    made: dict[str, Weight],
+    made: dict[str, FileWeight],
     renamed: dict[str, str],
     views: dict[str, onnx.NodeProto],
 ) -> None:
     """Apply the new names and the transposes to the skeleton, in the order of weights."""
-    weights: dict[str, Weight] = {}
+    weights: dict[str, FileWeight] = {}
     for old, weight in skeleton.weights.items():
         name = renamed.get(old, old)
         weights.setdefault(name, made.get(name, weight))
@@ -165,7 +165,7 @@ def _rewrite(
     skeleton.weights = weights
 
 
-def _is_transposed(node: onnx.NodeProto, position: int, weight: Weight) -> bool:
+def _is_transposed(node: onnx.NodeProto, position: int, weight: FileWeight) -> bool:
     """Return whether the stored values are the transpose of a linear layer's weight."""
     if node.op_type != "MatMul" or position != 1 or len(weight.shape) != 2:
         return False

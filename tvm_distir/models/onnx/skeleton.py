@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from .reading import check_tensor, tensor_array
+from .onnx_file import check_tensor, tensor_array
 from .rewriting import rewritten
 
 SMALL_NUMEL = 16
@@ -38,7 +38,7 @@ _VIEWS = ("Unsqueeze", "Reshape", "Transpose", "Identity", "Squeeze", "Flatten")
 
 
 @dataclass(frozen=True)
-class Weight:
+class FileWeight:
     """Weight of a file.
 
     Attributes
@@ -84,13 +84,13 @@ class Skeleton:
         Constant nodes.
     data : list of str
         Names of the data inputs.
-    weights : dict of str to Weight
+    weights : dict of str to FileWeight
         By name, in file order.
     """
 
     model: onnx.ModelProto
     data: list[str]
-    weights: dict[str, Weight] = field(default_factory=dict)
+    weights: dict[str, FileWeight] = field(default_factory=dict)
 
 
 def strip_weights(model: onnx.ModelProto, folder: str = "") -> Skeleton:
@@ -104,7 +104,7 @@ def strip_weights(model: onnx.ModelProto, folder: str = "") -> Skeleton:
     used = {name for node in graph.node for name in node.input}
     used |= {output.name for output in graph.output} | _captured(graph.node)
     trained, vectors = _trained_names(graph)
-    weights: dict[str, Weight] = {}
+    weights: dict[str, FileWeight] = {}
     constants: list[onnx.NodeProto] = []
     shapes: dict[str, list[int]] = {}
     for tensor in graph.initializer:
@@ -115,7 +115,7 @@ def strip_weights(model: onnx.ModelProto, folder: str = "") -> Skeleton:
         floating = tensor.data_type in FLOATS
         big = math.prod(dims) > SMALL_NUMEL
         if floating and (big or (tensor.name in trained and math.prod(dims) > 1)):
-            weights[tensor.name] = Weight(tensor.name, tensor.data_type, dims, tensor)
+            weights[tensor.name] = FileWeight(tensor.name, tensor.data_type, dims, tensor)
             continue
         constants.append(_constant(tensor, folder))
         if tensor.data_type == TensorProto.INT64 and len(dims) == 1:
@@ -181,7 +181,7 @@ def _trained_names(graph: onnx.GraphProto) -> tuple[set[str], set[str]]:
 
 def _filled_weight(
     node: onnx.NodeProto, shapes: dict[str, list[int]], trained: set[str]
-) -> Weight | None:
+) -> FileWeight | None:
     if node.op_type != "ConstantOfShape" or node.output[0] not in trained:
         return None
     dims = shapes.get(node.input[0])
@@ -190,7 +190,7 @@ def _filled_weight(
     if dims is None or math.prod(dims) <= 1 or elem_type not in FLOATS:
         return None
     fill = 0.0 if value is None else float(numpy_helper.to_array(value).reshape(-1)[0])
-    return Weight(node.output[0], elem_type, tuple(dims), None, fill)
+    return FileWeight(node.output[0], elem_type, tuple(dims), None, fill)
 
 
 def _constant(tensor: TensorProto, folder: str) -> onnx.NodeProto:

@@ -18,9 +18,9 @@ from tvm_distir.support import ModelError
 from .batch import node_place
 from .evaluate import evaluated
 from .expanding import expanded
-from .inputs import Shape
+from .input_shapes import Shape
 from .misread import check_read
-from .reading import opset_version
+from .onnx_file import opset_version
 from .support import check_numbers, check_sizes
 
 Array = npt.NDArray[np.generic]
@@ -36,7 +36,7 @@ _REFUSALS = (
 )
 
 
-class Walk:
+class ShapeWalk:
     """Shapes and known values of a graph, node by node.
 
     Parameters

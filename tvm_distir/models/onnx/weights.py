@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from .reading import check_complete, read_model
+from .onnx_file import check_complete, read_model
 from .scopes import name_weights
 from .skeleton import strip_weights
 

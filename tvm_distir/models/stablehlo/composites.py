@@ -16,7 +16,7 @@ from tvm_distir.models.export.grid import PREFIX
 from tvm_distir.models.mlir.tree import Operation
 
 from .emitter import Emitter
-from .values import Value, array_type
+from .translated_values import TranslatedTensor, array_type
 
 COMPOSITE = "stablehlo.composite"
 
@@ -55,8 +55,8 @@ def is_known(operation: Operation) -> bool:
 
 
 def read_composite(
-    operation: Operation, operands: Sequence[Value], write: Emitter
-) -> list[Value] | None:
+    operation: Operation, operands: Sequence[TranslatedTensor], write: Emitter
+) -> list[TranslatedTensor] | None:
     """Return the results of a composite that names an op, or None for any other."""
     make = _maker(operation)
     if make is None:
@@ -68,7 +68,7 @@ def read_composite(
     return [write.value(write.emit(result[i])) for i in range(len(result.ty.fields))]
 
 
-def _whole(value: Value, write: Emitter) -> Any:
+def _whole(value: TranslatedTensor, write: Emitter) -> Any:
     """Return an operand, with constants of equal numbers unexpanded."""
     number = value.scalar
     if number is None or not value.shape:

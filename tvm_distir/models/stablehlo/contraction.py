@@ -13,8 +13,8 @@ from tvm import relax
 
 from tvm_distir.models.mlir.tree import Opaque
 
-from .call import Converter, HloCall
-from .values import Unsupported, Value, dtype_of, integers, shape_of
+from .operation_call import Converter, HloCall
+from .translated_values import TranslatedTensor, UnsupportedOperation, dtype_of, integers, shape_of
 
 _op = relax.op
 _SIDES = re.compile(r"\[(.*?)\]\s*x\s*\[(.*?)\]\s*->\s*\[(.*?)\]")
@@ -25,7 +25,7 @@ def _picked(shape: Sequence[int], dims: Sequence[int]) -> list[int]:
     return [shape[dim] for dim in dims]
 
 
-def _dot_general(call: HloCall) -> Value:
+def _dot_general(call: HloCall) -> TranslatedTensor:
     """Translate to a matmul, merging dims only where a side has several free or contracted ones."""
     numbers, write = call.numbers("dot_dimension_numbers"), call.write
     batch, other_batch, inner, other_inner = (
@@ -48,7 +48,7 @@ def _dot_general(call: HloCall) -> Value:
     if not inner:
         x = write.reshape(x, lead + rows + [1] * len(columns))
         y = write.reshape(turned, lead + [1] * len(rows) + columns)
-        return Value(write.cast(write.emit(_op.multiply(x, y)), call.dtype), call.shape)
+        return TranslatedTensor(write.cast(write.emit(_op.multiply(x, y)), call.dtype), call.shape)
     depth = [math.prod(_picked(left, inner))]
     if batch and len(rows) != 1:
         rows = [math.prod(rows)]
@@ -57,22 +57,22 @@ def _dot_general(call: HloCall) -> Value:
     x = write.reshape(x, lead + (rows or [1]) + depth)
     y = write.reshape(turned, lead + depth + columns)
     product = write.emit(_op.matmul(x, y, out_dtype=out))
-    return Value(write.reshape(product, call.shape), call.shape)
+    return TranslatedTensor(write.reshape(product, call.shape), call.shape)
 
 
 def _places(words: str) -> list[str]:
     return [word.strip() for word in words.split(",")]
 
 
-def _convolution(call: HloCall) -> Value:
+def _convolution(call: HloCall) -> TranslatedTensor:
     dims = call.attribute("dimension_numbers")
     sides = _SIDES.search(dims.body) if isinstance(dims, Opaque) else None
     if sides is None:
-        raise Unsupported("the dims of a convolution cannot be read")
+        raise UnsupportedOperation("the dims of a convolution cannot be read")
     data, kernel, result = (_places(side) for side in sides.groups())
     rank = len(data) - 2
     if rank not in _CONVOLUTIONS:
-        raise Unsupported(f"a convolution over {rank} dims")
+        raise UnsupportedOperation(f"a convolution over {rank} dims")
     spatial, write = [str(i) for i in range(rank)], call.write
     ones = [1] * rank
     x = write.permute(call.whole(0), [data.index(w) for w in ["b", "f", *spatial]])
@@ -103,7 +103,9 @@ def _convolution(call: HloCall) -> Value:
         )
     )
     order = ["b", "f", *spatial]
-    return Value(write.permute(convolved, [order.index(word) for word in result]), call.shape)
+    return TranslatedTensor(
+        write.permute(convolved, [order.index(word) for word in result]), call.shape
+    )
 
 
 def _as_channels(call: HloCall, x: Any, groups: int) -> Any:

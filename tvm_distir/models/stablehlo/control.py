@@ -4,30 +4,30 @@
 
 from __future__ import annotations
 
-from .call import Converter, HloCall
 from .elementwise import same
-from .values import Unsupported, Value
+from .operation_call import Converter, HloCall
+from .translated_values import TranslatedTensor, UnsupportedOperation
 
 MAX_ROUNDS = 4096
 
 
-def _while(call: HloCall) -> list[Value]:
+def _while(call: HloCall) -> list[TranslatedTensor]:
     """Unroll the iterations of a loop; calls in them remain calls."""
     values = call.operands
     for _ in range(MAX_ROUNDS):
         goes_on = call.run(call.region(0), values)[0].integer
         if goes_on is None:
-            raise Unsupported("a loop whose number of rounds depends on data")
+            raise UnsupportedOperation("a loop whose number of rounds depends on data")
         if not goes_on:
             return values
         values = call.run(call.region(1), values)
-    raise Unsupported(f"a loop of more than {MAX_ROUNDS} rounds")
+    raise UnsupportedOperation(f"a loop of more than {MAX_ROUNDS} rounds")
 
 
-def _branch(call: HloCall) -> list[Value]:
+def _branch(call: HloCall) -> list[TranslatedTensor]:
     chosen, count = call[0].integer, len(call.operation.regions)
     if chosen is None:
-        raise Unsupported("a branch that data choose")
+        raise UnsupportedOperation("a branch that data choose")
     if call.operation.name.endswith(".if"):
         chosen = 1 - chosen
     index = chosen if 0 <= chosen < count else count - 1

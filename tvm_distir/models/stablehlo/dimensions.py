@@ -13,7 +13,7 @@ import numpy as np
 from tvm import relax
 
 from .emitter import Emitter
-from .values import constant, dtype_of, integers, shape_of
+from .translated_values import constant, dtype_of, integers, shape_of
 
 _op = relax.op
 

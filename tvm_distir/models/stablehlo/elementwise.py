@@ -10,8 +10,8 @@ from typing import Any
 
 from tvm import relax
 
-from .call import Converter, HloCall
-from .values import HALVES, Unsupported, Value, constant, shape_of
+from .operation_call import Converter, HloCall
+from .translated_values import HALVES, TranslatedTensor, UnsupportedOperation, constant, shape_of
 
 _op = relax.op
 _FOLDED: dict[Any, Callable[..., Any]] = {
@@ -39,16 +39,18 @@ COMPARISONS = {
 }
 
 
-def spread(call: HloCall, make: Callable[..., Any], values: Sequence[Value]) -> Value:
+def spread(
+    call: HloCall, make: Callable[..., Any], values: Sequence[TranslatedTensor]
+) -> TranslatedTensor:
     """Apply an op to operands of one shape, which may be broadcast."""
     shape = max((value.shape for value in values), key=len)
     numbers = [value.integer for value in values]
     if None not in numbers and make in _FOLDED:
-        return Value(constant(_FOLDED[make](*numbers), call.dtype), ())
+        return TranslatedTensor(constant(_FOLDED[make](*numbers), call.dtype), ())
     parts = [value if value.rows is None else call.write.value(call.write.whole(value))
              for value in values]  # fmt: skip
     if len(values) == 1:
-        return Value(call.write.emit(make(parts[0].expr)), shape)
+        return TranslatedTensor(call.write.emit(make(parts[0].expr)), shape)
     full = any(part.base is None and len(shape_of(part.expr)) == len(shape) for part in parts)
     exprs = [part.expr if part.base is None or not full else part.base for part in parts]
     result = call.write.emit(make(*exprs))
@@ -57,10 +59,10 @@ def spread(call: HloCall, make: Callable[..., Any], values: Sequence[Value]) -> 
         result = call.write.reshape(
             result, [1] * (len(shape) - len(result_shape)) + list(result_shape)
         )
-    return Value(result, shape)
+    return TranslatedTensor(result, shape)
 
 
-def each(make: Callable[..., Any]) -> Converter:
+def elementwise_converter(make: Callable[..., Any]) -> Converter:
     """Return a converter of an operation that Relax has."""
     return lambda call: spread(call, make, call.operands)
 
@@ -68,7 +70,7 @@ def each(make: Callable[..., Any]) -> Converter:
 def _wide(make: Callable[..., Any]) -> Converter:
     """Return a converter for an op without half-precision kernels in TVM."""
 
-    def convert(call: HloCall) -> Value:
+    def convert(call: HloCall) -> TranslatedTensor:
         x = call[0]
         if x.dtype not in HALVES:
             return spread(call, make, [x])
@@ -79,34 +81,36 @@ def _wide(make: Callable[..., Any]) -> Converter:
 
 
 def _logic(of_bools: Callable[..., Any], of_bits: Callable[..., Any]) -> Converter:
-    def convert(call: HloCall) -> Value:
+    def convert(call: HloCall) -> TranslatedTensor:
         return spread(call, of_bools if call.dtype == "bool" else of_bits, call.operands)
 
     return convert
 
 
-def converted(call: HloCall, value: Value, dtype: str) -> Value:
+def converted(call: HloCall, value: TranslatedTensor, dtype: str) -> TranslatedTensor:
     """Return a value cast to another type."""
     if value.dtype == dtype:
         return value
     number = value.scalar
     if number is not None:
-        return Value(constant(number, dtype), value.shape)
+        return TranslatedTensor(constant(number, dtype), value.shape)
     if dtype == "bool":
-        return spread(call, _op.not_equal, [value, Value(constant(0, value.dtype), value.shape)])
+        return spread(
+            call, _op.not_equal, [value, TranslatedTensor(constant(0, value.dtype), value.shape)]
+        )
     return spread(call, lambda x: _op.astype(x, dtype), [value])
 
 
-def _compare(call: HloCall) -> Value:
+def _compare(call: HloCall) -> TranslatedTensor:
     direction = str(call.attribute("comparison_direction"))
     if direction not in COMPARISONS:
-        raise Unsupported(f'the comparison "{direction}"')
+        raise UnsupportedOperation(f'the comparison "{direction}"')
     if call[0].dtype == "bool" and None in [value.integer for value in call.operands]:
         return _compared_bools(call, direction)
     return spread(call, COMPARISONS[direction], call.operands)
 
 
-def _compared_bools(call: HloCall, direction: str) -> Value:
+def _compared_bools(call: HloCall, direction: str) -> TranslatedTensor:
     """Compare bools as numbers, as TVM's kernels require."""
     if direction == "NE":
         return spread(call, _op.logical_xor, call.operands)
@@ -114,43 +118,45 @@ def _compared_bools(call: HloCall, direction: str) -> Value:
     return spread(call, COMPARISONS[direction], numbers)
 
 
-def select(call: HloCall) -> Value:
+def select(call: HloCall) -> TranslatedTensor:
     """Select between two tensors by a mask or a scalar condition."""
     chosen, first, second = call.operands
     if chosen.integer is not None:
         return first if chosen.integer else second
     if not chosen.shape and first.shape:
-        chosen = Value(chosen.expr, first.shape)
+        chosen = TranslatedTensor(chosen.expr, first.shape)
     return spread(call, _op.where, [chosen, first, second])
 
 
-def _clamp(call: HloCall) -> Value:
-    low, x, high = (Value(v.expr, call.shape) if not v.shape else v for v in call.operands)
+def _clamp(call: HloCall) -> TranslatedTensor:
+    low, x, high = (
+        TranslatedTensor(v.expr, call.shape) if not v.shape else v for v in call.operands
+    )
     return spread(call, _op.minimum, [spread(call, _op.maximum, [x, low]), high])
 
 
-def number(value: float, like: Value) -> Value:
+def number(value: float, like: TranslatedTensor) -> TranslatedTensor:
     """Return a constant of the type and shape of another value."""
-    return Value(constant(value, like.dtype), like.shape)
+    return TranslatedTensor(constant(value, like.dtype), like.shape)
 
 
-def _log_plus_one(call: HloCall) -> Value:
+def _log_plus_one(call: HloCall) -> TranslatedTensor:
     x = call[0]
     return spread(call, _op.log, [spread(call, _op.add, [x, number(1, x)])])
 
 
-def _exp_minus_one(call: HloCall) -> Value:
+def _exp_minus_one(call: HloCall) -> TranslatedTensor:
     x = call[0]
     return spread(call, _op.subtract, [spread(call, _op.exp, [x]), number(1, x)])
 
 
-def _cube_root(call: HloCall) -> Value:
+def _cube_root(call: HloCall) -> TranslatedTensor:
     x = call[0]
     size = spread(call, _op.power, [spread(call, _op.abs, [x]), number(1 / 3, x)])
     return spread(call, _op.multiply, [spread(call, _op.sign, [x]), size])
 
 
-def _round_away(call: HloCall) -> Value:
+def _round_away(call: HloCall) -> TranslatedTensor:
     """Round halves away from zero."""
     x = call[0]
     size = spread(call, _op.add, [spread(call, _op.abs, [x]), number(0.5, x)])
@@ -159,7 +165,7 @@ def _round_away(call: HloCall) -> Value:
     )
 
 
-def _remainder(call: HloCall) -> Value:
+def _remainder(call: HloCall) -> TranslatedTensor:
     """Return the remainder with the sign of the dividend."""
     x, y = call.operands
     if "float" not in call.dtype:
@@ -168,29 +174,29 @@ def _remainder(call: HloCall) -> Value:
     return spread(call, _op.subtract, [x, spread(call, _op.multiply, [ratio, y])])
 
 
-def _erfc(call: HloCall) -> Value:
+def _erfc(call: HloCall) -> TranslatedTensor:
     x = call[0]
     return spread(call, _op.subtract, [number(1, x), spread(call, _op.erf, [x])])
 
 
-def _shift_right(call: HloCall) -> Value:
+def _shift_right(call: HloCall) -> TranslatedTensor:
     if not call.dtype.startswith("uint"):
-        raise Unsupported("a logical shift of signed integers")
+        raise UnsupportedOperation("a logical shift of signed integers")
     return spread(call, _op.right_shift, call.operands)
 
 
-def _narrowed(call: HloCall) -> Value:
+def _narrowed(call: HloCall) -> TranslatedTensor:
     form = str(call.attribute("format", ""))
     exponent, mantissa = (call.attribute(f"{part}_bits") for part in ("exponent", "mantissa"))
     form = form or f"e{exponent}m{mantissa}"
     narrow = {"e8m7": "bfloat16", "e5m10": "float16", "e8m23": "float32"}.get(form)
     if narrow is None:
-        raise Unsupported(f"precision reduced to {form}")
+        raise UnsupportedOperation(f"precision reduced to {form}")
     x = call[0]
     return converted(call, converted(call, x, narrow), x.dtype)
 
 
-def same(call: HloCall) -> list[Value]:
+def same(call: HloCall) -> list[TranslatedTensor]:
     """Return the operand of a compiler barrier."""
     return call.operands
 
@@ -223,13 +229,13 @@ _PLAIN = {
 _CHLO = ("erf", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "tan")
 
 CONVERTERS: dict[str, Converter] = {
-    **{f"stablehlo.{name}": each(make) for name, make in _PLAIN.items()},
+    **{f"stablehlo.{name}": elementwise_converter(make) for name, make in _PLAIN.items()},
     **{f"chlo.{name}": _wide(getattr(_op, name)) for name in _CHLO},
-    "chlo.square": each(_op.square),
+    "chlo.square": elementwise_converter(_op.square),
     "chlo.is_inf": _wide(_op.isinf),
     "chlo.erfc": _erfc,
     "stablehlo.tan": _wide(_op.tan),
-    "stablehlo.atan2": each(_op.atan2),
+    "stablehlo.atan2": elementwise_converter(_op.atan2),
     "stablehlo.is_finite": _wide(_op.isfinite),
     "stablehlo.and": _logic(_op.logical_and, _op.bitwise_and),
     "stablehlo.or": _logic(_op.logical_or, _op.bitwise_or),

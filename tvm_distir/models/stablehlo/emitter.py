@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import relax
 
-from .values import Value, constant, dtype_of, is_constant, shape_of
+from .translated_values import TranslatedTensor, constant, dtype_of, is_constant, shape_of
 
 _op = relax.op
 
@@ -26,13 +26,13 @@ class Emitter:
     def __init__(self, builder: Any) -> None:
         self.builder = builder
         self.hint = ""
-        self._written: dict[int, tuple[Value, Any]] = {}
+        self._written: dict[int, tuple[TranslatedTensor, Any]] = {}
 
     def emit(self, expr: Any) -> Any:
         """Bind an expression to a variable."""
         return self.builder.emit(expr, self.hint)
 
-    def whole(self, value: Value) -> Any:
+    def whole(self, value: TranslatedTensor) -> Any:
         """Return the full tensor, expanded once."""
         if value.is_whole:
             return value.expr
@@ -41,16 +41,16 @@ class Emitter:
             self._written[id(value)] = value, made
         return self._written[id(value)][1]
 
-    def value(self, expr: Any) -> Value:
+    def value(self, expr: Any) -> TranslatedTensor:
         """Return a value of a full tensor."""
-        return Value(expr, shape_of(expr))
+        return TranslatedTensor(expr, shape_of(expr))
 
-    def _spread(self, value: Value) -> Any:
+    def _spread(self, value: TranslatedTensor) -> Any:
         if _without_ones(shape_of(value.expr)) == _without_ones(value.shape):
             return self.reshape(value.expr, value.shape)
         return self.emit(_op.broadcast_to(value.expr, list(value.shape)))
 
-    def _joined(self, value: Value) -> Any:
+    def _joined(self, value: TranslatedTensor) -> Any:
         """Concatenate rows, with contiguous ones sliced in runs."""
         rows, parts, first = value.rows or (), [], 0
         while first < len(rows):
@@ -58,26 +58,30 @@ class Emitter:
             if row is None:
                 while end < len(rows) and rows[end] is None:
                     end += 1
-                parts.append(self.whole(self.rows_of(Value(value.expr, value.shape), first, end)))
+                parts.append(
+                    self.whole(self.rows_of(TranslatedTensor(value.expr, value.shape), first, end))
+                )
             else:
                 parts.append(self.whole(row))
             first = end
         return parts[0] if len(parts) == 1 else self.emit(_op.concat(parts, 0))
 
-    def rows_of(self, value: Value, begin: int, end: int) -> Value:
+    def rows_of(self, value: TranslatedTensor, begin: int, end: int) -> TranslatedTensor:
         """Slice rows of dim 0."""
         shape = (end - begin, *value.shape[1:])
         if value.rows is not None:
             if end == begin + 1 and value.rows[begin] is not None:
                 return value.rows[begin] or value
             kept = value.rows[begin:end]
-            base = self.rows_of(Value(value.expr, value.shape), begin, end)
-            return Value(base.expr, shape, kept if any(kept) else None)
+            base = self.rows_of(TranslatedTensor(value.expr, value.shape), begin, end)
+            return TranslatedTensor(base.expr, shape, kept if any(kept) else None)
         sizes = shape_of(value.expr)
         if not sizes or sizes[0] == 1 != value.shape[0]:
-            return Value(value.expr, shape)
+            return TranslatedTensor(value.expr, shape)
         ends = [end, *sizes[1:]]
-        return Value(self.slice(value.expr, [begin] + [0] * (len(sizes) - 1), ends), shape)
+        return TranslatedTensor(
+            self.slice(value.expr, [begin] + [0] * (len(sizes) - 1), ends), shape
+        )
 
     def reshape(self, expr: Any, shape: Sequence[int]) -> Any:
         """Reshape a tensor."""
@@ -168,7 +172,7 @@ class Emitter:
         bound: Any = self.builder.lookup_binding(index) if held else None
         if getattr(getattr(bound, "op", None), "name", "") != name:
             return None, None
-        sides = [Value(side, ()) if is_constant(side) else None for side in bound.args]
+        sides = [TranslatedTensor(side, ()) if is_constant(side) else None for side in bound.args]
         for side, other in zip(sides, reversed(bound.args)):
             if side is not None and side.integer is not None:
                 return other, side.integer

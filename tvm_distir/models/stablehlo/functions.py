@@ -13,23 +13,23 @@ from tvm_distir.core import IO_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from tvm_distir.models.common.quiet import IMPORT_ERRORS, drop_half_built, reason
 from tvm_distir.models.export.grid import PORT
 from tvm_distir.models.mlir.attributes import read_name
-from tvm_distir.models.mlir.tree import Block, Module, Operation, OtherType, Symbol
+from tvm_distir.models.mlir.tree import Module, Operation, OtherType, RegionBlock, Symbol
 from tvm_distir.support import ModelError
 
-from .call import HloCall
+from .argument_names import ArgumentNames
 from .composites import read_composite
+from .converters import CALLS, CONVERTERS, RETURNS
 from .emitter import Emitter
 from .grid_ops import CONVERTERS as GRID_OPS
 from .grid_ops import shard_results
 from .grids import Grids
+from .local_collectives import MOVES
 from .manual import local_program
-from .moves import MOVES
-from .names import Names
+from .operation_call import HloCall
 from .ports import has_ports, read_ports
 from .shardings import Shardings, sharding_of
 from .sizes import MAX_OPERATIONS, Sizes
-from .table import CALLS, CONVERTERS, RETURNS
-from .values import Unsupported, Value, cleaned, identifier, typed
+from .translated_values import TranslatedTensor, UnsupportedOperation, cleaned, identifier, typed
 
 _REMEDY = "Write this part of the model otherwise."
 _LOCAL_REMEDY = "Use TVMScript: tvm-distir convert MODEL OUT.py writes local programs as they are."
@@ -71,7 +71,7 @@ class Functions:
         """Return the names of the public functions."""
         return [n for n, f in self.held.items() if f.attributes.get("sym_visibility") != "private"]
 
-    def written(self, names: Names) -> ir.IRModule:
+    def written(self, names: ArgumentNames) -> ir.IRModule:
         """Return the module with each public function and its callees."""
         for name in self.public:
             if self._replicas > 1 and has_ports(self.held[name]):
@@ -79,7 +79,7 @@ class Functions:
                 raise self.fault(self.held[name], what, _LOCAL_REMEDY)
             try:
                 operation = local_program(self.held[name], self._said, self.grids)
-            except Unsupported as error:
+            except UnsupportedOperation as error:
                 raise self.fault(self.held[name], f"no import of {error}") from error
             self.held[name], signature = operation, names.of(operation)
             function = self.translate(name, signature)
@@ -89,8 +89,8 @@ class Functions:
                     function = function.with_attr(IO_ATTR, io)
                 elif self.grids.moves:
                     what = f"{self.grids.moves} where no argument says how it lies ({PORT})"
-                    raise Unsupported(what)
-            except Unsupported as error:
+                    raise UnsupportedOperation(what)
+            except UnsupportedOperation as error:
                 raise self.fault(operation, str(error)) from error
             self._root.add_func(function.with_attr("global_symbol", name), name)
         return self._root.get()
@@ -155,7 +155,7 @@ class Functions:
             try:
                 shape, dtype = typed(argument.type)
                 params.append(relax.Var(identifier(title) or "arg", relax.TensorType(shape, dtype)))
-            except Unsupported as error:
+            except UnsupportedOperation as error:
                 raise self.fault(operation, f"the argument {title} is {error}") from error
         attrs = {}
         if names:
@@ -179,7 +179,7 @@ class _Body:
     def __init__(self, functions: Functions, builder: Any) -> None:
         self._functions = functions
         self._write = Emitter(builder)
-        self._scopes: list[dict[str, Value]] = []
+        self._scopes: list[dict[str, TranslatedTensor]] = []
 
     def function(self, operation: Operation, params: Sequence[Any], public: bool) -> list[Any]:
         """Translate a function; return the expressions of its results."""
@@ -209,16 +209,19 @@ class _Body:
             return expr
         try:
             return shardings.annotated(self._write.builder, expr, sharding)
-        except Unsupported as error:
+        except UnsupportedOperation as error:
             raise self._functions.fault(operation, str(error)) from error
 
-    def run(self, block: Block, values: Sequence[Value]) -> list[Value]:
+    def run(self, block: RegionBlock, values: Sequence[TranslatedTensor]) -> list[TranslatedTensor]:
         """Translate a block with its arguments; return its results."""
         return self._in_scope(block, values, self._scopes)
 
     def _in_scope(
-        self, block: Block, values: Sequence[Value], scopes: list[dict[str, Value]]
-    ) -> list[Value]:
+        self,
+        block: RegionBlock,
+        values: Sequence[TranslatedTensor],
+        scopes: list[dict[str, TranslatedTensor]],
+    ) -> list[TranslatedTensor]:
         """Translate a block inside of known scopes."""
         local_values = {a.name: value for a, value in zip(block.arguments, values)}
         before, self._scopes = self._scopes, [*scopes, local_values]
@@ -226,7 +229,7 @@ class _Body:
             for operation in block.operations:
                 operands = [self._value(operation, name) for name in operation.operands]
                 if operation.name in RETURNS:
-                    if not all(isinstance(value, Value) for value in operands):
+                    if not all(isinstance(value, TranslatedTensor) for value in operands):
                         raise self._functions.fault(operation, "a sharding is returned")
                     return operands
                 self._functions.count(operation)
@@ -243,13 +246,15 @@ class _Body:
             remedy="Write the text again with JAX.",
         )
 
-    def _value(self, operation: Operation, name: str) -> Value:
+    def _value(self, operation: Operation, name: str) -> TranslatedTensor:
         for scope in reversed(self._scopes):
             if name in scope:
                 return scope[name]
         raise self._functions.fault(operation, f"the value {name} is not defined")
 
-    def _operation(self, operation: Operation, operands: list[Value]) -> list[Value]:
+    def _operation(
+        self, operation: Operation, operands: list[TranslatedTensor]
+    ) -> list[TranslatedTensor]:
         title = read_name(operation.location, self._functions.module.locations)
         short = title.rstrip(":").rpartition("/")[2] or operation.name.rpartition(".")[2]
         self._write.hint = identifier(short)[:40]
@@ -257,7 +262,7 @@ class _Body:
             self._check(operation, operands, operation.operand_types, "operand")
             results = self._results(operation, operands)
             self._check(operation, results, operation.result_types, "result")
-        except Unsupported as error:
+        except UnsupportedOperation as error:
             raise self._functions.fault(operation, f"no import of {error}") from error
         except IMPORT_ERRORS as error:
             what = f"its operands do not fit: {reason(error)}"
@@ -265,7 +270,11 @@ class _Body:
         return results
 
     def _check(
-        self, operation: Operation, values: Sequence[Value], types: Sequence[Any], what: str
+        self,
+        operation: Operation,
+        values: Sequence[TranslatedTensor],
+        types: Sequence[Any],
+        what: str,
     ) -> None:
         """Reject values of other types than declared."""
         if len(values) != len(types):
@@ -278,7 +287,9 @@ class _Body:
                 is_ = f"{value.dtype}{list(value.shape)}"
                 raise self._functions.fault(operation, f"an {what} is {is_}, {kind} is written")
 
-    def _results(self, operation: Operation, operands: list[Value]) -> list[Value]:
+    def _results(
+        self, operation: Operation, operands: list[TranslatedTensor]
+    ) -> list[TranslatedTensor]:
         if operation.name in CALLS:
             return self._called(operation, operands)
         if operation.name in MOVES:
@@ -296,9 +307,11 @@ class _Body:
             return [self._write.value(placed)]
         call = HloCall(operation, operands, self._write, self.run)
         converted = CONVERTERS[operation.name](call)
-        return [converted] if isinstance(converted, Value) else list(converted)
+        return [converted] if isinstance(converted, TranslatedTensor) else list(converted)
 
-    def _called(self, operation: Operation, operands: list[Value]) -> list[Value]:
+    def _called(
+        self, operation: Operation, operands: list[TranslatedTensor]
+    ) -> list[TranslatedTensor]:
         known = read_composite(operation, operands, self._write)
         if known is not None:
             return known

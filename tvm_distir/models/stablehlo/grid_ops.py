@@ -17,7 +17,7 @@ from tvm_distir.models.mlir.tree import Operation
 from .emitter import Emitter
 from .grids import KINDS, Grids, GridStep, Placed
 from .shardings import split_axes
-from .values import Unsupported, Value, constant, typed
+from .translated_values import TranslatedTensor, UnsupportedOperation, constant, typed
 
 INTEGERS = {"index": "int64", "i64": "int64", "i32": "int32"}
 
@@ -29,12 +29,12 @@ def shard_results(
 
     Raises
     ------
-    Unsupported
+    UnsupportedOperation
         What no op of ours says.
     """
     for name, value in operation.attributes.items():
         if isinstance(value, list) and any(isinstance(item, str) for item in value):
-            raise Unsupported(f"{name} that are computed")
+            raise UnsupportedOperation(f"{name} that are computed")
     results = CONVERTERS[operation.name](GridStep(grids, operation, operands, write))
     return results if isinstance(results, list) else [results]
 
@@ -42,19 +42,19 @@ def shard_results(
 def _sharding(step: GridStep) -> Placed:
     mesh, device_mesh = step.grids.grid(step.operation)
     if any(step.numbers("static_halo_sizes")):
-        raise Unsupported("halos that shardings hold")
+        raise UnsupportedOperation("halos that shardings hold")
     split = split_axes(step.operation.attributes.get("split_axes"))
     return Placed(mesh, device_mesh, split, step.numbers("static_sharded_dims_offsets"))
 
 
-def _shard(step: GridStep) -> Value:
+def _shard(step: GridStep) -> TranslatedTensor:
     value, placed = step.operands
     if not isinstance(placed, Placed):
-        raise Unsupported("a sharding that is no result of shard.sharding")
+        raise UnsupportedOperation("a sharding that is no result of shard.sharding")
     return step.grids.annotated(value, placed, step.write)
 
 
-def _all_reduce(step: GridStep) -> Value:
+def _all_reduce(step: GridStep) -> TranslatedTensor:
     """Translate a reduction; that to a single process gives all the same result."""
     mesh, axes = step.mesh()
     if not axes:
@@ -63,7 +63,7 @@ def _all_reduce(step: GridStep) -> Value:
     return step.averaged(step.emit(reduced), mesh, axes)
 
 
-def _along(step: GridStep, make: Callable[[Any, Any, Any], Any]) -> Value:
+def _along(step: GridStep, make: Callable[[Any, Any, Any], Any]) -> TranslatedTensor:
     """Apply a collective along axes, if there are any."""
     mesh, axes = step.ordered()
     if not axes:
@@ -71,38 +71,38 @@ def _along(step: GridStep, make: Callable[[Any, Any, Any], Any]) -> Value:
     return step.emit(make(step.operand(), mesh, axes[0] if len(axes) == 1 else axes))
 
 
-def _all_gather(step: GridStep) -> Value:
+def _all_gather(step: GridStep) -> TranslatedTensor:
     dim = step.number("gather_axis")
     return _along(step, lambda x, mesh, axes: ops.all_gather(x, mesh, axes, dim))
 
 
-def _all_slice(step: GridStep) -> Value:
+def _all_slice(step: GridStep) -> TranslatedTensor:
     dim = step.number("slice_axis")
     return _along(step, lambda x, mesh, axes: ops.local_slice(x, mesh, axes, dim))
 
 
-def _all_to_all(step: GridStep) -> Value:
+def _all_to_all(step: GridStep) -> TranslatedTensor:
     split, concat = step.number("split_axis"), step.number("concat_axis")
     return _along(step, lambda x, mesh, axes: ops.all_to_all(x, mesh, axes, concat, split))
 
 
-def _reduce_scatter(step: GridStep) -> Value:
+def _reduce_scatter(step: GridStep) -> TranslatedTensor:
     dim, kind = step.number("scatter_axis"), KINDS[step.kind]
     scattered = _along(step, lambda x, mesh, axes: ops.reduce_scatter(x, mesh, axes, dim, kind))
     mesh, axes = step.mesh()
     return step.averaged(scattered, mesh, axes) if axes else scattered
 
 
-def _shift(step: GridStep) -> Value:
+def _shift(step: GridStep) -> TranslatedTensor:
     mesh, _ = step.mesh()
     axis, offset = step.number("shift_axis"), step.number("offset")
     if not 0 <= axis < len(mesh_shape(mesh)):
-        raise Unsupported(f"the axis {axis} of a grid of {len(mesh_shape(mesh))}")
+        raise UnsupportedOperation(f"the axis {axis} of a grid of {len(mesh_shape(mesh))}")
     ring = bool(step.operation.attributes.get("rotate", False))
     return step.emit(ops.collective_permute(step.operand(), mesh, axis, offset, wrap=ring))
 
 
-def _broadcast(step: GridStep) -> Value:
+def _broadcast(step: GridStep) -> TranslatedTensor:
     """Translate a broadcast as a sum with a single nonzero term."""
     mesh, axes = step.mesh()
     if not axes:
@@ -110,7 +110,7 @@ def _broadcast(step: GridStep) -> Value:
     return step.emit(ops.all_reduce(step.of_root(mesh, axes), mesh, sorted(axes)))
 
 
-def _scatter(step: GridStep) -> Value:
+def _scatter(step: GridStep) -> TranslatedTensor:
     """Translate a scatter as a sliced sum with a single nonzero term."""
     mesh, axes = step.ordered()
     if not axes:
@@ -125,16 +125,16 @@ def _axes_of(step: GridStep) -> tuple[Any, list[int], list[int]]:
     sizes = [int(n) for n in mesh_shape(mesh)]
     axes = step.numbers("axes") or list(range(len(sizes)))
     if not all(0 <= axis < len(sizes) for axis in axes):
-        raise Unsupported(f"axes {axes} of a grid of {len(sizes)}")
+        raise UnsupportedOperation(f"axes {axes} of a grid of {len(sizes)}")
     return mesh, sizes, axes
 
 
-def _places(step: GridStep) -> list[Value]:
+def _places(step: GridStep) -> list[TranslatedTensor]:
     mesh, _, axes = _axes_of(step)
     return [step.write.value(step.place(mesh, axis)) for axis in axes]
 
 
-def _number(step: GridStep) -> Value:
+def _number(step: GridStep) -> TranslatedTensor:
     mesh, sizes, axes = _axes_of(step)
     index = step.place(mesh, 0)
     for axis in axes[1:]:
@@ -143,25 +143,25 @@ def _number(step: GridStep) -> Value:
     return step.write.value(index)
 
 
-def _sizes(step: GridStep) -> list[Value]:
+def _sizes(step: GridStep) -> list[TranslatedTensor]:
     _, sizes, axes = _axes_of(step)
-    return [Value(constant(sizes[axis], "int64"), ()) for axis in axes]
+    return [TranslatedTensor(constant(sizes[axis], "int64"), ()) for axis in axes]
 
 
-def _integer(step: GridStep) -> Value:
+def _integer(step: GridStep) -> TranslatedTensor:
     """Cast an index to another integer type."""
     kind = str(step.operation.result_types[0])
     if kind not in INTEGERS:
-        raise Unsupported(f"an integer of the type {kind}")
+        raise UnsupportedOperation(f"an integer of the type {kind}")
     if not step.operands:
-        return Value(constant(step.number("value"), INTEGERS[kind]), ())
+        return TranslatedTensor(constant(step.number("value"), INTEGERS[kind]), ())
     return step.write.value(step.write.cast(step.write.whole(step.operands[0]), INTEGERS[kind]))
 
 
-def _tensor(step: GridStep) -> Value:
+def _tensor(step: GridStep) -> TranslatedTensor:
     shape, dtype = typed(step.operation.result_types[0])
     if len(step.operands) != 1 or math.prod(shape) != 1:
-        raise Unsupported("a tensor of several numbers")
+        raise UnsupportedOperation("a tensor of several numbers")
     return step.write.value(
         step.write.reshape(step.write.cast(step.operands[0].expr, dtype), shape)
     )

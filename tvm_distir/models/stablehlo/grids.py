@@ -16,8 +16,8 @@ from tvm_distir.models.export.grid import PORT
 from tvm_distir.models.mlir.tree import Operation, Symbol
 
 from .emitter import Emitter
-from .shardings import Mesh, Shardings
-from .values import Unsupported, Value, constant, typed
+from .shardings import NamedMesh, Shardings
+from .translated_values import TranslatedTensor, UnsupportedOperation, constant, typed
 
 KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod", "average": "sum"}
 """Reductions by the names that the dialect has for them."""
@@ -27,7 +27,7 @@ KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod", "average":
 class Placed:
     """Sharding on a grid: the axes per dim, and the shard offsets if given."""
 
-    mesh: Mesh
+    mesh: NamedMesh
     device_mesh: Any
     split: list[list[int]]
     begins: list[int]
@@ -37,23 +37,27 @@ class Placed:
 
         Raises
         ------
-        Unsupported
+        UnsupportedOperation
             What no placement says.
         """
         split = self.split if shape or any(self.split) else []
         if len(split) > len(shape):
-            raise Unsupported(f"a sharding of {len(split)} dims for {len(shape)}")
+            raise UnsupportedOperation(f"a sharding of {len(split)} dims for {len(shape)}")
         labels = [-1] * len(self.mesh.axes)
         for dim, axes in enumerate(split):
             if axes != sorted(axes):
-                raise Unsupported(f"axes {axes} of one dim, out of the grid's order")
+                raise UnsupportedOperation(f"axes {axes} of one dim, out of the grid's order")
             for axis in axes:
                 if not 0 <= axis < len(labels) or labels[axis] >= 0:
-                    raise Unsupported(f"the axis {axis} of a grid of {len(labels)}, or twice")
+                    raise UnsupportedOperation(
+                        f"the axis {axis} of a grid of {len(labels)}, or twice"
+                    )
                 labels[axis] = dim
         sizes = list(self.mesh.axes.values())
         if self.begins and self.begins != shard_offsets(shape, labels, sizes):
-            raise Unsupported(f"shards that begin at {self.begins}, not of one size but the last")
+            raise UnsupportedOperation(
+                f"shards that begin at {self.begins}, not of one size but the last"
+            )
         return labels
 
 
@@ -75,27 +79,31 @@ class Grids:
 
     def __init__(self, shardings: Shardings, annotates: bool) -> None:
         self._shardings, self._annotates = shardings, annotates
-        self._lies: dict[int, tuple[Value, Placed]] = {}
+        self._lies: dict[int, tuple[TranslatedTensor, Placed]] = {}
         self.moves = ""
         self._computed_on = ""
 
     def compute_on(self, name: str) -> None:
         """Record the mesh whose devices are the partitions of the imported program."""
         if self._computed_on not in ("", name):
-            raise Unsupported(f'local programs on the meshes "{self._computed_on}", "{name}"')
+            raise UnsupportedOperation(
+                f'local programs on the meshes "{self._computed_on}", "{name}"'
+            )
         self._computed_on = name
 
     def of_devices(self, operation: Operation) -> Any:
         """Return the mesh of an operation that names no grid."""
         if not self._computed_on:
             what = "a collective outside of a manual computation"
-            raise Unsupported(f"{what}, where no argument says how it lies ({PORT})")
+            raise UnsupportedOperation(f"{what}, where no argument says how it lies ({PORT})")
         if not _is_between_partitions(operation):
-            raise Unsupported("a collective between replicas, where devices are partitions")
+            raise UnsupportedOperation(
+                "a collective between replicas, where devices are partitions"
+            )
         self.moves = self.moves or operation.name
         return self.named(self._computed_on)
 
-    def grid(self, operation: Operation) -> tuple[Mesh, Any]:
+    def grid(self, operation: Operation) -> tuple[NamedMesh, Any]:
         """Return the grid that an operation names."""
         symbol = operation.attributes.get("grid")
         return self._shardings.grid(symbol.name if isinstance(symbol, Symbol) else "")
@@ -104,7 +112,9 @@ class Grids:
         """Return the device mesh of a name."""
         return self._shardings.grid(name)[1]
 
-    def annotated(self, value: Value, placed: Placed, write: Emitter) -> Value:
+    def annotated(
+        self, value: TranslatedTensor, placed: Placed, write: Emitter
+    ) -> TranslatedTensor:
         """Return a value with an annotation."""
         if not self._annotates:
             return value
@@ -116,10 +126,10 @@ class Grids:
         self._lies[id(annotated)] = annotated, placed
         return annotated
 
-    def sharding_of(self, value: Value) -> Placed:
+    def sharding_of(self, value: TranslatedTensor) -> Placed:
         """Return the sharding that a value is annotated with."""
         if id(value) not in self._lies:
-            raise Unsupported("the sharding of a value that has none")
+            raise UnsupportedOperation("the sharding of a value that has none")
         return self._lies[id(value)][1]
 
 
@@ -143,14 +153,14 @@ class GridStep:
         """Return an attribute that is a number."""
         number = self.operation.attributes.get(name)
         if not isinstance(number, int) or isinstance(number, bool):
-            raise Unsupported(f"no {name}")
+            raise UnsupportedOperation(f"no {name}")
         return number
 
     def numbers(self, name: str) -> list[int]:
         """Return an attribute that is a list of numbers, empty by default."""
         numbers = self.operation.attributes.get(name, [])
         if not isinstance(numbers, list) or not all(isinstance(n, int) for n in numbers):
-            raise Unsupported(f"{name} that are no numbers")
+            raise UnsupportedOperation(f"{name} that are no numbers")
         return numbers
 
     def mesh(self) -> tuple[Any, list[int]]:
@@ -159,14 +169,14 @@ class GridStep:
         mesh, device_mesh = self.grids.grid(self.operation)
         axes = self.numbers("grid_axes")
         if len({*axes}) < len(axes) or not all(0 <= axis < len(mesh.axes) for axis in axes):
-            raise Unsupported(f"axes {axes} of a grid of {len(mesh.axes)}")
+            raise UnsupportedOperation(f"axes {axes} of a grid of {len(mesh.axes)}")
         return device_mesh, axes
 
     def ordered(self) -> tuple[Any, list[int]]:
         """Return :meth:`mesh` for operations where the order of a group matters."""
         device_mesh, axes = self.mesh()
         if axes != sorted(axes):
-            raise Unsupported(f"axes {axes}, out of the grid's order")
+            raise UnsupportedOperation(f"axes {axes}, out of the grid's order")
         return device_mesh, axes
 
     @property
@@ -174,7 +184,7 @@ class GridStep:
         """Return the kind of reduction."""
         kind = str(self.operation.attributes.get("reduction", "sum"))
         if kind not in KINDS:
-            raise Unsupported(f'the reduction "{kind}"')
+            raise UnsupportedOperation(f'the reduction "{kind}"')
         return kind
 
     @property
@@ -186,7 +196,7 @@ class GridStep:
         """Return the tensor operand in the type of the result."""
         return self.write.cast(self.write.whole(self.operands[0]), self.dtype)
 
-    def emit(self, expr: Any) -> Value:
+    def emit(self, expr: Any) -> TranslatedTensor:
         """Return a computed tensor."""
         return self.write.value(self.write.emit(expr))
 
@@ -194,7 +204,7 @@ class GridStep:
         """Return the index of the process along an axis."""
         return self.write.emit(ops.axis_index(mesh, axis))
 
-    def averaged(self, value: Value, mesh: Any, axes: Sequence[int]) -> Value:
+    def averaged(self, value: TranslatedTensor, mesh: Any, axes: Sequence[int]) -> TranslatedTensor:
         """Turn a sum into a mean, if requested."""
         if self.kind != "average":
             return value
@@ -205,7 +215,7 @@ class GridStep:
         """Return the tensor on the root of each group, and zeros elsewhere."""
         root = self.numbers("root")
         if len(root) != len(axes):
-            raise Unsupported(f"a root {root} along {len(axes)} axes")
+            raise UnsupportedOperation(f"a root {root} along {len(axes)} axes")
         x, chosen = self.operand(), None
         for axis, place in zip(axes, root):
             same = self.write.emit(relax.op.equal(self.place(mesh, axis), constant(place, "int64")))

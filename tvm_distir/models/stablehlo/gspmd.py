@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .values import Unsupported
+from .translated_values import UnsupportedOperation
 
 _FORM = re.compile(
     r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))"
@@ -47,7 +47,7 @@ def _read(text: str) -> _Tiles | None:
     else:
         listed = _numbers(match.group(4))
         if len(listed) != count:
-            raise Unsupported(f'the sharding "{text}"')
+            raise UnsupportedOperation(f'the sharding "{text}"')
         devices = np.array(listed).reshape(shape)
     return _Tiles(devices, len(shape) - bool(match.group(5)), tuple(sizes or shape))
 
@@ -65,7 +65,7 @@ def mesh_of_tiles(texts: Sequence[str]) -> list[int]:
         return []
     count = held[0].devices.size
     if any(tiles.devices.size != count for tiles in held):
-        raise Unsupported("shardings over different numbers of devices")
+        raise UnsupportedOperation("shardings over different numbers of devices")
     cuts = {count, 1}
     for tiles in held:
         for sizes in (tiles.sizes, tiles.devices.shape):
@@ -73,7 +73,7 @@ def mesh_of_tiles(texts: Sequence[str]) -> list[int]:
     ordered = sorted(cuts)
     pairs = [(ordered[i], ordered[i + 1]) for i in range(len(ordered) - 1)]
     if any(b % a for a, b in pairs):
-        raise Unsupported("shardings that no mesh has together")
+        raise UnsupportedOperation("shardings that no mesh has together")
     return [b // a for a, b in reversed(pairs)]
 
 
@@ -82,14 +82,14 @@ def labels_of_tiles(text: str, mesh: Sequence[int]) -> list[int]:
 
     Raises
     ------
-    Unsupported
+    UnsupportedOperation
         Where devices do not lie along the axes.
     """
     tiles = _read(text)
     if tiles is None:
         if "replicated" in text and "maximal" not in text:
             return [-1] * len(mesh)
-        raise Unsupported(f'the sharding "{text}"')
+        raise UnsupportedOperation(f'the sharding "{text}"')
     places = np.empty((tiles.devices.size, tiles.devices.ndim), int)
     for place, device in np.ndenumerate(tiles.devices):
         places[device] = place
@@ -99,14 +99,14 @@ def labels_of_tiles(text: str, mesh: Sequence[int]) -> list[int]:
         moved = np.take(held, min(1, size - 1), axis) != np.take(held, 0, axis)
         dims = [dim for dim in range(tiles.dims) if moved[..., dim].any()]
         if len(dims) > 1:
-            raise Unsupported(f'the sharding "{text}", which no axes say')
+            raise UnsupportedOperation(f'the sharding "{text}", which no axes say')
         labels.append(dims[0] if dims else -1)
-    if not np.array_equal(held, _said(labels, mesh, tiles.dims)):
-        raise Unsupported(f'the sharding "{text}", which no axes say in their order')
+    if not np.array_equal(held, _tile_labels(labels, mesh, tiles.dims)):
+        raise UnsupportedOperation(f'the sharding "{text}", which no axes say in their order')
     return labels
 
 
-def _said(labels: Sequence[int], mesh: Sequence[int], dims: int) -> npt.NDArray[Any]:
+def _tile_labels(labels: Sequence[int], mesh: Sequence[int], dims: int) -> npt.NDArray[Any]:
     """Return the tile of each device by labels."""
     places = np.indices(mesh)
     result = np.zeros((*mesh, dims), int)

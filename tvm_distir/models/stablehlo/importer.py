@@ -10,21 +10,21 @@ from typing import Any
 from tvm import ir, relax, transform
 
 from tvm_distir.core import FRONTEND_ATTR
+from tvm_distir.models.common.foreign_steps import noted_step
 from tvm_distir.models.common.quiet import drop_half_built
-from tvm_distir.models.common.steps import noted_step
 from tvm_distir.models.mlir.parser import parse_module
-from tvm_distir.models.mlir.tree import Block, Module, Operation, Symbol
+from tvm_distir.models.mlir.tree import Module, Operation, RegionBlock, Symbol
 from tvm_distir.support import ModelError
 
+from .argument_names import ArgumentNames
 from .composites import COMPOSITE, is_known
+from .converters import ANNOTATIONS, CALLS, CONVERTERS, RETURNS, SHARDING_CALL
 from .functions import Functions
 from .grid_ops import CONVERTERS as GRID_OPS
+from .local_collectives import MOVES
 from .manual import MANUAL
-from .moves import MOVES
-from .names import Names
 from .shardings import Shardings, sharding_of
 from .source import read_source
-from .table import ANNOTATIONS, CALLS, CONVERTERS, RETURNS, SHARDING_CALL
 
 _KNOWN = {*CONVERTERS, *CALLS, *RETURNS, *ANNOTATIONS, *GRID_OPS, *MOVES, MANUAL}
 
@@ -50,7 +50,7 @@ def from_stablehlo(
             remedy="Export a function with jax.export.",
         )
     try:
-        mod = functions.written(Names(module.locations, data, place))
+        mod = functions.written(ArgumentNames(module.locations, data, place))
     except ModelError as error:
         drop_half_built(error)
         raise
@@ -64,7 +64,7 @@ def from_stablehlo(
     return mod.with_attr(FRONTEND_ATTR, {"format": "stablehlo", "source": ""})  # no weights in it
 
 
-def _walk(block: Block) -> Iterator[Operation]:
+def _walk(block: RegionBlock) -> Iterator[Operation]:
     for operation in block.operations:
         yield operation
         if operation.name not in _APPLIED:

@@ -9,11 +9,11 @@ from typing import Any
 
 from tvm import relax
 
-from .call import Converter, HloCall
 from .dimensions import Places, inside_of, places_of
+from .operation_call import Converter, HloCall
 from .reductions import applied
 from .shapes import cut
-from .values import Unsupported, Value, constant, dtype_of, shape_of
+from .translated_values import TranslatedTensor, UnsupportedOperation, constant, dtype_of, shape_of
 
 _op = relax.op
 _GATHER = (
@@ -33,23 +33,23 @@ _SCATTER = (
 _REDUCTIONS = {"add": "add", "multiply": "mul", "minimum": "min", "maximum": "max"}
 
 
-def _gather(call: HloCall) -> Value:
+def _gather(call: HloCall) -> TranslatedTensor:
     """Translate to ``take`` for rows, to ``gather_elements`` in rows, else to flat indices."""
     write, numbers = call.write, call.numbers("dimension_numbers")
     sizes = call.integers("slice_sizes")
     places = places_of(numbers, _GATHER, call[0].shape, sizes, call.shape)
     table, indices = call.whole(0), call.whole(1)
     if places.is_of_rows:
-        return Value(_rows(call, places, table, indices), call.shape)
+        return TranslatedTensor(_rows(call, places, table, indices), call.shape)
     if places.is_along_last:
         last = len(places.table) - 1
         near = write.clipped(places.row_indices(write, indices), places.table[last] - 1)
         count = math.prod(shape_of(near)[last:])
         many = write.reshape(near, [*places.table[:last], count])
         gathered = write.emit(_op.gather_elements(table, many, axis=last))
-        return Value(write.reshape(gathered, call.shape), call.shape)
+        return TranslatedTensor(write.reshape(gathered, call.shape), call.shape)
     flat, _ = places.flat(write, indices, clip=True)
-    return Value(
+    return TranslatedTensor(
         write.emit(_op.take(write.rows_flat(table), flat, axis=0, mode="clip")), call.shape
     )
 
@@ -70,11 +70,11 @@ def _rows(call: HloCall, places: Places, table: Any, indices: Any) -> Any:
     return write.permute(taken, [have.index(item) for item in wanted])
 
 
-def _scatter(call: HloCall) -> Value:
+def _scatter(call: HloCall) -> TranslatedTensor:
     """Translate to a look-up gradient, a mask for one element per row, else to flat indices."""
     if len(call.operands) != 3:
-        raise Unsupported("a scatter into several tensors")
-    kind = _written(call)
+        raise UnsupportedOperation("a scatter into several tensors")
+    kind = _combine_written(call)
     updates = call[2].shape
     places = _scattered(call, updates)
     if kind == "add" and places.is_of_rows and places.indexed == [0]:
@@ -92,10 +92,12 @@ def _scatter(call: HloCall) -> Value:
     table = write.pad(write.rows_flat(call.whole(0)), [0], [1])
     flat, new = write.rows_flat(flat), write.rows_flat(call.whole(2))
     scattered = write.emit(_op.scatter_elements(table, flat, new, axis=0, reduction=kind))
-    return Value(write.reshape(write.slice(scattered, [0], [count]), call.shape), call.shape)
+    return TranslatedTensor(
+        write.reshape(write.slice(scattered, [0], [count]), call.shape), call.shape
+    )
 
 
-def _written(call: HloCall) -> str:
+def _combine_written(call: HloCall) -> str:
     """Combine an element with the value written to it."""
     block = call.region()
     names = [argument.name for argument in block.arguments]
@@ -103,7 +105,7 @@ def _written(call: HloCall) -> str:
         return "update"
     kind = applied(block)
     if kind not in _REDUCTIONS:
-        raise Unsupported("a scatter by something else than one operation")
+        raise UnsupportedOperation("a scatter by something else than one operation")
     return _REDUCTIONS[kind]
 
 
@@ -116,7 +118,7 @@ def _scattered(call: HloCall, updates: tuple[int, ...]) -> Places:
     return places_of(numbers, _SCATTER, table, sizes, updates)
 
 
-def _added_rows(call: HloCall, places: Places) -> Value:
+def _added_rows(call: HloCall, places: Places) -> TranslatedTensor:
     """Add rows at indices, skipping those outside of the table."""
     write, rows = call.write, places.table[0]
     indices = write.rows_flat(places.row_indices(write, call.whole(1)))
@@ -131,10 +133,10 @@ def _added_rows(call: HloCall, places: Places) -> Value:
     added = write.reshape(added, call.shape)
     if call[0].scalar != 0:
         added = write.emit(_op.add(call.whole(0), added))
-    return Value(added, call.shape)
+    return TranslatedTensor(added, call.shape)
 
 
-def _masked(call: HloCall, places: Places, kind: str) -> Value:
+def _masked(call: HloCall, places: Places, kind: str) -> TranslatedTensor:
     """Write one element per row by a comparison of positions, which preserves any sharding."""
     write, last = call.write, len(places.table) - 1
     indices = write.reshape(call.whole(1), [*places.table[:last], 1])
@@ -143,18 +145,18 @@ def _masked(call: HloCall, places: Places, kind: str) -> Value:
     hit = write.emit(_op.equal(indices, write.reshape(line, sizes)))
     table, new = call[0], call.whole(2)
     if kind == "update":
-        return Value(write.emit(_op.where(hit, new, write.whole(table))), call.shape)
+        return TranslatedTensor(write.emit(_op.where(hit, new, write.whole(table))), call.shape)
     masked = write.emit(_op.where(hit, new, constant(0, call.dtype)))
     if table.scalar != 0:
         masked = write.emit(_op.add(write.whole(table), masked))
-    return Value(masked, call.shape)
+    return TranslatedTensor(masked, call.shape)
 
 
-def _starts(call: HloCall, first: int) -> list[Value]:
-    return [Value(v.expr, ()) for v in call.operands[first:]]
+def _starts(call: HloCall, first: int) -> list[TranslatedTensor]:
+    return [TranslatedTensor(v.expr, ()) for v in call.operands[first:]]
 
 
-def _dynamic_slice(call: HloCall) -> Value:
+def _dynamic_slice(call: HloCall) -> TranslatedTensor:
     sizes, shape = call.integers("slice_sizes"), call[0].shape
     begins = []
     for start, size, whole in zip(_starts(call, 1), sizes, shape):
@@ -173,10 +175,10 @@ def _dynamic_slice(call: HloCall) -> Value:
         if size > 1:
             line = write.emit(_op.add(write.counting(size, dtype_of(first)), first))
         result = write.emit(_op.take(result, line, axis=axis, mode="clip"))
-    return Value(result, call.shape)
+    return TranslatedTensor(result, call.shape)
 
 
-def _dynamic_update_slice(call: HloCall) -> Value:
+def _dynamic_update_slice(call: HloCall) -> TranslatedTensor:
     x, new, write = call[0], call[1], call.write
     moved = [i for i, (n, m) in enumerate(zip(x.shape, new.shape)) if n != m]
     if not moved:
@@ -186,9 +188,11 @@ def _dynamic_update_slice(call: HloCall) -> Value:
         first = max(0, min(starts[0].integer, x.shape[0] - 1))
         rows = list(x.rows or [None] * x.shape[0])
         rows[first] = new
-        return Value(x.expr, x.shape, tuple(rows))
+        return TranslatedTensor(x.expr, x.shape, tuple(rows))
     if len(moved) == 1 and starts[moved[0]].integer is not None:
-        return Value(_replaced(call, moved[0], int(starts[moved[0]].integer or 0)), x.shape)
+        return TranslatedTensor(
+            _replaced(call, moved[0], int(starts[moved[0]].integer or 0)), x.shape
+        )
     result, inside = write.whole(new), None
     for axis in moved:
         size, part = x.shape[axis], new.shape[axis]
@@ -199,7 +203,7 @@ def _dynamic_update_slice(call: HloCall) -> Value:
         sizes = [size if i == axis else 1 for i in range(len(x.shape))]
         here = write.reshape(here, sizes)
         inside = here if inside is None else write.emit(_op.logical_and(inside, here))
-    return Value(write.emit(_op.where(inside, result, write.whole(x))), x.shape)
+    return TranslatedTensor(write.emit(_op.where(inside, result, write.whole(x))), x.shape)
 
 
 def _replaced(call: HloCall, axis: int, start: int) -> Any:

@@ -11,11 +11,11 @@ from typing import Any
 from tvm_distir.core import placement_text
 from tvm_distir.models.export.grid import PORT
 from tvm_distir.models.mlir.attributes import unescaped
-from tvm_distir.models.mlir.tree import Argument, Block, Opaque, Operation, Symbol
+from tvm_distir.models.mlir.tree import Argument, Opaque, Operation, RegionBlock, Symbol
 
 from .grids import Grids
 from .shardings import TEXT, WORD, Shardings
-from .values import Unsupported, typed
+from .translated_values import UnsupportedOperation, typed
 
 MANUAL = "sdy.manual_computation"
 _SHARDING = re.compile(rf'<((?:[^<>"]|{WORD})*)>')
@@ -27,7 +27,7 @@ def local_program(function: Operation, shardings: Shardings, grids: Grids) -> Op
 
     Raises
     ------
-    Unsupported
+    UnsupportedOperation
         What is no program of one mesh whose axes are all manual.
     """
     block = function.regions[0]
@@ -36,23 +36,25 @@ def local_program(function: Operation, shardings: Shardings, grids: Grids) -> Op
         return function
     around = [op.name for op in block.operations if op.name not in (MANUAL, "func.return")]
     if around or len(block.operations) != 2:
-        raise Unsupported(f"{', '.join(dict.fromkeys(around)) or MANUAL} beside one {MANUAL}")
+        raise UnsupportedOperation(
+            f"{', '.join(dict.fromkeys(around)) or MANUAL} beside one {MANUAL}"
+        )
     outer = {argument.name: argument for argument in block.arguments}
     if sorted(manual.operands) != sorted(outer):
-        raise Unsupported(f"a {MANUAL} that does not read each argument once")
+        raise UnsupportedOperation(f"a {MANUAL} that does not read each argument once")
     ins, outs = (_shardings(manual.attributes.get(f"{side}_shardings")) for side in ("in", "out"))
     inner, results = manual.regions[0], dict(zip(manual.results, manual.result_types))
     if len(ins) != len(inner.arguments) or len(outs) != len(results):
-        raise Unsupported(f"a {MANUAL} whose shardings are not as many as its values")
+        raise UnsupportedOperation(f"a {MANUAL} whose shardings are not as many as its values")
     placed = [shardings.placed(sharding) for sharding in (*ins, *outs)]
     names = {mesh.name for mesh, _ in placed}
     if len(names) != 1:
-        raise Unsupported(f"a {MANUAL} on {len(names)} meshes")
+        raise UnsupportedOperation(f"a {MANUAL} on {len(names)} meshes")
     mesh = placed[0][0]
     held = set(_axes(manual.attributes.get("manual_axes")))
     free = sorted(axis for axis, size in mesh.axes.items() if size > 1 and axis not in held)
     if free:
-        raise Unsupported(f"a {MANUAL} along some axes only: {free} are left to others")
+        raise UnsupportedOperation(f"a {MANUAL} along some axes only: {free} are left to others")
     grids.compute_on(mesh.name)
     order = [manual.operands.index(argument.name) for argument in block.arguments]
     kinds = [argument.type for argument in block.arguments]
@@ -68,7 +70,7 @@ def local_program(function: Operation, shardings: Shardings, grids: Grids) -> Op
     given = block.operations[1].operands
     places = [list(results).index(name) for name in given if name in results]
     if len(places) != len(given):
-        raise Unsupported(f"a result beside those of the {MANUAL}")
+        raise UnsupportedOperation(f"a result beside those of the {MANUAL}")
     notes = [
         {PORT: _port(mesh.name, placed[len(ins) + i][1], results[given[number]], number)}
         for number, i in enumerate(places)
@@ -78,7 +80,7 @@ def local_program(function: Operation, shardings: Shardings, grids: Grids) -> Op
         "func.return", [end.operands[i] for i in places], [end.operand_types[i] for i in places],
         line=end.line,
     )  # fmt: skip
-    body = Block(arguments, [*inner.operations[:-1], last])
+    body = RegionBlock(arguments, [*inner.operations[:-1], last])
     attributes = {**function.attributes, "res_attrs": notes}
     return Operation("func.func", attributes=attributes, regions=[body], line=function.line)
 
@@ -94,7 +96,7 @@ def _shardings(attribute: Any) -> list[Opaque]:
     if isinstance(attribute, Opaque):
         return [Opaque("sdy.sharding", body) for body in _SHARDING.findall(attribute.body)]
     if not isinstance(attribute, list) or not all(isinstance(item, Opaque) for item in attribute):
-        raise Unsupported(f"a {MANUAL} without shardings")
+        raise UnsupportedOperation(f"a {MANUAL} without shardings")
     return attribute
 
 

@@ -14,9 +14,9 @@ from tvm_distir.models.export.grid import PORT
 from tvm_distir.models.mlir.tree import Operation, Symbol
 from tvm_distir.support import MeshError
 
-from .names import Signature
+from .argument_names import Signature
 from .shardings import Shardings
-from .values import Unsupported, dtype_of, shape_of
+from .translated_values import UnsupportedOperation, dtype_of, shape_of
 
 
 def has_ports(operation: Operation) -> bool:
@@ -29,7 +29,7 @@ def grid_of(operation: Operation) -> str:
 
     Raises
     ------
-    Unsupported
+    UnsupportedOperation
         An argument or result that does not say it, or says another one than those before.
     """
     name = ""
@@ -37,10 +37,10 @@ def grid_of(operation: Operation) -> str:
         port = notes.get(PORT)
         symbol = port.get("grid") if isinstance(port, dict) else None
         if not isinstance(symbol, Symbol):
-            raise Unsupported(f"a local program whose {title} has no {PORT} with a grid")
+            raise UnsupportedOperation(f"a local program whose {title} has no {PORT} with a grid")
         if name not in ("", symbol.name):
             what = f"{title} lies on the grid {symbol.name}, others on {name}"
-            raise Unsupported(f"a local program whose {what}")
+            raise UnsupportedOperation(f"a local program whose {what}")
         name = symbol.name
     return name
 
@@ -52,14 +52,14 @@ def read_ports(
 
     Raises
     ------
-    Unsupported
+    UnsupportedOperation
         What is missing, or does not fit the program, with the argument or result that says it.
     """
     mesh, _ = shardings.grid(grid_of(operation))
     edges, ends = list(_edges(operation)), flat_types(function.body.ty)
     count, sizes = len(names.order), list(mesh.axes.values())
     if len(edges) != count + len(ends):
-        raise Unsupported(f"a local program without a {PORT} of each result")
+        raise UnsupportedOperation(f"a local program without a {PORT} of each result")
     ports = [_port(*edges[i], var, sizes) for i, var in zip(names.order, function.params)]
     inputs = [{**port, "name": names.titles[i]} for port, i in zip(ports, names.order)]
     if names.order != sorted(names.order):
@@ -88,16 +88,16 @@ def _port(title: str, notes: Mapping[str, Any], held: Any, sizes: Sequence[int])
     placement, shape, index = (port.get(key) for key in ("placement", "shape", "index"))
     whole = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
     if not whole or not isinstance(placement, str) or type(index) is not int:
-        raise Unsupported(f"{title}: a {PORT} without placement, shape or index")
+        raise UnsupportedOperation(f"{title}: a {PORT} without placement, shape or index")
     try:
         labels = parse_placement(placement)
         check_placement(labels, sizes, len(shape), PORT)
     except MeshError as error:
-        raise Unsupported(f"{title}: {error}") from error
+        raise UnsupportedOperation(f"{title}: {error}") from error
     sizes_held = shape_of(held)
     if tuple(local_shape(shape, labels, sizes)) != sizes_held:
         what = f"a shard {list(sizes_held)} of an array {shape}, placed {placement}"
-        raise Unsupported(f"{title}: {what}")
+        raise UnsupportedOperation(f"{title}: {what}")
     port_notes: dict[str, Any] = {
         "dtype": dtype_of(held),
         "index": index,
@@ -109,6 +109,6 @@ def _port(title: str, notes: Mapping[str, Any], held: Any, sizes: Sequence[int])
     if "index_range" in port:
         allowed = port["index_range"]
         if not isinstance(allowed, list) or len(allowed) not in (2, 3):
-            raise Unsupported(f"{title}: a {PORT} whose index_range is no range")
+            raise UnsupportedOperation(f"{title}: a {PORT} whose index_range is no range")
         port_notes["index_range"] = allowed
     return port_notes

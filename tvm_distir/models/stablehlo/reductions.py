@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvm_distir.models.mlir.tree import Block, Operation
+from tvm_distir.models.mlir.tree import Operation, RegionBlock
 
-from .call import Converter, HloCall
-from .values import Unsupported, Value, array_type
+from .operation_call import Converter, HloCall
+from .translated_values import TranslatedTensor, UnsupportedOperation, array_type
 
 _op = relax.op
 _REDUCTIONS = {"add": _op.sum, "maximum": _op.max, "minimum": _op.min, "multiply": _op.prod}
@@ -24,7 +24,7 @@ _COMBINE = {
 }
 
 
-def applied(block: Block) -> str:
+def applied(block: RegionBlock) -> str:
     """Return the single operation that a block applies to its two arguments, or an empty text."""
     steps = block.operations
     names = [argument.name for argument in block.arguments]
@@ -33,7 +33,7 @@ def applied(block: Block) -> str:
     return ""
 
 
-def is_neutral(kind: str, value: Value) -> bool:
+def is_neutral(kind: str, value: TranslatedTensor) -> bool:
     """Return whether the initial value of a reduction has no effect."""
     number = value.scalar
     if number is None:
@@ -52,38 +52,38 @@ def _reduce(call: HloCall) -> Any:
     if len(call.operands) == 4:
         return _of_pairs(call, dims)
     if len(call.operands) != 2 or not kind:
-        raise Unsupported("a reduction by something else than one operation")
+        raise UnsupportedOperation("a reduction by something else than one operation")
     if not dims:
         return call[0]
     write = call.write
     if call.dtype == "bool" and kind in ("or", "and"):
         counted = write.cast(call.whole(0), "int8")
         reduced = write.emit((_op.max if kind == "or" else _op.min)(counted, dims))
-        return Value(write.cast(reduced, "bool"), call.shape)
+        return TranslatedTensor(write.cast(reduced, "bool"), call.shape)
     if kind not in _REDUCTIONS:
-        raise Unsupported(f"a reduction by {kind}")
+        raise UnsupportedOperation(f"a reduction by {kind}")
     reduced = write.emit(_REDUCTIONS[kind](call.whole(0), dims))
     if not is_neutral(kind, call[1]):
         reduced = write.emit(_COMBINE[kind](reduced, call[1].expr))
-    return Value(reduced, call.shape)
+    return TranslatedTensor(reduced, call.shape)
 
 
-def _of_pairs(call: HloCall, dims: list[int]) -> list[Value]:
+def _of_pairs(call: HloCall, dims: list[int]) -> list[TranslatedTensor]:
     """Translate the maximum or minimum with its index, as argmax and argmin write it."""
     first = next((op for op in call.region().operations if op.name.endswith(".compare")), None)
     direction = str(first.attributes.get("comparison_direction", "")) if first else ""
     if len(dims) != 1 or call[1].counts != dims[0] or direction not in ("GT", "GE", "LT", "LE"):
-        raise Unsupported("a reduction of two tensors that is no argmax or argmin")
+        raise UnsupportedOperation("a reduction of two tensors that is no argmax or argmin")
     names = [argument.name for argument in call.region().arguments]
     if first is None or first.operands != [names[0], names[2]]:
-        raise Unsupported("a reduction of two tensors that is no argmax or argmin")
+        raise UnsupportedOperation("a reduction of two tensors that is no argmax or argmin")
     largest, write, x = direction[0] == "G", call.write, call.whole(0)
     place = write.emit((_op.argmax if largest else _op.argmin)(x, dims[0]))
     extreme = write.emit((_op.max if largest else _op.min)(x, dims))
     return [write.value(extreme), write.value(write.cast(place, call.result_dtype(1)))]
 
 
-def _sort(call: HloCall) -> list[Value]:
+def _sort(call: HloCall) -> list[TranslatedTensor]:
     """Translate a sort by the first operand, the only one that is compared."""
     axis, write = int(call.attribute("dimension", -1)) % len(call[0].shape), call.write
     descending = _is_descending(call.region())
@@ -100,17 +100,17 @@ def _sort(call: HloCall) -> list[Value]:
     return results
 
 
-def _is_descending(block: Block) -> bool:
+def _is_descending(block: RegionBlock) -> bool:
     """Return whether a comparator is descending; it may normalize zeros and NaN."""
     made = {result: op for op in block.operations for result in op.results}
     last = made.get(block.operations[-1].operands[0])
     if last is None or not last.name.endswith(".compare"):
-        raise Unsupported("a sort by several keys")
+        raise UnsupportedOperation("a sort by several keys")
     sides = [_source(name, made) for name in last.operands]
     names = [argument.name for argument in block.arguments[:2]]
     direction = str(last.attributes.get("comparison_direction"))
     if sorted(sides) != sorted(names) or direction[:1] not in ("L", "G"):
-        raise Unsupported("a sort by something else than its first operand")
+        raise UnsupportedOperation("a sort by something else than its first operand")
     return (direction[0] == "G") == (sides == names)
 
 
@@ -124,7 +124,7 @@ def _source(name: str, made: dict[str, Operation]) -> str:
     return name
 
 
-def _top_k(call: HloCall) -> list[Value]:
+def _top_k(call: HloCall) -> list[TranslatedTensor]:
     count, write = int(call.attribute("k")), call.write
     dtype = call.result_dtype(1)
     pair = write.emit(_op.topk(call.whole(0), k=count, axis=-1, ret_type="both", dtype=dtype))

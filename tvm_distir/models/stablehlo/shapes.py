@@ -11,39 +11,45 @@ from tvm import relax
 
 from tvm_distir.models.mlir.tree import Dense
 
-from .call import Converter, HloCall
-from .values import Unsupported, Value, array_type, constant, shape_of
+from .operation_call import Converter, HloCall
+from .translated_values import (
+    TranslatedTensor,
+    UnsupportedOperation,
+    array_type,
+    constant,
+    shape_of,
+)
 
 _op = relax.op
 
 
-def _constant(call: HloCall) -> Value:
+def _constant(call: HloCall) -> TranslatedTensor:
     value = call.attribute("value")
     if not isinstance(value, Dense):
-        raise Unsupported("a constant that is not written out")
+        raise UnsupportedOperation("a constant that is not written out")
     if value.values.size == 1:
-        return Value(constant(value.values.reshape(-1)[0], call.dtype), call.shape)
+        return TranslatedTensor(constant(value.values.reshape(-1)[0], call.dtype), call.shape)
     array = np.broadcast_to(value.values, call.shape).astype(array_type(call.dtype))
-    return Value(relax.const(array, call.dtype), call.shape)
+    return TranslatedTensor(relax.const(array, call.dtype), call.shape)
 
 
-def _iota(call: HloCall) -> Value:
+def _iota(call: HloCall) -> TranslatedTensor:
     dim, shape = int(call.attribute("iota_dimension")), call.shape
     line = call.write.counting(shape[dim], call.dtype)
     if len(shape) == 1:
-        return Value(line, shape, counts=0)
+        return TranslatedTensor(line, shape, counts=0)
     sizes = [n if i == dim else 1 for i, n in enumerate(shape)]
-    return Value(call.write.reshape(line, sizes), shape, counts=dim)
+    return TranslatedTensor(call.write.reshape(line, sizes), shape, counts=dim)
 
 
-def _broadcast(call: HloCall) -> Value:
+def _broadcast(call: HloCall) -> TranslatedTensor:
     """Broadcast the operand's dims to their positions, with size 1 elsewhere."""
     x, shape = call[0], call.shape
     dims = call.integers("broadcast_dimensions", [])
     expr = x.expr if x.rows is None else call.write.whole(x)
     local_sizes = shape_of(expr)
     if not local_sizes:
-        return Value(expr, shape)
+        return TranslatedTensor(expr, shape)
     sizes = [1] * len(shape)
     for dim, size in zip(dims, local_sizes):
         sizes[dim] = size
@@ -53,34 +59,36 @@ def _broadcast(call: HloCall) -> Value:
     counts = None if x.counts is None else dims[x.counts]
     if counts is not None and shape[counts] != x.shape[x.counts or 0]:
         counts = None
-    return Value(call.write.reshape(expr, sizes), shape, counts=counts, base=base)
+    return TranslatedTensor(call.write.reshape(expr, sizes), shape, counts=counts, base=base)
 
 
-def _reshape(call: HloCall) -> Value:
+def _reshape(call: HloCall) -> TranslatedTensor:
     x = call[0]
     if x.rows is None and not shape_of(x.expr):
-        return Value(x.expr, call.shape)
+        return TranslatedTensor(x.expr, call.shape)
     if x.rows is not None and len(x.rows) == 1 and x.rows[0] is not None:
         x = x.rows[0]
-    return Value(call.write.reshape(call.write.whole(x), call.shape), call.shape)
+    return TranslatedTensor(call.write.reshape(call.write.whole(x), call.shape), call.shape)
 
 
-def _transpose(call: HloCall) -> Value:
+def _transpose(call: HloCall) -> TranslatedTensor:
     x, order = call[0], call.integers("permutation")
     if x.rows is None and not shape_of(x.expr):
-        return Value(x.expr, call.shape)
+        return TranslatedTensor(x.expr, call.shape)
     expr = x.expr if x.rows is None else call.write.whole(x)
-    return Value(call.write.permute(expr, order), call.shape)
+    return TranslatedTensor(call.write.permute(expr, order), call.shape)
 
 
-def _concatenate(call: HloCall) -> Value:
+def _concatenate(call: HloCall) -> TranslatedTensor:
     parts = [call.whole(i) for i in range(len(call.operands)) if 0 not in call[i].shape]
     if len(parts) == 1:
         return call.write.value(parts[0])
-    return Value(call.write.emit(_op.concat(parts, int(call.attribute("dimension")))), call.shape)
+    return TranslatedTensor(
+        call.write.emit(_op.concat(parts, int(call.attribute("dimension")))), call.shape
+    )
 
 
-def cut(call: HloCall, begins: list[int], ends: list[int], steps: list[int]) -> Value:
+def cut(call: HloCall, begins: list[int], ends: list[int], steps: list[int]) -> TranslatedTensor:
     """Slice the first operand."""
     x = call[0]
     rest = zip(begins[1:], ends[1:], steps[1:], x.shape[1:])
@@ -95,32 +103,34 @@ def cut(call: HloCall, begins: list[int], ends: list[int], steps: list[int]) -> 
         ends = [1 if is_kept else n for is_kept, n in zip(kept, ends)]
         steps = [1 if is_kept else n for is_kept, n in zip(kept, steps)]
         expr = call.write.slice(expr, begins, ends, steps)
-    return Value(expr, shape)
+    return TranslatedTensor(expr, shape)
 
 
-def _slice(call: HloCall) -> Value:
+def _slice(call: HloCall) -> TranslatedTensor:
     rank = len(call[0].shape)
     steps = call.integers("strides", [1] * rank)
     return cut(call, call.integers("start_indices"), call.integers("limit_indices"), steps)
 
 
-def _reverse(call: HloCall) -> Value:
+def _reverse(call: HloCall) -> TranslatedTensor:
     result = call.whole(0)
     for dim in call.integers("dimensions"):
         result = call.write.emit(_op.flip(result, dim))
-    return Value(result, call.shape)
+    return TranslatedTensor(result, call.shape)
 
 
-def _pad(call: HloCall) -> Value:
+def _pad(call: HloCall) -> TranslatedTensor:
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     low, high, inner = (call.integers(name) for name in names)
     fill = call[1].scalar
     if fill is not None:
-        return Value(call.write.pad(call.whole(0), low, high, inner, float(fill)), call.shape)
+        return TranslatedTensor(
+            call.write.pad(call.whole(0), low, high, inner, float(fill)), call.shape
+        )
     padded = call.write.pad(call.whole(0), low, high, inner, 0.0)
     ones: Any = relax.const(np.ones(call[0].shape, "bool"), "bool")
     inside = call.write.pad(ones, low, high, inner, 0.0)
-    return Value(call.write.emit(_op.where(inside, padded, call[1].expr)), call.shape)
+    return TranslatedTensor(call.write.emit(_op.where(inside, padded, call[1].expr)), call.shape)
 
 
 CONVERTERS: dict[str, Converter] = {

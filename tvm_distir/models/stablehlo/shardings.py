@@ -27,7 +27,7 @@ from tvm_distir.models.mlir.tree import Module, Opaque, Operation
 from tvm_distir.support import ModelError, parse_int
 
 from .gspmd import labels_of_tiles, mesh_of_tiles
-from .values import Unsupported
+from .translated_values import UnsupportedOperation
 
 WORD = r'"(?:[^"\\]|\\.)*"'
 """A pattern of a text in quotes."""
@@ -44,7 +44,7 @@ GSPMD_MESH = "mesh"
 
 
 @dataclass(frozen=True)
-class Mesh:
+class NamedMesh:
     """Mesh with its name, axis sizes by name, and devices."""
 
     name: str
@@ -68,7 +68,7 @@ class Shardings:
         sizes = mesh_of_tiles(texts)
         if sizes and GSPMD_MESH not in self._meshes:
             axes = {f"axis{i}": n for i, n in enumerate(sizes)}
-            self._meshes[GSPMD_MESH] = Mesh(GSPMD_MESH, axes)
+            self._meshes[GSPMD_MESH] = NamedMesh(GSPMD_MESH, axes)
 
     def annotated(self, builder: Any, expr: Any, sharding: Any) -> Any:
         """Annotate an expression with a sharding, unless the sharding is empty.
@@ -80,7 +80,7 @@ class Shardings:
 
         Raises
         ------
-        Unsupported
+        UnsupportedOperation
             A sharding that no placement says.
         """
         placement = (
@@ -97,52 +97,56 @@ class Shardings:
             return expr
         return builder.emit(placed)
 
-    def _device_mesh(self, mesh: Mesh) -> Any:
+    def _device_mesh(self, mesh: NamedMesh) -> Any:
         if mesh.name not in self._used:
             self._used[mesh.name] = device_mesh(mesh.axes, device_ids=mesh.device_ids)
         return self._used[mesh.name]
 
-    def grid(self, name: str) -> tuple[Mesh, Any]:
+    def grid(self, name: str) -> tuple[NamedMesh, Any]:
         """Return a mesh by its name, and mark it as used.
 
         Raises
         ------
-        Unsupported
+        UnsupportedOperation
             The module has none of that name, or does not say its size.
         """
         if name not in self._meshes:
-            raise Unsupported(f'the grid "{name}", which the module has not')
+            raise UnsupportedOperation(f'the grid "{name}", which the module has not')
         mesh = self._meshes[name]
         if min(mesh.axes.values(), default=1) < 0:
-            raise Unsupported(f'the grid "{name}", whose size is open')
+            raise UnsupportedOperation(f'the grid "{name}", whose size is open')
         return mesh, self._device_mesh(mesh)
 
     def number(self, name: str) -> int:
         """Return the number of a mesh among those used."""
         return list(self._used).index(name)
 
-    def placed(self, sharding: Opaque) -> tuple[Mesh, list[int]]:
+    def placed(self, sharding: Opaque) -> tuple[NamedMesh, list[int]]:
         """Return the mesh and labels of a fully specified sharding.
 
         Raises
         ------
-        Unsupported
+        UnsupportedOperation
             A sharding that no placement says.
         """
         placement = self._of_sdy(sharding)
         if placement is None:
-            raise Unsupported(f"the sharding <{sharding.body}>, which is open")
+            raise UnsupportedOperation(f"the sharding <{sharding.body}>, which is open")
         return placement
 
-    def _of_sdy(self, sharding: Opaque) -> tuple[Mesh, list[int]] | None:
+    def _of_sdy(self, sharding: Opaque) -> tuple[NamedMesh, list[int]] | None:
         named = _NAMED.match(sharding.body)
         name = _unquoted(*named.groups()) if named else ""
         if named is None or name not in self._meshes:
-            raise Unsupported(f"the sharding <{sharding.body}>, whose mesh the module has not")
+            raise UnsupportedOperation(
+                f"the sharding <{sharding.body}>, whose mesh the module has not"
+            )
         mesh = self._meshes[name]
         dims, rest = _split_dims(sharding.body[named.end() :])
         if "unreduced" in rest:
-            raise Unsupported(f"the sharding <{sharding.body}> of a sum that is not complete")
+            raise UnsupportedOperation(
+                f"the sharding <{sharding.body}> of a sum that is not complete"
+            )
         names = list(mesh.axes)
         labels = [-1] * len(names)
         is_open = bool(dims) and all("?" in dim and '"' not in dim for dim in dims)
@@ -151,7 +155,7 @@ class Shardings:
         for dim, text in enumerate(dims):
             places = [self._axis(name, names, sharding) for name in _axis_words(text)]
             if places != sorted(places):
-                raise Unsupported(f"axes out of the mesh's order: <{sharding.body}>")
+                raise UnsupportedOperation(f"axes out of the mesh's order: <{sharding.body}>")
             for place in places:
                 labels[place] = dim
         return mesh, labels
@@ -159,10 +163,12 @@ class Shardings:
     @staticmethod
     def _axis(word: str, names: Sequence[str], sharding: Opaque) -> int:
         if word not in names:
-            raise Unsupported(f'"{word}" of <{sharding.body}>, a part of an axis or no axis')
+            raise UnsupportedOperation(
+                f'"{word}" of <{sharding.body}>, a part of an axis or no axis'
+            )
         return names.index(word)
 
-    def _of_gspmd(self, text: str) -> tuple[Mesh, list[int]] | None:
+    def _of_gspmd(self, text: str) -> tuple[NamedMesh, list[int]] | None:
         mesh = self._meshes.get(GSPMD_MESH)
         says = "devices=" in text or "replicated" in text or "maximal" in text
         if mesh is None or not says:
@@ -191,7 +197,7 @@ def _split_dims(text: str) -> tuple[list[str], str]:
     """Return the content of the braces of ``[{...}, {...}]``, and the rest."""
     match = _DIMS.match(text)
     if match is None:
-        raise Unsupported(f"the sharding {text}")
+        raise UnsupportedOperation(f"the sharding {text}")
     return _DIM.findall(match.group(1)), match.group(2)
 
 
@@ -205,7 +211,7 @@ def _axis_words(text: str) -> list[str]:
     return [unescaped(name) + part for name, part in _PART.findall(text)]
 
 
-def _meshes(module: Module) -> list[Mesh]:
+def _meshes(module: Module) -> list[NamedMesh]:
     meshes = []
     for operation in module.operations:
         mesh: Any = operation.attributes.get("mesh")
@@ -216,7 +222,7 @@ def _meshes(module: Module) -> list[Mesh]:
         ids = _IDS.search(mesh.body)
         numbers = tuple(parse_int(n) or 0 for n in ids.group(1).split(",")) if ids else None
         axes = {unescaped(n): parse_int(size) or 0 for n, size in _AXIS.findall(mesh.body)}
-        meshes.append(Mesh(str(operation.attributes["sym_name"]), axes, numbers))
+        meshes.append(NamedMesh(str(operation.attributes["sym_name"]), axes, numbers))
     return meshes
 
 
@@ -226,7 +232,7 @@ def _says(before: Any, placed: Any) -> bool:
     return same_op and bool(tvm_ffi.structural_equal(before.attrs, placed.attrs))
 
 
-def _grid(operation: Operation) -> Mesh:
+def _grid(operation: Operation) -> NamedMesh:
     """Return a grid of the dialect ``shard``, with its axis names if exported by this package."""
     attributes = operation.attributes
     sizes = attributes.get("shape")
@@ -241,7 +247,7 @@ def _grid(operation: Operation) -> Mesh:
     if not isinstance(names, list) or len({*map(str, names)}) != len(sizes):
         names = list(range(len(sizes)))
     axes = {str(name): int(n) for name, n in zip(names, sizes)}
-    return Mesh(str(attributes.get("sym_name", "")), axes)
+    return NamedMesh(str(attributes.get("sym_name", "")), axes)
 
 
 def split_axes(axes: Any) -> list[list[int]]:
@@ -249,7 +255,7 @@ def split_axes(axes: Any) -> list[list[int]]:
 
     Raises
     ------
-    Unsupported
+    UnsupportedOperation
         For any other attribute.
     """
     if isinstance(axes, Opaque) and axes.body.startswith("axisarray"):
@@ -261,7 +267,7 @@ def split_axes(axes: Any) -> list[list[int]]:
         isinstance(dim, list) and all(type(n) is int for n in dim) for dim in axes
     )
     if not good:
-        raise Unsupported("split_axes that are no lists of axes")
+        raise UnsupportedOperation("split_axes that are no lists of axes")
     return [list(dim) for dim in axes]
 
 

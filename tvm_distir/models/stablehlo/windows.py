@@ -11,9 +11,9 @@ from typing import Any
 
 from tvm import relax
 
-from .call import Converter, HloCall
+from .operation_call import Converter, HloCall
 from .reductions import applied, is_neutral
-from .values import Unsupported, Value, constant, dtype_of, shape_of
+from .translated_values import TranslatedTensor, UnsupportedOperation, constant, dtype_of, shape_of
 
 _op = relax.op
 _LAYOUTS = {(1, 2): "NHWC", (2, 3): "NCHW"}
@@ -55,19 +55,23 @@ def _windows(call: HloCall) -> _Windows:
     )
 
 
-def _reduce_window(call: HloCall) -> Value:
+def _reduce_window(call: HloCall) -> TranslatedTensor:
     if len(call.operands) != 2:
-        raise Unsupported("windows over several tensors")
+        raise UnsupportedOperation("windows over several tensors")
     kind, windows = applied(call.region()), _windows(call)
     if not is_neutral(kind, call[1]):
-        raise Unsupported(f"windows whose {kind or 'reduction'} begins with a number of its own")
+        raise UnsupportedOperation(
+            f"windows whose {kind or 'reduction'} begins with a number of its own"
+        )
     x = call.whole(0)
     spaces = [n - 1 for n in call.integers("base_dilations", [1] * len(call[0].shape))]
     if any(spaces):
         flat = [0] * len(spaces)
         x = call.write.pad(x, flat, flat, spaces, float(call[1].scalar))
     cumulative = _cumulative(call, kind, windows, x)
-    return Value(_pooled(call, kind, windows, x) if cumulative is None else cumulative, call.shape)
+    return TranslatedTensor(
+        _pooled(call, kind, windows, x) if cumulative is None else cumulative, call.shape
+    )
 
 
 def _cumulative(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
@@ -91,13 +95,15 @@ def _pooled(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
     """Translate to a pool over two dims, with the pooled dims moved to the end."""
     moved, shape, write = windows.moved, shape_of(x), call.write
     if len(moved) > 2 or kind not in ("add", "maximum", "minimum"):
-        raise Unsupported(f"windows over {len(moved)} dims with {kind or 'a region of its own'}")
+        raise UnsupportedOperation(
+            f"windows over {len(moved)} dims with {kind or 'a region of its own'}"
+        )
     for dims, layout in _LAYOUTS.items():
         if len(shape) == 4 and set(moved) <= set(dims):
             return _pool(call, kind, x, {**windows.pooling(dims), "layout": layout})
     last = ([i for i in range(len(shape)) if i not in moved] + moved)[-2:]
     if len(shape) < 2:
-        raise Unsupported("windows over one dim of a vector")
+        raise UnsupportedOperation("windows over one dim of a vector")
     order = [i for i in range(len(shape)) if i not in last] + last
     sizes = [shape[i] for i in order]
     flat = write.reshape(write.permute(x, order), [math.prod(sizes[:-2]), 1, *sizes[-2:]])
@@ -117,26 +123,28 @@ def _pool(call: HloCall, kind: str, x: Any, how: dict[str, Any]) -> Any:
     return emit(_op.multiply(mean, constant(math.prod(how["pool_size"]), dtype_of(x))))
 
 
-def _select_and_scatter(call: HloCall) -> Value:
+def _select_and_scatter(call: HloCall) -> TranslatedTensor:
     """Translate the gradient of a max pool, scattered to the maxima."""
     regions = [applied(call.region(index)) for index in range(2)]
     steps = call.region(0).operations
     direction = str(steps[0].attributes.get("comparison_direction"))
     names = [argument.name for argument in call.region(0).arguments]
     if regions != ["compare", "add"] or direction != "GE" or steps[0].operands != names:
-        raise Unsupported("a scatter of windows that is no gradient of a pooling of the largest")
+        raise UnsupportedOperation(
+            "a scatter of windows that is no gradient of a pooling of the largest"
+        )
     if not is_neutral("add", call[2]):
-        raise Unsupported("a scatter of windows that begins with a number of its own")
+        raise UnsupportedOperation("a scatter of windows that begins with a number of its own")
     windows, write = _windows(call), call.write
     dims = next((d for d in _LAYOUTS if set(windows.moved) <= set(d)), None)
     if dims is None or len(call[0].shape) != 4:
-        raise Unsupported("a scatter of windows over other dims than two of an image")
+        raise UnsupportedOperation("a scatter of windows over other dims than two of an image")
     order = [0, 3, 1, 2] if dims == (1, 2) else [0, 1, 2, 3]
     x, grad = (write.permute(call.whole(index), order) for index in range(2))
     how = windows.pooling(dims)
     gradient = write.emit(_op.grad.max_pool2d_backward(grad, x, **how))
     back = [order.index(i) for i in range(4)]
-    return Value(write.permute(gradient, back), call.shape)
+    return TranslatedTensor(write.permute(gradient, back), call.shape)
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import relax
 
-from .call import AtenCall, Converter, Unsupported, constant, dtype_of, is_float
+from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype_of, is_float
 
 _op = relax.op
 
@@ -95,7 +95,7 @@ def _power(call: AtenCall) -> Any:
         for _ in range(exponent):
             result = call.emit(_op.multiply(result, call.cast(base, dtype)))
         return call.broadcast(result, list(call.results[0].shape))
-    raise Unsupported("a power of integers to a tensor")
+    raise UnsupportedOperator("a power of integers to a tensor")
 
 
 def _clamp(call: AtenCall) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from .call import AtenCall, Converter, Unsupported, constant, dtype_of, shape_of
+from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype_of, shape_of
 from .contraction import sizes
 from .windows import window
 
@@ -20,7 +20,7 @@ def _embedding(call: AtenCall) -> Any:
     """Sum the rows of the gradient by index, without those of the padding index."""
     gradient, index = call["grad_output"], call["indices"]
     if call["scale_grad_by_freq"]:
-        raise Unsupported("gradients scaled by how often an index occurs")
+        raise UnsupportedOperator("gradients scaled by how often an index occurs")
     count, width, kind = math.prod(shape_of(index)), shape_of(gradient)[-1], dtype_of(gradient)
     if call["padding_idx"] >= 0:
         kept = call.emit(_op.not_equal(index, constant(call["padding_idx"], dtype_of(index))))
@@ -36,7 +36,9 @@ def _convolution(call: AtenCall) -> Any:
     gradient, x, w = call["grad_output"], call["input"], call["weight"]
     rank = len(shape_of(w)) - 2
     if call["transposed"] or rank != 2:
-        raise Unsupported("the gradient of a convolution that is transposed or not of images")
+        raise UnsupportedOperator(
+            "the gradient of a convolution that is transposed or not of images"
+        )
     forward = call.normalized(
         _op.nn.conv2d(
             x,
@@ -74,7 +76,7 @@ def _max_pool(call: AtenCall) -> Any:
 
 def _avg_pool(call: AtenCall) -> Any:
     if call["divisor_override"] is not None:
-        raise Unsupported("an average with a divisor of its own")
+        raise UnsupportedOperator("an average with a divisor of its own")
     kernel, options = window(call, 2)
     return call.emit(
         _op.grad.avg_pool2d_backward(

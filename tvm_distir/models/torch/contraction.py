@@ -12,7 +12,15 @@ from typing import Any
 
 from tvm import relax
 
-from .call import HALVES, AtenCall, Converter, Unsupported, constant, dtype_of, shape_of
+from .aten_call import (
+    HALVES,
+    AtenCall,
+    Converter,
+    UnsupportedOperator,
+    constant,
+    dtype_of,
+    shape_of,
+)
 
 _op = relax.op
 _LAYOUTS = {
@@ -58,16 +66,18 @@ def _linear(call: AtenCall) -> Any:
 def _attention(call: AtenCall) -> Any:
     q, k, v = (call[name] for name in ("query", "key", "value"))
     if call["dropout_p"]:
-        raise Unsupported("dropout of a model in training mode")
+        raise UnsupportedOperator("dropout of a model in training mode")
     shape = shape_of(q)
     if len(shape) < 3:
-        raise Unsupported("attention of matrices")
+        raise UnsupportedOperator("attention of matrices")
     if len(shape) != 4:
         q, k, v = (_as_batch(call, x) for x in (q, k, v))
     heads, held = shape_of(q)[1], shape_of(k)[1]
     if heads != held:
         if not call["enable_gqa"] and held != 1:
-            raise Unsupported(f"{heads} query heads for {held} key heads without enable_gqa")
+            raise UnsupportedOperator(
+                f"{heads} query heads for {held} key heads without enable_gqa"
+            )
         k, v = (call.emit(_op.repeat(x, heads // held, 1)) for x in (k, v))
     mask = None if call["attn_mask"] is None else _mask(call, call["attn_mask"], dtype_of(q), shape)
     q, k, v = (call.emit(_op.permute_dims(x, [0, 2, 1, 3])) for x in (q, k, v))

@@ -9,12 +9,20 @@ from typing import Any
 
 from tvm import relax
 
-from .call import AtenCall, Converter, Unsupported, axis_of, constant, dtype_of, shape_of
+from .aten_call import (
+    AtenCall,
+    Converter,
+    UnsupportedOperator,
+    axis_of,
+    constant,
+    dtype_of,
+    shape_of,
+)
 
 _op = relax.op
 
 
-def filled(call: AtenCall, shape: list[int], value: Any, dtype: str) -> Any:
+def full_tensor(call: AtenCall, shape: list[int], value: Any, dtype: str) -> Any:
     """Return a tensor of one value, infinite ones included, which TVM's ``full`` rejects."""
     number = constant(value, dtype)
     if isinstance(value, float) and not math.isfinite(value):
@@ -23,23 +31,23 @@ def filled(call: AtenCall, shape: list[int], value: Any, dtype: str) -> Any:
 
 
 def _fill(value: Any) -> Converter:
-    return lambda call: filled(call, call["size"], value, call.dtype)
+    return lambda call: full_tensor(call, call["size"], value, call.dtype)
 
 
 def _fill_like(value: Any) -> Converter:
-    return lambda call: filled(call, list(shape_of(call["self"])), value, call.dtype)
+    return lambda call: full_tensor(call, list(shape_of(call["self"])), value, call.dtype)
 
 
 def _full(call: AtenCall) -> Any:
-    return filled(call, call["size"], call["fill_value"], call.dtype)
+    return full_tensor(call, call["size"], call["fill_value"], call.dtype)
 
 
 def _full_like(call: AtenCall) -> Any:
-    return filled(call, list(shape_of(call["self"])), call["fill_value"], call.dtype)
+    return full_tensor(call, list(shape_of(call["self"])), call["fill_value"], call.dtype)
 
 
 def _fill_scalar(call: AtenCall) -> Any:
-    return filled(call, list(shape_of(call["self"])), call["value"], call.dtype)
+    return full_tensor(call, list(shape_of(call["self"])), call["value"], call.dtype)
 
 
 def _fill_tensor(call: AtenCall) -> Any:
@@ -76,7 +84,7 @@ def _dropout(call: AtenCall) -> Any:
     """Return the input, as the model is exported for inference."""
     x = call[call.names[0]]
     if call["train"] is not False and call["p"]:
-        raise Unsupported("dropout of a model in training mode")
+        raise UnsupportedOperator("dropout of a model in training mode")
     return x if len(call.results) == 1 else [x, call.absent(1)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import relax
 
-from .call import AtenCall, Converter, constant, dtype_of
+from .aten_call import AtenCall, Converter, constant, dtype_of
 
 _op = relax.op
 

@@ -14,7 +14,7 @@ from tvm import relax
 from tvm_distir.models.common.quiet import IMPORT_ERRORS, reason
 from tvm_distir.support import ModelError
 
-from .call import Absent, AtenCall, Unsupported, shape_of, translated
+from .aten_call import Absent, AtenCall, UnsupportedOperator, shape_of, translated
 from .table import CONVERTERS, NOTES, overload_name
 
 _REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
@@ -112,7 +112,7 @@ class Translation:
     def _node(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         try:
             return self._value(node, env)
-        except Unsupported as error:
+        except UnsupportedOperator as error:
             what = str(error)
             cause: Exception = error
         except IMPORT_ERRORS as error:
@@ -135,11 +135,11 @@ class Translation:
             return self._region(node, args)
         for arg in args:
             if isinstance(arg, Absent):
-                raise Unsupported(f"it reads {arg.what}")
+                raise UnsupportedOperator(f"it reads {arg.what}")
         if node.target is operator.getitem:
             return args[0][args[1]]
         if any(isinstance(arg, relax.Expr) for arg in args):
-            raise Unsupported("a size that depends on data")
+            raise UnsupportedOperator("a size that depends on data")
         target: Any = node.target
         return target(*args)
 

@@ -15,12 +15,12 @@ from torch.export.graph_signature import OutputKind
 from tvm import ir, relax, transform
 
 from tvm_distir.core import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
+from tvm_distir.models.common.foreign_steps import noted_step
 from tvm_distir.models.common.quiet import drop_half_built, reason
-from tvm_distir.models.common.steps import noted_step
 from tvm_distir.support import ModelError
 
 from .archive import read_archive
-from .call import Absent
+from .aten_call import Absent
 from .graph import Translation, check_operators, is_region
 from .signature import Inputs, read_inputs, wanted_outputs
 from .table import CONVERTERS, is_translated
@@ -52,7 +52,7 @@ def from_exported_program(
     check_operators(_graphs(program.graph_module))
     inputs = read_inputs(program, batch, dims or {}, place)
     try:
-        mod = _written(program, inputs, outputs)
+        mod = _without_aliases(program, inputs, outputs)
     except ModelError as error:
         drop_half_built(error)
         raise
@@ -106,7 +106,7 @@ def _is_taken_apart(target: Any) -> bool:
     return target._schema.is_mutable or not is_translated(target)
 
 
-def _written(program: ExportedProgram, inputs: Inputs, outputs: str) -> ir.IRModule:
+def _without_aliases(program: ExportedProgram, inputs: Inputs, outputs: str) -> ir.IRModule:
     """Return the module, without variables that alias constants or other variables."""
     wanted = wanted_outputs(program, outputs)
     named = [*inputs.data, *inputs.weights]

@@ -11,7 +11,15 @@ import numpy as np
 from torch import fx
 from tvm import ir, relax
 
-from .call import AtenCall, Converter, Unsupported, axis_of, constant, dtype_of, shape_of
+from .aten_call import (
+    AtenCall,
+    Converter,
+    UnsupportedOperator,
+    axis_of,
+    constant,
+    dtype_of,
+    shape_of,
+)
 
 _op = relax.op
 _COUNTED = ("arange", "argmax", "argmin", "topk", "argsort", "sort")
@@ -48,7 +56,7 @@ def _is_counted(node: Any) -> bool:
 def _counted_from_front(call: AtenCall, node: Any, index: Any, size: int) -> Any:
     """Add ``size`` to negative indices, as torch reads them."""
     if dtype_of(index) == "bool":
-        raise Unsupported("an index that is a mask: the size of its result depends on data")
+        raise UnsupportedOperator("an index that is a mask: the size of its result depends on data")
     if _is_counted(node):
         return index
     if isinstance(index, ir.GenericConst):
@@ -70,10 +78,10 @@ def _indices(call: AtenCall, shape: tuple[int, ...]) -> tuple[list[int], list[An
     return axes, indices
 
 
-def _joined(call: AtenCall, shape: tuple[int, ...], axes: list[int], indices: list[Any]) -> Any:
+def _flat_index(call: AtenCall, shape: tuple[int, ...], axes: list[int], indices: list[Any]) -> Any:
     """Return a single index into the flattened adjacent axes."""
     if axes != list(range(axes[0], axes[0] + len(axes))):
-        raise Unsupported("indices of axes with others between them")
+        raise UnsupportedOperator("indices of axes with others between them")
     total = call.cast(indices[0], "int64")
     for axis, index in zip(axes[1:], indices[1:], strict=True):
         scaled = call.emit(_op.multiply(total, constant(shape[axis], "int64")))
@@ -90,7 +98,7 @@ def _index(call: AtenCall) -> Any:
         return call.emit(_op.take(x, indices[0], axis=axes[0]))
     if axes[0] == 0 and len(axes) == len(shape):
         return call.emit(_op.index_tensor(x, indices))
-    index = _joined(call, shape, axes, indices)
+    index = _flat_index(call, shape, axes, indices)
     first, last = axes[0], axes[-1] + 1
     flat = call.reshaped(x, [*shape[:first], math.prod(shape[first:last]), *shape[last:]])
     return call.emit(_op.take(flat, index, axis=first))
@@ -104,7 +112,7 @@ def _index_put(call: AtenCall) -> Any:
     if len(masks) == 1 and dtype_of(call.value(masks[0])) == "bool":
         return _put_at_mask(call, x, values, call.value(masks[0]), adds)
     axes, indices = _indices(call, shape)
-    index = _joined(call, shape, axes, indices)
+    index = _flat_index(call, shape, axes, indices)
     first, last, place = axes[0], axes[-1] + 1, shape_of(index)
     flat = call.reshaped(x, [*shape[:first], math.prod(shape[first:last]), *shape[last:]])
     count = math.prod(place)
@@ -118,7 +126,7 @@ def _index_put(call: AtenCall) -> Any:
 
 def _put_at_mask(call: AtenCall, x: Any, values: Any, mask: Any, adds: bool) -> Any:
     if math.prod(shape_of(values)) != 1:
-        raise Unsupported("values written at a mask: how many depends on data")
+        raise UnsupportedOperator("values written at a mask: how many depends on data")
     inner = [*shape_of(mask), *[1] * (len(shape_of(x)) - len(shape_of(mask)))]
     value = call.reshaped(values, [])
     new = call.emit(_op.add(x, value)) if adds else value
@@ -134,7 +142,7 @@ def _scatter(reduction: str) -> Converter:
         else:
             new = call.cast(call["src"], dtype_of(x))
             if shape_of(new) != shape_of(index):
-                raise Unsupported("a source of another shape than its indices")
+                raise UnsupportedOperator("a source of another shape than its indices")
         return call.emit(_op.scatter_elements(x, index, new, axis, reduction))
 
     return convert
@@ -143,7 +151,7 @@ def _scatter(reduction: str) -> Converter:
 def _one_hot(call: AtenCall) -> Any:
     index, classes = call["self"], int(call["num_classes"])
     if classes < 0:
-        raise Unsupported("one_hot without a number of classes")
+        raise UnsupportedOperator("one_hot without a number of classes")
     places = call.emit(_op.arange(0, classes, 1, dtype_of(index)))
     same = call.emit(_op.equal(call.emit(_op.expand_dims(index, -1)), places))
     return call.cast(same, "int64")

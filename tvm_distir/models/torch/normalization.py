@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from .call import AtenCall, Converter, Unsupported, constant, dtype_of, shape_of
+from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype_of, shape_of
 
 _op = relax.op
 
 
-def _filled(value: Any, shape: Sequence[int], number: float, dtype: str) -> Any:
+def _weight_or_neutral(value: Any, shape: Sequence[int], number: float, dtype: str) -> Any:
     """Return a weight or, if the model has none, the neutral number."""
     if value is not None:
         return value
@@ -44,8 +44,8 @@ def _moments(call: AtenCall, x: Any, axes: list[int], epsilon: float, keeps: boo
 def _layer_norm(call: AtenCall) -> Any:
     x, shape = call["input"], [int(n) for n in call["normalized_shape"]]
     epsilon, axes = float(call["eps"]), list(range(-len(shape), 0))
-    weight = _filled(call["weight"], shape, 1.0, dtype_of(x))
-    bias = _filled(call["bias"], shape, 0.0, dtype_of(x))
+    weight = _weight_or_neutral(call["weight"], shape, 1.0, dtype_of(x))
+    bias = _weight_or_neutral(call["bias"], shape, 0.0, dtype_of(x))
     normalized = call.in_float32(
         lambda *values: _op.nn.layer_norm(*values, axes=axes, epsilon=epsilon), x, weight, bias
     )
@@ -63,7 +63,10 @@ def _rms_norm(call: AtenCall) -> Any:
     epsilon = call["eps"]
     if epsilon is None:
         epsilon = torch.finfo(call.results[0].dtype).eps
-    weight, axes = _filled(call["weight"], shape, 1.0, dtype_of(x)), list(range(-len(shape), 0))
+    weight, axes = (
+        _weight_or_neutral(call["weight"], shape, 1.0, dtype_of(x)),
+        list(range(-len(shape), 0)),
+    )
     return call.in_float32(
         lambda *values: _op.nn.rms_norm(*values, axes=axes, epsilon=float(epsilon)), x, weight
     )
@@ -74,8 +77,8 @@ def _group_norm(call: AtenCall) -> Any:
     x = call["input"]
     shape = shape_of(x)
     groups = int(call["group" if native else "num_groups"])
-    weight = _filled(call["weight"], shape[1:2], 1.0, dtype_of(x))
-    bias = _filled(call["bias"], shape[1:2], 0.0, dtype_of(x))
+    weight = _weight_or_neutral(call["weight"], shape[1:2], 1.0, dtype_of(x))
+    bias = _weight_or_neutral(call["bias"], shape[1:2], 0.0, dtype_of(x))
     epsilon, axes = float(call["eps"]), list(range(2, len(shape)))
     normalized = call.in_float32(
         lambda *values: _op.nn.group_norm(
@@ -97,8 +100,8 @@ def _batch_norm(call: AtenCall) -> Any:
     """Normalize by the statistics of the model."""
     x, mean, variance = call["input"], call["running_mean"], call["running_var"]
     kind, epsilon = dtype_of(x), float(call["eps"])
-    weight = _filled(call["weight"], shape_of(mean), 1.0, kind)
-    bias = _filled(call["bias"], shape_of(mean), 0.0, kind)
+    weight = _weight_or_neutral(call["weight"], shape_of(mean), 1.0, kind)
+    bias = _weight_or_neutral(call["bias"], shape_of(mean), 0.0, kind)
     wide = "float32" if kind in ("bfloat16", "float16") else kind
     values = [call.cast(value, wide) for value in (x, weight, bias, mean, variance)]
     triple = call.emit(_op.nn.batch_norm(*values, axis=1, epsilon=epsilon, training=False))
@@ -143,7 +146,7 @@ def _batch_norm_training(call: AtenCall) -> Any:
 
 def _batch_norm_without_statistics(call: AtenCall) -> Any:
     if not call["training"]:
-        raise Unsupported("a batch norm without statistics, in inference")
+        raise UnsupportedOperator("a batch norm without statistics, in inference")
     return _batch_norm_training(call)
 
 

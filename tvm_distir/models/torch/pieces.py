@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import relax
 
-from .call import AtenCall, Converter, Unsupported, axis_of, dtype_of, shape_of
+from .aten_call import AtenCall, Converter, UnsupportedOperator, axis_of, dtype_of, shape_of
 
 _op = relax.op
 _MOST = 2**63 - 1
@@ -94,7 +94,7 @@ def _select(call: AtenCall) -> Any:
 def _roll(call: AtenCall) -> Any:
     x = call["self"]
     if not call["dims"]:
-        raise Unsupported("a roll over the flattened tensor")
+        raise UnsupportedOperator("a roll over the flattened tensor")
     for shift, dim in zip(call["shifts"], call["dims"], strict=True):
         axis = axis_of(dim, len(shape_of(x)))
         size = shape_of(x)[axis]
@@ -107,7 +107,7 @@ def _roll(call: AtenCall) -> Any:
 
 def _pad(call: AtenCall) -> Any:
     if "mode" in call.names and call["mode"] != "constant":
-        raise Unsupported(f'padding of the mode "{call["mode"]}"')
+        raise UnsupportedOperator(f'padding of the mode "{call["mode"]}"')
     x, pads = call["self"], [int(n) for n in call["pad"]]
     widths = [(0, 0)] * (len(shape_of(x)) - len(pads) // 2)
     widths += list(zip(pads[::2], pads[1::2], strict=True))[::-1]
@@ -145,7 +145,7 @@ def _slice_scatter(call: AtenCall) -> Any:
     end = size if call["end"] is None else call["end"]
     first, last, step = slice(call["start"] or 0, end, call["step"]).indices(size)
     if step != 1:
-        raise Unsupported("slice_scatter with a step")
+        raise UnsupportedOperator("slice_scatter with a step")
     src = call.cast(src, dtype_of(x))
     parts = [sliced(call, x, axis, 0, first)] if first else []
     parts += [src, *([sliced(call, x, axis, last, size)] if last < size else [])]

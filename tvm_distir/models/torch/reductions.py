@@ -13,11 +13,11 @@ from typing import Any
 
 from tvm import relax
 
-from .call import (
+from .aten_call import (
     HALVES,
     AtenCall,
     Converter,
-    Unsupported,
+    UnsupportedOperator,
     axes_of,
     axis_of,
     constant,
@@ -103,7 +103,7 @@ def _vector_norm(call: AtenCall) -> Any:
         return call.in_float32(lambda v: _op.sum(v, axes, keeps), size)
     if order == math.inf:
         return call.emit(_op.max(size, axes, keeps))
-    raise Unsupported(f"the norm of order {order}")
+    raise UnsupportedOperator(f"the norm of order {order}")
 
 
 def _ordered(call: AtenCall, x: Any) -> Any:

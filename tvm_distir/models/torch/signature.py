@@ -19,7 +19,7 @@ from tvm import relax
 
 from tvm_distir.support import ModelError
 
-from .call import constant, dtype_name
+from .aten_call import constant, dtype_name
 from .symbols import OpenDims
 
 _STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)

@@ -16,16 +16,16 @@ from . import (
     normalization,
     pieces,
     reductions,
-    shapes,
+    views,
     windows,
 )
-from .call import Converter
+from .aten_call import Converter
 
 CONVERTERS: dict[str, Converter] = {
     **arithmetic.CONVERTERS,
     **elementwise.CONVERTERS,
     **creation.CONVERTERS,
-    **shapes.CONVERTERS,
+    **views.CONVERTERS,
     **pieces.CONVERTERS,
     **indexing.CONVERTERS,
     **reductions.CONVERTERS,

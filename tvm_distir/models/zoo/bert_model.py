@@ -13,9 +13,9 @@ from tvm.relax.frontend import nn
 
 from tvm_distir.support import nearest
 
-from .blocks import LayerNorm, Tensor, emit, export_model, layer_class, positions
 from .configs import Fault, FourfoldFfn, indivisible
 from .layers import Attention, FeedForward
+from .transformer_blocks import LayerNorm, Tensor, emit, export_model, layer_class, positions
 
 HEADS = ("mlm", "classify")
 EPS = 1e-12

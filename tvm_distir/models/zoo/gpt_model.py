@@ -9,9 +9,16 @@ from typing import Any
 from tvm import ir
 from tvm.relax.frontend import nn
 
-from .blocks import LayerNorm, causal_mask, dropped, export_tokens, layer_class, positions
 from .configs import GptConfig
 from .layers import Attention, FeedForward, FusedAttention
+from .transformer_blocks import (
+    LayerNorm,
+    causal_mask,
+    dropped,
+    export_tokens,
+    layer_class,
+    positions,
+)
 
 
 class GptLayer(nn.Module):  # type: ignore[misc]

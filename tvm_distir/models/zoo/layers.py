@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm.relax.frontend import nn
 
-from .blocks import attend, attend_at_once, dropped, merge_heads, split_heads
+from .transformer_blocks import attend, attend_at_once, dropped, merge_heads, split_heads
 
 
 class Attention(nn.Module):  # type: ignore[misc]

@@ -10,7 +10,8 @@ import numpy as np
 from tvm import ir, relax
 from tvm.relax.frontend import nn
 
-from .blocks import (
+from .configs import LlamaConfig
+from .transformer_blocks import (
     RmsNorm,
     Tensor,
     attend,
@@ -24,7 +25,6 @@ from .blocks import (
     positions,
     split_heads,
 )
-from .configs import LlamaConfig
 
 
 def rotary_tables(config: LlamaConfig, places: Any) -> tuple[Any, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 from tvm import ir
 from tvm.relax.frontend import nn
 
-from .blocks import export_model, layer_class
 from .configs import Config
+from .transformer_blocks import export_model, layer_class
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ import numpy as np
 from tvm import ir
 from tvm.relax.frontend import nn
 
-from .blocks import Tensor, back_to, export_tokens, in_float32
 from .configs import Fault, LlamaConfig
 from .llama_model import Llama, LlamaLayer
+from .transformer_blocks import Tensor, back_to, export_tokens, in_float32
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.frontend import nn
 
-from .blocks import BatchNorm, emit, export_model, layer_class
 from .configs import Config, Fault
+from .transformer_blocks import BatchNorm, emit, export_model, layer_class
 
 BASIC, BOTTLENECK = 1, 4
 """Channels out of a block, relative to its width."""

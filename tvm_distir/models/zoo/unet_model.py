@@ -15,8 +15,16 @@ import numpy as np
 from tvm import ir, relax
 from tvm.relax.frontend import nn
 
-from .blocks import GroupNorm, LayerNorm, Tensor, back_to, emit, export_model, layer_class
 from .layers import Attention
+from .transformer_blocks import (
+    GroupNorm,
+    LayerNorm,
+    Tensor,
+    back_to,
+    emit,
+    export_model,
+    layer_class,
+)
 from .unet_config import UnetConfig
 
 LONGEST_PERIOD = 10000.0

@@ -11,9 +11,9 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.frontend import nn
 
-from .blocks import LayerNorm, emit, export_model, layer_class
 from .configs import Fault, FourfoldFfn, indivisible
 from .layers import Attention, FeedForward
+from .transformer_blocks import LayerNorm, emit, export_model, layer_class
 
 EPS = 1e-6
 

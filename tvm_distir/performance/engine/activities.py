@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .functions import STREAM_PORTS, FunctionSummaries, Ints
-from .units import COPY, MARK, RANK_STREAMS, RECV, RUN, SEND, WAIT, RankPrograms
+from .function_summaries import STREAM_PORTS, FunctionSummaries, Ints
+from .rank_programs import COPY, MARK, RANK_STREAMS, RECV, RUN, SEND, WAIT, RankPrograms
 
 Floats = npt.NDArray[np.float64]
 
@@ -118,7 +118,7 @@ class ActivityGraph:
     finish : int64 array (ranks, 6)
         Tokens of the streams behind the last step.
     position : int64 array (ranks,)
-        As :class:`.units.ActionTimes` has it.
+        As :class:`.rank_programs.ActionTimes` has it.
     """
 
     activities: Activities
@@ -148,7 +148,7 @@ class ActivityGraphBuilder:
         for function in units.kind_function.tolist():
             matrix, ports = maps.matrix(function), maps.ports(function)
             places = units.kind_places[at:].reshape(-1, 2)
-            count = len(maps.apart(function))
+            count = len(maps.independent_inputs(function))
             results = len(matrix) - STREAM_PORTS
             at += 2 * (count + results)
             kept = [r for r in range(results) if places[count + r, 0] >= 0]

@@ -11,11 +11,11 @@ import numpy as np
 
 from tvm_distir.support import load_library
 
-from .functions import STREAM_PORTS, FunctionSummaries, FunctionTable, Ints, representable
-from .units import RANK_STREAMS, ActionTimes, RankPrograms
+from .function_summaries import STREAM_PORTS, FunctionSummaries, FunctionTable, Ints, representable
+from .rank_programs import RANK_STREAMS, ActionTimes, RankPrograms
 
 
-def maps_of(table: FunctionTable) -> FunctionSummaries:
+def summarize_functions(table: FunctionTable) -> FunctionSummaries:
     """Read the functions of a table into the native code.
 
     Raises
@@ -35,7 +35,7 @@ def know_overflows() -> None:
 
 
 class NativeMaps:
-    """See :class:`.functions.FunctionSummaries`."""
+    """See :class:`.function_summaries.FunctionSummaries`."""
 
     def __init__(self, table: FunctionTable) -> None:
         (
@@ -54,51 +54,51 @@ class NativeMaps:
         know_overflows()
         self._results = table.functions[3::4]
 
-    def origins(self, function: int) -> list[int]:
-        """See :class:`.functions.FunctionSummaries`."""
+    def result_sources(self, function: int) -> list[int]:
+        """See :class:`.function_summaries.FunctionSummaries`."""
         return list(self._origins(function))
 
-    def apart(self, function: int) -> list[bool]:
-        """See :class:`.functions.FunctionSummaries`."""
+    def independent_inputs(self, function: int) -> list[bool]:
+        """See :class:`.function_summaries.FunctionSummaries`."""
         return [bool(one) for one in self._apart(function)]
 
     def open(self, function: int, classes: Sequence[int]) -> None:
-        """See :class:`.functions.FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         self._open(function, np.array(classes, np.int64))
 
     def ports(self, function: int) -> list[int]:
-        """See :class:`.functions.FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         with representable():
             return list(self._ports(function))[1:]
 
     def tasks(self, function: int) -> int:
-        """See :class:`.functions.FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         with representable():
             return int(self._ports(function)[0])
 
     def matrix(self, function: int) -> Ints:
-        """See :class:`.functions.FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         ports = STREAM_PORTS + len(self.ports(function))
         result = np.empty((STREAM_PORTS + self._results[function]) * ports, np.int64)
         self._matrix(function, result)
         return result.reshape(-1, ports)
 
     def expand(self, function: int, times: Ints) -> Ints:
-        """See :class:`.functions.FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         runs, tasks = times.shape[0], self.tasks(function)
         result = np.empty(runs * tasks, np.int64)
         self._expand(function, np.ascontiguousarray(times).ravel(), result)
         return result.reshape(runs, tasks)
 
     def spans(self, function: int, times: Ints) -> Ints:
-        """See :class:`.functions.FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         self.ports(function)
         found = np.empty(2 * times.shape[0], np.int64)
         self._spans(function, np.ascontiguousarray(times).ravel(), found)
         return found.reshape(-1, 2)
 
     def run(self, units: RankPrograms) -> ActionTimes:
-        """See :class:`.functions.FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         with representable():
             sizes = self._run(*units.arrays())
         times, finish, sent, position = (np.empty(size, np.int64) for size in sizes)
@@ -108,7 +108,7 @@ class NativeMaps:
         )
 
     def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: RankPrograms) -> Ints:
-        """See :class:`.functions.FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         result = np.empty(spent.shape[1], np.int64)
         self._sweep(
             columns,
@@ -120,7 +120,7 @@ class NativeMaps:
         return result
 
     def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
-        """See :class:`.functions.FunctionSummaries`."""
+        """See :class:`.function_summaries.FunctionSummaries`."""
         with representable():
             compute, comm, both = self._busy(runs, times, computing, talking)
         return int(compute), int(comm), int(both)

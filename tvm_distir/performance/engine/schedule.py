@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""When each task of a graph starts and ends: the simulator's event loop."""
+"""Compute when each task of a graph starts and ends: the simulator's event loop."""
 
 from __future__ import annotations
 

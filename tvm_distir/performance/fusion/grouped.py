@@ -10,14 +10,14 @@ from tvm_distir.performance.program.parts import Function
 from tvm_distir.performance.program.program import Program
 
 from .accumulation import accumulated
-from .classes import classified
 from .dataflow import Dataflow
+from .fused_function import Writer
 from .grouping import Grouping, plain
 from .hosts import with_hosts
+from .kernel_classes import classified
 from .profile import Profile
 from .reductions import reduced
 from .wrappers import without_wrappers
-from .writing import Writer
 
 
 def grouped(program: Program, profile: Profile | str) -> Program:

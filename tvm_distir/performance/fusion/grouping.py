@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from .dataflow import Dataflow
-from .profile import Profile, Rule
+from .profile import FusionRule, Profile
 
 MOST_APART = 512
 """Ops further apart in a function than this never share a kernel: they seldom touch."""
@@ -19,7 +19,7 @@ MOST_APART = 512
 class Group:
     """Group of ops that a single kernel runs."""
 
-    rule: Rule
+    rule: FusionRule
     members: set[int] = field(default_factory=set)
 
 
@@ -58,16 +58,16 @@ class Grouping:
                 if number not in self._taken and self._begins(rule, number):
                     self._grow(rule, number)
 
-    def _begins(self, rule: Rule, number: int) -> bool:
+    def _begins(self, rule: FusionRule, number: int) -> bool:
         op = self.flow.fn.ops[number]
         if not rule.begins(op.op) or not self._issued(rule, number):
             return False
         return _is_multiple(self.flow, rule, number)
 
-    def _issued(self, rule: Rule, number: int) -> bool:
+    def _issued(self, rule: FusionRule, number: int) -> bool:
         return rule.issue == "any" or (rule.issue == "autograd") == (number in self.late)
 
-    def _grow(self, rule: Rule, anchor: int) -> None:
+    def _grow(self, rule: FusionRule, anchor: int) -> None:
         group = Group(rule, {anchor})
         refused: set[int] = set()
         todo = [anchor]
@@ -98,7 +98,7 @@ class Grouping:
         )
 
 
-def _is_multiple(flow: Dataflow, rule: Rule, number: int) -> bool:
+def _is_multiple(flow: Dataflow, rule: FusionRule, number: int) -> bool:
     shape = flow.fn.values[flow.fn.ops[number].inputs[0]].shape
     return math.prod(shape[:-2]) % rule.batch_multiple == 0
 

@@ -30,7 +30,7 @@ _RULE_OPTIONAL = _RULE[2:]
 
 
 @dataclass(frozen=True)
-class Rule:
+class FusionRule:
     """Rule of a kernel: an anchor, and all members connected to it.
 
     Attributes
@@ -96,7 +96,7 @@ class Profile:
         Gradients are added to their sums as they come, in backward passes.
     sums : str
         Type of the sums of gradients over micro-batches: ``float32``, or that of the ``weight``.
-    rules : tuple of Rule
+    rules : tuple of FusionRule
         In the order in which they are tried.
     """
 
@@ -110,7 +110,7 @@ class Profile:
     blocking: bool = False
     accumulates: bool = False
     sums: str = "float32"
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[FusionRule, ...] = ()
 
     @property
     def changes_nothing(self) -> bool:
@@ -186,9 +186,9 @@ def _texts(data: JsonValue, key: str) -> tuple[str, ...]:
     return tuple(item.text() for item in data[key].items()) if key in data else ()
 
 
-def _rule(data: JsonValue) -> Rule:
+def _rule(data: JsonValue) -> FusionRule:
     fields = data.object(_RULE, optional=_RULE_OPTIONAL)
-    return Rule(
+    return FusionRule(
         name=fields["name"].text(),
         anchors=_texts(fields, "anchors"),
         members=_texts(fields, "members"),

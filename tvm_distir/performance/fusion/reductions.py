@@ -9,8 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from tvm_distir.performance.program.parts import Function, Mesh, Op
-from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import (
+from tvm_distir.performance.program.pipeline_program import (
     ACCUMULATE,
     ADD,
     BACKWARD,
@@ -22,6 +21,7 @@ from tvm_distir.performance.program.staged import (
     PipelineProgram,
     StageKind,
 )
+from tvm_distir.performance.program.program import Program
 
 from .dataflow import Dataflow
 from .profile import Profile

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tvm_distir.performance.program.program import Program
 
 from .account import GRADIENTS, ROLES, Label, LiveBuffer
-from .liveness import FunctionBuffers, ProgramBuffers, Step
+from .buffer_lifetimes import FunctionBuffers, MemoryStep, ProgramBuffers
 
 BLOCK_BYTES = 512
 """Sizes are multiples of it."""
@@ -154,7 +154,7 @@ class CachingAllocator:
                     level.add(shape.roles[buffer], -shape.sizes[buffer])
         return level
 
-    def run(self, step: Step, inner: Sequence[NestedCall], shape: Shape) -> MemoryLevel:
+    def run(self, step: MemoryStep, inner: Sequence[NestedCall], shape: Shape) -> MemoryLevel:
         """Return what a call takes and leaves; of a branch the most of either side."""
         if len(inner) == 1:
             return self.level(inner[0].use)

@@ -28,9 +28,9 @@ from .account import (
     holders,
 )
 from .best_fit import Arenas
+from .buffer_lifetimes import FunctionBuffers
 from .caching_allocator import DONATED, CachingAllocator, CallVariant
-from .liveness import FunctionBuffers
-from .timeline import LiveBytes
+from .memory_timeline import LiveBytes
 
 Ints = npt.NDArray[np.int64]
 

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import Step, programs
+from tvm_distir.core import RankStep, programs
 from tvm_distir.performance.program.numbers import Numbers
 from tvm_distir.performance.program.parts import Value
+from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import PipelineProgram
 
 from .caching_allocator import BLOCK_BYTES, CachingAllocator, MemoryLevel
 from .rank_events import RankEvents
@@ -161,7 +161,7 @@ class Peaks:
             self._moments[micro_batches] = highest(np.concatenate(moments))
         return self._moments[micro_batches]
 
-    def _rank(self, staged: PipelineProgram, rank: int, steps: Sequence[Step]) -> Ints:
+    def _rank(self, staged: PipelineProgram, rank: int, steps: Sequence[RankStep]) -> Ints:
         """Return the moments of a rank that takes these steps."""
         shorter = cut(steps, staged.schedule)
         if shorter is not None:

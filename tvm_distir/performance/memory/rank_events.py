@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import BACKWARD, FETCH, FORWARD, RUN, SEND, STORE, WEIGHT, Step
-from tvm_distir.performance.program.staged import BEGIN, END, Edge, PipelineProgram
+from tvm_distir.core import BACKWARD, FETCH, FORWARD, RUN, SEND, STORE, WEIGHT, RankStep
+from tvm_distir.performance.program.pipeline_program import BEGIN, END, Edge, PipelineProgram
 from tvm_distir.performance.program.unit_phases import UPDATE, once_slots
 
-from .stages import Stages
-from .units import Unit
+from .stage_actions import StageAction
+from .stage_memory import Stages
 
 Ints = npt.NDArray[np.int64]
 
@@ -30,7 +30,7 @@ FOREVER = 1 << 62
 
 
 @dataclass(frozen=True)
-class Event:
+class RankEvent:
     """Event on a rank.
 
     Attributes
@@ -40,7 +40,7 @@ class Event:
         leaves for the host's memory, or comes back.
     stage, micro : int
         The micro-batch is -1 of what is done once.
-    unit : Unit, optional
+    unit : StageAction, optional
     ids : int64 array
         Instances of the unit's buffers, or of what the message carries, or the stash.
     """
@@ -48,7 +48,7 @@ class Event:
     name: str
     stage: int
     micro: int
-    unit: Unit | None
+    unit: StageAction | None
     ids: Ints
 
 
@@ -71,12 +71,12 @@ class RankEvents:
     staged : PipelineProgram
     stages : Stages
     rank : int
-    steps : sequence of Step
+    steps : sequence of RankStep
         Of the rank, in order.
 
     Attributes
     ----------
-    events : list of Event
+    events : list of RankEvent
     before : list of int
         By step how many events there are before it.
     makers : list of (int, int)
@@ -90,12 +90,12 @@ class RankEvents:
     """
 
     def __init__(
-        self, staged: PipelineProgram, stages: Stages, rank: int, steps: Sequence[Step]
+        self, staged: PipelineProgram, stages: Stages, rank: int, steps: Sequence[RankStep]
     ) -> None:
         self.staged, self.stages, self.rank = staged, stages, rank
         self.rank_of = staged.schedule.rank_of
         self.own = [k for k, owner in enumerate(self.rank_of) if owner == rank]
-        self.events: list[Event] = []
+        self.events: list[RankEvent] = []
         self.before: list[int] = []
         self.makers: list[tuple[int, int]] = [(-1, -1)]
         self.first: list[int] = [ALWAYS]
@@ -116,7 +116,7 @@ class RankEvents:
         self._last_phase = WEIGHT if splits else BACKWARD
         self._read(steps)
 
-    def _read(self, steps: Sequence[Step]) -> None:
+    def _read(self, steps: Sequence[RankStep]) -> None:
         for stage in self.own:
             self._unit(stage, BEGIN, -1)
         for step in steps:
@@ -177,7 +177,7 @@ class RankEvents:
             self._micros[stage, micro] = np.full_like(self._once[stage], ALWAYS)
         return self._micros[stage, micro]
 
-    def _ports_of(self, stage: int, unit: Unit) -> _Ports:
+    def _ports_of(self, stage: int, unit: StageAction) -> _Ports:
         key = self.staged.stages[stage].role, unit.name
         if key not in self._ports:
             once = once_slots(self.staged.role_of(stage), self.staged.schedule, unit.name)
@@ -209,7 +209,7 @@ class RankEvents:
         out[there] = ids[ports.refs[there]]
         once[ports.outputs[ports.output_once]] = out[ports.output_once]
         micro_slots[ports.outputs[~ports.output_once]] = out[~ports.output_once]
-        self.events.append(Event(name, stage, micro, unit, ids))
+        self.events.append(RankEvent(name, stage, micro, unit, ids))
 
     def _make(self, buffer: int) -> None:
         """Note that the next event makes instances, from a buffer or slot on."""
@@ -235,7 +235,7 @@ class RankEvents:
     def _send(self, edge: Edge, micro: int) -> None:
         ids = self._slots(edge.source[0], micro)[[edge.source[1]]]
         self._touch(ids)
-        self.events.append(Event("send", edge.source[0], micro, None, ids))
+        self.events.append(RankEvent("send", edge.source[0], micro, None, ids))
 
     def _receive(self, edge: Edge, micro: int) -> None:
         stage, slot = edge.target
@@ -246,7 +246,7 @@ class RankEvents:
         self.roles.append(self.stages.role_of(stage, slot))
         self._touch(ids)
         self._slots(stage, micro)[slot] = ids[0]
-        self.events.append(Event("recv", stage, micro, None, ids))
+        self.events.append(RankEvent("recv", stage, micro, None, ids))
 
     def _move_stash(self, kind: str, stage: int, micro: int) -> None:
         """Record the last read of a stash before it returns as other instances."""
@@ -260,7 +260,7 @@ class RankEvents:
                 self.roles.append(self.roles[held])
         ids = np.unique(slots[stashed])
         self._touch(ids)
-        self.events.append(Event(kind, stage, micro, None, ids))
+        self.events.append(RankEvent(kind, stage, micro, None, ids))
 
     def _sum(self, number: int) -> None:
         """Compute a sum over stages: each adds its term, the last broadcasts the total."""

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import BACKWARD, FETCH, FORWARD, RECV, WEIGHT, Step, absences, live_bytes
+from tvm_distir.core import BACKWARD, FETCH, FORWARD, RECV, WEIGHT, RankStep, absences, live_bytes
+from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import PipelineProgram
 
 from .account import Label, LiveBuffer, MemoryAccount, by_role, holders
 from .best_fit import Arenas
 from .caching_allocator import CachingAllocator, MemoryLevel
 from .entries import constants, residents, role_sums
-from .rank_events import ALWAYS, Event, RankEvents
-from .stages import Stages
+from .rank_events import ALWAYS, RankEvent, RankEvents
+from .stage_actions import LastUse, UnitLevels
+from .stage_memory import Stages
 from .steady_state import SteadyState, cut, steady
-from .units import LastUse, UnitLevels
 
 Ints = npt.NDArray[np.int64]
 
@@ -37,7 +37,7 @@ class RankMemory:
     Attributes
     ----------
     account : MemoryAccount
-    events : list of Event
+    events : list of RankEvent
         What the rank does, in order; those of steady periods are the same again.
     during, after : int64 arrays (events,)
         Live bytes: the most while each runs, and behind it.
@@ -46,7 +46,7 @@ class RankMemory:
     """
 
     account: MemoryAccount
-    events: list[Event]
+    events: list[RankEvent]
     during: Ints
     after: Ints
     resident_bytes: int
@@ -77,7 +77,7 @@ class RankMemories:
         self._messages: dict[tuple[bool, LastUse], MemoryLevel] = {}
         self._labels: dict[tuple[str, int, int], Label] = {}  # by event's name, stage and buffer
 
-    def of(self, rank: int, steps: Sequence[Step]) -> RankMemory:
+    def of(self, rank: int, steps: Sequence[RankStep]) -> RankMemory:
         """Measure a rank that takes these steps."""
         shorter = cut(steps, self.staged.schedule)
         if shorter is not None:
@@ -208,7 +208,7 @@ class RankMemories:
             self._labels[key] = self._named(event, buffer)
         return self._labels[key]
 
-    def _named(self, event: Event, buffer: int) -> Label:
+    def _named(self, event: RankEvent, buffer: int) -> Label:
         """Return what a buffer of an event is, or what it hands over in a slot."""
         role = self.staged.role_of(event.stage)
         if event.unit is None:
@@ -217,7 +217,7 @@ class RankMemories:
         part = next(part for part in event.unit.parts if buffer in part.makes)
         return Label(role.slots[slot].name, "", part.function, self._word(event))
 
-    def _word(self, event: Event) -> str:
+    def _word(self, event: RankEvent) -> str:
         """Return what a unit is called, with its stage where the rank has several."""
         word = _WORDS.get(event.name.rstrip("+"), event.name.partition(":")[0])
         many = self.staged.schedule.rank_of.count(self.staged.schedule.rank_of[event.stage]) > 1

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.core import Schedule, Step
+from tvm_distir.core import RankStep, Schedule
 
 Ints = npt.NDArray[np.int64]
 
@@ -27,21 +27,21 @@ class SteadyState:
 
     Attributes
     ----------
-    steps : list of Step
+    steps : list of RankStep
         Those behind ``at`` are of micro-batches ``times * stride`` before their own.
     at, period, times, stride : int
         So many periods of so many steps, which equal those before ``at`` but for ``stride``
         micro-batches each, are left out there.
     """
 
-    steps: list[Step]
+    steps: list[RankStep]
     at: int
     period: int
     times: int
     stride: int
 
 
-def cut(steps: Sequence[Step], schedule: Schedule) -> SteadyState | None:
+def cut(steps: Sequence[RankStep], schedule: Schedule) -> SteadyState | None:
     """Cut repeated periods; return None where there are none or memory depends on more."""
     if schedule.stash or schedule.offload:
         return None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tvm import ir, relax
 
-from .body import FunctionExporter
+from .function_exporter import FunctionExporter
 from .parts import Function
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from tvm_distir.support import SimulationError, nearest
 
 from .parts import Entry, Function, Mesh, Op
-from .staged import PipelineProgram
+from .pipeline_program import PipelineProgram
 from .staged_checks import StagedChecks
 
 Functions = Mapping[str, Function]

@@ -26,8 +26,8 @@ from tvm_distir.core import (
 )
 from tvm_distir.support import SimulationError
 
-from .body import FunctionExporter
 from .callees import with_callees
+from .function_exporter import FunctionExporter
 from .parts import Entry, Function, Mesh
 from .program import Program
 from .training import state_names, updates, with_gradients

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .parts import Function, Value
+from .pipeline_program import Edge, PipelineProgram
 from .program import Program
-from .staged import Edge, PipelineProgram
 
 OP_NUMBERS = 4
 """Of an op: FLOPs, bytes moved, payload, size of the group."""

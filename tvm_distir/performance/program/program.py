@@ -21,8 +21,8 @@ from .parts import (
     Op,
     Value,
 )
+from .pipeline_program import PipelineProgram
 from .reading import load, parse, parse_text
-from .staged import PipelineProgram
 from .storage import Storage
 from .writing import lines_of
 

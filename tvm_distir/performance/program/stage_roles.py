@@ -26,11 +26,11 @@ from tvm_distir.core import (
     variables,
 )
 from tvm_distir.support import SimulationError
-from tvm_distir.transforms import Ports, StageBody, When
+from tvm_distir.transforms import StageBody, StageInterface, When
 
-from .body import FunctionExporter
+from .function_exporter import FunctionExporter
 from .parts import Function, Value
-from .staged import (
+from .pipeline_program import (
     ACCUMULATE,
     ADD,
     BACKWARD,
@@ -43,7 +43,7 @@ from .staged import (
     Phase,
     StageKind,
 )
-from .staged import PART as PART_PHASE
+from .pipeline_program import PART as PART_PHASE
 from .sums import next_sums
 from .training import state_names
 from .trees import Tree, leaves, shaped
@@ -67,7 +67,7 @@ class RoleExporter:
     pipeline : Pipeline
     number : int
         Of the first stage of the kind.
-    ports : Ports
+    ports : StageInterface
         Where its parameters and results lie.
 
     Attributes
@@ -80,7 +80,9 @@ class RoleExporter:
         Functions of its own that the phases call.
     """
 
-    def __init__(self, mod: ir.IRModule, pipeline: Pipeline, number: int, ports: Ports) -> None:
+    def __init__(
+        self, mod: ir.IRModule, pipeline: Pipeline, number: int, ports: StageInterface
+    ) -> None:
         self.mod, self.pipeline, self.ports = mod, pipeline, ports
         self.note = pipeline.stages[number]
         self.body = StageBody(mod, self.note, pipeline.varying)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from tvm_distir.support import SimulationError, nearest
 
 from .parts import Function, Mesh, reached
-from .staged import BACKWARD, FORWARD, PHASES, Edge, PipelineProgram, StageKind
+from .pipeline_program import BACKWARD, FORWARD, PHASES, Edge, PipelineProgram, StageKind
 
 Broken = Callable[..., SimulationError]
 """Place, what is wrong and a remedy to the error."""

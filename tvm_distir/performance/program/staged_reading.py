@@ -10,7 +10,7 @@ from tvm_distir.core import Schedule
 from tvm_distir.support import JsonValue, PlanError
 
 from .parts import Value
-from .staged import DIRECTIONS, Edge, Phase, PipelineProgram, Stage, StageKind, StageSum
+from .pipeline_program import DIRECTIONS, Edge, Phase, PipelineProgram, Stage, StageKind, StageSum
 
 KEYS = ("roles", "schedule", "stages", "edges", "sums")
 

@@ -24,13 +24,13 @@ from tvm_distir.core import (
     plain_name,
     size_bytes,
 )
-from tvm_distir.transforms import NEXT_STAGE, Place, Wires
+from tvm_distir.transforms import NEXT_STAGE, IoPlacement, MessageEndpoints
 
 from .callees import with_callees
 from .parts import Mesh
+from .pipeline_program import Edge, PipelineProgram, Stage, StageSum
 from .program import Program
 from .stage_roles import RoleExporter
-from .staged import Edge, PipelineProgram, Stage, StageSum
 
 
 def export_stages(mod: ir.IRModule, pipeline: Pipeline) -> Program:
@@ -50,7 +50,7 @@ class _Staging:
 
     def __init__(self, mod: ir.IRModule, pipeline: Pipeline) -> None:
         self.mod, self.pipeline, self.schedule = mod, pipeline, pipeline.schedule
-        self.wires = Wires(mod, pipeline)
+        self.wires = MessageEndpoints(mod, pipeline)
         notes = pipeline.stages
         self.exporters = {
             name: RoleExporter(
@@ -154,7 +154,7 @@ class _Staging:
 
     def _edge(
         self, source: tuple[int, int], target: tuple[int, int], direction: str, what: str,
-        made: Place, read: Place,
+        made: IoPlacement, read: IoPlacement,
     ) -> Edge:  # fmt: skip
         here, there = (self.schedule.rank_of[end[0]] for end in (source, target))
         ends = ((made, self.wires.meshes[here]), (read, self.wires.meshes[there]))
@@ -171,7 +171,7 @@ class _Staging:
 
 
 def _wire_bytes(
-    source: tuple[Place, DeviceMesh], target: tuple[Place, DeviceMesh]
+    source: tuple[IoPlacement, DeviceMesh], target: tuple[IoPlacement, DeviceMesh]
 ) -> tuple[int, int]:
     """Return the most that a device sends, and receives. The ends have no device in common."""
     start, sides = 0, []
@@ -187,6 +187,6 @@ def _wire_bytes(
     return sent, received
 
 
-def _local_bytes(place: Place, mesh: DeviceMesh) -> int:
+def _local_bytes(place: IoPlacement, mesh: DeviceMesh) -> int:
     shape = [-(-n // place.parts(dim, mesh)) for dim, n in enumerate(place.shape)]
     return size_bytes(tuple(shape), place.dtype)

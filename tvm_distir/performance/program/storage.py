@@ -62,15 +62,15 @@ class Storage:
     functions: Mapping[str, StorageFunction]
     entries: tuple[str, ...]
 
-    def walk(self, function: str) -> Walk:
+    def walk(self, function: str) -> StorageWalk:
         """Walk a function and its callees; of a branch, walk the side that needs more."""
-        walk = Walk(self.functions)
+        walk = StorageWalk(self.functions)
         walk.run(function)
         return walk
 
     def held(self, function: str, top: int) -> list[tuple[str, str, int]]:
         """Return the blocks live after so many operations: function, value, bytes."""
-        walk = Walk(self.functions, top)
+        walk = StorageWalk(self.functions, top)
         walk.run(function)
         return walk.held
 
@@ -91,7 +91,7 @@ class Storage:
         }
 
 
-class Walk:
+class StorageWalk:
     """A function as TVM's machine runs it.
 
     The machine remembers what the last function returned, until another returns: a block
@@ -135,7 +135,8 @@ class Walk:
                 callee = step.names[0]
                 if step.kind == BRANCH:
                     callee = max(
-                        step.names, key=lambda callee_name: Walk(self.functions)._needs(callee_name)
+                        step.names,
+                        key=lambda callee_name: StorageWalk(self.functions)._needs(callee_name),
                     )
                 addresses.update(zip(step.blocks, self.run(callee)))
         return [addresses[block] for block in fn.results]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tvm_distir.core import BACKWARD, FORWARD, WEIGHT, Schedule
 
-from .staged import BEGIN, END, StageKind
+from .pipeline_program import BEGIN, END, StageKind
 
 UPDATE = "update"
 """Unit behind each micro-batch, where the schedule stashes weights."""

@@ -13,15 +13,15 @@ import numpy.typing as npt
 
 from tvm_distir.core import System
 from tvm_distir.performance.memory.entries import EntryMemory
+from tvm_distir.performance.memory.memory_timeline import curve
 from tvm_distir.performance.memory.ranks import RankMemory
-from tvm_distir.performance.memory.timeline import curve
 from tvm_distir.performance.program.parts import Mesh, Value, reached
 from tvm_distir.performance.program.program import Program
 
-from .costs import COMPUTE, SEND, OpRow
-from .device_results import CollectiveTotal, DeviceGroupResult, DeviceTimeline, Held, Tables
-from .devices import Devices, Work
+from .device_results import CollectiveTotal, DeviceGroupResult, DeviceMemory, DeviceTimeline, Tables
+from .devices import Devices, DeviceWork
 from .lowering import Lowering
+from .op_costs import COMPUTE, SEND, OpRow
 from .result import PipelineResult, Result
 from .timeline import all_seconds, op_times, seconds
 
@@ -56,13 +56,13 @@ class StepAccount:
 
     Attributes
     ----------
-    works : list of Work
+    works : list of DeviceWork
         Of each group of devices.
     """
 
     def __init__(self, program: Program, system: System, lowering: Lowering, finish: int) -> None:
         self.program, self.system, self.lowering, self.finish = program, system, lowering, finish
-        self.works: list[Work] = []
+        self.works: list[DeviceWork] = []
         self._lanes: list[DeviceGroupResult] = []
         self._traffic: Traffic = {}
         self._known: dict[bytes, _Ops] = {}
@@ -73,7 +73,7 @@ class StepAccount:
         mesh: str,
         devices: tuple[int, ...],
         timeline: DeviceTimeline,
-        held: Callable[[], Held],
+        held: Callable[[], DeviceMemory],
         traffic: Traffic,
         collective_mesh: Mesh | None = None,
     ) -> None:
@@ -85,7 +85,7 @@ class StepAccount:
         devices : tuple of int
         timeline : DeviceTimeline
             Of the first of them.
-        held : callable giving Held
+        held : callable giving DeviceMemory
         traffic : Traffic
             Messages and copies that are no ops. Where groups of devices share a mesh, whose ops may
             differ, the most of each counts.
@@ -103,7 +103,7 @@ class StepAccount:
                 mesh, devices, timeline, functools.cache(held), functools.cache(tables)
             )
         )
-        self.works.append(Work(*timeline.busy(), self.finish, ops.flops))
+        self.works.append(DeviceWork(*timeline.busy(), self.finish, ops.flops))
         key = counts.tobytes(), "" if collective_mesh is None else collective_mesh.name
         if key not in self._moved:
             self._moved.add(key)
@@ -177,7 +177,7 @@ def memory_over_time(
     end: int,
     after: int,
     param_bytes: int,
-) -> Held:
+) -> DeviceMemory:
     """Return the memory of a device over time.
 
     Parameters
@@ -192,7 +192,7 @@ def memory_over_time(
     """
     when, live = curve(memory.resident_bytes, issued, during, end, after)
     course = tuple(zip(all_seconds(when), live.tolist(), strict=True))
-    return Held(course, memory.account, param_bytes)
+    return DeviceMemory(course, memory.account, param_bytes)
 
 
 def weight_bytes(program: Program, values: Iterable[Value], roots: Iterable[str]) -> int:

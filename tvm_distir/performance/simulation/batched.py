@@ -17,13 +17,17 @@ import numpy.typing as npt
 from tvm_distir.core import System
 from tvm_distir.performance.program.numbers import Numbers
 from tvm_distir.performance.program.parts import Mesh
+from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import PipelineProgram
-from tvm_distir.performance.simulation.pipeline.kinds import RankClasses, axes_used, lying
-from tvm_distir.performance.simulation.pipeline.steps import StageSteps
+from tvm_distir.performance.simulation.pipeline.rank_arrays import StageSteps
+from tvm_distir.performance.simulation.pipeline.rank_classes import (
+    RankClasses,
+    axes_used,
+    layout_key,
+)
 
 from .batched_costs import BOUNDS, BatchPrices
-from .costs import COMM, COMPUTE, OpCosts
+from .op_costs import COMM, COMPUTE, OpCosts
 from .timeline import short_name
 
 Ints = npt.NDArray[np.int64]
@@ -73,15 +77,15 @@ class Batch:
 
     @property
     def micro_batches(self) -> int:
-        """Of each step."""
+        """Return the number of micro-batches of each step."""
         assert self.program.staged is not None
         return self.program.staged.schedule.micro_batches
 
-    def lies(self, meshes: Sequence[Mesh]) -> tuple[int, ...]:
+    def layout_key(self, meshes: Sequence[Mesh]) -> tuple[int, ...]:
         """Return, per rank, the first rank with the same layout."""
         shape = meshes[0].shape
         if shape not in self._lying:
-            keys = lying(self._axes, meshes, self.system)
+            keys = layout_key(self._axes, meshes, self.system)
             self._lying[shape] = tuple(map(keys.index, keys))
         return self._lying[shape]
 
@@ -98,7 +102,7 @@ class Batch:
         """
         rows = quantities.shape[1]
         ran = BatchedTimes(np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.ones(rows, bool))
-        lies = [self.lies(meshes) for meshes in shapes]
+        lies = [self.layout_key(meshes) for meshes in shapes]
         for pattern in dict.fromkeys(lies):
             numbers = [number for number, other in enumerate(lies) if other == pattern]
             at = np.flatnonzero(np.isin(shape, numbers))

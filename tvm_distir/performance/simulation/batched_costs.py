@@ -13,10 +13,10 @@ import numpy.typing as npt
 from tvm_distir.core import PICOSECONDS, VIEW, GroupLayout, System
 from tvm_distir.performance.program.numbers import EDGE_NUMBERS, Numbers, edges_of
 from tvm_distir.performance.program.parts import Mesh, Op
+from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import Edge
 
-from .costs import HOST, HOSTS, OpCosts, launched
+from .op_costs import HOST, HOSTS, OpCosts, launched
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int8]
@@ -120,7 +120,7 @@ class BatchPrices:
         return total
 
     def _kernel(self, flops: Ints, moved: Ints, kind: str, dtype: str) -> tuple[Ints, Codes]:
-        """Compute :meth:`tvm_distir.core.cost_model.model.System.roofline` for many rows."""
+        """Compute :meth:`tvm_distir.core.cost_model.system.System.roofline` for many rows."""
         if kind == VIEW:
             return np.zeros(self.rows, np.int64), self._codes(_COMPUTE)
         rate = self.system.rate(kind, dtype)
@@ -151,7 +151,7 @@ class BatchPrices:
         return result
 
     def edge(self, edge: Edge, here: int, there: int) -> Ints:
-        """Return the durations of a message between ranks: as :meth:`.costs.OpCosts.edge_ps`."""
+        """Return the durations of a message between ranks: as :meth:`.op_costs.OpCosts.edge_ps`."""
         at = self._edges[id(edge)]
         result = np.zeros(self.rows, np.int64)
         for rows, costs in self._of_shape:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tvm_distir.performance.traces.records import OpRecords, Traced
+from tvm_distir.performance.traces.records import OpRecords, TracedDevices
 
 from .device_results import DeviceGroupResult
 from .timeline import seconds
@@ -92,7 +92,7 @@ def _before(ended: Sequence[_Event], stream: str) -> _Event | None:
     return next(iter([*same, *ended]), None)
 
 
-def _events(lanes: Sequence[Traced]) -> Iterator[_Event]:
+def _events(lanes: Sequence[TracedDevices]) -> Iterator[_Event]:
     """Yield all timed events; units of stages stand for ops where there are too many."""
     sheets = [list(lane.sheets()) for lane in lanes]
     whole = sum(sheet.start.size for lane_sheets in sheets for sheet in lane_sheets) > _MOST_OPS

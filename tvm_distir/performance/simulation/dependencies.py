@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tvm_distir.performance.engine.functions import AFTER, HOLDS
+from tvm_distir.performance.engine.function_summaries import AFTER, HOLDS
 from tvm_distir.performance.traces.records import Task
 
-from .costs import COMM, COMPUTE, SEND, OpRow
 from .entry_tasks import EntryTasks
 from .lowering import Lowering, flags_of
+from .op_costs import COMM, COMPUTE, SEND, OpRow
 
 Places = tuple[int, ...]
 """Tasks, by their places, behind which a value is there; none: it is there at once."""

@@ -8,9 +8,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from tvm_distir.performance.engine.functions import Ints
+from tvm_distir.performance.engine.function_summaries import Ints
 from tvm_distir.performance.memory.account import MemoryAccount
-from tvm_distir.performance.traces.records import Event, MessageRecords, OpRecords, Task, Traced
+from tvm_distir.performance.traces.records import (
+    Event,
+    MessageRecords,
+    OpRecords,
+    Task,
+    TracedDevices,
+)
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ class Branch:
         return dict(self.__dict__)
 
 
-class Held(NamedTuple):
+class DeviceMemory(NamedTuple):
     """Memory of a device.
 
     Attributes
@@ -195,7 +201,7 @@ class DeviceGroupResult:
     mesh : str
     devices : tuple of int
     timeline : DeviceTimeline
-    held : callable giving Held
+    held : callable giving DeviceMemory
         Memory, found when it is first asked for.
     tables : callable giving (tuple of OpTime, tuple of FunctionTime)
         What ops and functions take, found when it is first asked for.
@@ -204,7 +210,7 @@ class DeviceGroupResult:
     mesh: str
     devices: tuple[int, ...]
     timeline: DeviceTimeline = field(repr=False, compare=False)
-    held: Callable[[], Held] = field(repr=False, compare=False)
+    held: Callable[[], DeviceMemory] = field(repr=False, compare=False)
     tables: Callable[[], Tables] = field(repr=False, compare=False)
 
     @property
@@ -224,7 +230,7 @@ class DeviceGroupResult:
 
     @property
     def account(self) -> MemoryAccount:
-        """What holds memory at the peak."""
+        """Return the buffers that hold memory at the peak."""
         return self.held().account
 
     @property
@@ -236,10 +242,10 @@ class DeviceGroupResult:
         """Yield the events of the first of the devices, in order of issue."""
         yield from self.timeline
 
-    def traced(self) -> Traced:
+    def traced(self) -> TracedDevices:
         """Return what traces are written from."""
         timeline = self.timeline
-        return Traced(
+        return TracedDevices(
             self.mesh,
             self.devices,
             timeline.sheets,

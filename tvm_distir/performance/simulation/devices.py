@@ -15,7 +15,7 @@ from .device_results import DeviceGroupResult, DeviceResult
 from .timeline import seconds
 
 
-class Work(NamedTuple):
+class DeviceWork(NamedTuple):
     """Work of a device: times of computing, communicating and both, and the step's end.
 
     In picoseconds; and its arithmetic operations.
@@ -55,11 +55,11 @@ class Devices(Sequence[DeviceResult]):
     ----------
     lanes : sequence of DeviceGroupResult
         Devices that have the same result but for its id.
-    works : sequence of Work
+    works : sequence of DeviceWork
         What each device of each lane did.
     """
 
-    def __init__(self, lanes: Sequence[DeviceGroupResult], works: Sequence[Work]) -> None:
+    def __init__(self, lanes: Sequence[DeviceGroupResult], works: Sequence[DeviceWork]) -> None:
         self._lanes, self._works = lanes, works
 
     @functools.cached_property

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tvm_distir.performance.engine.functions import (
+from tvm_distir.performance.engine.function_summaries import (
     AFTER,
     AT_HAND,
     COMM_PORT,
@@ -31,8 +31,8 @@ from tvm_distir.performance.engine.functions import (
     Ints,
 )
 
-from .costs import COMM, COMPUTE, SEND
 from .lowering import Lowering, flags_of
+from .op_costs import COMM, COMPUTE, SEND
 
 Waits = tuple[int, ...]
 """Tasks of which the last ends when something is there; none: it is there at once."""
@@ -145,7 +145,7 @@ def open_calls(lowering: Lowering, maps: FunctionSummaries, pieces: Sequence[Pie
         if piece.function >= 0:
             number = lowering.functions[piece.function].number
             maps.open(number, ins)
-            for out, origin in zip(piece.outs, maps.origins(number), strict=True):
+            for out, origin in zip(piece.outs, maps.result_sources(number), strict=True):
                 whence = ins[origin] if origin >= 0 else SETTLED
                 late[out] = FREE if origin == IS_FREE else whence
             continue

@@ -13,12 +13,12 @@ from tvm_distir.performance.memory.entries import EntryMemory, entry_memory
 from tvm_distir.performance.program.program import Program
 
 from .account import StepAccount, memory_over_time, weight_bytes
-from .costs import OpCosts
-from .device_results import Held
+from .device_results import DeviceMemory
 from .function_table import FunctionTables
-from .graph import TaskNames, build_graph
+from .op_costs import OpCosts
 from .result import Result
 from .stopwatch import StageTimes
+from .task_graph import TaskNames, build_graph
 from .timeline import Timeline
 
 
@@ -39,7 +39,7 @@ def simulate_flat(
     def memory_of(number: int) -> EntryMemory:
         return entry_memory(program, program.entries[number], framework())
 
-    def held(number: int, timeline: Timeline) -> Held:
+    def held(number: int, timeline: Timeline) -> DeviceMemory:
         during, after = memory_of(number).course(taken)
         last = int(timeline.end.max(initial=0))
         root = program.entries[number].function

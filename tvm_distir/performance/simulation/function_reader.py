@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tvm_distir.core import PICOSECONDS
-from tvm_distir.performance.engine.functions import COMM_PORT, COMPUTE_PORT
+from tvm_distir.performance.engine.function_summaries import COMM_PORT, COMPUTE_PORT
 from tvm_distir.performance.program.checks import call_order
 from tvm_distir.performance.program.parts import Op, reached
 from tvm_distir.performance.program.program import Program
 
-from .costs import COMPUTE, OpCosts, OpRow
 from .device_results import Branch
-from .lowering import Lowered, Lowering, Step, flags_of
+from .lowering import LoweredFunction, Lowering, SimulatedStep, flags_of
+from .op_costs import COMPUTE, OpCosts, OpRow
 
 _AT_HAND = -1
 _CALL = (COMPUTE_PORT, 0, 0, 0)
@@ -75,7 +75,7 @@ class _Reader:
         for number, index in enumerate(fn.params):
             value[index] = number
         values = params
-        steps: list[Step] = []
+        steps: list[SimulatedStep] = []
         for place, op in enumerate(fn.ops):
             ins = [value[index] for index in op.inputs]
             if op.kind == "view":
@@ -94,7 +94,7 @@ class _Reader:
                 values += len(outs)
                 for index, made in zip(op.outputs, outs, strict=True):
                     value[index] = made
-            steps.append(Step(row, callee, op.name, ins, outs))
+            steps.append(SimulatedStep(row, callee, op.name, ins, outs))
         return self._add(name, params, values, steps, [value[index] for index in fn.results])
 
     def _taken(
@@ -122,7 +122,7 @@ class _Reader:
         return numbers[side], [*ins[first : first + count], *conditions, ins[0]]
 
     def _add(
-        self, name: str, params: int, values: int, steps: list[Step], results: list[int]
+        self, name: str, params: int, values: int, steps: list[SimulatedStep], results: list[int]
     ) -> int:
         into = self.into
         work_ps, tasks, closed = 0, 0, True
@@ -147,7 +147,9 @@ class _Reader:
                 table.ins += step.ins
                 table.outs += step.outs
             table.results += results
-        into.functions.append(Lowered(name, params, values, steps, results, number, work_ps, tasks))
+        into.functions.append(
+            LoweredFunction(name, params, values, steps, results, number, work_ps, tasks)
+        )
         return len(into.functions) - 1
 
     def _cost(self, row: OpRow) -> tuple[int, int, int, int]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from tvm_distir.core import PICOSECONDS
 
-from .costs import COMPUTE
 from .device_results import FunctionTime
 from .lowering import Lowering
+from .op_costs import COMPUTE
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tvm_distir.performance.engine.functions import AFTER, HOLDS, SYNC, FunctionTable, Ints
+from tvm_distir.performance.engine.function_summaries import AFTER, HOLDS, SYNC, FunctionTable, Ints
 
-from .costs import OpRow
 from .device_results import Branch
+from .op_costs import OpRow
 
 
-class Step(NamedTuple):
+class SimulatedStep(NamedTuple):
     """Step of a function: an op or a call.
 
     Attributes
@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredFunction:
     """A function.
 
     Attributes
@@ -54,7 +54,7 @@ class Lowered:
     params, values : int
         Counts; the parameters come first. Those of a function in an ``If`` end with conditions,
         for which all its ops wait.
-    steps : list of Step
+    steps : list of SimulatedStep
     results : list of int
         Values.
     number : int
@@ -68,7 +68,7 @@ class Lowered:
     name: str
     params: int
     values: int
-    steps: list[Step]
+    steps: list[SimulatedStep]
     results: list[int]
     number: int
     work_ps: int
@@ -90,7 +90,7 @@ class Lowering:
     ----------
     rows : list of OpRow
         All ops met, with their costs.
-    functions : list of Lowered
+    functions : list of LoweredFunction
         Callees before their callers.
     branches : list of Branch
         All branches met, and which way they go.
@@ -101,7 +101,7 @@ class Lowering:
     blocking: bool = False
     meets: Callable[[OpRow], bool] = lambda row: row.op.kind == "transfer"
     rows: list[OpRow] = field(default_factory=list)
-    functions: list[Lowered] = field(default_factory=list)
+    functions: list[LoweredFunction] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
     table: FunctionTable = field(default_factory=FunctionTable)
 

@@ -36,7 +36,7 @@ def simulate(
     one for sends; each runs its ops in program order, and an op starts when its operands are
     there. Of an ``If`` the more expensive branch runs (by the sum of its ops' times), as
     ``Result.branches`` says; it starts when the condition is there. Ops cost what the roofline
-    says, collectives alpha-beta over the ring (see :class:`~.model.System`). Memory is
+    says, collectives alpha-beta over the ring (see :class:`~.system.System`). Memory is
     that of a framework's allocator: blocks of 512 bytes, taken when an op is issued, free behind
     the last use in the order of issue; what replaces a parameter takes its memory.
 

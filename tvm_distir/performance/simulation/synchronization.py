@@ -15,8 +15,8 @@ from tvm_distir.performance.program.parts import Mesh
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support import SimulationError
 
-from .costs import SEND, OpCosts, OpRow
 from .entry_tasks import EntryTasks
+from .op_costs import SEND, OpCosts, OpRow
 
 Ints = npt.NDArray[np.int64]
 TransferKey = tuple[int, int, int]

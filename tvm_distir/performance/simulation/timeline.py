@@ -12,22 +12,27 @@ from typing import Any
 import numpy as np
 
 from tvm_distir.core import PICOSECONDS
-from tvm_distir.performance.engine.functions import NEVER, STREAM_PORTS, FunctionSummaries, Ints
+from tvm_distir.performance.engine.function_summaries import (
+    NEVER,
+    STREAM_PORTS,
+    FunctionSummaries,
+    Ints,
+)
 from tvm_distir.performance.traces.records import (
     STREAMS,
     Event,
-    Kind,
     MessageRecords,
     OpRecords,
+    RecordKind,
     Task,
 )
 
-from .costs import COMPUTE, SEND, OpRow
 from .dependencies import Dependencies
 from .device_results import FunctionTime, OpTime
 from .entry_tasks import EntryTasks
 from .function_table import ElapsedTimes, FunctionTables, Table, add_call, add_op, listed
 from .lowering import Lowering
+from .op_costs import COMPUTE, SEND, OpRow
 
 
 def seconds(time_ps: int) -> float:
@@ -270,16 +275,16 @@ def op_times(rows: Sequence[OpRow], counts: Sequence[int]) -> tuple[OpTime, ...]
     )  # fmt: skip
 
 
-def op_kinds(ops: Iterable[tuple[OpRow, str]]) -> list[Kind]:
+def op_kinds(ops: Iterable[tuple[OpRow, str]]) -> list[RecordKind]:
     """Return the records of ops and enclosing calls for traces."""
     return [
-        Kind(short_name(row.op.op), STREAMS[row.stream], event_args(row, scope))
+        RecordKind(short_name(row.op.op), STREAMS[row.stream], event_args(row, scope))
         for row, scope in ops
     ]
 
 
 def event_args(row: OpRow, scope: str) -> dict[str, Any]:
-    """Return the arguments of an op for events and traces: see :class:`.lanes.Event`."""
+    """Return the arguments of an op for events and traces: see :class:`.stage_timelines.Event`."""
     op = row.op
     args: dict[str, Any] = {
         "op": op.op,

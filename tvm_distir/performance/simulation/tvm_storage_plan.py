@@ -11,7 +11,7 @@ from tvm_distir.performance.memory.account import MemoryAccount
 from tvm_distir.performance.memory.planned import place_number, planned_account
 from tvm_distir.performance.program.program import Program
 
-from .device_results import DeviceGroupResult, Held
+from .device_results import DeviceGroupResult, DeviceMemory
 from .result import Result
 
 
@@ -33,7 +33,7 @@ def with_plan(result: Result, program: Program) -> Result:
     return replace(result, lanes=tuple(lanes), devices=result.devices.on(lanes))
 
 
-def _held(lane: DeviceGroupResult, account: MemoryAccount) -> Held:
+def _held(lane: DeviceGroupResult, account: MemoryAccount) -> DeviceMemory:
     """Return the memory of a lane by the storage plan instead of a framework's allocator."""
     curve = ((0.0, account.peak_bytes),)
     return lane.held()._replace(account=account, curve=curve)

@@ -17,7 +17,7 @@ from tvm_distir.core import pair_up
 from tvm_distir.performance.program.parts import Mesh
 
 from .protobuf import block, integer, varint
-from .records import Task, Traced
+from .records import Task, TracedDevices
 
 VERSION = "0.0.4"
 METADATA, LOAD, STORE, COMPUTE, SEND, RECV, COLLECTIVE = range(1, 8)
@@ -38,7 +38,9 @@ TYPES = {
 """``CollectiveCommType``; an exchange or a permutation has none, and is told as an all-to-all."""
 
 
-def chakra_files(lanes: Sequence[Traced], meshes: Sequence[Mesh]) -> Iterator[tuple[str, bytes]]:
+def chakra_files(
+    lanes: Sequence[TracedDevices], meshes: Sequence[Mesh]
+) -> Iterator[tuple[str, bytes]]:
     """Yield file names and contents: ``trace.RANK.et``, and ``comm_group.json``."""
     tasks = [lane.tasks() for lane in lanes]
     ends = _Ends(meshes, tasks)

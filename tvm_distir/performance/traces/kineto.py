@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .records import STREAMS, Event, Kind, Traced
+from .records import STREAMS, Event, RecordKind, TracedDevices
 
 _NCCL = {
     "all_reduce": "AllReduce_Sum",
@@ -46,14 +46,14 @@ _DEVICE, _HOST_OF_DEVICE = "\x00device\x00", "\x00host\x00"
 _TAIL = "\n]}\n"
 
 
-def chrome_trace(system: str, lanes: Sequence[Traced]) -> Iterator[str]:
+def chrome_trace(system: str, lanes: Sequence[TracedDevices]) -> Iterator[str]:
     """Yield the text of one file with the events of all lanes.
 
     Parameters
     ----------
     system : str
         Name of the system.
-    lanes : sequence of Traced
+    lanes : sequence of TracedDevices
     """
     about = {
         "displayTimeUnit": "ms",
@@ -70,12 +70,12 @@ def chrome_trace(system: str, lanes: Sequence[Traced]) -> Iterator[str]:
     yield _TAIL
 
 
-def hta_pages(lanes: Sequence[Traced], finish_s: float) -> Iterator[tuple[str, str]]:
+def hta_pages(lanes: Sequence[TracedDevices], finish_s: float) -> Iterator[tuple[str, str]]:
     """Yield the names and texts of the files, one for each rank.
 
     Parameters
     ----------
-    lanes : sequence of Traced
+    lanes : sequence of TracedDevices
     finish_s : float
         End of the step.
     """
@@ -93,7 +93,7 @@ def _head(
     about: Mapping[str, Any],
     backend: str,
     rank: int,
-    lanes: Sequence[Traced],
+    lanes: Sequence[TracedDevices],
     more: Mapping[str, Any] = {},
 ) -> str:
     """Return the text in front of the events."""
@@ -118,7 +118,7 @@ def _span(
     return json.dumps({**kind, "pid": pid, "tid": tid, **times, "args": args}, allow_nan=False)
 
 
-def _chrome_events(lanes: Sequence[Traced]) -> Iterator[str]:
+def _chrome_events(lanes: Sequence[TracedDevices]) -> Iterator[str]:
     numbers = itertools.count(1)
     for lane in lanes:
         threads = _Threads()
@@ -168,7 +168,7 @@ def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> str:
     return json.dumps({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args})
 
 
-def _hta_events(lane: Traced, finish_s: float) -> Iterator[str]:
+def _hta_events(lane: TracedDevices, finish_s: float) -> Iterator[str]:
     """Yield the events, the device left open."""
     host = _HOST_OF_DEVICE
     yield _span("user_annotation", "ProfilerStep#1", host, 1, 0.0, finish_s * 1e6, {})
@@ -184,7 +184,7 @@ _Kernel = tuple[str, int, int, int, dict[str, Any]]
 """Name, stream, start and time taken, what else is known."""
 
 
-def _kernels(lane: Traced) -> Iterator[_Kernel]:
+def _kernels(lane: TracedDevices) -> Iterator[_Kernel]:
     """Yield all that takes time, by streams."""
     for sheet in lane.sheets():
         for starts, ends in zip(sheet.start.tolist(), sheet.end.tolist(), strict=True):
@@ -201,7 +201,7 @@ def _kernels(lane: Traced) -> Iterator[_Kernel]:
             yield from _kernel(kind, name, stream, start, end)
 
 
-def _kernel(kind: Kind, name: str, stream: int, start: int, end: int) -> Iterable[_Kernel]:
+def _kernel(kind: RecordKind, name: str, stream: int, start: int, end: int) -> Iterable[_Kernel]:
     """Yield a kernel with what it tells of its op, if it takes time."""
     if end > start:
         fields = ("binding", "scope", "flops", "wire_bytes")

@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tvm_distir.core import PICOSECONDS
-from tvm_distir.performance.engine.functions import Ints
+from tvm_distir.performance.engine.function_summaries import Ints
 
 from .packets import NS, SIZE_BYTES, counters, descriptor, interned, pairs, start_packet
-from .records import Kind, MessageRecords, OpRecords, Traced
+from .records import MessageRecords, OpRecords, RecordKind, TracedDevices
 
 UNITS, COMPUTE, COMM, SEND, MEMORY, RECV = range(1, 7)
 """Numbers of the tracks of a process; receives, of several peers, come last."""
@@ -31,7 +31,7 @@ _TRACKS = 1 << 12
 _NAMES = {COMPUTE: "compute", COMM: "comm", SEND: "send"}
 
 
-def write_perfetto(lanes: Sequence[Traced]) -> Callable[[BinaryIO], None]:
+def write_perfetto(lanes: Sequence[TracedDevices]) -> Callable[[BinaryIO], None]:
     """Make the writer of the trace of lanes."""
 
     def fill(stream: BinaryIO) -> None:
@@ -49,10 +49,10 @@ class _Writer:
         self._stream = stream
         self._names, self._notes = _Numbers(), _Numbers()
         self._flows: dict[Hashable, int] = {}
-        self._ids: dict[int, tuple[Sequence[Kind], Ints]] = {}
+        self._ids: dict[int, tuple[Sequence[RecordKind], Ints]] = {}
         stream.write(start_packet())
 
-    def lane(self, uuid: int, lane: Traced) -> None:
+    def lane(self, uuid: int, lane: TracedDevices) -> None:
         """Write a process."""
         pid = lane.devices[0] + 1  # Perfetto keeps process 0 for what is idle
         self._stream.write(descriptor(uuid, lane.title, pid=pid))
@@ -101,7 +101,7 @@ class _Writer:
         first, last = (sheet.span // NS).T
         return pairs(track, ids[:, 0], ids[:, 1], first[None], last[None])[0]
 
-    def _kind_ids(self, kinds: Sequence[Kind], spent: Ints) -> Ints:
+    def _kind_ids(self, kinds: Sequence[RecordKind], spent: Ints) -> Ints:
         """Name, note and track of each op, (ops, 3); those of equal lists are known."""
         key = id(kinds)
         known = self._ids.get(key)

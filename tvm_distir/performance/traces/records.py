@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tvm_distir.performance.engine.functions import Ints
+from tvm_distir.performance.engine.function_summaries import Ints
 
 STREAMS = ("compute", "comm", "send", "store", "fetch", "recv")
 """Streams of a device. Compute, collectives, sends and copies to and from the host run in order of
@@ -34,7 +34,7 @@ class Event:
     args: Mapping[str, Any]
 
 
-class Kind(NamedTuple):
+class RecordKind(NamedTuple):
     """Kind of op: name, stream, and the properties of all its executions."""
 
     name: str
@@ -48,7 +48,7 @@ class OpRecords:
 
     Attributes
     ----------
-    kinds : sequence of Kind (ops,)
+    kinds : sequence of RecordKind (ops,)
         Of streams that run one op after the other: compute and collectives.
     start, end : int64 arrays (runs, ops)
     order : int64 array (runs,)
@@ -63,7 +63,7 @@ class OpRecords:
         Start and end of the unit.
     """
 
-    kinds: Sequence[Kind]
+    kinds: Sequence[RecordKind]
     start: Ints
     end: Ints
     order: Ints
@@ -81,7 +81,7 @@ class MessageRecords:
     ----------
     stream : str
         ``send``, or ``recv`` with the peer that they come from.
-    kinds : sequence of Kind (messages,)
+    kinds : sequence of RecordKind (messages,)
     names : sequence of str (messages,)
     start, end : int64 arrays (messages,)
     flows : sequence of hashable (messages,)
@@ -89,7 +89,7 @@ class MessageRecords:
     """
 
     stream: str
-    kinds: Sequence[Kind]
+    kinds: Sequence[RecordKind]
     names: Sequence[str]
     start: Ints
     end: Ints
@@ -128,7 +128,7 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedDevices:
     """Devices that did the same at the same times.
 
     Attributes
@@ -155,7 +155,7 @@ class Traced:
 
     @property
     def title(self) -> str:
-        """What to call the devices."""
+        """Return the title of the devices."""
         count = len(self.devices) - 1
         others = f" and {count} alike" if count else ""
         return f"{self.mesh}: device {self.devices[0]}{others}"

@@ -16,10 +16,10 @@ from tvm_distir.core import LINKS, MEANINGS, System
 from tvm_distir.support import SimulationError
 
 from .least_squares import Fit, fit
+from .measured_rows import StepTimeModel
 from .row_files import read_rows
 from .rows import AnyRow, ProductRow
 from .step_times import with_constants
-from .steps import Model
 
 Floats = npt.NDArray[np.float64]
 
@@ -168,7 +168,7 @@ class _Work:
     def __init__(
         self, system: System, rows: Sequence[AnyRow], tolerance: float, also: Sequence[str] = ()
     ) -> None:
-        self.model = Model(rows, system)
+        self.model = StepTimeModel(rows, system)
         possible = self.model.possible()
         if not possible:
             raise SimulationError(

@@ -23,7 +23,7 @@ from tvm_distir.performance import (
 )
 
 
-class Kernel(NamedTuple):
+class KernelTerm(NamedTuple):
     """Kernels that take equally long on any system."""
 
     kernel_class: str
@@ -32,7 +32,7 @@ class Kernel(NamedTuple):
     bytes: int
 
 
-class Collective(NamedTuple):
+class CollectiveTerm(NamedTuple):
     """A collective on groups that lie on the nodes in one way, ``sharing`` of them per node."""
 
     kind: str
@@ -46,7 +46,7 @@ class Collective(NamedTuple):
 class KernelBatch:
     """Kernels that a function itself launches, their counts, and launches by Python."""
 
-    kernels: tuple[tuple[Kernel, int], ...]
+    kernels: tuple[tuple[KernelTerm, int], ...]
     launches: int
 
 
@@ -57,13 +57,13 @@ class CostTerms:
     Attributes
     ----------
     bodies : Counter of KernelBatch
-    collectives : Counter of Collective
+    collectives : Counter of CollectiveTerm
     marks : Counter of str
         Constants that count.
     """
 
     bodies: Counter[KernelBatch] = field(default_factory=Counter)
-    collectives: Counter[Collective] = field(default_factory=Counter)
+    collectives: Counter[CollectiveTerm] = field(default_factory=Counter)
     marks: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: CostTerms, count: int = 1) -> None:
@@ -135,7 +135,7 @@ class StepCostTerms:
         parts = CostTerms()
         for kind, size, layout in moves:
             for where in layout.kinds:
-                parts.collectives[Collective(kind, size, where, layout.sharing, False)] += 1
+                parts.collectives[CollectiveTerm(kind, size, where, layout.sharing, False)] += 1
         self._edges[key] = parts
         return parts
 
@@ -151,7 +151,9 @@ class StepCostTerms:
                 worst = max(layout.kinds, key=lambda where: (where.nodes, where.ranks))
                 gradients = op.kernel_class == "gradients"
                 terms.collectives[
-                    Collective(op.collective, op.payload_bytes, worst, layout.sharing, gradients)
+                    CollectiveTerm(
+                        op.collective, op.payload_bytes, worst, layout.sharing, gradients
+                    )
                 ] += 1
             elif op.kind == "compute" and op.kernel_class in HOSTS and op.kernel_class != HOST:
                 terms.marks[HOSTS[op.kernel_class]] += op.flops
@@ -161,10 +163,10 @@ class StepCostTerms:
 
 
 def _body(fn: Function) -> KernelBatch:
-    kernels: Counter[Kernel] = Counter()
+    kernels: Counter[KernelTerm] = Counter()
     for op in (fn.ops[number] for number in launched(fn)):
         if op.kernel_class != "view":
             moved = op.bytes_read + op.bytes_written
-            kernels[Kernel(op.kernel_class, op.dtype, op.flops, moved)] += 1
+            kernels[KernelTerm(op.kernel_class, op.dtype, op.flops, moved)] += 1
     launches = sum(op.flops for op in fn.ops if op.kind == "compute" and op.kernel_class == HOST)
     return KernelBatch(tuple(kernels.items()), launches)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tvm_distir.core import BACKWARD, FORWARD, RUN, SEND, PipelineAction, Step, programs
+from tvm_distir.core import BACKWARD, FORWARD, RUN, SEND, PipelineAction, RankStep, programs
 from tvm_distir.performance import Edge
 
 from .cost_terms import CostTerms, StepCostTerms
@@ -78,7 +78,7 @@ class _Walk:
         self.events.append(_Event(self.events[before].end + known[1], before, known[0]))
         return len(self.events) - 1
 
-    def _step(self, step: Step) -> bool:
+    def _step(self, step: RankStep) -> bool:
         kind, stage, unit = step.kind, step.stage, step.unit
         if kind == RUN:
             self._run(stage, unit)
@@ -143,7 +143,7 @@ class _Walk:
                 )
 
 
-def longest(parts: StepCostTerms, price: Price) -> tuple[float, CostTerms]:
+def longest_path(parts: StepCostTerms, price: Price) -> tuple[float, CostTerms]:
     """Return the time of a step, and the parts of what lies on its critical path.
 
     Parameters

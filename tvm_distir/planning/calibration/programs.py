@@ -15,18 +15,18 @@ from tvm_distir.performance import Program
 from tvm_distir.planning.study import Study
 from tvm_distir.planning.sweep.cache import kept_program
 
-from .rows import Row, StepRow
+from .rows import MeasuredStep, StepRow
 
 DROPOUT = 0.1
 """Megatron's default."""
 
 
-def program_of(row: Row | StepRow, cached: bool = True) -> Program:
+def program_of(row: MeasuredStep | StepRow, cached: bool = True) -> Program:
     """Return the program of a row: zoo model, training step, strategies, passes, export.
 
     Parameters
     ----------
-    row : Row or StepRow
+    row : MeasuredStep or StepRow
     cached : bool
         Whether to keep it on disk, as :func:`tvm_distir.planning.sweep.cache.kept_program` does.
     """
@@ -35,8 +35,8 @@ def program_of(row: Row | StepRow, cached: bool = True) -> Program:
     return kept_program(astuple(replace(row, time_s=0.0, weight=1.0)), lambda: _make(row))
 
 
-def _make(row: Row | StepRow) -> Program:
-    return _of_gpt(row) if isinstance(row, Row) else _of_model(row)
+def _make(row: MeasuredStep | StepRow) -> Program:
+    return _of_gpt(row) if isinstance(row, MeasuredStep) else _of_model(row)
 
 
 def _of_model(row: StepRow) -> Program:
@@ -49,7 +49,7 @@ def _of_model(row: StepRow) -> Program:
     ).program
 
 
-def _of_gpt(row: Row) -> Program:
+def _of_gpt(row: MeasuredStep) -> Program:
     model = zoo.gpt(
         layers=row.layers, hidden=row.hidden, heads=row.heads, vocab=row.vocab,
         batch=row.micro_batch * row.dp, seq=row.seq, positions=row.seq, dtype="float16",

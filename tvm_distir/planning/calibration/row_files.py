@@ -11,7 +11,7 @@ from pathlib import Path
 from tvm_distir.core import CHECKPOINT, CORE, FULL, NONE, SELECTIVE
 from tvm_distir.support import SimulationError
 
-from .rows import BYTES, AnyRow, ProductRow, Row, StepRow
+from .rows import BYTES, AnyRow, MeasuredStep, ProductRow, StepRow
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "global_batch": ("global_batch",),
@@ -89,7 +89,7 @@ def _product(row: Mapping[str, str], place: str, measured: bool) -> ProductRow:
     )
 
 
-def _gpt(row: Mapping[str, str], place: str, measured: bool) -> Row:
+def _gpt(row: Mapping[str, str], place: str, measured: bool) -> MeasuredStep:
     values: dict[str, int] = {}
     for key, names in _NAMES.items():
         default = "1" if key == "dp" else None
@@ -106,7 +106,7 @@ def _gpt(row: Mapping[str, str], place: str, measured: bool) -> Row:
     if recompute not in _POLICIES:
         raise _wrong(place, f"recompute is {recompute!r}", "Give none, selective or full.")
     policy = _POLICIES[recompute]
-    return Row(**values, recompute=policy, time_s=_time(row, TIME, place, measured) * 1e-3)
+    return MeasuredStep(**values, recompute=policy, time_s=_time(row, TIME, place, measured) * 1e-3)
 
 
 def _time(row: Mapping[str, str], column: str, place: str, measured: bool) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasuredStep:
     """A training step of a GPT by Megatron: its sizes, and how long it took.
 
     Attributes
@@ -74,7 +74,7 @@ class StepRow:
         Of the mesh, with their sizes.
     loss, optimizer : str
     time_s, weight : float
-        As those of :class:`Row`.
+        As those of :class:`MeasuredStep`.
     """
 
     model: str
@@ -107,7 +107,7 @@ class ProductRow:
     accumulate : int
         1: added to what is there, which is read.
     time_s, weight : float
-        As those of :class:`Row`.
+        As those of :class:`MeasuredStep`.
     """
 
     m: int
@@ -121,7 +121,7 @@ class ProductRow:
 
     @property
     def flops(self) -> int:
-        """Of the product."""
+        """Return the FLOPs of the product."""
         return 2 * self.m * self.k * self.n
 
     @property
@@ -135,6 +135,6 @@ class ProductRow:
         return ()
 
 
-AnyRow = Row | StepRow | ProductRow
+AnyRow = MeasuredStep | StepRow | ProductRow
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Of the types that measured products have."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tvm_distir.core import LINKS, Constant, System
 from tvm_distir.performance import HOST, HOSTS
 
-from .cost_terms import Collective, CostTerms, Kernel, KernelBatch
+from .cost_terms import CollectiveTerm, CostTerms, KernelBatch, KernelTerm
 
 Floats = npt.NDArray[np.float64]
 
@@ -41,7 +41,7 @@ class _Table(dict[Hashable, int]):
         return self.setdefault(key, len(self))
 
 
-class Steps:
+class StepSums:
     """Steps as sums of kernel batches, collectives and the work of the host.
 
     Parameters
@@ -69,8 +69,8 @@ class Steps:
         ]
         self._uses, self._moves, self._own = map(_columns, (uses, moves, kernels_of_batch))
         self._launches = np.array([b.launches for b in bodies if isinstance(b, KernelBatch)], float)
-        self._collectives = [c for c in collectives if isinstance(c, Collective)]
-        kernel_list = [k for k in kernels if isinstance(k, Kernel)]
+        self._collectives = [c for c in collectives if isinstance(c, CollectiveTerm)]
+        kernel_list = [k for k in kernels if isinstance(k, KernelTerm)]
         kinds: dict[tuple[str, str], int] = {}
         kind = np.array(
             [kinds.setdefault((k.kernel_class, k.dtype), len(kinds)) for k in kernel_list], int
@@ -121,7 +121,7 @@ class Steps:
         return np.asarray(times, np.float64)
 
 
-def collective_s(system: System, collective: Collective) -> float:
+def collective_s(system: System, collective: CollectiveTerm) -> float:
     """Return the seconds of a collective."""
     return system.spread_time_s(
         collective.kind,

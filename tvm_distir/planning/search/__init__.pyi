@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
-from .auto_sharding import Labelling as Labelling
+from .auto_sharding import ShardedCandidate as ShardedCandidate
 from .auto_sharding import auto_shard as auto_shard
 from .candidates import Constraints as Constraints
 from .driver import search as search

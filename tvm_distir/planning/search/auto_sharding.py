@@ -19,7 +19,7 @@ from tvm_distir.core import (
     PlacedModule,
     Plan,
     System,
-    collector_paused,
+    gc_paused,
     labels_of_decision,
     lift_branches,
     meshes,
@@ -34,7 +34,7 @@ MeshLike = MeshSpec | Mapping[str, int] | Sequence[MeshSpec]
 
 
 @dataclass(frozen=True)
-class Labelling:
+class ShardedCandidate:
     """Module with a sharding assignment.
 
     Attributes
@@ -79,7 +79,7 @@ class Labelling:
 
     @property
     def gap(self) -> float:
-        """How far the price may be above the least, as a share of it; 0 when that is proved."""
+        """Return the relative optimality gap of the cost; 0 if it is proved optimal."""
         return (self.price_ps - self.bound_ps) / self.price_ps if self.price_ps else 0.0
 
     @property
@@ -116,7 +116,7 @@ def auto_shard(
     gap: float = 0.0,
     memory_bytes: int | None = None,
     hidden: float = 0.0,
-) -> Labelling:
+) -> ShardedCandidate:
     """Find the cheapest placements of all values, along all axes of a mesh at once.
 
     Parameters
@@ -133,7 +133,7 @@ def auto_shard(
     gap : float
         Stop once the price is proved to be at most this share above the least.
     memory_bytes : int, optional
-        What a device may keep at most, as :attr:`Labelling.peak_bytes` counts it.
+        What a device may keep at most, as :attr:`ShardedCandidate.peak_bytes` counts it.
     hidden : float
         A share below 1, which is taken off the price of sending what can be sent beside the work:
         weights, and what only their new values come of. Price and bound are then of what is left.
@@ -149,7 +149,7 @@ def auto_shard(
     PlanError
         DIST0237 where the rules or the module have another mesh, or a function several.
     """
-    with collector_paused():
+    with gc_paused():
         return labeller_of(mod, mesh, system, fixed).run(gap, memory_bytes, hidden)
 
 
@@ -167,7 +167,7 @@ def labeller_of(
     known = System.known(system)
     assert known is not None
     plan = on_stages(mod, fixed or Plan(_specs(mesh)))
-    with collector_paused():
+    with gc_paused():
         annotated = lift_branches(AnnotateSharding(plan)(mod))
         if len(meshes(annotated)) != len(plan.meshes):
             raise PlanError(
@@ -202,10 +202,10 @@ class PlanLabeller:
         self.mod, self.system, self.fixed = mod, system, fixed
         self.labeller = Labeller(mod, system)
 
-    def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> Labelling:
+    def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> ShardedCandidate:
         """Shard every public function; arguments as for :func:`auto_shard`."""
         solution = self.labeller.run(gap, memory_bytes, hidden)
-        return Labelling(
+        return ShardedCandidate(
             self.mod, self.fixed.meshes, self.system, solution.price_ps, solution.bound_ps,
             solution.decision, solution.peak_bytes, solution.entries_ps, self.labeller.module,
             self.fixed,

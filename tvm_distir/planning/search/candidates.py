@@ -140,7 +140,7 @@ class Candidate:
 
     @property
     def devices(self) -> int:
-        """Of one stage; of the first, where they differ."""
+        """Return the devices of the first stage."""
         return math.prod(size for _, size in self.axes)
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core import Plan, System, collector_paused
+from tvm_distir.core import Plan, System, gc_paused
 from tvm_distir.support import InfeasibleError
 
 from .candidates import Candidate, Constraints, Enumeration
@@ -106,7 +106,7 @@ def search(
     in_stages = enumeration.in_stages
     trials = Trials(source, known, limit, gap, rules, margin, in_stages=in_stages)
     search_run = _Search(trials, enumeration, top, folder)
-    with collector_paused():
+    with gc_paused():
         baseline = None
         if compare is not None and isinstance(compare[1], Plan):
             baseline = trials.given(compare[0], compare[1], devices)
@@ -185,7 +185,7 @@ class _Search:
 
     @property
     def _worst_s(self) -> float:
-        """What a plan must be better than."""
+        """Return the time that a plan must improve on."""
         return self.plans[self.top - 1].time_s if len(self.plans) >= self.top else math.inf
 
     def _known(self, candidate: Candidate) -> CandidateRow | None:

@@ -18,7 +18,7 @@ from tvm_distir.core import PICOSECONDS, MeshPrices, System
 
 from .candidates import BATCH, Candidate
 from .layers import Layers
-from .stage_partition import cut
+from .stage_partition import partition_stages
 
 ZERO = (1, 2, 3)
 """What lies cut along the axis of the batch: the states of the optimizer; the sums of gradients
@@ -93,9 +93,13 @@ class Estimator:
     def _cut(self, candidate: Candidate, table: Layers, zero: int) -> Estimate:
         count = candidate.stages * candidate.chunks
         needs = [self.needs(candidate, table, zero, rank) for rank in range(candidate.stages)]
-        groups = cut(table.times_ps, count, needs, self.limit) if candidate.chunks == 1 else None
+        groups = (
+            partition_stages(table.times_ps, count, needs, self.limit)
+            if candidate.chunks == 1
+            else None
+        )
         return self.estimate(
-            candidate, table, zero, needs, groups or cut(table.times_ps, count) or []
+            candidate, table, zero, needs, groups or partition_stages(table.times_ps, count) or []
         )
 
     def needs(self, candidate: Candidate, table: Layers, zero: int, rank: int) -> list[int]:

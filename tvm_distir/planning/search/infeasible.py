@@ -25,15 +25,18 @@ def contradiction(enumeration: Enumeration) -> tuple[str, ...]:
     parts += [("inside_node", axis) for axis in rules.inside_node]
     for count in range(len(parts) + 1):
         for chosen in itertools.combinations(parts, count):
-            if not _some(enumeration, _only(rules, chosen)):
-                return (*[_words(rules, rule) for rule in chosen], *_left(enumeration, chosen))
+            if not _has_candidate(enumeration, _only(rules, chosen)):
+                return (
+                    *[_words(rules, rule) for rule in chosen],
+                    *_micro_batches_text(enumeration, chosen),
+                )
     return ()
 
 
-def _left(enumeration: Enumeration, chosen: Iterable[Part]) -> tuple[str, ...]:
+def _micro_batches_text(enumeration: Enumeration, chosen: Iterable[Part]) -> tuple[str, ...]:
     """Return the micro-batches in words, if other sizes would leave a candidate."""
     rules = replace(_only(enumeration.constraints, chosen), micro_batches=(1,))
-    if enumeration.batch is None or not _some(enumeration, rules, any_batch=True):
+    if enumeration.batch is None or not _has_candidate(enumeration, rules, any_batch=True):
         return ()
     sizes = ",".join(map(str, enumeration.constraints.micro_batches))
     return (f"micro-batches of {sizes} in a batch of {enumeration.batch}",)
@@ -49,7 +52,9 @@ def _only(rules: Constraints, parts: Iterable[Part]) -> Constraints:
     )
 
 
-def _some(enumeration: Enumeration, rules: Constraints, *, any_batch: bool = False) -> bool:
+def _has_candidate(
+    enumeration: Enumeration, rules: Constraints, *, any_batch: bool = False
+) -> bool:
     """Return whether some candidate is left."""
     batch = enumeration.devices if any_batch else enumeration.batch  # of which all parts are whole
     trial = Enumeration(

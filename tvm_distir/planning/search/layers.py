@@ -25,7 +25,7 @@ from tvm_distir.core import (
 )
 from tvm_distir.support import DistIRError, InternalError
 
-from .auto_sharding import Labelling, auto_shard
+from .auto_sharding import ShardedCandidate, auto_shard
 from .candidates import BATCH, Candidate
 from .modules import Source
 
@@ -56,7 +56,7 @@ class Layers(NamedTuple):
     states_bytes: tuple[int, ...]
 
 
-class Tables:
+class LayerTables:
     """Tables of candidates; each is made once.
 
     Parameters
@@ -74,7 +74,7 @@ class Tables:
 
     @property
     def depth(self) -> int:
-        """How many layers there are."""
+        """Return the number of layers."""
         return len(self.ends)
 
     def of(self, candidate: Candidate, *, at_layers: bool = False) -> Layers | None:
@@ -119,7 +119,7 @@ class Tables:
             pipeline = Pipeline.of(step)
             assert pipeline is not None
             self._functions[key] = [stage.function for stage in pipeline.stages]
-        kinds = {name: _kept(labelled, name) for name in labelled.entries_ps}
+        kinds = {name: _stage_bytes(labelled, name) for name in labelled.entries_ps}
         rows = [
             (labelled.entries_ps[name] // micro_batches, *kinds[name])
             for name in self._functions[key]
@@ -127,7 +127,7 @@ class Tables:
         return Layers(*zip(*rows, strict=True))
 
 
-def _kept(labelled: Labelling, entry: str) -> tuple[int, int, int, int]:
+def _stage_bytes(labelled: ShardedCandidate, entry: str) -> tuple[int, int, int, int]:
     """Return the bytes of a stage on a device: its stash, its weights, their sums, their states."""
     inst = labelled.decision.entries[entry]
     g = inst.graph
@@ -146,13 +146,13 @@ def _kept(labelled: Labelling, entry: str) -> tuple[int, int, int, int]:
     return stash_bytes(labelled, entry), held, sums, kept
 
 
-def _local_bytes(labelled: Labelling, inst: Instance, v: int) -> int:
+def _local_bytes(labelled: ShardedCandidate, inst: Instance, v: int) -> int:
     """Return what a device has of a value as it is given."""
     form = labelled.decision.value_form(inst, v)
     return shard_bytes(inst.graph.values[v].size_bytes, labelled.meshes[0].shape, form)
 
 
-def stash_bytes(labelled: Labelling, entry: str) -> int:
+def stash_bytes(labelled: ShardedCandidate, entry: str) -> int:
     """Return what a device keeps of one micro-batch between its forward and its backward pass."""
     inst = labelled.decision.entries[entry]
     g, total = inst.graph, 0

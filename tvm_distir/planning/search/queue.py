@@ -14,7 +14,7 @@ from tvm_distir.support import InfeasibleError
 from .candidates import ANY, Candidate, Enumeration
 from .estimates import SURE, Estimate, Estimator
 from .infeasible import contradiction
-from .layers import Tables
+from .layers import LayerTables
 from .result import BOUND, ESTIMATE, CandidateRow
 from .trials import Trials
 from .uneven_stages import Uneven
@@ -27,12 +27,12 @@ class QueuedCandidate(NamedTuple):
     key: str
     least_s: float
     candidate: Candidate
-    outlook: Estimate | None
+    estimate: Estimate | None
 
     @property
     def likely_s(self) -> float | None:
-        """What it is likely to take, where that is known."""
-        return None if self.outlook is None else self.outlook.time_s
+        """Return the estimated time, if it is known."""
+        return None if self.estimate is None else self.estimate.time_s
 
 
 class Queue:
@@ -48,7 +48,7 @@ class Queue:
 
     def __init__(self, trials: Trials) -> None:
         self.trials = trials
-        self._tables: Tables | None = None
+        self._tables: LayerTables | None = None
         self._outlooks = Estimator(trials.system, trials.limit)
         self._waiting: list[QueuedCandidate] = []
         self._seen: list[tuple[Candidate, Estimate, Estimate]] = []  # what was likely, what was so
@@ -68,7 +68,7 @@ class Queue:
         uneven = enumeration.constraints.stage_devices == ANY and enumeration.stages
         work, clock = work_of_step(trials.source.module(None, "none")), Clock(trials.system)
         if uneven or any(candidate.schedule is not None for candidate in candidates):
-            self._tables = Tables(trials.source, trials.system)
+            self._tables = LayerTables(trials.source, trials.system)
         for candidate in candidates:
             sizes = candidate.stages, candidate.micro_batches, candidate.chunks
             self._push(candidate, work.least_s(clock, enumeration.devices, *sizes))
@@ -94,9 +94,9 @@ class Queue:
 
     def saw(self, queued: QueuedCandidate, row: CandidateRow) -> None:
         """Record the outcome of a candidate, which corrects estimates of its kind."""
-        if queued.outlook is not None and row.time_s is not None and row.peak_bytes is not None:
+        if queued.estimate is not None and row.time_s is not None and row.peak_bytes is not None:
             so = Estimate(row.time_s, row.peak_bytes)
-            self._seen.append((queued.candidate, queued.outlook, so))
+            self._seen.append((queued.candidate, queued.estimate, so))
 
     def with_more_recomputed(self, candidate: Candidate, least_s: float) -> None:
         """Add a candidate that does not fit with the next policy of recomputation."""
@@ -116,11 +116,11 @@ class Queue:
         """
         if queued.least_s >= worst_s:
             return CandidateRow(queued.candidate, BOUND, queued.least_s, likely_s=queued.likely_s)
-        if queued.outlook is None:
+        if queued.estimate is None:
             return None
         kind = _kind(queued.candidate)
         seen = [(x, y) for other, x, y in self._seen if _kind(other) == kind]
-        expected = queued.outlook.corrected(seen)
+        expected = queued.estimate.corrected(seen)
         margin = self.trials.margin * (1 if len(seen) >= SURE else 2)
         if seen and expected.time_s >= (1 + margin) * worst_s:
             return CandidateRow(

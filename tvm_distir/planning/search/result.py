@@ -11,8 +11,8 @@ from typing import Any
 from tvm_distir.core import Plan
 from tvm_distir.performance import Result
 
-from .alternatives import MinMarginal
 from .candidates import Candidate
+from .min_marginals import MinMarginal
 
 SOLVED, MEMORY, BOUND, REFUSED, LEFT = "solved", "memory", "bound", "refused", "left"
 """What becomes of a candidate: a plan; nothing fits; it cannot be better; the model cannot be cut
@@ -70,7 +70,7 @@ class CandidateRow:
 
     @property
     def shares(self) -> tuple[float | None, float | None]:
-        """Of the step, that of computing and that of communication beside no work."""
+        """Return the shares of computing and of exposed communication in the step."""
         whole = self.time_s or 1.0
         compute, comm = self.compute_s, self.exposed_comm_s
         return (
@@ -125,7 +125,7 @@ class FoundPlan:
 
     @property
     def time_s(self) -> float:
-        """As simulated."""
+        """Return the simulated time."""
         assert self.row.time_s is not None
         return self.row.time_s
 
@@ -162,7 +162,7 @@ class SearchResult:
 
     @property
     def space(self) -> dict[str, int]:
-        """How many candidates came to which end."""
+        """Return the number of candidates by outcome."""
         result = dict(self.excluded)
         for row in self.rows:
             result[row.state] = result.get(row.state, 0) + 1

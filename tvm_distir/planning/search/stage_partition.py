@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-def cut(
+def partition_stages(
     times: Sequence[int], parts: int, needs: Sequence[Sequence[int]] = (), room: int = 0
 ) -> list[range] | None:
     """Cut a sequence into parts of which the most expensive is as cheap as can be.
@@ -41,22 +41,22 @@ def cut(
     low, high = max(times), sum(times)
     at = _sums(times)
     held = [_sums(row) for row in needs]
-    if _filled(at, high, parts, held, room) is None:
+    if _maximal_parts(at, high, parts, held, room) is None:
         return None
     while low < high:
         most = (low + high) // 2
-        if _filled(at, most, parts, held, room) is None:
+        if _maximal_parts(at, most, parts, held, room) is None:
             low = most + 1
         else:
             high = most
-    return _filled(at, low, parts, held, room)
+    return _maximal_parts(at, low, parts, held, room)
 
 
 def _sums(row: Sequence[int]) -> list[int]:
     return [0, *itertools.accumulate(row)]
 
 
-def _filled(
+def _maximal_parts(
     at: Sequence[int], most: int, parts: int, held: Sequence[Sequence[int]], room: int
 ) -> list[range] | None:
     """Return maximal parts within a limit; None where they do not reach the end.

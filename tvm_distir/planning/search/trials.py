@@ -13,13 +13,13 @@ from tvm import ir
 from tvm_distir.core import Plan, System, TooLargeError, relax_functions, training_notes
 from tvm_distir.performance import Result
 from tvm_distir.planning.strategies.composition import make_plan
-from tvm_distir.planning.strategies.training import with_updates
+from tvm_distir.planning.strategies.training_parts import with_updates
 from tvm_distir.planning.study import Study
 from tvm_distir.support import DistIRError, InternalError, UsageError
 
-from .alternatives import MinMarginal, second_choices
 from .auto_sharding import labeller_of
 from .candidates import BATCH, Candidate, Constraints, kept_rules
+from .min_marginals import MinMarginal, min_marginals
 from .modules import Source
 from .result import MEMORY, REFUSED, SOLVED, CandidateRow, FoundPlan
 
@@ -156,7 +156,7 @@ class Trials:
         fixed = self._fixed(candidate)
         labeller = labeller_of(module, fixed.meshes, self.system, fixed)
         labeller.run(self.gap, self.limit)
-        return second_choices(labeller.labeller, self.gap)
+        return min_marginals(labeller.labeller, self.gap)
 
     def known(self, meshes: Iterable[Mapping[str, int]]) -> Iterator[FoundPlan]:
         """Yield plans of strategies that overlap communication well, along the data axis alone.

@@ -15,7 +15,7 @@ from tvm_distir.core import PICOSECONDS
 
 from .candidates import BATCH, STAGES, Axes, Candidate, Enumeration, factorisations
 from .estimates import ZERO, Estimate, Estimator
-from .layers import Layers, Tables
+from .layers import Layers, LayerTables
 from .stage_partition import StageAssignment, shared_out
 
 
@@ -25,11 +25,11 @@ class Uneven:
     Parameters
     ----------
     enumeration : Enumeration
-    tables : Tables
+    tables : LayerTables
     outlooks : Estimator
     """
 
-    def __init__(self, enumeration: Enumeration, tables: Tables, outlooks: Estimator) -> None:
+    def __init__(self, enumeration: Enumeration, tables: LayerTables, outlooks: Estimator) -> None:
         self.enumeration, self.tables, self.outlooks = enumeration, tables, outlooks
 
     def candidates(self) -> Iterator[tuple[Candidate, Estimate]]:

@@ -31,6 +31,6 @@ from .registry import plan_maker as plan_maker
 from .registry import strategy_names as strategy_names
 from .spatial_parallelism import spatial_parallel as spatial_parallel
 from .tensor_parallelism import tensor_parallel as tensor_parallel
-from .training import new_names as new_names
-from .training import with_updates as with_updates
+from .training_parts import new_names as new_names
+from .training_parts import with_updates as with_updates
 from .zero_redundancy import zero as zero

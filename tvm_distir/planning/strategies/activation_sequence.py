@@ -85,7 +85,11 @@ def sequence(
     """
     spec = as_mesh_spec(mesh)
     seeds, rules = cut_inputs(mod, spec, axis, dim, "sequence")
-    whole = EVERYTHING if others is None else _whole(mod, others, spec, spec.axis_number(axis))
+    whole = (
+        EVERYTHING
+        if others is None
+        else _unsharded_values(mod, others, spec, spec.axis_number(axis))
+    )
     values = PlaceValues(mod, spec, axis, whole)
     for tied in tied_dims(mod, seeds, spec.axes[axis]):
         values.arguments(tied)
@@ -111,7 +115,7 @@ def _place(tied: TiedDims, values: PlaceValues) -> None:
             values.rows(tied, node.results[0])
 
 
-def _whole(mod: ir.IRModule, plan: Plan, mesh: MeshSpec, number: int) -> Left:
+def _unsharded_values(mod: ir.IRModule, plan: Plan, mesh: MeshSpec, number: int) -> Left:
     """Return what lies whole along an axis, no terms of a sum, where a plan is propagated alone."""
     closed = [
         replace(rule, placement=rule.closed_labels) if rule.kind == "param" else rule

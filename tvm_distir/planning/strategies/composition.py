@@ -23,13 +23,13 @@ from tvm_distir.core import (
 )
 from tvm_distir.support import PlanError
 
-from .conflicts import giving_way, placed, sharing_batches, target_of
+from .conflicts import placed, resolve_conflicts, sharing_batches, target_of
 from .head_groups import mesh_of
 from .local_branches import LOCAL_LAYERS, on_branches
 from .model_info import MeshLike, as_mesh_spec
 from .pipelining import AXIS, PIPELINE, on_stages, schedule_of
 from .registry import BEFORE, OTHERS, SYSTEM, StrategySpec, checked, find_strategy, parse
-from .training import new_names
+from .training_parts import new_names
 
 
 def make_plan(
@@ -100,16 +100,16 @@ def compose(
         (spec,) = stages.meshes
     apart = next((spec for spec in wanted if spec.name == LOCAL_LAYERS), None)
     if apart is not None and (stages is not None or len(wanted) > 1):
-        return _apart(mod, spec, wanted, apart, stages, system)
+        return _compose_branches(mod, spec, wanted, apart, stages, system)
     spec = mesh_of(mod, spec, wanted)
     merged = merge(_plans(mod, spec, wanted, System.known(system)))
     updated = new_names(mod) if merged.complete else ()
-    rules = tuple(_closed(rule, updated) for rule in merged.rules)
+    rules = tuple(_close_rule(rule, updated) for rule in merged.rules)
     schedule = None if stages is None else stages.schedule
     return replace(merged, rules=rules, recompute=policies_of(mod), schedule=schedule)
 
 
-def _apart(
+def _compose_branches(
     mod: ir.IRModule,
     mesh: MeshSpec,
     wanted: Sequence[StrategySpec],
@@ -165,13 +165,15 @@ def _plans(
             with faults.gathered():
                 made = info.function(mod, mesh, **options)
                 if looks == OTHERS:
-                    plans = {k: (n, giving_way(plan, made)) for k, (n, plan) in plans.items()}
+                    plans = {
+                        k: (n, resolve_conflicts(plan, made)) for k, (n, plan) in plans.items()
+                    }
                 plans[i] = spec.name, made
     faults.raise_all()
     return sharing_batches([plans[i] for i in sorted(plans)])
 
 
-def _closed(rule: PlanRule, updated: Collection[str]) -> PlanRule:
+def _close_rule(rule: PlanRule, updated: Collection[str]) -> PlanRule:
     """Return a rule without open axes, if it is of a parameter or of what replaces one."""
     closes = rule.kind == "param" or (rule.kind == "value" and rule.name in updated)
     return placed(rule, rule.closed_labels) if closes else rule

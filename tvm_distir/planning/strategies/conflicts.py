@@ -22,7 +22,7 @@ def sharing_batches(plans: Sequence[tuple[str, Plan]]) -> list[tuple[str, Plan]]
     for i, (name, plan) in enumerate(plans):
         for k, (_, other) in enumerate(plans):
             if i != k and divided[i] & divided[k]:
-                plan = giving_way(plan, other)
+                plan = resolve_conflicts(plan, other)
         out.append((name, plan))
     return out
 
@@ -38,7 +38,7 @@ def _divided(plan: Plan) -> set[tuple[Any, ...]]:
     }
 
 
-def giving_way(plan: Plan, other: Plan) -> Plan:
+def resolve_conflicts(plan: Plan, other: Plan) -> Plan:
     """Leave open what a plan wants whole and another wants cut."""
     cuts = {target_of(rule): rule.placement for rule in other.rules}
     rules = []

@@ -33,7 +33,7 @@ View = tuple[str, Any, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Use:
+class WeightConsumer:
     """Consumer of a weight.
 
     Attributes
@@ -103,11 +103,11 @@ class Consumers:
             if isinstance(fn, relax.Function)
         }
         self._readers: dict[str, dict[Any, list[tuple[Any, Any, int]]]] = {}
-        self._uses: dict[View, list[Use]] = {}
+        self._uses: dict[View, list[WeightConsumer]] = {}
 
     @functools.cached_property
     def callers(self) -> dict[str, list[str]]:
-        """Per function that is called, the functions that call it."""
+        """Return the callers of each function that is called."""
         callers: dict[str, list[str]] = {}
         for name, fn in self.functions.items():
             calls = [b.value.op for b in all_bindings(fn.body) if isinstance(b.value, ir.Call)]
@@ -125,7 +125,7 @@ class Consumers:
             self._readers[function] = _index(self.functions[function])
         return self._readers[function].get(var, [])
 
-    def uses(self, function: str, parameter: Any) -> list[Use]:
+    def uses(self, function: str, parameter: Any) -> list[WeightConsumer]:
         """Return the consumers of a parameter, through casts, transposes and calls."""
         ndim = len(static_shape(parameter.ty) or ())
         first = self._handed_on((function, parameter, tuple(range(ndim))))
@@ -139,13 +139,13 @@ class Consumers:
         readers = self.readers(where, var)
         if len(readers) == 1:
             step = self._step(where, var, *readers[0], dims)
-            if not isinstance(step, Use) and step[0] != where:
+            if not isinstance(step, WeightConsumer) and step[0] != where:
                 return step
         return view
 
-    def _reached(self, first: View) -> list[Use]:
+    def _reached(self, first: View) -> list[WeightConsumer]:
         """Return the consumers of a view of a weight."""
-        result: list[Use] = []
+        result: list[WeightConsumer] = []
         waiting, seen = [first], set[View]()
         while waiting:
             state = waiting.pop(0)
@@ -155,7 +155,7 @@ class Consumers:
             where, var, dims = state
             for bound, value, position in self.readers(where, var):
                 step = self._step(where, var, bound, value, position, dims)
-                if isinstance(step, Use):
+                if isinstance(step, WeightConsumer):
                     if step not in result:
                         result.append(step)
                 else:
@@ -164,11 +164,11 @@ class Consumers:
 
     def _step(
         self, where: str, var: Any, bound: Any, value: Any, position: int, dims: tuple[int, ...]
-    ) -> Use | View:
+    ) -> WeightConsumer | View:
         """Return where a view of the weight goes on, or what consumes it."""
         if isinstance(value, relax.Var):
             return where, bound, dims
-        other = Use("other", _op_name(value), None, None, where, bound, value, var, dims)
+        other = WeightConsumer("other", _op_name(value), None, None, where, bound, value, var, dims)
         if position < 0 or not isinstance(value, ir.Call):
             return other
         if isinstance(value.op, ir.GlobalVar):

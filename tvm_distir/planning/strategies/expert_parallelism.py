@@ -16,7 +16,7 @@ from tvm import ir, relax
 from tvm_distir.core import MeshSpec, Plan, R, data_positions, faults_of_plan, rule_of, value_types
 from tvm_distir.support import PlanError
 
-from .consumers import Consumers, Use
+from .consumers import Consumers, WeightConsumer
 from .data_parallelism import BATCH_DIM, batched_inputs
 from .model_info import (
     MeshLike,
@@ -101,12 +101,12 @@ def expert_dim(
         return None
     uses = consumers.uses(parameter.entry, var)
     for dim in range(parameter.ndim):
-        if uses and all(_apart(mod, use, dim) for use in uses):
+        if uses and all(_multiplies_slices(mod, use, dim) for use in uses):
             return dim
     return None
 
 
-def _apart(mod: ir.IRModule, use: Use, dim: int) -> bool:
+def _multiplies_slices(mod: ir.IRModule, use: WeightConsumer, dim: int) -> bool:
     """Return whether a consumer multiplies by each slice of the dim on its own."""
     if not isinstance(use.value, ir.Call) or not isinstance(use.value.op, ir.Op):
         return False

@@ -28,7 +28,6 @@ from tvm_distir.core import (
 )
 from tvm_distir.support import PlanError
 
-from .branches import Branch, Branches, balanced, branches_of, members
 from .model_info import (
     MeshLike,
     as_mesh_spec,
@@ -37,8 +36,9 @@ from .model_info import (
     mesh_axis,
     tensor_parameters,
 )
+from .parallel_branches import Branches, ParallelBranch, balanced, branches_of, members
 from .registry import plan_maker
-from .training import gradient_names
+from .training_parts import gradient_names
 
 LOCAL_LAYERS = "local_layers"
 """Name of the strategy: it takes an axis away, and others work on the mesh of each branch."""
@@ -200,7 +200,7 @@ class _Placing:
             rules.append(PlanRule("param", title, whole, mesh.name, stationary, parameter.function))
         return [*rules, *self._rules]
 
-    def _beginnings(self, branch: Branch) -> Iterator[int]:
+    def _beginnings(self, branch: ParallelBranch) -> Iterator[int]:
         """Yield the nodes of a branch that take what others give, and nothing of its own."""
         nodes = set(members(branch))
         for k in sorted(nodes):
@@ -214,7 +214,7 @@ class _Placing:
         made = [g.producer[v][0] for v in g.nodes[node].operands if v >= 0]
         return [n for n in made if g.nodes[n].kind in ("op", "call")]
 
-    def _branch(self, branch: Branch, place: int, forked: bool) -> None:
+    def _branch(self, branch: ParallelBranch, place: int, forked: bool) -> None:
         """Put a branch on the mesh of a place: what comes in, and what goes back.
 
         Transfers keep their place in the program. Towers send what they give when the first

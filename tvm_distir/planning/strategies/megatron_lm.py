@@ -36,7 +36,7 @@ from .model_info import (
 from .registry import plan_maker
 from .replicated_warning import Projection, warn_of_whole
 from .residual_stream import SEQ_DIM, sequence_rules
-from .training import boundary_positions
+from .training_parts import boundary_positions
 from .transformer_weights import GATE_UP, QUERY, ROW, KnownWeight, cut_dim, known_weight
 
 COLUMN_ROLES = ("query", "key_value", "gate_up", "head")

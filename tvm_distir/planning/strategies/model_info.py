@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What strategies need to know of a model: its entries, data inputs and batch."""
+"""Describe a model for strategies: its entries, data inputs and batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tvm_distir.core import (
 )
 from tvm_distir.support import MeshError, PlanError
 
-from .training import state_names
+from .training_parts import state_names
 
 MeshLike: TypeAlias = "MeshSpec | Mapping[str, int] | DeviceMesh"
 
@@ -63,7 +63,7 @@ class Parameter:
 
     @property
     def place(self) -> str:
-        """Where it is, for messages."""
+        """Return the place for messages."""
         return f"{self.entry}/{self.name}"
 
 

@@ -23,7 +23,7 @@ Weights: TypeAlias = Mapping[str, Mapping[int, Parameter]]
 MOST_TRIALS = 100
 
 
-def taken_dims(
+def occupied_dims(
     before: Plan | None, weights: Weights, without: str | None = None
 ) -> dict[tuple[str, int, int], int]:
     """Return into how many parts a plan cuts dims of weights.
@@ -55,7 +55,7 @@ def taken_dims(
     return occupied
 
 
-def avoid(
+def avoid_occupied(
     explorer: PlacementSearch,
     trial: CandidatePlacement,
     weights: Weights,
@@ -74,7 +74,7 @@ def avoid(
     trial : CandidatePlacement
         The labels found without regard to others.
     weights, taken : mapping
-        See :func:`taken_dims`.
+        See :func:`occupied_dims`.
     most_bytes : int
         Of the weights a device may hold.
     """
@@ -128,4 +128,4 @@ def _divides(shape: tuple[Any, ...] | None, dim: int, ranks: int) -> bool:
     return isinstance(size, int) and size % ranks == 0
 
 
-__all__ = ["avoid", "taken_dims"]
+__all__ = ["avoid_occupied", "occupied_dims"]

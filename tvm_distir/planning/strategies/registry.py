@@ -24,7 +24,7 @@ from tvm_distir.support import (
     summary,
 )
 
-from .training import with_updates
+from .training_parts import with_updates
 
 Strategy = Callable[..., Plan]
 Arguments = ParamSpec("Arguments")
@@ -86,7 +86,7 @@ class StrategySpec:
 
 @dataclass(frozen=True)
 class StrategyInfo:
-    """What is known of a strategy.
+    """The registration of a strategy.
 
     Attributes
     ----------

@@ -129,12 +129,12 @@ class Product:
 
     @property
     def place(self) -> str:
-        """Where it is, for messages."""
+        """Return the place for messages."""
         return self.tied.graph.place(self.node)
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Of the result."""
+        """Return the shape of the result."""
         g = self.tied.graph
         return g.values[g.nodes[self.node].results[0]].shape
 

@@ -50,7 +50,7 @@ from .model_info import (
     parameter_rule,
     tensor_parameters,
 )
-from .occupied_dims import avoid, taken_dims
+from .occupied_dims import avoid_occupied, occupied_dims
 from .registry import plan_maker
 from .weight_search import SHOWN, SLACK_PERCENT, Bounds, bounds_for, find, search
 
@@ -131,7 +131,9 @@ def tensor_parallel(
         )
         bounds = bounds_for(explorer, weights, ranks, slack)
         trial = find(explorer, bounds, math.prod(spec.shape))
-        trial = avoid(explorer, trial, weights, taken_dims(before, weights), bounds.param_bytes)
+        trial = avoid_occupied(
+            explorer, trial, weights, occupied_dims(before, weights), bounds.param_bytes
+        )
         pins = _standing(mod, trial.pins)
         labels, stored = trial.labels, trial.stored
         _report(trial, bounds, axis)

@@ -13,7 +13,7 @@ from tvm import relax
 from tvm_distir.core import plain_name
 from tvm_distir.support import PlanError
 
-from .consumers import Consumers, Use
+from .consumers import Consumers, WeightConsumer
 from .model_info import Parameter
 
 QUERY = ("q_proj", "query", "wq", "qkv_by_head", "SelfAttention_q", "EncDecAttention_q")
@@ -51,7 +51,7 @@ class KnownWeight:
     parameter: Parameter
     role: str
     is_bias: bool
-    uses: tuple[Use, ...]
+    uses: tuple[WeightConsumer, ...]
 
 
 @functools.lru_cache(maxsize=1 << 16)

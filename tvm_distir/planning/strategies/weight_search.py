@@ -18,7 +18,7 @@ from tvm_distir.core import (
     DeviceCost,
     PlacementSearch,
     WeightLabels,
-    collector_paused,
+    gc_paused,
 )
 from tvm_distir.support import PlanError
 
@@ -121,7 +121,7 @@ def find(explorer: PlacementSearch, bounds: Bounds, parts: int) -> CandidatePlac
     parts : int
         Devices of the mesh: what ops may divide the batch by.
     """
-    with collector_paused():
+    with gc_paused():
         best = _used_as_they_lie(explorer, bounds, parts)
         over = best.footprint.param_bytes - bounds.param_bytes
         if over <= 0:

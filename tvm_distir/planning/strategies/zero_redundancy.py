@@ -28,9 +28,9 @@ from .model_info import (
     parameter_rule,
     tensor_parameters,
 )
-from .occupied_dims import taken_dims
+from .occupied_dims import occupied_dims
 from .registry import plan_maker
-from .training import gradient_names, states_of, term_names
+from .training_parts import gradient_names, states_of, term_names
 
 STAGES = (1, 2, 3)
 
@@ -160,7 +160,7 @@ def _dims(
     others: Plan | None,
 ) -> dict[int, int]:
     """Return the dim along which each weight is cut, R where there is none."""
-    taken = taken_dims(others, {name: weights}, without=axis)
+    taken = occupied_dims(others, {name: weights}, without=axis)
     ranks = mesh.axes[axis]
 
     def rank(position: int, dim: int) -> tuple[bool, bool, int] | None:

@@ -52,7 +52,7 @@ def power(sizes: Sequence[int], exponents: Exponents) -> Fraction:
     return product
 
 
-class Fit:
+class FormulaFit:
     """Fit of formulas to samples.
 
     Parameters

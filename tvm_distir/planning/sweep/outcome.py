@@ -11,7 +11,7 @@ from tvm_distir.performance import Result
 from tvm_distir.support import DistIRError, InternalError
 
 from .configuration import Configuration
-from .pipeline import Pipeline
+from .pipeline import ProgramPipeline
 
 OK = "ok"
 ROW, STRUCTURE = "row", "structure"
@@ -22,7 +22,7 @@ COLUMNS = ("time_s", "peak_memory_bytes", "fits", "bound_by", "way", "status")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RowOutcome:
     """Outcome of a row.
 
     Attributes
@@ -52,15 +52,15 @@ class Outcome:
         return self.time_s, self.peak_bytes, fits, self.bound_by, self.way, self.status
 
 
-def through_pipeline(pipeline: Pipeline, row: Configuration) -> Outcome:
+def through_pipeline(pipeline: ProgramPipeline, row: Configuration) -> RowOutcome:
     """Take a row through the whole pipeline, and simulate it."""
     try:
         result = pipeline.study(row).result
-        return Outcome(OK, ROW, result.time_s, result.peak_memory_bytes, bound_by(result))
+        return RowOutcome(OK, ROW, result.time_s, result.peak_memory_bytes, bound_by(result))
     except InternalError:
         raise
     except DistIRError as error:
-        return Outcome(reason(error))
+        return RowOutcome(reason(error))
 
 
 def reason(error: DistIRError) -> str:

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from tvm_distir.performance import Program, numbers_of
 from tvm_distir.support import SimulationError
 
+from .program_template import ProgramTemplate
 from .samples import best_split, spanning
 from .symbols import Symbols
-from .template import ProgramTemplate
 
 Ints = npt.NDArray[np.int64]
 

@@ -31,7 +31,7 @@ SHOWN = ("layers", "hidden", "heads", "seq", "vocab")
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class ProgramPipeline:
     """Pipeline that makes programs.
 
     Parameters

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from tvm_distir.core import System
 from tvm_distir.performance import Batch, Mesh, Peaks, Profile, Program
 
+from .configuration_table import Table
+from .program_template import ProgramTemplate
 from .symbols import Symbols
-from .table import Table
-from .template import ProgramTemplate
 
 Ints = npt.NDArray[np.int64]
 

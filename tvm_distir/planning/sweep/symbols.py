@@ -13,8 +13,8 @@ import numpy.typing as npt
 from tvm_distir.performance import ALIGNED, Profile
 
 from .configuration import DIM
-from .pipeline import Pipeline
-from .table import Table
+from .configuration_table import Table
+from .pipeline import ProgramPipeline
 
 Ints = npt.NDArray[np.int64]
 
@@ -50,7 +50,7 @@ class Symbols:
     uneven: dict[str, tuple[Ints, Ints]]
 
     @staticmethod
-    def of(pipeline: Pipeline, table: Table) -> Symbols:
+    def of(pipeline: ProgramPipeline, table: Table) -> Symbols:
         """Read a table."""
         sizes, words = _sizes(pipeline, table)
         numbers = table.numbers
@@ -97,13 +97,15 @@ class Symbols:
         )
 
 
-def _sizes(pipeline: Pipeline, table: Table) -> tuple[dict[str, Ints], dict[str, Sequence[str]]]:
+def _sizes(
+    pipeline: ProgramPipeline, table: Table
+) -> tuple[dict[str, Ints], dict[str, Sequence[str]]]:
     """Return the columns of sizes that are numbers, and the other columns of the model's keys."""
     sizes: dict[str, Ints] = {}
     words: dict[str, Sequence[str]] = {}
     counted = pipeline.counted
     for name, column in table.sizes.items():
-        numbers = _whole(column) if name in counted or name.startswith(DIM) else None
+        numbers = _positive_integers(column) if name in counted or name.startswith(DIM) else None
         if numbers is None:
             words[name] = column
         else:
@@ -117,7 +119,7 @@ def _sizes(pipeline: Pipeline, table: Table) -> tuple[dict[str, Ints], dict[str,
     return sizes, words
 
 
-def _whole(column: Sequence[str]) -> Ints | None:
+def _positive_integers(column: Sequence[str]) -> Ints | None:
     """Return positive whole numbers; None where a cell is no such number."""
     known: dict[str, int] = {}
     for text in column:

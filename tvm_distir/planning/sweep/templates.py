@@ -17,12 +17,12 @@ from tvm_distir.performance import Profile, Program, grouped
 from tvm_distir.support import DistIRError, InternalError, SimulationError
 
 from .cache import kept_program
-from .outcome import BOUNDS, OK, STRUCTURE, Outcome, reason
+from .configuration_table import Table
+from .outcome import BOUNDS, OK, STRUCTURE, RowOutcome, reason
 from .partition import TemplateLearner
-from .pipeline import Pipeline
+from .pipeline import ProgramPipeline
 from .predictor import Predictor
 from .symbols import Symbols
-from .table import Table
 
 Ints = npt.NDArray[np.int64]
 
@@ -58,14 +58,14 @@ class Difference:
     row : int
     time_s, peak_bytes
         By its structure.
-    whole : Outcome
+    whole : RowOutcome
         Through the pipeline.
     """
 
     row: int
     time_s: float
     peak_bytes: int
-    whole: Outcome
+    whole: RowOutcome
 
     @property
     def equal(self) -> bool:
@@ -132,7 +132,7 @@ class StructureSweep:
 
     Parameters
     ----------
-    pipeline : Pipeline
+    pipeline : ProgramPipeline
         Of training steps.
     table : Table
     cache : Path, optional
@@ -147,7 +147,7 @@ class StructureSweep:
         Why rows have no structure.
     """
 
-    def __init__(self, pipeline: Pipeline, table: Table, cache: Path | None) -> None:
+    def __init__(self, pipeline: ProgramPipeline, table: Table, cache: Path | None) -> None:
         self.pipeline, self.table, self.cache = pipeline, table, cache
         self.symbols = Symbols.of(pipeline, table)
         self.refused = Refusals(self.symbols)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tvm_distir.support.errors.tree import DistIRError
-from tvm_distir.support.errors.values import nearest, shortened
+from tvm_distir.support.errors.user_input import nearest, shortened
 
 LARGEST = 1 << 60
 """Bound of integers: sums of a few still fit in 64 bits."""

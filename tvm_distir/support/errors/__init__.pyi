@@ -21,9 +21,9 @@ from .tree import SimulationError as SimulationError
 from .tree import UsageError as UsageError
 from .tree import Violation as Violation
 from .tree import register_with_ffi as register_with_ffi
-from .values import MAX_DEVICES as MAX_DEVICES
-from .values import MAX_INT as MAX_INT
-from .values import nearest as nearest
-from .values import parse_int as parse_int
-from .values import printable as printable
-from .values import shortened as shortened
+from .user_input import MAX_DEVICES as MAX_DEVICES
+from .user_input import MAX_INT as MAX_INT
+from .user_input import nearest as nearest
+from .user_input import parse_int as parse_int
+from .user_input import printable as printable
+from .user_input import shortened as shortened

@@ -26,7 +26,7 @@ _REBUILD = "Install the package again (scripts/setup, or: pip install .), which 
 
 
 def _candidates() -> Iterator[Path]:
-    """Where an installed library may lie, the likeliest place first."""
+    """Return the possible paths of the installed library, the likeliest first."""
     yield Path(__file__).resolve().parents[2] / "lib" / LIBRARY_NAME
     try:
         # An editable install imports the sources but puts the library into site-packages.
@@ -89,7 +89,7 @@ def load_library() -> Any:
     DependencyError
         DIST0110 when it is missing, broken, or of another version.
     """
-    return _found(os.environ.get(LIBRARY_VARIABLE))
+    return _library(os.environ.get(LIBRARY_VARIABLE))
 
 
 @functools.cache
@@ -106,7 +106,7 @@ def native_function(name: str) -> Any:
 
 
 @functools.cache
-def _found(named: str | None) -> Any:
+def _library(named: str | None) -> Any:
     """The library, while the environment variable has this value."""
     return _load(library_path())
 

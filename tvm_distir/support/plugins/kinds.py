@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_distir.support.errors.values import nearest, parse_int, shortened
+from tvm_distir.support.errors.user_input import nearest, parse_int, shortened
 
 from .notation import ListToken, NamedFields, Term, Token
 

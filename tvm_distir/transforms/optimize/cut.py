@@ -33,7 +33,7 @@ from .editing import Editor, operands_of
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardedCall:
     """Way to run a call on shards along mesh axes.
 
     Attributes
@@ -58,7 +58,7 @@ class Cut:
 
 def cut_at(
     edit: Editor, call: ir.Call, axes: Sequence[int], position: int | None, dim: int
-) -> Cut | None:
+) -> ShardedCall | None:
     """Find how a call can be sharded through a dim of an operand (None: of the result)."""
     operands = operands_of(call)
     if not all(isinstance(e, ir.GenericConst) or isinstance(e.ty, DTensorType) for e in operands):
@@ -72,10 +72,10 @@ def cut_at(
             break
     else:
         return None
-    return Cut(tuple(axes), factor, operands) if isinstance(factor.size, int) else None
+    return ShardedCall(tuple(axes), factor, operands) if isinstance(factor.size, int) else None
 
 
-def fits(cut: Cut, ty: Any) -> bool:
+def fits(cut: ShardedCall, ty: Any) -> bool:
     """Return whether the devices along the axes can share the factor for a result type."""
     sizes = mesh_shape(ty.device_mesh)
     size = math.prod(sizes[axis] for axis in cut.axes)
@@ -94,7 +94,9 @@ def fits(cut: Cut, ty: Any) -> bool:
     return uneven or int(cut.factor.size) % most == 0
 
 
-def on_shards(edit: Editor, var: Any, call: ir.Call, cut: Cut, given: dict[Any, Any]) -> Any:
+def on_shards(
+    edit: Editor, var: Any, call: ir.Call, cut: ShardedCall, given: dict[Any, Any]
+) -> Any:
     """Write a call on shards, with ``given`` operands sliced; return None if impossible."""
     mesh, labels = var.ty.device_mesh, list(labels_of(var.ty.placement))
     dims: dict[Any, int] = {}

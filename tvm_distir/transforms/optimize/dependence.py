@@ -26,7 +26,7 @@ from tvm_distir.core import (
     start_name,
 )
 
-from .costs import BodyCosts
+from .binding_costs import BodyCosts
 from .scan import Scan
 
 _STARTS = frozenset(start_name(kind) for kind in COLLECTIVES)

@@ -127,7 +127,7 @@ def _exchanged(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | 
     return ops.all_to_all(first.args[0], second.attrs["device_mesh"], axes, gathered, dim)
 
 
-def _gathered(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+def _fuse_gather(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
     """Fuse an exchange and a gather into a gather of the original dim."""
     if (call_axes(first), int(first.attrs["split_dim"])) != axes_dim(second):
         return None
@@ -155,7 +155,7 @@ def _reduced_at_once(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.C
 _PAIRS: dict[tuple[str | None, str], Any] = {
     ("all_reduce", "local_slice"): _scattered,
     ("all_gather", "local_slice"): _exchanged,
-    ("all_to_all", "all_gather"): _gathered,
+    ("all_to_all", "all_gather"): _fuse_gather,
     ("reduce_scatter", "all_gather"): _reduced,
     ("all_reduce", "all_reduce"): _reduced_at_once,
 }

@@ -31,13 +31,13 @@ from tvm_distir.core import (
     flat_types,
     forward_bindings,
     is_private,
-    joined_classes,
+    union_find,
     variables,
 )
 
 
 @dataclass(frozen=True)
-class Gathered:
+class GatheredValue:
     """Value gathered from a smaller one.
 
     Attributes
@@ -71,7 +71,7 @@ class KeptGathers:
 
     Attributes
     ----------
-    own : dict of Var to Gathered
+    own : dict of Var to GatheredValue
         Variables bound to gathers of the forward pass, and other names of these.
     late : set of Var
         What is bound in backward passes.
@@ -79,7 +79,7 @@ class KeptGathers:
 
     def __init__(self, members: Sequence[Member], axes: Mapping[str, tuple[int, ...]]) -> None:
         self.axes = axes
-        self.own: dict[Any, Gathered] = {}
+        self.own: dict[Any, GatheredValue] = {}
         self.late: set[Any] = set()
         self._slot: dict[Any, range] = {}
         self._params: dict[str, list[Any]] = {}
@@ -93,14 +93,14 @@ class KeptGathers:
             self._take_ends(member)
         for member in members:
             self._take(member, member.name in forward)
-        self._root = joined_classes(self._count, self._joined)
+        self._root = union_find(self._count, self._joined)
         self._kept = self._chosen()
 
-    def of(self, var: Any) -> list[Gathered | None]:
+    def of(self, var: Any) -> list[GatheredValue | None]:
         """Return how each tensor of a variable is gathered from its saved form, or None."""
         return [self._kept.get(self._root[slot]) for slot in self._slot[var]]
 
-    def of_result(self, name: str) -> list[Gathered | None]:
+    def of_result(self, name: str) -> list[GatheredValue | None]:
         """Return the same for the result of a function."""
         return [self._kept.get(self._root[slot]) for slot in self._results[name]]
 
@@ -160,15 +160,15 @@ class KeptGathers:
         else:
             self.own[var] = gathered
 
-    def _gathered(self, value: Any) -> Gathered | None:
+    def _gathered(self, value: Any) -> GatheredValue | None:
         """Return the value before all gathers, for a gather along the axes of a variable."""
         if dist_op_name(value) != "all_gather" or not isinstance(value.args[0], ir.Var):
             return None
         source = value.args[0]
         if not set(call_axes(value)) <= set(self.axes[str(source.ty.device_mesh)]):
             return None
-        before = self.own.get(source, Gathered(source, ()))
-        return Gathered(before.source, (*before.steps, value))
+        before = self.own.get(source, GatheredValue(source, ()))
+        return GatheredValue(before.source, (*before.steps, value))
 
     def _slots(self, expr: Any) -> Sequence[int]:
         """Return the slots of the leaves of a value; -1 for leaves that are not variables."""
@@ -189,12 +189,12 @@ class KeptGathers:
             else:
                 self._joined += (2, slot, other)
 
-    def _chosen(self) -> dict[int, Gathered]:
+    def _chosen(self) -> dict[int, GatheredValue]:
         """Return, per class that is saved before its gather, how the gathered value is computed."""
         root = self._root
         barred = {root[slot] for slot in self._barred}
         wanted = {root[slot] for slot in self._read_late} - barred
-        result: dict[int, Gathered] = {}
+        result: dict[int, GatheredValue] = {}
         for var, gathered in self.own.items():
             (slot,) = self._slot[var]
             previous = result.setdefault(root[slot], gathered)

@@ -28,7 +28,7 @@ from tvm_distir.core import (
     with_body,
 )
 
-from .costs import BindingCosts
+from .binding_costs import BindingCosts
 from .dependence import block_nodes, peak_bytes
 from .scan import Scan
 

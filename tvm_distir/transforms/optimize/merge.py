@@ -155,12 +155,12 @@ class _Merge(Editor):
         others = [e for e in operands if e not in args]
         if any(self.unfinished(e) & set(axes) for e in others):
             return False
-        swapped = {arg: relax.Var("terms", _whole(arg.ty, axes)) for arg in args}
+        swapped = {arg: relax.Var("terms", _replicated_type(arg.ty, axes)) for arg in args}
         new = _on_terms(call, swapped, var, axes)
         have = [sums(axes) if e in args else () for e in operands]
         try:
             rule = rule_of(new, self.mod)
-            form = call_form(new, [_whole(var.ty, axes)], self.mod, self.name, var)
+            form = call_form(new, [_replicated_type(var.ty, axes)], self.mod, self.name, var)
         except (PropagationError, MeshError):
             return False
         handed, needed = carried(rule, have, (), form)
@@ -180,7 +180,7 @@ def _kind(root: ir.Call) -> tuple[Any, ...]:
     return dist_op_name(root), mesh_key(root.attrs["device_mesh"]), call_axes(root)
 
 
-def _whole(ty: Any, axes: Sequence[int]) -> Any:
+def _replicated_type(ty: Any, axes: Sequence[int]) -> Any:
     """Return a DTensor type that is replicated along mesh axes."""
     labels = list(labels_of(ty.placement))
     for axis in axes:
@@ -191,7 +191,7 @@ def _whole(ty: Any, axes: Sequence[int]) -> Any:
 def _on_terms(call: ir.Call, raw: dict[Any, Any], var: Any, axes: Sequence[int]) -> ir.Call:
     """Write a call on other operands, with its result replicated along the axes."""
     args = [substitute(arg, raw) for arg in call.args]
-    return rebuild(call, call.op, args, _whole(var.ty, axes))
+    return rebuild(call, call.op, args, _replicated_type(var.ty, axes))
 
 
 def _completes(ty: Any, root: ir.Call) -> bool:

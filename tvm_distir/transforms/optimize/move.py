@@ -21,7 +21,7 @@ from tvm_distir.core import (
 )
 from tvm_distir.core.ir import ops
 
-from .cut import Cut, cut_at, fits, on_shards
+from .cut import ShardedCall, cut_at, fits, on_shards
 from .editing import Editor, FunctionStep, axes_dim, is_plain_op, operands_of, rewrite_of
 from .scan import Scan
 
@@ -119,7 +119,7 @@ class _Gathers(Editor):
             return self.normalize(ops.all_gather(shard, mesh, axes, cut.label))
         return None
 
-    def _dies(self, cut: Cut, expr: Any) -> bool:
+    def _dies(self, cut: ShardedCall, expr: Any) -> bool:
         """Return whether the call is the only reader of an operand."""
         return self.readers[expr] == sum(bool(e.same_as(expr)) for e in cut.operands)
 
@@ -179,7 +179,7 @@ class _Slices(Editor):
                         result[expr] = (cut.axes, dim)
         return result
 
-    def _cut(self, var: Any, value: Any, axes: tuple[int, ...], dim: int) -> Cut | None:
+    def _cut(self, var: Any, value: Any, axes: tuple[int, ...], dim: int) -> ShardedCall | None:
         cut = cut_at(self, value, axes, None, dim) if is_plain_op(value, var) else None
         return cut if cut and cut.factor.kind == "map" and fits(cut, var.ty) else None
 

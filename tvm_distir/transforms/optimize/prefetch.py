@@ -29,7 +29,7 @@ from tvm_distir.core import (
     with_body,
 )
 
-from .costs import BindingCosts, BodyCosts
+from .binding_costs import BindingCosts, BodyCosts
 from .dependence import block_nodes, peak_bytes
 from .lifting import GatherPrologue, HoistedGathers, laid_out
 from .scan import Scan

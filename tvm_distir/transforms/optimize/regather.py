@@ -29,7 +29,7 @@ from tvm_distir.core import (
     with_body,
 )
 
-from .kept_gathers import Gathered, KeptGathers
+from .kept_gathers import GatheredValue, KeptGathers
 from .named_axes import numbers_of_axes
 
 
@@ -89,7 +89,7 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
     return gather_again
 
 
-def _type(ty: Any, leaves: Iterator[Gathered | None]) -> Any:
+def _type(ty: Any, leaves: Iterator[GatheredValue | None]) -> Any:
     """Return the type of the saved value."""
     if isinstance(ty, relax.TupleType):
         return relax.TupleType([_type(field, leaves) for field in ty.fields])

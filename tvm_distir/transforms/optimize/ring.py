@@ -30,7 +30,7 @@ from .named_axes import numbers_of_axes
 from .ring_attention_op import AttentionAsProducts
 from .ring_block import Stats
 from .ring_nodes import Region
-from .ring_phase import Phase
+from .ring_phase import RingPhase
 from .ring_regions import RegionFinder
 from .ring_sources import REMEDY
 from .scan import Row, Scan
@@ -125,7 +125,7 @@ class _Order:
     def __init__(self, editor: _Ring, rows: Sequence[Row], regions: Sequence[Region]) -> None:
         self._editor, self._rows = editor, rows
         self._row = {row[1]: row for row in rows}
-        self._phases: list[Phase] = []
+        self._phases: list[RingPhase] = []
         self._from: dict[Any, int] = {}
         self._walked: set[Any] = set()
         self._before: list[list[int]] = []
@@ -134,7 +134,7 @@ class _Order:
             stats: Stats = {}
             first = len(self._phases)
             for number in sorted({node.phase for node in region.nodes.values()}):
-                phase = Phase(region, number, editor.emit, stats)
+                phase = RingPhase(region, number, editor.emit, stats)
                 if phase.outputs or phase.has_softmax:
                     self._before.append(list(range(first, len(self._phases))))
                     self._from.update(dict.fromkeys(phase.outputs, len(self._phases)))

@@ -14,7 +14,7 @@ from tvm_distir.core import call_axes, op_name, scalar
 from tvm_distir.core.ir import ops
 
 from .editing import Editor
-from .ring_sources import ATTENTION, Gathered, gathered
+from .ring_sources import ATTENTION, GatheredTensor, match_ring_gather
 from .scan import Scan
 
 
@@ -42,7 +42,7 @@ class AttentionAsProducts(Editor):
         """Replace an attention op."""
         if var not in self._found or value.attrs.causal_mask is not None:
             return value
-        keys, values = (gathered(x, self.scan.values, self._axes) for x in value.args[1:3])
+        keys, values = (match_ring_gather(x, self.scan.values, self._axes) for x in value.args[1:3])
         if keys is None or values is None or (keys.dim, values.dim) != (1, 1):
             return value
         name, query = str(var.name), value.args[0]
@@ -60,7 +60,7 @@ class AttentionAsProducts(Editor):
         mixed = self.emit(mixed, f"{name}_mixed")
         return self.normalize(relax.op.permute_dims(mixed, [0, 2, 1, 3]))
 
-    def _again(self, gathered: Gathered, order: list[int], name: str) -> Any:
+    def _again(self, gathered: GatheredTensor, order: list[int], name: str) -> Any:
         """Gather a block again, with its dims in another order."""
         call, dim = gathered.call, order.index(1)
         block = self.emit(relax.op.permute_dims(gathered.block, order), name)

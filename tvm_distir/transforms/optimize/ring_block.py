@@ -13,7 +13,7 @@ from tvm import ir, relax
 from tvm_distir.core import known_shape, rebuild, scalar, variables
 from tvm_distir.support import LoweringError
 
-from .ring_nodes import Node, Region
+from .ring_nodes import Region, RegionNode
 from .ring_sources import REMEDY
 
 WIDE = "float32"
@@ -24,7 +24,7 @@ Stats = dict[Any, tuple[Any, Any]]
 """Per softmax the maximum of its scores and the sum of their exponentials below it."""
 
 
-class Block:
+class RingBlock:
     """Contribution of one key block in one step of a phase."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Block:
         self._masks: dict[tuple[int, ...], Any] = {}
         self.unfinished: dict[Any, Any] = {}
 
-    def clone(self, node: Node) -> Any:
+    def clone(self, node: RegionNode) -> Any:
         """Compute a node on the block."""
         if node.kind in ("same", "pad"):
             return self._env[next(variables(node.value))]
@@ -45,7 +45,7 @@ class Block:
             return self._weights(node, softmax.scores)
         return self._again(node, self._env)
 
-    def ended(self, node: Node, path: Sequence[Node]) -> Any:
+    def ended(self, node: RegionNode, path: Sequence[RegionNode]) -> Any:
         """Return the contribution to a sum over the keys, in the wide type."""
         env = dict(self._env)
         if node.online is not None:
@@ -60,7 +60,7 @@ class Block:
                     env[arg] = self._kept(env[arg], dim)
         return self._wide(self._again(node, env), f"{node.var.name}_terms")
 
-    def own_keys(self, node: Node) -> Any:
+    def own_keys(self, node: RegionNode) -> Any:
         """Return what a scatter adds for the block, in the wide type."""
         value = self._env[node.value.args[0]]
         if self._region.padded:
@@ -83,7 +83,7 @@ class Block:
         raised = self._emit(relax.op.exp(shifted), f"{name}_exp")
         return self._kept(raised, len(raised.ty.shape) - 1) if self._region.padded else raised
 
-    def _weights(self, node: Node, scores: Any) -> Any:
+    def _weights(self, node: RegionNode, scores: Any) -> Any:
         """Return the normalized weights of the block."""
         top, total = self._stats[node.var]
         raised = self.below(self.scores(scores), top, str(node.var.name))
@@ -131,7 +131,7 @@ class Block:
             self._positions = self._emit(relax.op.add(offsets, first), "places")
         return self._positions
 
-    def _again(self, node: Node, env: Mapping[Any, Any]) -> Any:
+    def _again(self, node: RegionNode, env: Mapping[Any, Any]) -> Any:
         """Rewrite a call on the block, with other operands over the keys sliced to it."""
         args = list(node.value.args)
         for i, dim in enumerate(node.walks):
@@ -162,4 +162,4 @@ def int64(value: Any) -> Any:
     return relax.const(np.asarray(value, "int64"), "int64")
 
 
-__all__ = ["Block", "Emit", "Stats", "int64"]
+__all__ = ["Emit", "RingBlock", "Stats", "int64"]

@@ -11,14 +11,14 @@ from typing import Any
 from tvm_distir.core import op_name, variables
 
 from .ring_softmax import Softmax
-from .ring_sources import Gathered
+from .ring_sources import GatheredTensor
 
 LINEAR = ("astype", "multiply")
 """Ops whose result is a multiple of the softmax that they read."""
 
 
 @dataclass(frozen=True)
-class Node:
+class RegionNode:
     """Binding of a region.
 
     Attributes
@@ -54,8 +54,8 @@ class Region:
     ----------
     mesh, axis, count, rows, whole : DeviceMesh, int, int, int, int
         Who holds the keys: rows on each of the devices along the axis, so many of them in all.
-    sources : dict of Var to Gathered
-    nodes : dict of Var to Node
+    sources : dict of Var to GatheredTensor
+    nodes : dict of Var to RegionNode
         In order.
     softmaxes : dict of Var to Softmax
     whole_softmaxes : set of Var
@@ -69,8 +69,8 @@ class Region:
     count: int
     rows: int
     whole: int
-    sources: dict[Any, Gathered] = field(default_factory=dict)
-    nodes: dict[Any, Node] = field(default_factory=dict)
+    sources: dict[Any, GatheredTensor] = field(default_factory=dict)
+    nodes: dict[Any, RegionNode] = field(default_factory=dict)
     softmaxes: dict[Any, Softmax] = field(default_factory=dict)
     whole_softmaxes: set[Any] = field(default_factory=set)
     roots: dict[Any, tuple[Any, list[Any]]] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Region:
         return self.rows * self.count > self.whole
 
 
-def weights_of(nodes: Mapping[Any, Node], var: Any) -> Any:
+def weights_of(nodes: Mapping[Any, RegionNode], var: Any) -> Any:
     """Return the softmax that a value is a multiple of, or None."""
     node = nodes.get(var)
     if node is None or node.kind == "softmax":
@@ -93,7 +93,7 @@ def weights_of(nodes: Mapping[Any, Node], var: Any) -> Any:
     return known[0] if len(known) == 1 else None
 
 
-def handed_on(nodes: Mapping[Any, Node], var: Any) -> Any:
+def handed_on(nodes: Mapping[Any, RegionNode], var: Any) -> Any:
     """Return the softmax that a value equals up to its type, or None."""
     node = nodes.get(var)
     while node is not None and node.kind != "softmax":
@@ -103,9 +103,9 @@ def handed_on(nodes: Mapping[Any, Node], var: Any) -> Any:
     return None if node is None else node.var
 
 
-def path_between(nodes: Mapping[Any, Node], var: Any, weights: Any) -> list[Node]:
+def path_between(nodes: Mapping[Any, RegionNode], var: Any, weights: Any) -> list[RegionNode]:
     """Return the nodes from a softmax to a multiple of it, in order."""
-    path: list[Node] = []
+    path: list[RegionNode] = []
     while not var.same_as(weights):
         node = nodes[var]
         path.insert(0, node)
@@ -114,13 +114,13 @@ def path_between(nodes: Mapping[Any, Node], var: Any, weights: Any) -> list[Node
     return path
 
 
-def path_to(region: Region, node: Node) -> list[Node]:
+def path_to(region: Region, node: RegionNode) -> list[RegionNode]:
     """Return the nodes between a softmax and a sum over unnormalized weights, in order."""
     return path_between(region.nodes, node.value.args[0], node.online)
 
 
-def _linear(node: Node) -> bool:
+def _linear(node: RegionNode) -> bool:
     return node.kind == "same" or (node.kind == "map" and op_name(node.value) in LINEAR)
 
 
-__all__ = ["Node", "Region", "handed_on", "path_between", "path_to", "weights_of"]
+__all__ = ["Region", "RegionNode", "handed_on", "path_between", "path_to", "weights_of"]

@@ -13,11 +13,11 @@ from tvm import relax
 from tvm_distir.core import rebuild, scalar, variables
 from tvm_distir.core.ir import ops
 
-from .ring_block import Block, Emit, Stats, int64
-from .ring_nodes import Node, Region, path_to
+from .ring_block import Emit, RingBlock, Stats, int64
+from .ring_nodes import Region, RegionNode, path_to
 
 
-class Phase:
+class RingPhase:
     """Writer of the ``n`` blocks of one phase.
 
     Each device begins with its own keys and hands what it has to the next ``n - 1`` times. Sums
@@ -79,11 +79,11 @@ class Phase:
             reads.update(dict.fromkeys(v for v in variables(node.value) if v not in inner))
         return list(reads)
 
-    def _path(self, node: Node) -> list[Node]:
+    def _path(self, node: RegionNode) -> list[RegionNode]:
         """Return the nodes between unnormalized weights and a sum of them."""
         return [] if node.online is None else path_to(self._region, node)
 
-    def _closure(self) -> dict[Any, Node]:
+    def _closure(self) -> dict[Any, RegionNode]:
         """Return the nodes per key block in order, without the softmaxes of this phase."""
         region = self._region
         waiting: list[Any] = [self._region.softmaxes[n.var].scores for n in self._softmaxes]
@@ -129,7 +129,7 @@ class Phase:
     def _step(self, step: int, held: Mapping[Any, Any]) -> None:
         """Add the contribution of a key block."""
         env: dict[Any, Any] = {}
-        walker = Block(self._region, self._emit, self._me, step, env, self._stats)
+        walker = RingBlock(self._region, self._emit, self._me, step, env, self._stats)
         for source, (root, views) in self._roots.items():
             value = held[root]
             for view in views:
@@ -159,7 +159,7 @@ class Phase:
                 value = self._emit(relax.op.add(before, value), f"{node.var.name}_terms")
             self._moving[node.var] = value
 
-    def _weighed(self, node: Node, walker: Block) -> Any:
+    def _weighed(self, node: RegionNode, walker: RingBlock) -> Any:
         """Return exponentials relative to the running maximum, and the factor for earlier ones."""
         var = node.var
         softmax = self._region.softmaxes[var]
@@ -212,7 +212,7 @@ class Phase:
             return value
         return self._emit(relax.op.astype(value, str(var.ty.dtype)), str(var.name))
 
-    def _in_order(self, node: Node) -> Any:
+    def _in_order(self, node: RegionNode) -> Any:
         """Return the weights of all keys in their order, from the scores of all blocks."""
         region, name = self._region, str(node.var.name)
         key = np.arange(region.whole)
@@ -231,4 +231,4 @@ class Phase:
         return self._emit(relax.op.divide(raised, total), f"{name}_whole")
 
 
-__all__ = ["Phase"]
+__all__ = ["RingPhase"]

@@ -19,7 +19,7 @@ from tvm import ir, relax
 from tvm_distir.core import call_axes, dist_op_name, op_name, rule_of, variables
 from tvm_distir.support import LoweringError, PropagationError
 
-from .ring_nodes import Node, Region, handed_on, path_between, weights_of
+from .ring_nodes import Region, RegionNode, handed_on, path_between, weights_of
 from .ring_softmax import SOFTMAX, Softmax, written_softmaxes
 from .ring_sources import ATTENTION, PRODUCTS, REMEDY, gathered_values, travelling
 from .scan import Row
@@ -53,7 +53,7 @@ class RegionFinder:
         self._sources = gathered_values(rows, values, readers, axes)
         self._softmaxes, self._stats = written_softmaxes(rows, values, readers)
         self._walk: dict[Any, int] = {}
-        self._nodes: dict[Any, Node] = {}
+        self._nodes: dict[Any, RegionNode] = {}
         self._ready: dict[Any, int] = {}
         self._parent: dict[Any, Any] = {}
 
@@ -101,10 +101,10 @@ class RegionFinder:
             var = self._parent[var]
         return var
 
-    def _node(self, var: Any, value: Any, kind: str | None, phase: int) -> Node | None:
+    def _node(self, var: Any, value: Any, kind: str | None, phase: int) -> RegionNode | None:
         if isinstance(value, ir.Var):
             dim = self._walk.get(value)
-            return None if dim is None else Node(var, value, "same", (dim,), dim, phase)
+            return None if dim is None else RegionNode(var, value, "same", (dim,), dim, phase)
         if not isinstance(value, ir.Call) or not isinstance(value.op, ir.Op):
             return None
         args = value.args[:]
@@ -114,24 +114,24 @@ class RegionFinder:
         walks, first = tuple(dims), next(dim for dim in dims if dim is not None)
         if var in self._stats:
             dim = first if op_name(value) in ("subtract", "exp") else None
-            return Node(var, value, "stat", walks, dim, phase)
+            return RegionNode(var, value, "stat", walks, dim, phase)
         if var in self._softmaxes:
-            return Node(var, value, "softmax", walks, first, phase)
+            return RegionNode(var, value, "softmax", walks, first, phase)
         if kind is not None:
             scatters = kind == "reduce_scatter" and self._scatters(value, first)
-            return Node(var, value, "scatter", walks, None, phase) if scatters else None
+            return RegionNode(var, value, "scatter", walks, None, phase) if scatters else None
         if op_name(value) == "nn.pad":
-            return Node(var, value, "pad", walks, first, phase) if self._pads(var) else None
+            return RegionNode(var, value, "pad", walks, first, phase) if self._pads(var) else None
         if op_name(value) == SOFTMAX:
             if first != len(var.ty.shape) - 1 or int(value.attrs.axis) % len(var.ty.shape) != first:
                 return None
             self._softmaxes[var] = Softmax(args[0], var)
-            return Node(var, value, "softmax", walks, first, phase)
+            return RegionNode(var, value, "softmax", walks, first, phase)
         return self._by_rule(var, value, dims, phase)
 
     def _by_rule(
         self, var: Any, call: ir.Call, dims: Sequence[int | None], phase: int
-    ) -> Node | None:
+    ) -> RegionNode | None:
         args = call.args[:]
         if any(isinstance(arg, relax.Tuple) for arg in args):
             return None
@@ -152,12 +152,12 @@ class RegionFinder:
                 continue
             (out,) = factor.outs
             if factor.kind == "map" and out is not None:
-                return Node(var, call, "map", tuple(walks), out, phase)
+                return RegionNode(var, call, "map", tuple(walks), out, phase)
             if factor.kind == "sum" and out is None:
                 return self._summed(var, call, tuple(walks), phase)
         return None
 
-    def _summed(self, var: Any, call: ir.Call, walks: Any, phase: int) -> Node:
+    def _summed(self, var: Any, call: ir.Call, walks: Any, phase: int) -> RegionNode:
         """Record a sum over keys, or one of unnormalized weights where all else matches."""
         weights = weights_of(self._nodes, call.args[0])
         last = len(call.args[0].ty.shape) - 1
@@ -171,8 +171,8 @@ class RegionFinder:
             others = {v for value in (call, *(n.value for n in path)) for v in variables(value)}
             others -= {weights, *(n.var for n in path)}
             if all(self._ready.get(v, 1) <= begun for v in others):
-                return Node(var, call, "sum", walks, None, begun, weights)
-        return Node(var, call, "sum", walks, None, phase)
+                return RegionNode(var, call, "sum", walks, None, begun, weights)
+        return RegionNode(var, call, "sum", walks, None, phase)
 
     def _scatters(self, call: ir.Call, dim: int) -> bool:
         axes = call_axes(call)
@@ -213,7 +213,12 @@ class RegionFinder:
         return region
 
     def _judge(
-        self, var: Any, reader: Any, products: bool, wholes: set[Any], nodes: Mapping[Any, Node]
+        self,
+        var: Any,
+        reader: Any,
+        products: bool,
+        wholes: set[Any],
+        nodes: Mapping[Any, RegionNode],
     ) -> None:
         """Reject readers outside of the region, except of finished sums and of a softmax."""
         value = self._values.get(reader) if reader is not None else None

@@ -21,7 +21,7 @@ REMEDY = 'Use "context_parallel:form=all_to_all" or "form=gather".'
 
 
 @dataclass(frozen=True)
-class Gathered:
+class GatheredTensor:
     """Tensor that is gathered along a mesh axis.
 
     Attributes
@@ -66,9 +66,9 @@ class Gathered:
         return int(self.mesh.shape[self.axis])
 
 
-def gathered(
+def match_ring_gather(
     var: Any, values: Mapping[Any, Any], axes: Mapping[str, Collection[int]]
-) -> Gathered | None:
+) -> GatheredTensor | None:
     """Return the gather along a ring that a value is, with padding sliced off.
 
     Parameters
@@ -94,7 +94,7 @@ def gathered(
     padded, dim = [int(n) for n in value.ty.shape], int(value.attrs["dim"])
     if any(a != b for d, (a, b) in enumerate(zip(padded, whole, strict=True)) if d != dim):
         return None
-    return Gathered(value, int(whole[dim]))
+    return GatheredTensor(value, int(whole[dim]))
 
 
 def gathered_values(
@@ -102,11 +102,11 @@ def gathered_values(
     values: Mapping[Any, Any],
     readers: Mapping[Any, Sequence[Any]],
     axes: Mapping[str, Collection[int]],
-) -> dict[Any, Gathered]:
+) -> dict[Any, GatheredTensor]:
     """Return the gathered values of a block by variable; a sliced one hides its source."""
     result = {}
     for _, var, _, _ in rows:
-        known = gathered(var, values, axes)
+        known = match_ring_gather(var, values, axes)
         if known is not None:
             result[var] = known
     for var in list(result):
@@ -117,7 +117,7 @@ def gathered_values(
 
 
 def travelling(
-    sources: Mapping[Any, Gathered], values: Mapping[Any, Any]
+    sources: Mapping[Any, GatheredTensor], values: Mapping[Any, Any]
 ) -> dict[Any, tuple[Any, list[Any]]]:
     """Return, per gathered value, the travelling block and the transpositions from it.
 
@@ -147,8 +147,8 @@ __all__ = [
     "ATTENTION",
     "PRODUCTS",
     "REMEDY",
-    "Gathered",
-    "gathered",
+    "GatheredTensor",
     "gathered_values",
+    "match_ring_gather",
     "travelling",
 ]

@@ -84,8 +84,8 @@ class _Cancel(Editor):
         if start is None:
             return value
         for step in between[:-1]:
-            start = self.emit(_again(step, start), str(var.name))
-        return self.normalize(_again(between[-1], start)) if between else start
+            start = self.emit(_rewrite_operand(step, start), str(var.name))
+        return self.normalize(_rewrite_operand(between[-1], start)) if between else start
 
     def _undone(self, value: ir.Call) -> tuple[list[ir.Call], Any]:
         """Return the moves between a collective and the one it undoes, with the moved one."""
@@ -106,7 +106,7 @@ class _Cancel(Editor):
             at = source.args[0]
 
 
-def _again(call: ir.Call, x: Any) -> ir.Call:
+def _rewrite_operand(call: ir.Call, x: Any) -> ir.Call:
     """Write a gather or slice of another operand."""
     make = getattr(ops, str(dist_op_name(call)))
     axes, dim = axes_dim(call)

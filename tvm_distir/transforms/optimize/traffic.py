@@ -196,7 +196,7 @@ def _kinds(mod: ir.IRModule, value: ir.Call) -> Iterator[TrafficKind]:
 
 
 @dataclass(frozen=True)
-class Change:
+class TrafficChange:
     """Collectives before and after a pass."""
 
     pass_name: str
@@ -215,11 +215,11 @@ class TrafficInstrument:
     """TVM pass instrument that counts collectives before and after each pass of this package.
 
     ``with tvm.transform.PassContext(instruments=[TrafficInstrument()])`` around the passes;
-    ``changes`` then holds a :class:`Change` per pass that began at level 4 or 5.
+    ``changes`` then holds a :class:`TrafficChange` per pass that began at level 4 or 5.
     """
 
     def __init__(self) -> None:
-        self.changes: list[Change] = []
+        self.changes: list[TrafficChange] = []
         self._before: list[Traffic | None] = []
 
     def run_before_pass(self, mod: ir.IRModule, info: Any) -> None:
@@ -232,4 +232,4 @@ class TrafficInstrument:
         before = self._before.pop()
         after = traffic(mod) if before is not None else None
         if before is not None and after is not None and (before.counts or after.counts):
-            self.changes.append(Change(str(info.name), before, after))
+            self.changes.append(TrafficChange(str(info.name), before, after))

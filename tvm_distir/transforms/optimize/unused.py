@@ -53,7 +53,7 @@ def removed(mod: ir.IRModule, readings: Readings | None = None) -> ir.IRModule:
     while True:
         members = [without_dead(m, readings) for m in read_module(mod, readings=readings)]
         order = [(m.gv, m.fn) for m in members]
-        reads = _alike(order, _fields_read(members))
+        reads = _unite_branches(order, _fields_read(members))
         kept: dict[str, KeptParts] = {}
         renamed: dict[Any, Any] = {}
         bodies: dict[str, relax.Function] = {}
@@ -133,7 +133,7 @@ def _fields_read(members: Sequence[Member]) -> dict[str, set[int] | None]:
     return fields_read
 
 
-def _alike(
+def _unite_branches(
     order: Sequence[tuple[Any, relax.Function]], reads: dict[str, set[int] | None]
 ) -> dict[str, set[int] | None]:
     """Make all branches of an ``If`` return the union of the fields that are read."""

@@ -15,7 +15,7 @@ from tvm import ir, relax
 from tvm_distir.core import OPEN_AXES_ATTR, STATIONARY_ATTR
 
 from .choose import Repeat
-from .names import Names, function_name, value_name, weight_name
+from .name_allocator import NameAllocator, function_name, value_name, weight_name
 from .sequence import NOWHERE, Sequence, rebuilt
 
 Notes = Mapping[str, Any]
@@ -41,7 +41,7 @@ class Outlined:
 
 
 def build(
-    sequence: Sequence, repeat: Repeat, names: Mapping[Any, str], notes: Notes, taken: Names
+    sequence: Sequence, repeat: Repeat, names: Mapping[Any, str], notes: Notes, taken: NameAllocator
 ) -> Outlined | None:
     """Build the function of a repeat.
 
@@ -58,7 +58,7 @@ def build(
         The model's names of the parameters.
     notes : mapping
         Attributes of the function that is outlined from.
-    taken : Names
+    taken : NameAllocator
         Names of functions.
 
     Returns
@@ -72,7 +72,7 @@ def build(
     slots, classes = _parameters(wiring, columns)
     order = sorted(range(len(classes)), key=lambda c: not _computed(sequence, classes[c]))
     bound = [str(b.var.name) for b in sequence.bindings[first : first + length]]
-    local = Names(bound)
+    local = NameAllocator(bound)
     variables: list[Any] = [None] * len(classes)
     for c in order:
         wish = _wish(sequence, repeat, classes[c], names)

@@ -48,7 +48,7 @@ from tvm_distir.support import LevelError, PlanError, UsageError, nearest
 
 from .build import Outlined, build
 from .choose import Repeat, choose_repeats, saved
-from .names import Names
+from .name_allocator import NameAllocator
 from .sequence import Sequence as Bindings
 from .sequence import sequence_of
 from .shared import shared_in_front
@@ -117,7 +117,7 @@ def outline_module(
 ) -> ir.IRModule:
     """Apply the pass to a copy of the module."""
     chosen = _choose(mod, functions)
-    taken = Names(str(gv.name_hint) for gv in mod.functions)
+    taken = NameAllocator(str(gv.name_hint) for gv in mod.functions)
     made: dict[Any, Any] = {}
     private: dict[Any, Any] = {}
     for gv, fn in mod.functions.items():
@@ -159,7 +159,7 @@ def _choose(mod: ir.IRModule, names: Sequence[str] | None) -> set[str]:
 
 
 def _outline(
-    fn: relax.Function, min_repeats: int, min_bindings: int, taken: Names
+    fn: relax.Function, min_repeats: int, min_bindings: int, taken: NameAllocator
 ) -> tuple[Any, dict[Any, Any]]:
     """Return a function with its repeats outlined, and the private functions by GlobalVar."""
     if not isinstance(fn.body, relax.SeqExpr):
@@ -204,7 +204,7 @@ class _Caller:
     def __init__(self, fn: relax.Function, starts: dict[int, tuple[Outlined, Any, int]]) -> None:
         self.fn, self.starts = fn, starts
         bound = [str(binding.var.name) for binding in all_bindings(fn.body)]
-        self.names = Names([*bound, *(str(param.name) for param in fn.params)])
+        self.names = NameAllocator([*bound, *(str(param.name) for param in fn.params)])
         self.moved: set[str] = set()
 
     def run(self) -> relax.Function:

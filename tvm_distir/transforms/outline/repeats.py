@@ -94,9 +94,9 @@ def _windows(symbols: Ints) -> Iterator[tuple[int, Ints]]:
     names: Ints = np.unique(symbols, return_inverse=True)[1].astype(np.int64)
     width = 1
     while 2 * width < len(symbols):
-        doubled = _joined(names, width, names)
+        doubled = _number_windows(names, width, names)
         yield 2 * width, doubled
-        wider = _joined(doubled, 2 * width, names)
+        wider = _number_windows(doubled, 2 * width, names)
         if len(wider):
             yield 3 * width, wider
         if len(np.unique(doubled)) == len(doubled):
@@ -104,7 +104,7 @@ def _windows(symbols: Ints) -> Iterator[tuple[int, Ints]]:
         names, width = doubled, 2 * width
 
 
-def _joined(left: Ints, left_width: int, right: Ints) -> Ints:
+def _number_windows(left: Ints, left_width: int, right: Ints) -> Ints:
     """Number the windows composed of a left one and the adjacent right one."""
     count = max(0, len(right) - left_width)
     if not count:

@@ -25,14 +25,14 @@ from tvm_distir.core import (
     tensor_type,
     training_notes,
 )
-from tvm_distir.transforms.training.autodiff.functions import Functions
+from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import without_statistics
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.step.dropouts import with_streams
 from tvm_distir.transforms.training.step.objective import TARGETS, unfit
 from tvm_distir.transforms.training.step.parameters import Parameters
 from tvm_distir.transforms.training.step.recipe import check_functions, recipe_of
-from tvm_distir.transforms.training.step.writing import StepWriter
+from tvm_distir.transforms.training.step.step_writer import TrainStepWriter
 
 
 def train_step(
@@ -146,7 +146,7 @@ def train_step(
         system=system,
     )
     mod, given = with_streams(without_statistics(mod), given=stages is not None), mod
-    functions = Functions(mod)
+    functions = NamedFunctions(mod)
     main = functions.of.get("main")
     if not isinstance(main, relax.Function):
         raise unfit("there is no function main")
@@ -166,22 +166,22 @@ def train_step(
 
     auto = recipe.recompute
     if stages is not None:
-        from tvm_distir.transforms.training.pipeline.staged import StagedStep
+        from tvm_distir.transforms.training.pipeline.pipeline_step import StagedStep
 
         if isinstance(auto, Auto):
             from tvm_distir.transforms.training.auto_recompute.staged_automatic import (
                 decided_in_stages,
             )
 
-            plain = StagedStep(params(), recipe, Functions(mod), stages).run(given.attrs)
+            plain = StagedStep(params(), recipe, NamedFunctions(mod), stages).run(given.attrs)
             recipe = replace(recipe, recompute=decided_in_stages(plain, recipe, auto))
         return StagedStep(params(), recipe, functions, stages).run(given.attrs).module
     if isinstance(auto, Auto):
         from tvm_distir.transforms.training.auto_recompute.automatic import decided
 
-        trial = StepWriter(params(), recipe, Functions(mod))
+        trial = TrainStepWriter(params(), recipe, NamedFunctions(mod))
         recipe = replace(recipe, recompute=decided(trial, auto))
-    step = StepWriter(params(), recipe, functions)
+    step = TrainStepWriter(params(), recipe, functions)
     return functions.module({"main": step.run()}, given.attrs)
 
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tvm_distir.core.cost_model.model import System
 from tvm_distir.core.cost_model.network import layout_of, nic_sharing, spread, wire_bytes
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
 from tvm_distir.support.errors.tree import SimulationError
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tvm_distir.core.cost_model.hardware import KERNEL_CLASSES, VIEW
-from tvm_distir.core.cost_model.model import System
-from tvm_distir.core.cost_model.reading import system_names
+from tvm_distir.core.cost_model.system import System
+from tvm_distir.core.cost_model.system_reader import system_names
 from tvm_distir.core.ir.names import COLLECTIVES, TRANSFERS
 
 NAMES = system_names()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tvm_distir.core.cost_model.model import System
-from tvm_distir.core.cost_model.reading import DATA, system_names
+from tvm_distir.core.cost_model.system import System
+from tvm_distir.core.cost_model.system_reader import DATA, system_names
 from tvm_distir.support.errors.tree import DependencyError, HardwareError
 
 Install = Callable[[str, str, str], Path]

@@ -9,9 +9,9 @@ import json
 
 import pytest
 
-from tvm_distir.core.cost_model.model import System
-from tvm_distir.core.cost_model.reading import DATA, system_names
-from tvm_distir.core.cost_model.writing import to_data
+from tvm_distir.core.cost_model.system import System
+from tvm_distir.core.cost_model.system_reader import DATA, system_names
+from tvm_distir.core.cost_model.system_writer import to_data
 from tvm_distir.support.errors.tree import HardwareError
 
 

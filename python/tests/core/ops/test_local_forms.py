@@ -21,7 +21,7 @@ from tvm_distir.execution.rule_validation.cases import Case, var
 from tvm_distir.execution.rule_validation.machine import Machine
 from tvm_distir.execution.rule_validation.program import local_program
 from tvm_distir.execution.rule_validation.proof import prove
-from tvm_distir.execution.rule_validation.table.table import TABLE
+from tvm_distir.execution.rule_validation.table.all_cases import TABLE
 from tvm_distir.support.errors.tree import PropagationError
 
 op = relax.op

@@ -9,7 +9,7 @@ import tvm
 from tvm import ir, relax, te, tirx, topi
 from tvm.script import tirx as T
 
-from tvm_distir.core.ops.derive.call import derive_call
+from tvm_distir.core.ops.derive.derivation import derive_call
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.match import describe_factor
 from tvm_distir.core.ops.signature import call_shape

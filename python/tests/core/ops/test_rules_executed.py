@@ -19,7 +19,7 @@ from tvm_distir.core.ops.factor import Factor
 from tvm_distir.execution.rule_validation.cases import Case, var
 from tvm_distir.execution.rule_validation.draws import index_below
 from tvm_distir.execution.rule_validation.proof import prove
-from tvm_distir.execution.rule_validation.table.table import TABLE, UNPROVED, WHOLE, quick
+from tvm_distir.execution.rule_validation.table.all_cases import TABLE, UNPROVED, WHOLE, quick
 
 INT = "int64"
 #: Ops whose rules do not say that they are linear, though they are.

@@ -18,7 +18,7 @@ import tvm_distir
 from tvm_distir.core.ops import registry
 from tvm_distir.execution.rule_validation.__main__ import main
 from tvm_distir.execution.rule_validation.cases import Case, var
-from tvm_distir.execution.rule_validation.collectives import meaning
+from tvm_distir.execution.rule_validation.collective_results import meaning
 from tvm_distir.execution.rule_validation.missing import missing
 from tvm_distir.execution.rule_validation.proof import prove
 

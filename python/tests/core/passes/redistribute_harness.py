@@ -23,7 +23,7 @@ from tvm_distir.core.ir.placement import P, R, local_shape, placement_text, shar
 from tvm_distir.core.passes.legalize.moves import step_call
 from tvm_distir.core.redistribution.shards import terms_move
 from tvm_distir.core.redistribution.steps import exchange_step
-from tvm_distir.execution.runtime.program.layout import np_dtype
+from tvm_distir.execution.runtime.program.io_layout import np_dtype
 
 MESHES = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
 EVEN = {1: (24,), 2: (24, 48), 3: (24, 8, 12)}

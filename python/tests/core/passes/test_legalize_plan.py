@@ -13,7 +13,7 @@ import pytest
 
 from tests.core.passes import redistribute_harness as h
 from tests.core.passes.redistribute_search import FREE, Search
-from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.placement import P, R, local_shape
 from tvm_distir.core.redistribution import planner
 from tvm_distir.core.redistribution.planner import Planner, plan_steps

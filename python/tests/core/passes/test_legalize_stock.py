@@ -25,7 +25,7 @@ from tvm_distir.execution.runtime.collectives import ccl
 from tvm_distir.execution.runtime.engines.threads.engine import ThreadsEngine
 from tvm_distir.support.errors.tree import LoweringError
 from tvm_distir.transforms.optimize.bucket import BucketGathers, BucketReductions
-from tvm_distir.transforms.optimize.schedule import ScheduleCollectives, SplitCollectives
+from tvm_distir.transforms.optimize.collective_schedule import ScheduleCollectives, SplitCollectives
 
 
 def groups_of(workers, in_group, count):

@@ -12,7 +12,7 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir.core.passes.lower import collectives
-from tvm_distir.execution.runtime.program.layout import np_dtype
+from tvm_distir.execution.runtime.program.io_layout import np_dtype
 
 LARGE = {"bfloat16": 256.0, "float16": 2048.0}
 """The least number that absorbs a one: alone, its type has steps of two there."""

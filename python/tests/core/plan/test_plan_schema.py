@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tvm_distir.core.ir.placement import R
-from tvm_distir.core.plan.names import match_name
+from tvm_distir.core.plan.name_patterns import match_name
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schema import MeshSpec, PlanRule, labels_text, parse_open_placement
 from tvm_distir.support.errors.tree import DistIRError, MeshError, PlanError

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.propagation.solve.conversions import ReshardPath
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs

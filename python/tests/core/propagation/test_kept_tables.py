@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tvm_distir import transforms as transform
-from tvm_distir.core.passes.propagate.values import PlacedValues
+from tvm_distir.core.passes.propagate.placed_values import PlacedValues
 from tvm_distir.core.propagation.driver import Propagator
 from tvm_distir.core.propagation.graph.graph import Axis
 from tvm_distir.core.propagation.solve import kept

@@ -10,7 +10,7 @@ from tvm.relax import op as R_
 
 import tvm_distir as td
 from tests.core.propagation.modules_made import build, tensor
-from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
 from tvm_distir.core.passes.lower.passes import LowerDistIR

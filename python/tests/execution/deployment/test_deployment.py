@@ -22,7 +22,7 @@ from tvm_distir.core.plan.plan import Plan
 from tvm_distir.execution.runtime.engines.registry import engine
 from tvm_distir.execution.runtime.program.inputs import input_ports
 from tvm_distir.execution.runtime.program.joining import same_bits
-from tvm_distir.execution.runtime.program.lowered import Lowered
+from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.support.errors.tree import DependencyError, EngineError
 
 ENGINES = ["virtual", "threads", "processes", "mpi"]
@@ -41,7 +41,7 @@ def small(tmp_path_factory):
 def model(tmp_path_factory):
     """A GPT on dp 2 x tp 2, its weights from a file; and what it gives."""
     mod, inputs = gpt()
-    ports = input_ports(Lowered(mod).entries)
+    ports = input_ports(LoweredProgram(mod).entries)
     weights = {p.name: inputs[i] for i, p in ports.items() if inputs[i].dtype.kind == "f"}
     data = [inputs[i] for i, p in ports.items() if p.name not in weights]
     place = tmp_path_factory.mktemp("gpt")

@@ -19,7 +19,7 @@ from tvm.script import tirx as T
 
 import tvm_distir as td
 from tvm_distir.execution.runtime.program import targets
-from tvm_distir.execution.runtime.program.kernels import compile_module
+from tvm_distir.execution.runtime.program.compilation import compile_module
 from tvm_distir.support.errors.tree import EngineError
 
 needs_cuda_codegen = pytest.mark.skipif(

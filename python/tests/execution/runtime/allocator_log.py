@@ -21,7 +21,7 @@ from tvm.target import Target
 import tvm_distir as td
 from tvm_distir.execution.runtime.engines.threads import engine
 from tvm_distir.execution.runtime.program import machines
-from tvm_distir.execution.runtime.program.lowered import Lowered
+from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.runtime.program.planning import plan_storage
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.strategies.composition import make_plan
@@ -79,7 +79,7 @@ def measure(name: str, mesh: str, strategy: str, train: str) -> dict[str, list[i
 
     run()
     storage = plan_storage(local)
-    program = Lowered(local)
+    program = LoweredProgram(local)
     entry = next(one for one in program.entries if 0 in one.ranks)
     inputs = len(program.mod[entry.function].params)
     return {"log": logged(run, inputs), "plan": storage.walk(entry.function).sizes}

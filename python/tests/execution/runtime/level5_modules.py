@@ -14,7 +14,7 @@ import tvm_distir  # registers the ops
 from tvm_distir.core.ir import ops
 from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.placement import local_shape, parse_placement
-from tvm_distir.execution.runtime.program.layout import np_dtype
+from tvm_distir.execution.runtime.program.io_layout import np_dtype
 
 Port = tuple[str, Sequence[int], str, str]
 """name, whole shape, dtype, placement"""

@@ -23,8 +23,8 @@ from tvm_distir.execution.runtime.collectives.fabric import Aborted
 from tvm_distir.execution.runtime.engines.mpi import world as mpi_world
 from tvm_distir.execution.runtime.engines.mpi.fabric import MpiFabric
 from tvm_distir.execution.runtime.engines.mpi.shared_memory import mapped_segments
+from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.execution.runtime.program.joining import same_bits
-from tvm_distir.execution.runtime.program.layout import np_dtype
 
 DTYPES = ("float32", "bfloat16", "float16", "bool", "float64", "int8", "int32", "int64", "uint8")
 SIZES = ((4, 6), (8, 1100))  # with their header, and after it

@@ -21,12 +21,16 @@ import tvm_distir as td
 from tests.execution.runtime.level5_modules import Level5, draw, ops, there_and_back
 from tvm_distir.execution.runtime.engines.processes.engine import ProcessesEngine
 from tvm_distir.execution.runtime.engines.processes.library import LIBRARIES
-from tvm_distir.execution.runtime.engines.processes.memory import Memory, MemoryLayout, make_file
 from tvm_distir.execution.runtime.engines.processes.pool import POOL
+from tvm_distir.execution.runtime.engines.processes.shared_memory import (
+    Memory,
+    MemoryLayout,
+    make_file,
+)
 from tvm_distir.execution.runtime.engines.threads.engine import ThreadsEngine
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
 from tvm_distir.execution.runtime.program.joining import same_bits
-from tvm_distir.execution.runtime.program.lowered import Lowered
+from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.support.errors.tree import EngineError
 
 R = np.random.default_rng
@@ -87,7 +91,7 @@ def test_verify_a_transformer():
 
 def test_programs_of_one_hash_keep_their_own_libraries(monkeypatch):
     """TVM's structural hashes of unlike modules meet."""
-    monkeypatch.setattr(Lowered, "fingerprint", "the same")
+    monkeypatch.setattr(LoweredProgram, "fingerprint", "the same")
     x = draw(R(3), (4, 4), "float32")
     for op, want in ((relax.op.add, x + x), (relax.op.multiply, x * x), (relax.op.add, x + x)):
         build = Level5(td.device_mesh({"a": 2}))
@@ -99,7 +103,7 @@ def test_programs_of_one_hash_keep_their_own_libraries(monkeypatch):
 
 def test_a_program_is_compiled_for_every_target_that_it_runs_on():
     """A run takes no library that a run within another ``with target:`` had made."""
-    program = Lowered(there_and_back())
+    program = LoweredProgram(there_and_back())
     entry, made = program.entries[0], {}
     for level in (0, 1, 0):
         with tvm.target.Target({"kind": "llvm", "opt-level": level}):

@@ -15,7 +15,7 @@ from tvm import relax
 import tvm_distir as td
 from tests.execution.runtime.test_runtime_mpi import has_mpi
 from tvm_distir.execution.runtime.engines.reference import Reference
-from tvm_distir.execution.runtime.program.kernels import compile_module
+from tvm_distir.execution.runtime.program.compilation import compile_module
 
 ENGINES = ["virtual", "threads", "processes", "mpi", "xla"]
 #: Threads, and calls of each; a call of mpi starts a job of its own.

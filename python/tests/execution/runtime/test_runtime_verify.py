@@ -19,7 +19,7 @@ import tvm_distir as td
 from tests.execution.runtime.level5_modules import Level5, draw, ops
 from tvm_distir.execution.runtime.engines.reference import Reference, strip_annotations
 from tvm_distir.execution.runtime.engines.registry import engine, run
-from tvm_distir.execution.runtime.program.kernels import compile_module, order_loops
+from tvm_distir.execution.runtime.program.compilation import compile_module, order_loops
 from tvm_distir.execution.runtime.program.targets import host_target
 from tvm_distir.execution.verification.compare import TOLERANCES, coarsest_float, compare_output
 from tvm_distir.execution.verification.verifying import verify

@@ -11,7 +11,7 @@ from tvm import relax
 import tvm_distir as td
 from tests.execution.runtime.level5_modules import Level5, arrival, draw, ops
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
-from tvm_distir.execution.runtime.program.compiled import KernelCache, _Known
+from tvm_distir.execution.runtime.program.compiled import KernelCache, _ModuleMap
 
 R = np.random.default_rng
 
@@ -95,7 +95,7 @@ def test_a_private_function_called_many_times_compiles_once():
 
 def test_modules_of_one_hash_keep_their_own_kernels(monkeypatch):
     """TVM's structural hashes of unlike modules meet."""
-    monkeypatch.setattr(_Known, "_key", lambda self, mod: (0, "cpu"))
+    monkeypatch.setattr(_ModuleMap, "_key", lambda self, mod: (0, "cpu"))
     mesh, kernels = td.device_mesh({"tp": 2}), KernelCache()
     x = draw(R(3), (4, 4), "float32")
     for op, want in ((relax.op.add, x + x), (relax.op.multiply, x * x), (relax.op.add, x + x)):

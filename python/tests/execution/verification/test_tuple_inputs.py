@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.execution.runtime.program.layout import _leaf_order
+from tvm_distir.execution.runtime.program.io_layout import _leaf_order
 from tvm_distir.support.errors.tree import EngineError
 
 R = relax.op

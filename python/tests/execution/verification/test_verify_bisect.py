@@ -16,7 +16,7 @@ from tvm_distir.core.ir import ops
 from tvm_distir.core.passes.lower import moves
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification import bisect
-from tvm_distir.execution.verification.instrumented import Traced
+from tvm_distir.execution.verification.instrumented import TracedProgram
 from tvm_distir.execution.verification.verifying import verify
 from tvm_distir.interface.command.app import main
 from tvm_distir.support.errors.tree import MismatchError
@@ -82,7 +82,7 @@ def plant(monkeypatch, wanted, change, skip=0):
 
     monkeypatch.setattr(moves, "collective", collective)
     # neither what was learnt before counts, nor does the fault outlive the test
-    monkeypatch.setattr(import_module("tvm_distir.core.ops.memory"), "_memories", {})
+    monkeypatch.setattr(import_module("tvm_distir.core.ops.class_memo"), "_memories", {})
 
 
 def doubled(writer, result, _):
@@ -209,9 +209,11 @@ def test_many_bindings_take_few_runs(monkeypatch):
             out = builder.emit_output(R.negative(value), "out")
         builder.emit_func_output(out)
     runs = []
-    differing = bisect._Both.differing
+    differing = bisect._ModulePair.differing
     monkeypatch.setattr(
-        bisect._Both, "differing", lambda self, pairs: runs.append(1) or differing(self, pairs)
+        bisect._ModulePair,
+        "differing",
+        lambda self, pairs: runs.append(1) or differing(self, pairs),
     )
     plant(monkeypatch, "all_reduce reduce_scatter", doubled)
     report = found(
@@ -223,7 +225,7 @@ def test_many_bindings_take_few_runs(monkeypatch):
 
 def test_an_opened_call_computes_the_same():
     """The body in place of the call, at level 1, run by TVM."""
-    traced = Traced.of(layered())
+    traced = TracedProgram.of(layered())
     number = next(i for i, s in enumerate(traced.steps) if s.var.name == "layer0")
     assert traced.can_open(number)
     opened = traced.opened(number)

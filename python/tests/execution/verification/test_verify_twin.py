@@ -84,7 +84,7 @@ def _plant(monkeypatch, change):
 
     monkeypatch.setattr(moves, "collective", collective)
     # neither what was learnt before counts, nor does the fault outlive the test
-    monkeypatch.setattr(import_module("tvm_distir.core.ops.memory"), "_memories", {})
+    monkeypatch.setattr(import_module("tvm_distir.core.ops.class_memo"), "_memories", {})
 
 
 def _slightly_off(writer, result, _):

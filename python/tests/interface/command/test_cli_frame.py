@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from tvm_distir.interface.command import app, main, opt
-from tvm_distir.interface.command.values import parse_batch, parse_mesh, parse_seed
+from tvm_distir.interface.command.option_values import parse_batch, parse_mesh, parse_seed
 from tvm_distir.support.errors.tree import (
     DistIRError,
     InfeasibleError,

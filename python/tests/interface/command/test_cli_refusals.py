@@ -15,7 +15,7 @@ import pytest
 from tests.interface.command.cli_inputs import FAULTY, RUDE, write_inputs
 from tvm_distir.interface.command import main
 from tvm_distir.interface.command.terminal import put, say
-from tvm_distir.support.errors.values import printable
+from tvm_distir.support.errors.user_input import printable
 
 PLACES = "--strategy data_parallel --mesh dp=2"
 ANALYZE = f"{PLACES} --system dgx-a100"

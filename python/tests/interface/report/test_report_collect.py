@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.interface.report.collect import analysis_of, batch_of, main_dtype, parameters_of
 from tvm_distir.interface.report.html import to_html
 from tvm_distir.interface.report.model import Analysis

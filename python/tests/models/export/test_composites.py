@@ -14,11 +14,11 @@ from tvm import ir, relax
 import tvm_distir as td
 from tvm_distir import transforms as transform
 from tvm_distir.core.rewriting.calls import leaves_of
-from tvm_distir.execution.rule_validation.table.table import TABLE
+from tvm_distir.execution.rule_validation.table.all_cases import TABLE
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.engines.xla.process import XlaProcess
 from tvm_distir.execution.verification.random_inputs import draw_inputs
-from tvm_distir.models.export.table import WRITERS
+from tvm_distir.models.export.op_writers import WRITERS
 from tvm_distir.models.stablehlo.composites import OPS, attributes_type
 from tvm_distir.support.errors.tree import ModelError
 

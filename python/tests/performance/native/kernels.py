@@ -11,7 +11,7 @@ from unittest.mock import patch
 from tests.performance.native.maps_reference import ReferenceMaps
 from tests.performance.native.meeting_reference import Meeting
 from tests.performance.native.schedule_reference import schedule_reference
-from tvm_distir.performance.engine import maps, meeting, schedule
+from tvm_distir.performance.engine import contention, maps, schedule
 
 KERNELS = ("native", "reference")
 
@@ -24,7 +24,7 @@ def using(kernels: str) -> Iterator[None]:
         return
     with (
         patch.object(maps, "NativeMaps", ReferenceMaps),
-        patch.object(meeting, "_meet_native", lambda *given: Meeting(*given).go()),
+        patch.object(contention, "_meet_native", lambda *given: Meeting(*given).go()),
         patch.object(schedule, "_schedule_native", schedule_reference),
     ):
         yield

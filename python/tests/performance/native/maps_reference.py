@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tests.performance.native.units_reference import checked, run_units, times_of
-from tvm_distir.performance.engine.functions import (
+from tvm_distir.performance.engine.function_summaries import (
     AFTER,
     COMPUTE_PORT,
     HOLDS,
@@ -29,7 +29,7 @@ from tvm_distir.performance.engine.functions import (
     Ints,
     representable,
 )
-from tvm_distir.performance.engine.units import ActionTimes, RankPrograms
+from tvm_distir.performance.engine.rank_programs import ActionTimes, RankPrograms
 from tvm_distir.support import SimulationError
 
 
@@ -89,11 +89,11 @@ class ReferenceMaps:
         self._functions = _read(table)
         self._known: dict[int, tuple[Ints, list[Ints]]] = {}
 
-    def origins(self, function: int) -> list[int]:
+    def result_sources(self, function: int) -> list[int]:
         """See :class:`FunctionSummaries`: all results may come whenever."""
         return [IS_FREE] * len(self._functions[function].results)
 
-    def apart(self, function: int) -> list[bool]:
+    def independent_inputs(self, function: int) -> list[bool]:
         """See :class:`FunctionSummaries`: all parameters matter."""
         return [True] * self._functions[function].params
 

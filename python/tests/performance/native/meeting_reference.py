@@ -19,7 +19,7 @@ from tvm_distir.performance.engine.activities import (
     Activities,
     Loads,
 )
-from tvm_distir.performance.engine.functions import NEVER, Ints
+from tvm_distir.performance.engine.function_summaries import NEVER, Ints
 
 EXACT = 1 << 53
 """Times up to which a float64 is exact."""

@@ -11,7 +11,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tvm_distir.performance.engine.functions import AFTER, COMM_PORT, HOLDS, SYNC, FunctionTable
+from tvm_distir.performance.engine.function_summaries import (
+    AFTER,
+    COMM_PORT,
+    HOLDS,
+    SYNC,
+    FunctionTable,
+)
 from tvm_distir.performance.engine.tasks import Tasks
 
 STREAMS = 4  # compute, communication, host, sends

@@ -9,10 +9,17 @@ import random
 import numpy as np
 
 from tests.performance.native.random_maps import STREAMS, Flat, random_function, random_functions
+from tvm_distir.core.plan.schedules.pipeline_actions import BACKWARD, FORWARD, WEIGHT
 from tvm_distir.core.plan.schedules.schedule import Schedule
-from tvm_distir.core.plan.schedules.units import BACKWARD, FORWARD, WEIGHT
-from tvm_distir.performance.engine.functions import FREE, IS_FREE, SETTLED
-from tvm_distir.performance.engine.units import COPY, RECV, RUN, SEND, SEND_STREAM, RankPrograms
+from tvm_distir.performance.engine.function_summaries import FREE, IS_FREE, SETTLED
+from tvm_distir.performance.engine.rank_programs import (
+    COPY,
+    RECV,
+    RUN,
+    SEND,
+    SEND_STREAM,
+    RankPrograms,
+)
 
 X, Y, KEPT, GRAD, DX, LEFT, SLOTS = range(7)
 SHAPES = {FORWARD: ([X], [Y, KEPT]), BACKWARD: ([KEPT, GRAD], [DX, LEFT]), WEIGHT: ([LEFT], [])}
@@ -54,7 +61,9 @@ class Pipeline:
         found = {X: FREE, GRAD: FREE}
         for phase, (reads, writes) in SHAPES.items():
             maps.open(self.phase[phase, stage], [found[slot] for slot in reads])
-            for slot, origin in zip(writes, maps.origins(self.phase[phase, stage]), strict=True):
+            for slot, origin in zip(
+                writes, maps.result_sources(self.phase[phase, stage]), strict=True
+            ):
                 whence = found[reads[origin]] if origin >= 0 else SETTLED
                 found[slot] = FREE if origin == IS_FREE else whence
         return found

@@ -14,9 +14,9 @@ from tests.performance.native.random_loads import random_loads
 from tests.performance.native.random_maps import Flat, random_functions
 from tests.performance.native.random_pipelines import Pipeline, starts_of
 from tvm_distir.performance.engine.activities import Loads
-from tvm_distir.performance.engine.functions import NEVER, STREAM_PORTS
-from tvm_distir.performance.engine.maps import maps_of
-from tvm_distir.performance.engine.meeting import meet
+from tvm_distir.performance.engine.contention import run_contended
+from tvm_distir.performance.engine.function_summaries import NEVER, STREAM_PORTS
+from tvm_distir.performance.engine.maps import summarize_functions
 from tvm_distir.performance.engine.schedule import schedule
 
 MOST = 1500
@@ -39,7 +39,7 @@ def differing_functions(seeds: Iterable[int]) -> tuple[int, list[str]]:
         wanted = np.array(schedule(flat.tasks())[0])[flat.ops]
         for kernels in kernels_for(flat):
             with using(kernels):
-                maps = maps_of(made.table)
+                maps = summarize_functions(made.table)
                 head = np.zeros(STREAM_PORTS, np.int64)
                 times = np.concatenate((head, np.full(len(maps.ports(last)), NEVER)))
                 if not np.array_equal(maps.expand(last, times[None])[0], wanted):
@@ -58,7 +58,7 @@ def differing_pipelines(seeds: Iterable[int]) -> tuple[int, list[str]]:
         wanted = [start[own].tolist() for own in tasks]
         for kernels in kernels_for(flat):
             with using(kernels):
-                maps = maps_of(pipeline.functions.table)
+                maps = summarize_functions(pipeline.functions.table)
                 if starts_of(maps, pipeline.units(maps)) != wanted:
                     wrong.append(f"pipeline {seed} ({pipeline.schedule.kind}), {kernels}")
         count += 1
@@ -75,14 +75,14 @@ def differing_meetings(seeds: Iterable[int]) -> tuple[int, list[str]]:
         pipeline, found = Pipeline(random.Random(seed), seed % 3 == 2), []
         for kernels in KERNELS:
             with using(kernels):
-                maps = maps_of(pipeline.functions.table)
+                maps = summarize_functions(pipeline.functions.table)
                 units = pipeline.units(maps)
-                plain, alone = maps.run(units), meet(maps, units, Loads.none(units))
+                plain, alone = maps.run(units), run_contended(maps, units, Loads.none(units))
                 names = ("times", "finish", "sent", "position")
                 same = all(np.array_equal(getattr(alone.ran, n), getattr(plain, n)) for n in names)
                 if not same or len(alone.clock):
                     wrong.append(f"meeting {seed}, {kernels}, alone")
-                met = meet(maps, units, random_loads(random.Random(seed), units))
+                met = run_contended(maps, units, random_loads(random.Random(seed), units))
                 found.append((met.ran.finish, met.ran.sent, met.ended, met.clock_begin, met.clock))
         if not all(np.array_equal(*both) for both in zip(*found, strict=True)):
             wrong.append(f"meeting {seed} ({pipeline.schedule.kind})")

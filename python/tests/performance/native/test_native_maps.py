@@ -16,7 +16,7 @@ from tests.performance.native.kernels import KERNELS, using
 from tests.performance.native.random_maps import Functions
 from tests.performance.native.random_pipelines import Pipeline, starts_of
 from tests.performance.native.simulation_proof import differing_functions, differing_pipelines
-from tvm_distir.performance.engine.functions import (
+from tvm_distir.performance.engine.function_summaries import (
     AFTER,
     COMM_PORT,
     FREE,
@@ -27,7 +27,7 @@ from tvm_distir.performance.engine.functions import (
     SYNC,
     FunctionTable,
 )
-from tvm_distir.performance.engine.maps import maps_of
+from tvm_distir.performance.engine.maps import summarize_functions
 from tvm_distir.support.errors.tree import SimulationError
 from tvm_distir.support.native.loader import load_library
 
@@ -39,7 +39,7 @@ def one(params, values, ops, results=()):
 
 
 def starts(table, function=0, times=(0, 0, 0)):
-    maps = maps_of(table)
+    maps = summarize_functions(table)
     row = [*times, *([NEVER] * len(maps.ports(function)))]
     return maps.expand(function, np.array([row], np.int64))[0].tolist()
 
@@ -81,7 +81,7 @@ def test_a_call_is_its_ops(kernels):
     made.add(1, 3, layer, [2])
     calls = [(0, 0, 0, 0, 0, [k], [k + 1]) for k in range(3)]
     made.add(1, 4, calls, [3])
-    maps = maps_of(made.table)
+    maps = summarize_functions(made.table)
     maps.open(1, [FREE])
     assert maps.tasks(1) == 6
     assert maps.ports(1) == [0]
@@ -95,10 +95,10 @@ def test_operands_that_compute_has_waited_for_are_no_ports():
     for classes, ports in (
         ([SETTLED, SETTLED], [1]), ([FREE, SETTLED], [0, 1]), ([SETTLED, 0], []),
     ):  # fmt: skip
-        maps = maps_of(table)
+        maps = summarize_functions(table)
         maps.open(0, classes)
         assert maps.ports(0) == ports
-    assert maps.apart(0) == [False, True]
+    assert maps.independent_inputs(0) == [False, True]
 
 
 def test_times_that_do_not_fit(kernels):
@@ -106,7 +106,9 @@ def test_times_that_do_not_fit(kernels):
     made.add(0, 0, [(0, 0, LATEST // 2, 0, -1, [], [])], [])
     made.add(0, 0, [(0, 0, 0, 0, 0, [], [])] * 3, [])
     with pytest.raises(SimulationError, match="DIST0721"):
-        maps_of(made.table).busy(np.array([1]), np.zeros(3, np.int64), *[np.zeros(0, np.int64)] * 2)
+        summarize_functions(made.table).busy(
+            np.array([1]), np.zeros(3, np.int64), *[np.zeros(0, np.int64)] * 2
+        )
 
 
 def test_wrong_tables_are_refused():
@@ -115,11 +117,11 @@ def test_wrong_tables_are_refused():
         row = [*good]
         row[at] = value
         with pytest.raises(ValueError, match=what):
-            maps_of(FunctionTable([0, 0, 1, 0], row))
+            summarize_functions(FunctionTable([0, 0, 1, 0], row))
     with pytest.raises(ValueError, match="more are needed"):
-        maps_of(FunctionTable([0, 0, 2, 0], good))
+        summarize_functions(FunctionTable([0, 0, 2, 0], good))
     with pytest.raises(ValueError, match="an operand"):
-        maps_of(FunctionTable([0, 0, 1, 0], [*good[:5], 1, 0], [0]))
+        summarize_functions(FunctionTable([0, 0, 1, 0], [*good[:5], 1, 0], [0]))
     with pytest.raises(ValueError, match="results"):
         load_library()["simulation"](*[np.array(x, np.int64) for x in ([0, 0, 0, 1], *[[]] * 4)])
 
@@ -145,7 +147,7 @@ def test_many_runs_of_other_durations(seed):
     spent[int(columns.max(initial=0)), 4] = LATEST
     for kernels in KERNELS:
         with using(kernels):
-            maps = maps_of(table)
+            maps = summarize_functions(table)
             units = pipeline.units(maps)
             sent = np.random.default_rng(seed).integers(0, 60, (len(units.edges), 11))
             found.append(maps.sweep(columns, spent, sent, units).tolist())
@@ -160,7 +162,7 @@ def test_time_in_which_ranks_are_busy(seed):
     found = []
     for kernels in KERNELS:
         with using(kernels):
-            maps = maps_of(pipeline.functions.table)
+            maps = summarize_functions(pipeline.functions.table)
             units = pipeline.units(maps)
             ran = maps.run(units)
             _, steps, begin = units.runs()
@@ -185,7 +187,7 @@ def test_ranks_that_wait_for_each_other():
     pipeline = Pipeline(random.Random(3), False)
     for kernels in KERNELS:
         with using(kernels):
-            maps = maps_of(pipeline.functions.table)
+            maps = summarize_functions(pipeline.functions.table)
             units = pipeline.units(maps)
             first = units.programs[: units.program_begin[1]]
             first[:] = first[::-1].copy()

@@ -10,10 +10,10 @@ from tests.performance.native.meeting_reference import fair_speeds
 from tests.performance.native.random_loads import loads_of
 from tests.performance.native.simulation_proof import differing_meetings
 from tvm_distir.performance.engine.activities import ENDLESS
-from tvm_distir.performance.engine.functions import FunctionTable
-from tvm_distir.performance.engine.maps import maps_of
-from tvm_distir.performance.engine.meeting import meet
-from tvm_distir.performance.engine.units import RUN, SEND, RankPrograms
+from tvm_distir.performance.engine.contention import run_contended
+from tvm_distir.performance.engine.function_summaries import FunctionTable
+from tvm_distir.performance.engine.maps import summarize_functions
+from tvm_distir.performance.engine.rank_programs import RUN, SEND, RankPrograms
 
 
 def messages(spent, links, capacity, lead=0):
@@ -33,8 +33,8 @@ def messages(spent, links, capacity, lead=0):
     before = [(float(lead), 1.0, {})] if lead else []
     classes = [[(ENDLESS, 1.0, {})]] * count
     classes += [[*before, (ENDLESS, 1.0, own)] for own in links]
-    maps = maps_of(FunctionTable())
-    return meet(maps, units, loads_of(classes, capacity)).ended[:, 0].tolist()
+    maps = summarize_functions(FunctionTable())
+    return run_contended(maps, units, loads_of(classes, capacity)).ended[:, 0].tolist()
 
 
 def test_messages_share_a_link(kernels):
@@ -85,7 +85,7 @@ def test_a_message_slows_the_unit_beside_it(kernels):
     loads = loads_of(
         [idle, idle, [(ENDLESS, 1.0, {0: 1.0})]], [1.0], [[-1, -1], [-1, -1], [0, -1]], 0.8
     )
-    found = meet(maps_of(work(1000)), units, loads)
+    found = run_contended(summarize_functions(work(1000)), units, loads)
     assert found.ran.finish[0, 0] == 1080 and found.ended[0, 0] == 400
     assert found.clock.tolist() == [[0, 0], [320, 400]]
     assert found.real(0, np.array([0, 160, 320, 1000])).tolist() == [0, 200, 400, 1080]

@@ -7,7 +7,7 @@ from tvm import relax
 from tvm.relax import op
 
 from tvm_distir.core.ir.handles import handle
-from tvm_distir.core.rewriting.native.reading import (
+from tvm_distir.core.rewriting.native.function_index import (
     ITEM,
     OP_CALL,
     TUPLE,

@@ -12,9 +12,9 @@ from tvm import ir, relax
 from tvm.script import from_source
 
 from tvm_distir.core.ir.handles import handle
-from tvm_distir.core.rewriting.native.classes import joined_classes
-from tvm_distir.core.rewriting.native.reading import elements
-from tvm_distir.core.rewriting.native.writing import CallWriter
+from tvm_distir.core.rewriting.native.call_rewriting import CallWriter
+from tvm_distir.core.rewriting.native.function_index import unpack
+from tvm_distir.core.rewriting.native.union_find import union_find
 from tvm_distir.core.rewriting.nodes import make_binding, make_call, make_var
 
 SOURCE = """
@@ -57,7 +57,7 @@ def opened(function, which, dataflow=True, inside=()):
 
 def test_calls_are_as_written_one_by_one(function):
     writer, known, asked = opened(function, WHICH)
-    old = elements(function.body.blocks[0].bindings)
+    old = unpack(function.body.blocks[0].bindings)
     variables, bindings = writer.write(0)
     assert len(variables) == len(bindings) == 3  # the fourth takes a tuple
     assert [number for _, number in asked] == [1]
@@ -83,7 +83,7 @@ def test_what_others_write_is_left_to_them(function):
     assert len(writer.write(0)[0]) == 1
     assert writer.write(2) == ([], [])  # it reads what nobody told of
     b = make_var("b", OTHER)
-    old = elements(function.body.blocks[0].bindings)
+    old = unpack(function.body.blocks[0].bindings)
     writer.know([handle(old[1].var)], [b])
     (_,), (binding,) = writer.write(2)
     assert binding.value.args[0].same_as(b)
@@ -91,7 +91,7 @@ def test_what_others_write_is_left_to_them(function):
 
 @pytest.mark.parametrize(("dataflow", "hidden"), [(True, [True, True]), (False, [False, False])])
 def test_what_a_block_hides(function, dataflow, hidden):
-    old = elements(function.body.blocks[0].bindings)
+    old = unpack(function.body.blocks[0].bindings)
     writer, _, _ = opened(function, [0, 1, 1, -1, -1], dataflow, [handle(old[2].var)])
     (a, _, c), _ = writer.write(0)
     assert [type(v) is relax.DataflowVar for v in (a, c)] == hidden
@@ -123,11 +123,11 @@ def test_classes():
             sets = [s for s in sets if not s & joined] + [joined]
         lowest = {x: min(s) for s in sets for x in s}
         flat = [x for group in groups for x in (len(group), *group)]
-        assert joined_classes(count, flat) == tuple(lowest[x] for x in range(count))
+        assert union_find(count, flat) == tuple(lowest[x] for x in range(count))
     for count, groups, kind in (
         (2, [3, 0, 1], ValueError),
         (2, [0], ValueError),
         (2, [1, 2], IndexError),
     ):
         with pytest.raises(kind):
-            joined_classes(count, groups)
+            union_find(count, groups)

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from tvm_distir.performance.engine.functions import (
+from tvm_distir.performance.engine.function_summaries import (
     LATEST,
     NEVER,
     STREAM_PORTS,
     FunctionSummaries,
     Ints,
 )
-from tvm_distir.performance.engine.units import (
+from tvm_distir.performance.engine.rank_programs import (
     COPY,
     MARK,
     RANK_STREAMS,

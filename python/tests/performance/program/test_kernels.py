@@ -11,7 +11,7 @@ import pytest
 import tvm_distir as td
 from tvm_distir.core.cost_model.constants import Constant
 from tvm_distir.performance.fusion.grouped import grouped
-from tvm_distir.performance.fusion.profile import Profile, Rule, profile_names
+from tvm_distir.performance.fusion.profile import FusionRule, Profile, profile_names
 from tvm_distir.performance.program.parts import Entry, Function, Mesh, Op, Value
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support.errors.tree import HardwareError
@@ -204,7 +204,7 @@ def hand(ops, results, count):
     return Program((mesh,), {"main": fn}, (Entry(0, "main"),))
 
 
-ADDS = Profile("adds", rules=(Rule("adds", ("a",), ("a",)),))
+ADDS = Profile("adds", rules=(FusionRule("adds", ("a",), ("a",)),))
 
 
 def test_bytes_are_those_of_the_ends():

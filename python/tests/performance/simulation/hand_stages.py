@@ -10,8 +10,7 @@ from typing import Any
 from tests.performance.simulation.hand_programs import Build
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.performance.program.parts import Mesh, Value
-from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import (
+from tvm_distir.performance.program.pipeline_program import (
     Edge,
     Phase,
     PipelineProgram,
@@ -19,6 +18,7 @@ from tvm_distir.performance.program.staged import (
     StageKind,
     StageSum,
 )
+from tvm_distir.performance.program.program import Program
 
 X, GRAD, Y, DX, KEPT, WEIGHTS, SUM, NEW, TOTAL = range(9)
 """Slots."""

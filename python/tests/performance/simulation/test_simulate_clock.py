@@ -7,20 +7,20 @@ from __future__ import annotations
 import pytest
 from tvm import ir, relax
 
-from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.types import relax_functions, value_types
 from tvm_distir.core.plan.plan import Plan
-from tvm_distir.core.rewriting.native import reading as native
+from tvm_distir.core.rewriting.native import function_index as native
 from tvm_distir.core.rewriting.scopes import bindings_in
 from tvm_distir.models.model import load_model
 from tvm_distir.models.tvmscript import from_tvmscript
 from tvm_distir.performance.program.exporter import export
-from tvm_distir.performance.simulation.costs import OpCosts
 from tvm_distir.performance.simulation.function_reader import read_functions
 from tvm_distir.performance.simulation.lowering import Lowering
+from tvm_distir.performance.simulation.op_costs import OpCosts
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.transforms.distribute import distribute
-from tvm_distir.transforms.optimize.costs import BindingCosts
+from tvm_distir.transforms.optimize.binding_costs import BindingCosts
 from tvm_distir.transforms.training.train_step import train_step
 
 MODELS = {

@@ -13,7 +13,7 @@ from tests.performance.native.kernels import KERNELS, using
 from tests.performance.simulation.hand_programs import MICRO, SYSTEM, Build, program, random_program
 from tests.performance.simulation.hand_stages import Sizes, stages
 from tvm_distir.core.plan.schedules.schedule import Schedule
-from tvm_distir.performance.simulation.costs import OpCosts
+from tvm_distir.performance.simulation.op_costs import OpCosts
 from tvm_distir.performance.simulation.simulator import simulate
 
 

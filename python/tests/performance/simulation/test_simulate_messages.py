@@ -17,10 +17,10 @@ from tvm_distir.performance.program.numbers import numbers_of
 from tvm_distir.performance.program.parts import Mesh
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.batched_costs import BatchPrices
-from tvm_distir.performance.simulation.costs import OpCosts
+from tvm_distir.performance.simulation.op_costs import OpCosts
 from tvm_distir.performance.simulation.simulator import simulate
 from tvm_distir.planning.calibration.cost_terms import StepCostTerms
-from tvm_distir.planning.calibration.step_times import Steps
+from tvm_distir.planning.calibration.step_times import StepSums
 
 CASES = [(size, split) for size in (6001, 4_000_000) for split in (1, 2, 4)]
 
@@ -64,7 +64,7 @@ def test_a_message_in_parts_is_sent_and_gathered(size: int, split: int) -> None:
         assert there == pytest.approx(whole_us * 1e6, abs=2)
         assert back == pytest.approx(float(sent) * 1e6, abs=2)
         parts = StepCostTerms(program, staged, SYSTEM).edge(edge)
-        assert Steps([parts]).times_s(SYSTEM)[0] == pytest.approx(whole_us * MICRO)
+        assert StepSums([parts]).times_s(SYSTEM)[0] == pytest.approx(whole_us * MICRO)
     for contention in (False, True):
         result = simulate(program, SYSTEM, contention=contention)
         assert result.time_s == pytest.approx((2 * whole_us + 18) * MICRO)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.models.model import load_model

@@ -16,13 +16,13 @@ from tests.performance.simulation.hand_programs import MICRO, SYSTEM
 from tests.performance.simulation.hand_stages import Sizes, stages
 from tests.transforms.training.pipeline_models import tower
 from tvm_distir.core.plan.plan import Plan
+from tvm_distir.core.plan.schedules.pipeline_actions import BACKWARD, FORWARD, WEIGHT
 from tvm_distir.core.plan.schedules.schedule import Schedule
-from tvm_distir.core.plan.schedules.units import BACKWARD, FORWARD, WEIGHT
 from tvm_distir.core.plan.schema import MeshSpec
 from tvm_distir.performance.simulation.result import Result
 from tvm_distir.planning.strategies.composition import compose, make_plan
 from tvm_distir.support.errors.tree import SimulationError
-from tvm_distir.transforms.optimize.schedule import ScheduleCollectives, SplitCollectives
+from tvm_distir.transforms.optimize.collective_schedule import ScheduleCollectives, SplitCollectives
 from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule
 
 DGX = td.System.load("dgx-a100")

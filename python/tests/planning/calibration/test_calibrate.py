@@ -11,19 +11,19 @@ import pytest
 
 import tvm_distir as td
 from tvm_distir.core.cost_model.constants import MEANINGS, MOST
-from tvm_distir.core.cost_model.reading import system_names
-from tvm_distir.core.cost_model.writing import to_data
+from tvm_distir.core.cost_model.system_reader import system_names
+from tvm_distir.core.cost_model.system_writer import to_data
 from tvm_distir.planning.calibration.calibrate import calibrate
 from tvm_distir.planning.calibration.least_squares import fit
+from tvm_distir.planning.calibration.measured_rows import StepTimeModel
 from tvm_distir.planning.calibration.programs import program_of
 from tvm_distir.planning.calibration.row_files import read_rows
-from tvm_distir.planning.calibration.rows import ProductRow, Row, StepRow
+from tvm_distir.planning.calibration.rows import MeasuredStep, ProductRow, StepRow
 from tvm_distir.planning.calibration.step_times import with_constants
-from tvm_distir.planning.calibration.steps import Model
 from tvm_distir.planning.sweep import cache as kept
 from tvm_distir.support.errors.tree import SimulationError
 
-BASE = Row(8, 1, 256, 4, 4, 128, 1, 1, 1, vocab=512)
+BASE = MeasuredStep(8, 1, 256, 4, 4, 128, 1, 1, 1, vocab=512)
 ROWS = [
     BASE,
     dataclasses.replace(BASE, micro_batch=4),
@@ -46,7 +46,7 @@ def programs(tmp_path_factory):
 
 
 def test_times_are_those_that_are_simulated(system, programs):
-    model = Model(ROWS, system)
+    model = StepTimeModel(ROWS, system)
     simulated = [td.simulate(program, system).time_s for program in programs]
     np.testing.assert_allclose(model.times_s({}), simulated, rtol=0.005)
     alone = [n for n, row in enumerate(ROWS) if row.pp == 1]
@@ -63,7 +63,7 @@ def test_kept_programs_are_equal(programs):
 
 def test_constants_that_made_the_rows_are_found(system, programs):
     true = {"python_launch_us": 60.0, "unit_overhead_us": 400.0}
-    times = Model(ROWS, system).walk(true)
+    times = StepTimeModel(ROWS, system).walk(true)
     rows = [
         dataclasses.replace(row, time_s=float(time)) for row, time in zip(ROWS, times, strict=True)
     ]
@@ -192,7 +192,7 @@ def test_rows_faster_than_the_device_are_refused(system, programs):
     """Rows at 1.2 times the peak or the bandwidth, a step far too fast, do not count."""
     sizes = [(size, size, size) for size in (1024, 2048, 4096, 8192)] + [(1, 8192, 28672)]
     rows = [ProductRow(*size) for size in sizes]
-    times = Model(rows, system).times_s({})
+    times = StepTimeModel(rows, system).times_s({})
     rows = [dataclasses.replace(r, time_s=float(t)) for r, t in zip(rows, times, strict=True)]
     above_peak = dataclasses.replace(rows[3], time_s=rows[3].flops / (1.2 * 312e12))
     above_bandwidth = dataclasses.replace(rows[4], time_s=rows[4].bytes / (1.2 * 2039e9))
@@ -203,7 +203,7 @@ def test_rows_faster_than_the_device_are_refused(system, programs):
     assert found.to_dict()["refused"] == 2
     assert "2 rows" in found.to_text()
     assert "refused" not in alone.to_text()
-    step_s = float(Model([BASE], system).times_s({})[0])
+    step_s = float(StepTimeModel([BASE], system).times_s({})[0])
     step = dataclasses.replace(BASE, time_s=step_s / 1e4)
     assert calibrate(system, [*rows, step], folds=0).values == alone.values
     with pytest.raises(SimulationError, match=r"all 2 rows") as caught:
@@ -223,7 +223,7 @@ def test_links_are_fitted_where_asked_to(tmp_path, system, monkeypatch):
                 (("dp", n),) * (n > 1), "mse")
         for layers in (1, 2) for n in (1, 2, 4)
     ]  # fmt: skip
-    times = Model(rows, made).times_s({})
+    times = StepTimeModel(rows, made).times_s({})
     rows = [dataclasses.replace(r, time_s=float(t)) for r, t in zip(rows, times, strict=True)]
     near = dataclasses.replace(near, bandwidth_GBps=3.0, share=2.0)
     names = ("intra_node.bandwidth_GBps", "intra_node.share")

@@ -21,8 +21,8 @@ from tvm_distir.core.plan.schema import MeshSpec
 from tvm_distir.core.propagation.auto_sharding.solver import Labeller
 from tvm_distir.core.propagation.solve.ilp import integer_optimum
 from tvm_distir.core.solver.problem import INFINITE, Problem
-from tvm_distir.planning.search.alternatives import second_choices
 from tvm_distir.planning.search.auto_sharding import auto_shard, labeller_of
+from tvm_distir.planning.search.min_marginals import min_marginals
 from tvm_distir.support.errors.tree import InfeasibleError, PlanError
 
 
@@ -313,7 +313,7 @@ def test_second_choices_are_the_best_of_all_others(mod):
     mesh = MeshSpec("mesh0", {"a": 2, "b": 2})
     labeller = labeller_of(mod, mesh, QUICK)
     least = labeller.run(0.0, None).price_ps
-    found = second_choices(labeller.labeller)
+    found = min_marginals(labeller.labeller)
     assert len(found) == (2 if mod is Chain else 1) or {one.alike for one in found} == {2}
     for one in found:
         prices = []

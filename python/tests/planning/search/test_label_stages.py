@@ -16,7 +16,7 @@ from tvm_distir.core.ir.placement import P
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.core.plan.schema import MeshSpec
-from tvm_distir.planning.search.auto_sharding import Labelling
+from tvm_distir.planning.search.auto_sharding import ShardedCandidate
 from tvm_distir.planning.search.candidates import Constraints
 from tvm_distir.planning.search.driver import search
 from tvm_distir.support.errors.tree import MeshError
@@ -27,7 +27,7 @@ def _step(schedule: Schedule, batch: int, size: str, **sizes: int):
     return td.train_step(model, optimizer="adam", schedule=schedule)
 
 
-def _simulated(step, schedule: Schedule, labelled: Labelling):
+def _simulated(step, schedule: Schedule, labelled: ShardedCandidate):
     plan = replace(labelled.plan(), schedule=schedule)
     return td.simulate(td.export(td.distribute(step, plan, system=QUICK)), QUICK)
 
@@ -55,7 +55,7 @@ def test_what_is_kept_is_what_simulation_says(schedule, mesh, share):
     assert limit is None or peak <= 1.02 * limit
 
 
-def _sums(labelled: Labelling) -> Counter[tuple[int, ...]]:
+def _sums(labelled: ShardedCandidate) -> Counter[tuple[int, ...]]:
     """Forms of the matrices among the sums of gradients over micro-batches."""
     found: Counter[tuple[int, ...]] = Counter()
     for inst in labelled.decision.entries.values():

@@ -22,7 +22,7 @@ from tvm_distir.core.ir.types import is_private
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
 from tvm_distir.core.passes.propagate.passes import PropagateSharding
-from tvm_distir.core.plan.names import match_name
+from tvm_distir.core.plan.name_patterns import match_name
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schema import labels_text
 from tvm_distir.models import zoo

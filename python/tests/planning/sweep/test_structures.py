@@ -16,14 +16,14 @@ from tvm.relax.frontend import nn
 import tvm_distir as td
 from tests.performance.native.kernels import KERNELS, using
 from tvm_distir.models.zoo import layers
-from tvm_distir.performance.simulation.costs import OpCosts
-from tvm_distir.performance.simulation.pipeline.kinds import RankClasses
-from tvm_distir.performance.simulation.pipeline.steps import StageSteps
-from tvm_distir.planning.sweep import driver
+from tvm_distir.performance.simulation.op_costs import OpCosts
+from tvm_distir.performance.simulation.pipeline.rank_arrays import StageSteps
+from tvm_distir.performance.simulation.pipeline.rank_classes import RankClasses
+from tvm_distir.planning.sweep import sweep_driver
 from tvm_distir.planning.sweep.cache import kept_program
 from tvm_distir.planning.sweep.configuration import Configuration
-from tvm_distir.planning.sweep.formulas import Fit, evaluate
-from tvm_distir.planning.sweep.pipeline import Pipeline
+from tvm_distir.planning.sweep.formulas import FormulaFit, evaluate
+from tvm_distir.planning.sweep.pipeline import ProgramPipeline
 from tvm_distir.support.errors.tree import SimulationError
 
 MODEL = "zoo:gpt?size=tiny,heads=4,seq=8,dropout=0.1,fused_qkv=1,dtype=float16"
@@ -87,16 +87,16 @@ def test_bursts_of_products_count_in_structures(cache: Path) -> None:
 
 def test_samples_are_kept_on_disk(swept: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second sweep takes no sample through the pipeline again."""
-    monkeypatch.setattr(driver.Pipeline, "study", lambda *_: pytest.fail("made again"))
-    monkeypatch.setattr(driver, "CHECKED", 10**9)
-    monkeypatch.setattr(driver._Sweep, "_checked", lambda *_: [])
+    monkeypatch.setattr(sweep_driver.ProgramPipeline, "study", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(sweep_driver, "CHECKED", 10**9)
+    monkeypatch.setattr(sweep_driver._Sweep, "_checked", lambda *_: [])
     again = td.sweep(MODEL, GRID, SYSTEM, train=TRAIN, cache=cache)
     assert again.rows == swept.rows
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", gzip.compress(b'{"schema'), "cut short"])
 def test_a_broken_cache_is_made_again(tmp_path: Path, content: bytes | str) -> None:
-    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).study(Configuration(pp=2)).program
+    program = ProgramPipeline(MODEL, td.System.load(SYSTEM), {}).study(Configuration(pp=2)).program
     assert kept_program("what", lambda: program, tmp_path) == program
     (file,) = tmp_path.rglob("*.json.gz")
     whole = file.read_bytes()
@@ -108,7 +108,7 @@ def test_a_broken_cache_is_made_again(tmp_path: Path, content: bytes | str) -> N
 
 
 def test_a_program_is_used_that_cannot_be_kept(tmp_path: Path) -> None:
-    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).study(Configuration(pp=2)).program
+    program = ProgramPipeline(MODEL, td.System.load(SYSTEM), {}).study(Configuration(pp=2)).program
     (tmp_path / "file").touch()
     with pytest.warns(UserWarning, match=r"the cache file .*file.*cannot be written") as caught:
         assert kept_program("what", lambda: program, tmp_path / "file") == program
@@ -134,13 +134,13 @@ def test_follows_the_zoo(swept: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_wrong_prediction_is_an_error(
     swept: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = driver.through_pipeline
+    whole = sweep_driver.through_pipeline
 
     def slower(*given: Any) -> Any:
         found = whole(*given)
         return type(found)(found.status, found.way, found.time_s * 1.1, found.peak_bytes, "host")
 
-    monkeypatch.setattr(driver, "through_pipeline", slower)
+    monkeypatch.setattr(sweep_driver, "through_pipeline", slower)
     with pytest.raises(SimulationError, match="DIST0753"):
         td.sweep(MODEL, GRID, SYSTEM, train=TRAIN, cache=cache)
 
@@ -148,7 +148,7 @@ def test_a_wrong_prediction_is_an_error(
 def test_many_durations_at_once() -> None:
     """The native sweep over durations ends when the plain one does, and when single runs do."""
     row = Configuration(pp=2, micro_batches=3)
-    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).study(row).program
+    program = ProgramPipeline(MODEL, td.System.load(SYSTEM), {}).study(row).program
     staged, system = program.staged, td.System.load(SYSTEM)
     assert staged is not None
     ends = []
@@ -169,7 +169,7 @@ def test_many_durations_at_once() -> None:
 def test_formulas_are_exact() -> None:
     """Sums of monomials are found from samples, and say where they are not whole."""
     sizes = [(2, 3), (4, 3), (2, 9), (8, 27), (6, 12), (10, 15), (14, 6)]
-    fit = Fit(sizes)
+    fit = FormulaFit(sizes)
     monomial = fit.monomial([5 * a * a * b // 2 for a, b in sizes])
     total = fit.total([3 * a * b + 7 * b for a, b in sizes], [(1, 1), (0, 1), (1, 0)])
     assert monomial is not None

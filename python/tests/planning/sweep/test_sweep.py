@@ -14,7 +14,7 @@ import pytest
 import tvm_distir as td
 from tvm_distir.interface.command import main
 from tvm_distir.planning.strategies.composition import make_plan
-from tvm_distir.planning.sweep import driver
+from tvm_distir.planning.sweep import sweep_driver
 from tvm_distir.support.errors.tree import SimulationError, UsageError
 
 MODEL = "zoo:gpt?size=tiny,hidden=32,heads=4,vocab=64,seq=8,positions=8"
@@ -66,8 +66,8 @@ def test_auto_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
             asked.extend(rows.tolist())
             return []
 
-    monkeypatch.setattr(driver, "LEAST_ROWS", 1)
-    monkeypatch.setattr(driver, "StructureSweep", NoStructures)
+    monkeypatch.setattr(sweep_driver, "LEAST_ROWS", 1)
+    monkeypatch.setattr(sweep_driver, "StructureSweep", NoStructures)
     model = "zoo:gpt?size=tiny,layers=2,seq=64"
     grid: dict[str, Any] = {"tp": [2], "pp": [2], "micro_batch": [4], "micro_batches": [4]}
 
@@ -164,7 +164,7 @@ def test_goes_on_where_it_was_interrupted(
     """Ctrl-C keeps the rows so far; what is there is not made again."""
     path = tmp_path / "out.csv"
     asked: list[int] = []
-    whole = driver.through_pipeline
+    whole = sweep_driver.through_pipeline
 
     def stopping(pipeline: Any, row: Any) -> Any:
         if len(asked) == 1:
@@ -172,19 +172,21 @@ def test_goes_on_where_it_was_interrupted(
         asked.append(row.dp)
         return whole(pipeline, row)
 
-    monkeypatch.setattr(driver, "through_pipeline", stopping)
+    monkeypatch.setattr(sweep_driver, "through_pipeline", stopping)
     command = [*SWEEP, "-o", str(path)]
     assert main(command) == 130
     assert [row["dp"] for row in read(path)] == ["1"]
     assert main(command) == 2
     assert "holds a sweep already" in capsys.readouterr().err
-    monkeypatch.setattr(driver, "through_pipeline", whole)
+    monkeypatch.setattr(sweep_driver, "through_pipeline", whole)
     assert main([*command, "--resume", "--system", "dgx-h100"]) == 2
     assert "other settings (system)" in capsys.readouterr().err
     with path.open("a") as file:
         file.write("2,32,4,8")  # part of a line
     asked.clear()
-    monkeypatch.setattr(driver, "through_pipeline", lambda p, r: asked.append(r.dp) or whole(p, r))
+    monkeypatch.setattr(
+        sweep_driver, "through_pipeline", lambda p, r: asked.append(r.dp) or whole(p, r)
+    )
     assert main([*command, "--resume"]) == 0
     assert asked == [2]
     fresh = tmp_path / "fresh.csv"

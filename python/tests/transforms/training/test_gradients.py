@@ -16,7 +16,7 @@ from tvm_distir.core.ops.cover import op_coverage
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.execution.rule_validation.cases import case, var
-from tvm_distir.execution.rule_validation.table.table import TABLE, UNPROVED
+from tvm_distir.execution.rule_validation.table.all_cases import TABLE, UNPROVED
 from tvm_distir.support.errors.tree import ModelError
 from tvm_distir.transforms.training.autodiff.rules.unmoved import MARKS, STEPS, UNKNOWN
 

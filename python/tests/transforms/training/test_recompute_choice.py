@@ -27,19 +27,19 @@ from tvm_distir.planning import strategies as strategy
 from tvm_distir.support.errors.tree import DistIRError, InfeasibleError
 from tvm_distir.transforms.training.auto_recompute.automatic import chain_of
 from tvm_distir.transforms.training.auto_recompute.chain import (
+    CallOption,
     ChainCall,
-    Option,
     least_bytes,
     least_time,
 )
-from tvm_distir.transforms.training.autodiff.functions import Functions
+from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.recompute.frontier import DEPTH, Frontier
-from tvm_distir.transforms.training.recompute.times import Times
+from tvm_distir.transforms.training.recompute.times import ValueTimes
 from tvm_distir.transforms.training.step.parameters import Parameters
 from tvm_distir.transforms.training.step.recipe import recipe_of
-from tvm_distir.transforms.training.step.writing import StepWriter
+from tvm_distir.transforms.training.step.step_writer import TrainStepWriter
 
 GIB = 2**30
 GPT = {"size": "tiny", "hidden": 16, "heads": 4, "vocab": 32, "seq": 16, "batch": 4}
@@ -59,13 +59,13 @@ class RandomChain:
         links = []
         for _ in range(count):
             options = tuple(
-                Option(f"{k}", *map(int, rng.integers(0, 30, 4)))
+                CallOption(f"{k}", *map(int, rng.integers(0, 30, 4)))
                 for k in range(rng.integers(1, 4 if count < 10 else 3))
             )
             links.append(ChainCall(options, *map(int, rng.integers(0, 40, 2))))
         return RandomChain(links, [int(n) for n in rng.integers(0, 40, count + 1)])
 
-    def of(self, chosen: tuple[Option, ...]) -> tuple[int, int]:
+    def of(self, chosen: tuple[CallOption, ...]) -> tuple[int, int]:
         """Peak and time of a way."""
         kept, peak = 0, self.gaps[0]
         for link, option, gap in zip(self.links, chosen, self.gaps[1:], strict=True):
@@ -113,7 +113,7 @@ def _random_function(rng: np.random.Generator) -> relax.Function:
     return builder.get()["f"]
 
 
-def _all_choices(bindings: list[Any], read: list[Any], times: Times) -> list[tuple[int, int]]:
+def _all_choices(bindings: list[Any], read: list[Any], times: ValueTimes) -> list[tuple[int, int]]:
     """Bytes and time of every set of values that could be kept."""
     found = []
     for flags in itertools.product((False, True), repeat=len(bindings)):
@@ -135,7 +135,7 @@ def test_minimum_cuts_are_the_hull_of_all_choices(seed, system):
     rng = np.random.default_rng(seed)
     bindings = list(all_bindings(_random_function(rng).body))[:11]
     read = [b.var for b in bindings if rng.random() < 0.5] or [bindings[-1].var]
-    times = Times(Functions(Nothing), system)
+    times = ValueTimes(NamedFunctions(Nothing), system)
     points = Frontier(bindings, read, times).points
     choices = _all_choices(bindings, read, times)
     assert len(points) <= 2**DEPTH + 1
@@ -192,9 +192,9 @@ def test_the_chain_of_a_model_says_what_simulation_says():
         rate_input=False, frozen=(), recompute="auto", system=A100,
     )  # fmt: skip
     copied = relax.utils.copy_with_new_vars(main)
-    functions = Functions(model)
+    functions = NamedFunctions(model)
     params = Parameters(copied, data_positions(main), 0, recipe, functions)
-    writer = StepWriter(params, recipe, functions)
+    writer = TrainStepWriter(params, recipe, functions)
     _, links, gaps = chain_of(writer, writer.run(), Auto())
     for policy in [option.policy for option in links[0].options]:
         chosen = tuple(o for link in links for o in link.options if o.policy == policy)

@@ -24,12 +24,12 @@ from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy
 from tvm_distir.support.errors.tree import InfeasibleError
-from tvm_distir.transforms.training.auto_recompute.chain import ChainCall, Option, all_ways
+from tvm_distir.transforms.training.auto_recompute.chain import CallOption, ChainCall, all_ways
 from tvm_distir.transforms.training.auto_recompute.stage_memory import memory_of
 from tvm_distir.transforms.training.auto_recompute.staged_automatic import StageKinds
-from tvm_distir.transforms.training.autodiff.functions import Functions
+from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.pipeline.expand_passes import RunInTurn
-from tvm_distir.transforms.training.pipeline.staged import StagedStep
+from tvm_distir.transforms.training.pipeline.pipeline_step import StagedStep
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.step.parameters import Parameters
 from tvm_distir.transforms.training.step.recipe import recipe_of
@@ -54,7 +54,7 @@ def test_the_least_of_all_ways_beside_others(seed: int) -> None:
     rng = np.random.default_rng(seed)
     links = [
         ChainCall(
-            tuple(Option(f"{k}", *map(int, rng.integers(0, 30, 4))) for k in range(3)),
+            tuple(CallOption(f"{k}", *map(int, rng.integers(0, 30, 4))) for k in range(3)),
             *map(int, rng.integers(0, 40, 2)),
         )
         for _ in range(int(rng.integers(1, 7)))
@@ -127,7 +127,7 @@ def measured(name: str, model: Any, loss: str, optimizer: str) -> StageKinds:
         loss, optimizer, {}, reread=False, clip=0.0, loss_scale=1.0, master=False,
         rate_input=False, frozen=(), recompute="auto", system=A100,
     )  # fmt: skip
-    functions, main = Functions(model), model["main"]
+    functions, main = NamedFunctions(model), model["main"]
     copied = relax.utils.copy_with_new_vars(main)
     params = Parameters(copied, data_positions(main), 0, recipe, functions)
     schedule = Schedule(**SCHEDULES[name], micro_batches=MICROS)

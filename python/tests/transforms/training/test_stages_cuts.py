@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 from tvm import relax, topi
 
-from tvm_distir.transforms.training.autodiff.functions import Functions
-from tvm_distir.transforms.training.pipeline.cutting import Flat, cut
+from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
+from tvm_distir.transforms.training.pipeline.cutting import Flat, split_stages
 
 
 @pytest.mark.parametrize("kernels", [(), (0, 1, 2), (3, 4, 5), range(6)], ids=str)
@@ -31,4 +31,4 @@ def test_products_by_kernels_count_as_products_by_ops(kernels) -> None:
     main = mod["main"]
     bindings = tuple(main.body.blocks[0].bindings)[:6]
     flat = Flat(tuple(main.params), frozenset(main.params[1:]), bindings, bindings[-1].var)
-    assert cut(flat, Functions(mod), 3, []) == [1, 3, 5]
+    assert split_stages(flat, NamedFunctions(mod), 3, []) == [1, 3, 5]

@@ -16,8 +16,8 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.s_tir import renew_defs
 
-from .blocks import NotUnderstood, blocks_of, kind_of
-from .classes import Buffers, Node, NodeClasses, visit
+from .compute_blocks import NotUnderstood, blocks_of, kind_of
+from .dim_groups import Buffers, Node, NodeClasses, visit
 
 Counts = Mapping[tuple[int, int], int]
 """(parameter, dim) to the number of parts it is sharded into."""

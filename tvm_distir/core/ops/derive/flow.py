@@ -11,7 +11,7 @@ from tvm import DataType
 
 from tvm_distir.core.ops.dims import plain
 
-from .blocks import Block, Store, children, kind_of, loads
+from .compute_blocks import Block, Store, children, kind_of, loads
 
 #: Buffer number to the kind of reduction its contents are terms of ("" when complete).
 States = dict[int, str]

@@ -19,8 +19,8 @@ from tvm_distir.core.ops.dims import size_bytes
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.factor import Rule
 
-from .blocks import Block, NotUnderstood, blocks_of, count_flops, kind_of, loads
-from .classes import Buffers, Node, NodeClasses, class_size, visit
+from .compute_blocks import Block, NotUnderstood, blocks_of, count_flops, kind_of, loads
+from .dim_groups import Buffers, Node, NodeClasses, class_size, visit
 from .flow import States, flow
 
 #: Judges a factor (operand dims, result dims, size): None, or why the op cannot follow it.
@@ -69,7 +69,7 @@ def _add_factor(
         outs,
         kinds.pop() if kinds else "map",
         size=size if isinstance(size, int) else None,
-        uneven=aligned and not results_are_terms and not _gathered(blocks, buffers),
+        uneven=aligned and not results_are_terms and not _indirect_buffers(blocks, buffers),
     )
     return None
 
@@ -103,7 +103,7 @@ def _product_of_loads(block: Block) -> bool:
     return len(sources) == 2 and not sources[0].same_as(sources[1])
 
 
-def _gathered(blocks: list[Block], buffers: Buffers) -> list[int]:
+def _indirect_buffers(blocks: list[Block], buffers: Buffers) -> list[int]:
     """Return the numbers of the buffers that are indexed by computed values."""
     return sorted(
         {
@@ -133,7 +133,7 @@ def _fits(buffers: Buffers, shape: CallShape) -> bool:
 
 def _state_work(draft: Draft, buffers: Buffers, blocks: list[Block], flops: int) -> None:
     call = draft.call
-    gathered = [i for i in _gathered(blocks, buffers) if i < len(call.ins)]
+    gathered = [i for i in _indirect_buffers(blocks, buffers) if i < len(call.ins)]
     if any(map(_product_of_loads, blocks)):
         draft.work(flops, "matmul")
     elif gathered:  # as many elements as the largest result has

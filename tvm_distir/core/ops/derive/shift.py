@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm_distir.core.ops.dims import plain
 
-from .blocks import NotUnderstood, children, kind_of
+from .compute_blocks import NotUnderstood, children, kind_of
 
 #: (step, change): shifts of the variable by multiples of step change the value by exactly
 #: change per step. None: no such pair is known.

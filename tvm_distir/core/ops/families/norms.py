@@ -17,7 +17,7 @@ from tvm import relax
 from tvm_distir.core.ops.dims import same
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.call import LocalCall
-from tvm_distir.core.ops.local.statistics import WIDE, Moments, cutting_axes, filled, widened
+from tvm_distir.core.ops.local.statistics import WIDE, Moments, cutting_axes, fill_padding, widened
 from tvm_distir.core.ops.registration import Family
 from tvm_distir.core.ops.statistic import statistic_bytes
 
@@ -82,7 +82,7 @@ def rms_norm_on_shards(cx: LocalCall) -> Any:
     if not axes:
         return cx.same()
     x, gamma = widened(cx, cx.operand(0)), widened(cx, cx.operand(1))
-    inner = filled(cx, x, dims, 0, WIDE)
+    inner = fill_padding(cx, x, dims, 0, WIDE)
     count = math.prod(shard.whole[d] for d in dims)
     squares = cx.emit(relax.op.multiply(inner, inner), "squares")
     mean = Moments(cx, x, dims, axes, count).average(squares, "mean_square")
@@ -139,7 +139,7 @@ def group_norm_on_shards(cx: LocalCall) -> Any:
             scale=bool(a.scale),
         )
     x = widened(cx, cx.operand(0))
-    inner = filled(cx, x, dims, 0, str(x.ty.dtype))
+    inner = fill_padding(cx, x, dims, 0, str(x.ty.dtype))
     shape = [int(n) for n in x.ty.shape]
     width = shape[channel] // groups
     split = [*shape[:channel], groups, width, *shape[channel + 1 :]]

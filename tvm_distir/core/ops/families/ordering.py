@@ -15,7 +15,7 @@ from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.call import LocalCall
 from tvm_distir.core.ops.local.halo import fetched
 from tvm_distir.core.ops.local.masking import neutral_element
-from tvm_distir.core.ops.local.statistics import filled
+from tvm_distir.core.ops.local.statistics import fill_padding
 from tvm_distir.core.ops.registration import SAME_OP, Family
 from tvm_distir.core.ops.statistic import statistic_bytes
 
@@ -43,7 +43,7 @@ def scan_on_shards(cx: LocalCall) -> Any:
     join = relax.op.add if summed else relax.op.multiply
     dtype = cx.outs[0].dtype
     mine = cx.emit(cx.same(), "own")
-    x = filled(cx, cx.operand(0), [axis], 0 if summed else 1, shard.dtype)
+    x = fill_padding(cx, cx.operand(0), [axis], 0 if summed else 1, shard.dtype)
     if shard.dtype != dtype:
         x = cx.emit(relax.op.astype(x, dtype), "wide")
     fold = relax.op.sum if summed else relax.op.prod
@@ -120,7 +120,7 @@ def topk_on_shards(cx: LocalCall) -> Any:
     worst = neutral_element("max" if largest else "min", shard.dtype)
     if not largest and "float" in shard.dtype:
         worst = np.array(np.nan, worst.dtype)  # greater than all numbers
-    x = filled(cx, cx.operand(0), [axis], worst, shard.dtype)
+    x = fill_padding(cx, cx.operand(0), [axis], worst, shard.dtype)
     some = min(count, shard.local[axis])
     best = cx.emit(relax.op.topk(x, some, axis, "both", largest, dtype), "best")
     values, places = (cx.emit(relax.TupleGetItem(best, i), "best") for i in (0, 1))

@@ -13,7 +13,7 @@ from tvm_distir.core.ops.dims import elements, same
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.call import LocalCall
 from tvm_distir.core.ops.local.masking import neutral_element
-from tvm_distir.core.ops.local.statistics import Moments, cutting_axes, filled, reduced
+from tvm_distir.core.ops.local.statistics import Moments, cutting_axes, fill_padding, reduced
 from tvm_distir.core.ops.padding import ZERO_TERMS, Padding, Reduced
 from tvm_distir.core.ops.registration import SAME_OP, Family
 from tvm_distir.core.ops.statistic import statistic_bytes
@@ -136,7 +136,7 @@ def extreme_place_on_shards(cx: LocalCall) -> Any:
     extreme, place = (
         (relax.op.max, relax.op.argmax) if kind == "max" else (relax.op.min, relax.op.argmin)
     )
-    x = filled(cx, cx.operand(0), [axis], neutral_element(kind, shard.dtype), shard.dtype)
+    x = fill_padding(cx, cx.operand(0), [axis], neutral_element(kind, shard.dtype), shard.dtype)
     mine = cx.emit(extreme(x, axis, keepdims=True), kind)
     best = reduced(cx, mine, axes, kind, kind)
     here = cx.emit(place(x, axis, keepdims=True), "place")

@@ -31,6 +31,6 @@ from .sliding import spatial as spatial
 from .statistics import WIDE as WIDE
 from .statistics import Moments as Moments
 from .statistics import cutting_axes as cutting_axes
-from .statistics import filled as filled
+from .statistics import fill_padding as fill_padding
 from .statistics import reduced as reduced
 from .statistics import widened as widened

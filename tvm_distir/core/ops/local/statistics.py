@@ -24,7 +24,7 @@ def cutting_axes(cx: LocalCall, dims: Sequence[int], number: int = 0) -> tuple[i
     return tuple(sorted({axis for d in dims for axis in cx.axes_of_dim(number, d)}))
 
 
-def filled(cx: LocalCall, x: Any, dims: Sequence[int], value: Any, dtype: str) -> Any:
+def fill_padding(cx: LocalCall, x: Any, dims: Sequence[int], value: Any, dtype: str) -> Any:
     """Put a value into the padding of some dims of (a value derived from) the first operand."""
     for d in dims:
         if d in cx.ins[0].shard.padded_dims:
@@ -72,7 +72,7 @@ class Moments:
         self.count = cx.scalar(count, self.dtype)
 
     def _neutral(self, value: Any) -> Any:
-        return value if self.clean else filled(self.cx, value, self.dims, 0, self.dtype)
+        return value if self.clean else fill_padding(self.cx, value, self.dims, 0, self.dtype)
 
     def total(self, value: Any, hint: str) -> Any:
         """Return the sum over the dims and the devices, with dims kept."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ops.derive.blocks import NotUnderstood
+from tvm_distir.core.ops.derive.compute_blocks import NotUnderstood
 from tvm_distir.core.ops.derive.cut import cut_prim_func
 from tvm_distir.core.rewriting.functions import retyped
 

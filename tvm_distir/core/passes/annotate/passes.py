@@ -45,7 +45,7 @@ from tvm_distir.core.ir.mesh import (
 from tvm_distir.core.ir.placement import placement_of
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.plan.matching import FunctionTargets, resolve
-from tvm_distir.core.plan.names import plain_name
+from tvm_distir.core.plan.name_patterns import plain_name
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.recomputation import check_policies
 from tvm_distir.core.plan.schedules.notes import scheduled

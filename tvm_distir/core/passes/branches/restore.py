@@ -115,7 +115,7 @@ def choices(mod: ir.IRModule, fn: relax.Function) -> list[Choice]:
     return [
         choice
         for choice in by_var.values()
-        if not any(call.var in kept for call in choice.calls) and _alike(choice)
+        if not any(call.var in kept for call in choice.calls) and _same_types(choice)
     ]
 
 
@@ -144,20 +144,20 @@ def _restored(mod: ir.IRModule, fn: relax.Function) -> relax.Function:
             if b.var in of_where:
                 choice = of_where[b.var]
                 if b.var.same_as(choice.wheres[0].var):
-                    bindings.extend(_written(choice))
+                    bindings.extend(_write_branch(choice))
             elif b.var not in results or results[b.var].call.var not in calls:
                 bindings.append(b)
         blocks.append(type(block)(bindings))
     return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
 
 
-def _alike(choice: Choice) -> bool:
+def _same_types(choice: Choice) -> bool:
     """Return whether both branches return the same types, in unused parts too."""
     left, other = (call.value.ty for call in choice.calls)
     return bool(tvm_ffi.structural_equal(left, other))
 
 
-def _written(choice: Choice) -> list[Any]:
+def _write_branch(choice: Choice) -> list[Any]:
     """Return the ``If`` and the bindings of the fields of its result."""
     first = choice.wheres[0]
     branches = []

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core.ops.memory import learned
+from tvm_distir.core.ops.class_memo import learned
 from tvm_distir.core.ops.terms import CallForm, attribute_axes
 
 

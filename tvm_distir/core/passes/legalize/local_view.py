@@ -21,7 +21,7 @@ from tvm_distir.core.ir.mesh import AXES_ATTR, mesh_key, mesh_shape, meshes
 from tvm_distir.core.ir.placement import R, labels_of
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.rewriting.calls import op_name, place_of, typed
-from tvm_distir.core.rewriting.native.reading import Member, unlike_calls
+from tvm_distir.core.rewriting.native.function_index import Member, unlike_calls
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import with_body
 from tvm_distir.support import LoweringError

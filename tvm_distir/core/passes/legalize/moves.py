@@ -24,7 +24,7 @@ from tvm_distir.core.rewriting.nodes import make_call
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.support import LoweringError
 
-from .values import WRAP, LegalizedValues, TransferTags
+from .partial_values import WRAP, LegalizedValues, TransferTags
 
 
 def step_call(

@@ -10,23 +10,23 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.ir.ops import dist_op_name
-from tvm_distir.core.ops.memory import learned
+from tvm_distir.core.ops.class_memo import learned
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.redistribution.planner import Planner
 from tvm_distir.core.redistribution.steps import CCL_KINDS, KINDS
 from tvm_distir.core.rewriting.calls import is_redistribute, op_name, place_of
 from tvm_distir.core.rewriting.functions import callers_closure, has_dtensor, retyped
-from tvm_distir.core.rewriting.native.reading import OP_CALL, Member, read_module
+from tvm_distir.core.rewriting.native.function_index import OP_CALL, Member, read_module
 from tvm_distir.support import LevelError
 
 from .classes import Classes
 from .local_view import is_local_view, legalize_local_view
 from .moves import Moves, TypedCalls
+from .partial_values import LegalizedValues, TransferTags
 from .rewrite import FunctionLegalizer
-from .values import LegalizedValues, TransferTags
 
 
 @module_pass("distributed", "legalized")

@@ -20,14 +20,14 @@ from tvm_distir.core.ops.dist_ops import dist_ops
 from tvm_distir.core.ops.packed import is_packed_call
 from tvm_distir.core.ops.terms import attribute_axes, sums
 from tvm_distir.core.rewriting.calls import is_redistribute, is_tensors, leaves_of, tensor_args
-from tvm_distir.core.rewriting.native.reading import FunctionView
+from tvm_distir.core.rewriting.native.function_index import FunctionView
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
 from tvm_distir.core.rewriting.writer import with_body
 
-from .calls import CallLegalizer
+from .call_legalizer import CallLegalizer
 from .classes import Classes
 from .moves import Moves
-from .values import REDUCE, USE, WRAP, LegalizedValues
+from .partial_values import REDUCE, USE, WRAP, LegalizedValues
 
 
 class FunctionLegalizer:

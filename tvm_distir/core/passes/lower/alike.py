@@ -11,11 +11,11 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir.ops import dist_op_name
 from tvm_distir.core.ops.registry import registration_of
-from tvm_distir.core.rewriting.native.reading import ALIAS, FunctionView
+from tvm_distir.core.rewriting.native.function_index import ALIAS, FunctionView
 from tvm_distir.core.rewriting.nodes import make_binding, make_var
 from tvm_distir.core.rewriting.substitute import VARIABLES
 
-from .template import Key, State, Template
+from .template import Key, Template, VariableState
 from .values import LocalValues
 
 
@@ -44,7 +44,7 @@ class LikeBindings:
         self.templates = values.context.templates_on(values.number)
         self.names = reading.names
         self.locals: list[Any] = [None] * len(reading.variables)
-        self._states: list[State | None] = [None] * len(reading.variables)
+        self._states: list[VariableState | None] = [None] * len(reading.variables)
         self._numbers: list[int | None] = [None] * len(reading.variables)
 
     def write(self, first: int, end: int) -> int:
@@ -114,7 +114,7 @@ class LikeBindings:
                 self.values.env[var] = self.locals[n]
                 self.values.recall(var, state)
 
-    def know(self, place: int, local: Any, state: State, number: int | None = None) -> None:
+    def know(self, place: int, local: Any, state: VariableState, number: int | None = None) -> None:
         """Note the local form of a variable, and what is known of it: the state of a number."""
         self.locals[place], self._states[place] = local, state
         self._numbers[place] = self.templates.number(state) if number is None else number

@@ -63,7 +63,7 @@ def parted(writer: BlockWriter, x: Any, dim: int, parts: Sequence[int], name: st
     return writer.emit(relax.op.reshape(x, shape), f"{name}_pad")
 
 
-def joined(
+def join_shards(
     writer: BlockWriter, call: Any, dim: int, parts: Sequence[int], size: int, name: str
 ) -> Any:
     """Leave the padding out of shards that lie consecutively: :func:`parted` undone."""
@@ -140,7 +140,7 @@ def collective(
     if kind == "all_gather":
         dim = int(attrs["dim"])
         call = ops.all_gather(x, mesh, axis, dim)
-        return joined(writer, call, dim, parts, want[dim], name)
+        return join_shards(writer, call, dim, parts, want[dim], name)
     if kind == "local_slice":
         dim = int(attrs["dim"])
         return ops.local_slice(parted(writer, x, dim, parts, name), mesh, axis, dim)
@@ -152,7 +152,7 @@ def collective(
         gather, split = int(attrs["gather_dim"]), int(attrs["split_dim"])
         x = parted(writer, x, split, parts, name)
         call = ops.all_to_all(x, mesh, axis, gather, split)
-        return joined(writer, call, gather, parts, want[gather], name)
+        return join_shards(writer, call, gather, parts, want[gather], name)
     wrap = "wrap" in attrs and bool(attrs["wrap"])
     return ops.collective_permute(x, mesh, axis, int(attrs["shift"]), wrap)
 

@@ -14,15 +14,15 @@ from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import TENSORS_ONLY, flat_types
 from tvm_distir.core.ops.terms import attribute_axes, axes_of, sums
 from tvm_distir.core.rewriting.calls import bindings_of, is_tensors, leaves_of, typed
+from tvm_distir.core.rewriting.native.function_index import FunctionView
 from tvm_distir.core.rewriting.native.making import make_variables
 from tvm_distir.core.rewriting.native.pruning import pruned_bindings
-from tvm_distir.core.rewriting.native.reading import FunctionView
 from tvm_distir.core.rewriting.writer import with_body
 from tvm_distir.support import LevelError, LoweringError
 
 from .alike import LikeBindings
 from .bindings import Bindings
-from .template import State
+from .template import VariableState
 from .values import LocalValues
 
 
@@ -132,12 +132,12 @@ class LocalFunction:
             [known[like] for like in kinds],
             [numbers[types[position]] for _, position, _ in alike],
         )
-        complete = State((sums(()),), (self.entry,))
+        complete = VariableState((sums(()),), (self.entry,))
         number = self.alike.templates.number(complete)
         for (place, position, axes), local in zip(alike, made):
             self.params[place] = local
             if axes:
-                self.alike.know(position, local, State((sums(axes),), (self.entry,)))
+                self.alike.know(position, local, VariableState((sums(axes),), (self.entry,)))
             else:
                 self.alike.know(position, local, complete, number)
 

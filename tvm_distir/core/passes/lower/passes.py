@@ -21,9 +21,9 @@ from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.passes.legalize.local_view import has_local_view
 from tvm_distir.core.rewriting.dims import dims_remedy, open_dims
 from tvm_distir.core.rewriting.functions import has_dtensor, retyped
+from tvm_distir.core.rewriting.native.function_index import Member, read_module
 from tvm_distir.core.rewriting.native.making import make_ports
 from tvm_distir.core.rewriting.native.pruning import mentioned
-from tvm_distir.core.rewriting.native.reading import Member, read_module
 from tvm_distir.support import LevelError, LoweringError
 
 from .function import LocalFunction

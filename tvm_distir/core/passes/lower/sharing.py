@@ -23,7 +23,7 @@ from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR
 from tvm_distir.core.ir.mesh import mesh_devices, mesh_shape
 from tvm_distir.core.ir.ops import dist_op_name
 from tvm_distir.core.rewriting.calls import typed
-from tvm_distir.core.rewriting.native.reading import OP_CALL, FunctionView
+from tvm_distir.core.rewriting.native.function_index import OP_CALL, FunctionView
 from tvm_distir.core.rewriting.writer import with_body
 
 Transfer = tuple[str, int]

@@ -26,14 +26,14 @@ Key = tuple[int | None, ...]
 """Class of a binding, then the number of the state of each variable that it reads."""
 
 
-class State(NamedTuple):
+class VariableState(NamedTuple):
     """The state of the leaves of a variable (see :class:`.values.LocalValues`)."""
 
     terms: tuple[Terms, ...]
     zero: tuple[bool, ...]
 
 
-class Constant(NamedTuple):
+class ConstantSlot(NamedTuple):
     """A placeholder of a constant, by its number among the constants.
 
     ``ty`` is the type of its local form; None where that is the constant itself.
@@ -64,10 +64,11 @@ class Template:
         Of a field that is taken; -1 for other values.
     parts : tuple
         What stands in the place of its arguments: an int for a variable by its position among
-        those that the binding reads, :class:`Constant`, :class:`Fields`, else the very argument.
+        those that the binding reads, :class:`ConstantSlot`, :class:`Fields`, else the very
+        argument.
     ty : type
         Of the value.
-    state : State
+    state : VariableState
         Of the variable that it is bound to.
     number : int
         Of that state.
@@ -79,11 +80,13 @@ class Template:
     index: int
     parts: tuple[Any, ...]
     ty: Any
-    state: State
+    state: VariableState
     number: int
 
     @staticmethod
-    def of(new: Any, old: Any, parts: tuple[Any, ...], state: State, number: int) -> Template:
+    def of(
+        new: Any, old: Any, parts: tuple[Any, ...], state: VariableState, number: int
+    ) -> Template:
         """Return the template of a value, a Call, TupleGetItem or Tuple, which it does not keep."""
         if type(new) is ir.Call:
             same = dist_op_name(new) is not None and type(old) is ir.Call
@@ -96,7 +99,7 @@ class Template:
     @functools.cached_property
     def constant_types(self) -> list[Any]:
         """Return the types of the local forms of its constants, in order."""
-        return [part.ty for part in _flat(self.parts) if type(part) is Constant]
+        return [part.ty for part in _flat(self.parts) if type(part) is ConstantSlot]
 
     def constants(self, old: Any) -> list[Any]:
         """Return the constants among the operands of a value at level 4, in order."""
@@ -109,7 +112,7 @@ class Template:
         """Return which arguments of a call are constants; None where they are found by looking."""
         if self.op is None or any(type(part) is Fields for part in self.parts):
             return None
-        return [i for i, part in enumerate(self.parts) if type(part) is Constant]
+        return [i for i, part in enumerate(self.parts) if type(part) is ConstantSlot]
 
     @property
     def is_own(self) -> bool:
@@ -160,7 +163,7 @@ def _flat(parts: Sequence[Any]) -> Iterator[Any]:
 def _filled(part: Any, operands: Sequence[Any], constants: Sequence[Any]) -> Any:
     if type(part) is int:
         return operands[part]
-    if type(part) is Constant:
+    if type(part) is ConstantSlot:
         return constants[part.number]
     if type(part) is Fields:
         fields = [_filled(field, operands, constants) for field in part.parts]

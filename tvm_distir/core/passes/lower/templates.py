@@ -14,10 +14,10 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ops.memory import learned
+from tvm_distir.core.ops.class_memo import learned
 from tvm_distir.core.rewriting.substitute import VARIABLES
 
-from .template import Constant, Fields, Key, State, Template
+from .template import ConstantSlot, Fields, Key, Template, VariableState
 
 _numbers = itertools.count()
 
@@ -36,19 +36,21 @@ class Templates:
 
     def __init__(self, shared: dict[Key, Template]) -> None:
         self.shared = shared
-        self._states: dict[State, int] = learned("states")
+        self._states: dict[VariableState, int] = learned("states")
         self._own: dict[Key, Template] = {}
 
     def find(self, key: Key) -> Template | None:
         """Return the template of a key, if there is one."""
         return self.shared.get(key) or self._own.get(key)
 
-    def number(self, state: State) -> int:
+    def number(self, state: VariableState) -> int:
         """Return the number of a state."""
         number = self._states.get(state)
         return self._states.setdefault(state, next(_numbers)) if number is None else number
 
-    def keep(self, key: Key, old: Any, new: Any, operands: Sequence[Any], state: State) -> None:
+    def keep(
+        self, key: Key, old: Any, new: Any, operands: Sequence[Any], state: VariableState
+    ) -> None:
         """Store the lowered form of a binding.
 
         Nothing is kept where that does not follow from the operands alone.
@@ -60,7 +62,7 @@ class Templates:
             The value at level 4, and its local form.
         operands : sequence of Var or None
             Local forms of the variables that it reads, in order; None for a constant.
-        state : State
+        state : VariableState
             Of the variable that it is bound to.
         """
         if type(new) not in (ir.Call, relax.TupleGetItem, relax.Tuple):
@@ -105,7 +107,7 @@ class _Parts:
                 number = sum(x is None for x in self.operands[: at[0] - 1])
                 if type(new) is not ir.GenericConst:
                     return None
-                return Constant(number, None if new.same_as(old) else new.ty)
+                return ConstantSlot(number, None if new.same_as(old) else new.ty)
             same = type(new) in VARIABLES and operand is not None and new.same_as(operand)
             return at[0] - 1 if same else None
         if kind is relax.Tuple:

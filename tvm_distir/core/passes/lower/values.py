@@ -15,10 +15,10 @@ from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
 from tvm_distir.core.ir.placement import Labels, R, labels_of
 from tvm_distir.core.ir.types import flat_types, static_shape
+from tvm_distir.core.ops.class_memo import learned
 from tvm_distir.core.ops.local.call import expected_mismatch
 from tvm_distir.core.ops.local.positions import BlockMemo
 from tvm_distir.core.ops.local.shard import Shard, shard
-from tvm_distir.core.ops.memory import learned
 from tvm_distir.core.ops.terms import CallForm, Terms
 from tvm_distir.core.rewriting.calls import place_of, typed
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
@@ -26,7 +26,7 @@ from tvm_distir.core.rewriting.writer import BlockWriter
 from tvm_distir.support import LevelError, LoweringError
 
 from .collectives import sliced
-from .template import State
+from .template import VariableState
 from .templates import Templates
 
 
@@ -227,15 +227,15 @@ class LocalValues:
             for i in range(len(flat_types(var.ty))):
                 self.zero[(var, i)] = True
 
-    def state(self, var: Any) -> State:
+    def state(self, var: Any) -> VariableState:
         """Return what is known of a variable."""
         count = len(flat_types(var.ty))
-        return State(
+        return VariableState(
             tuple([self.terms.get((var, i), ()) for i in range(count)]),
             tuple([self.zero.get((var, i), False) for i in range(count)]),
         )
 
-    def recall(self, var: Any, state: State) -> None:
+    def recall(self, var: Any, state: VariableState) -> None:
         """Note that a variable has a state."""
         for i, terms in enumerate(state.terms):
             if terms:

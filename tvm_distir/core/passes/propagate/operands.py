@@ -16,10 +16,10 @@ from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.placement import P, R, placement_of
 from tvm_distir.core.ir.types import as_dtensor, carries_value
 from tvm_distir.core.propagation.graph.graph import CONST
-from tvm_distir.core.rewriting.native.reading import elements
+from tvm_distir.core.rewriting.native.function_index import unpack
 
+from .placed_values import PlacedValues
 from .tuples import tuple_items
-from .values import PlacedValues
 
 
 class Operands:
@@ -99,7 +99,7 @@ class Operands:
         """Return all arguments of a call, with tensors in the required placements."""
         values, count, arguments = self.values, itertools.count(), list[Any]()
         g, exprs, operands = values.g, values.exprs, values.g.nodes[k].operands
-        for old in elements(args):
+        for old in unpack(args):
             key = handle(old)
             if key not in g.tensors:
                 arguments.append(self._argument(k, old, count))

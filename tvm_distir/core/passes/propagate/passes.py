@@ -10,7 +10,7 @@ from typing import Any
 import tvm
 from tvm import ir, relax
 
-from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.attributes import LABELS_ATTR, OPEN_AXES_ATTR, PARTIAL_ATTR, STATIONARY_ATTR
 from tvm_distir.core.ir.branches import lift_branches
 from tvm_distir.core.ir.types import relax_functions
@@ -21,7 +21,7 @@ from tvm_distir.core.propagation.decide import propagate
 from tvm_distir.core.propagation.decision import Decision, Instance
 from tvm_distir.core.propagation.serialization import decision_of_labels
 from tvm_distir.core.propagation.solve.cost import Costs
-from tvm_distir.core.rewriting.collector import collector_paused
+from tvm_distir.core.rewriting.collector import gc_paused
 from tvm_distir.core.rewriting.functions import inner_made_private
 from tvm_distir.support import InfeasibleError
 
@@ -101,7 +101,7 @@ def _completed(mod: ir.IRModule, system: System, memory_bytes: int | None) -> De
     Where annotations allow nothing propagation by weights says which, and why.
     """
     try:
-        with collector_paused():
+        with gc_paused():
             return Labeller(mod, system).run(COMPLETED, memory_bytes).decision
     except InfeasibleError as error:
         if error.code != "DIST0802":

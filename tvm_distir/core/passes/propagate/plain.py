@@ -9,9 +9,9 @@ from typing import Any
 
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.propagation.graph.graph import CONST, Node
-from tvm_distir.core.rewriting.native.writing import CallWriter
+from tvm_distir.core.rewriting.native.call_rewriting import CallWriter
 
-from .values import PlacedValues
+from .placed_values import PlacedValues
 
 
 class PlainCalls:

@@ -15,16 +15,16 @@ from tvm_distir.core.ir.types import as_dtensor, value_types
 from tvm_distir.core.propagation.decision import Decision, Instance
 from tvm_distir.core.propagation.graph.graph import CONST
 from tvm_distir.core.rewriting.blocks import merged_blocks
+from tvm_distir.core.rewriting.native.function_index import unpack
 from tvm_distir.core.rewriting.native.making import make_variables
-from tvm_distir.core.rewriting.native.reading import elements
 from tvm_distir.core.rewriting.nodes import argument, make_var
 
-from .calls import Calls
+from .call_rewriter import Calls
 from .operands import Operands
+from .placed_values import PlacedValues, is_dataflow
 from .plain import PlainCalls
-from .results import CallResults, Returned
+from .result_types import CallResults, Returned
 from .tuples import rebuilt
-from .values import PlacedValues, is_dataflow
 
 
 class FunctionRewriter:
@@ -79,7 +79,7 @@ class FunctionRewriter:
         tensors: list[tuple[int, int, int]] = []  # place, handle of the old one, value
         types, which = list[Any](), list[int]()
         known: dict[tuple[int, int, Any], int] = {}
-        for old in elements(self.old.params):
+        for old in unpack(self.old.params):
             key = handle(old)
             leaves = env[key]
             if key in plain:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from tvm_distir.support import JsonValue, PlanError, shortened
 
+from .pipeline_actions import BACKWARD, FORWARD, PHASES, WEIGHT, PipelineAction, stages_of
 from .timeline import Times, timeline
-from .units import BACKWARD, FORWARD, PHASES, WEIGHT, PipelineAction, stages_of
 
 
 def unfit(what: str, remedy: str, place: str = "schedule") -> PlanError:

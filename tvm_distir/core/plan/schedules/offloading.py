@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .pipeline_actions import BACKWARD, FORWARD
 from .schedule import Schedule
-from .units import BACKWARD, FORWARD
 
 LEAST = 4
 """Least distance from a forward to its backward unit, for a stash to be away during a unit."""

@@ -6,7 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .units import BACKWARD, FORWARD, WEIGHT, Orders, PipelineAction, Work, stages_of, waits_for
+from .pipeline_actions import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT,
+    Orders,
+    PipelineAction,
+    Work,
+    stages_of,
+    waits_for,
+)
 
 
 def in_turn(ranks: int, chunks: int) -> tuple[int, ...]:

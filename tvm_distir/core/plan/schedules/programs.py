@@ -14,15 +14,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from .offloading import OffloadWindow, absences
+from .pipeline_actions import FORWARD, WEIGHT, PipelineAction
 from .schedule import Schedule
 from .timeline import TimelineEntry, Times, timeline
-from .units import FORWARD, WEIGHT, PipelineAction
 
 RUN, SEND, RECV = "run", "send", "recv"
 STORE, FETCH = "store", "fetch"
 
 
-class Step(NamedTuple):
+class RankStep(NamedTuple):
     """A step of a rank.
 
     Attributes
@@ -44,7 +44,7 @@ class Step(NamedTuple):
     peer: int = -1
 
 
-def programs(schedule: Schedule) -> list[list[Step]]:
+def programs(schedule: Schedule) -> list[list[RankStep]]:
     """Return the steps of each rank.
 
     A message goes as soon as its value is made, by the times of phases that take 1 (forward, or
@@ -59,21 +59,21 @@ def programs(schedule: Schedule) -> list[list[Step]]:
         events.append((entry.start, 1, number, entry))
         if _peer(entry, schedule) >= 0:
             events.append((entry.end, 0, number, entry))
-    steps_of: list[list[Step]] = [[] for _ in range(schedule.stages)]
+    steps_of: list[list[RankStep]] = [[] for _ in range(schedule.stages)]
     for _, is_run, _, entry in sorted(events, key=lambda event: event[:3]):
         if is_run:
-            steps_of[entry.rank].append(Step(RUN, entry.unit, entry.stage))
+            steps_of[entry.rank].append(RankStep(RUN, entry.unit, entry.stage))
             continue
         peer = _peer(entry, schedule)
         reader = readers[entry.unit.phase, peer, entry.unit.micro]
-        steps_of[entry.rank].append(Step(SEND, entry.unit, entry.stage, peer))
-        steps_of[reader.rank].append(Step(RECV, reader.unit, peer, entry.stage))
+        steps_of[entry.rank].append(RankStep(SEND, entry.unit, entry.stage, peer))
+        steps_of[reader.rank].append(RankStep(RECV, reader.unit, peer, entry.stage))
     if not schedule.offload:
         return steps_of
     return [_with_moves(steps, absences(schedule, rank)) for rank, steps in enumerate(steps_of)]
 
 
-def _with_moves(steps: Iterable[Step], away: Iterable[OffloadWindow]) -> list[Step]:
+def _with_moves(steps: Iterable[RankStep], away: Iterable[OffloadWindow]) -> list[RankStep]:
     """Return a rank's steps with those of its stashes: behind the actions they are stored during,
     and before those that they are fetched during.
     """
@@ -83,7 +83,7 @@ def _with_moves(steps: Iterable[Step], away: Iterable[OffloadWindow]) -> list[St
         behind.setdefault(window.stored, []).append(window)
         before.setdefault(window.fetched, []).append(window)
     makers: dict[tuple[int, int], PipelineAction] = {}
-    moves: list[Step] = []
+    moves: list[RankStep] = []
     place = 0
     for step in steps:
         if step.kind != RUN:
@@ -92,10 +92,10 @@ def _with_moves(steps: Iterable[Step], away: Iterable[OffloadWindow]) -> list[St
         if step.unit.phase == FORWARD:
             makers[step.stage, step.unit.micro] = step.unit
         for window in before.get(place, ()):
-            moves.append(Step(FETCH, makers[window.stage, window.micro], window.stage))
+            moves.append(RankStep(FETCH, makers[window.stage, window.micro], window.stage))
         moves.append(step)
         for window in behind.get(place, ()):
-            moves.append(Step(STORE, makers[window.stage, window.micro], window.stage))
+            moves.append(RankStep(STORE, makers[window.stage, window.micro], window.stage))
         place += 1
     return moves
 

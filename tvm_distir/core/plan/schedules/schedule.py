@@ -13,7 +13,7 @@ from tvm_distir.support import JsonValue, PlanError, nearest, shortened
 
 from .listed import check_offload, check_units, read_unit, unfit
 from .orders import ORDERS, in_turn, there_and_back
-from .units import FORWARD, WEIGHT, Orders, PipelineAction
+from .pipeline_actions import FORWARD, WEIGHT, Orders, PipelineAction
 
 CUSTOM = "custom"
 """The kind of a schedule whose units are listed."""

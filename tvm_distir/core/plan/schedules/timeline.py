@@ -7,7 +7,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .units import BACKWARD, FORWARD, WEIGHT, Orders, PipelineAction, Work, stages_of, waits_for
+from .pipeline_actions import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT,
+    Orders,
+    PipelineAction,
+    Work,
+    stages_of,
+    waits_for,
+)
 
 
 class Times(NamedTuple):

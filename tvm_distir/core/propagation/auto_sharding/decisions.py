@@ -23,7 +23,7 @@ from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.propagation.solve.strategies import OpStrategy
 from tvm_distir.support import PlanError
 
-from .problem import ShardingProblem
+from .sharding_problem import ShardingProblem
 
 
 def decision_of(

@@ -18,7 +18,12 @@ from tvm_distir.core.ir.attributes import (
 )
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schedules.notes import ACTIVATION, Pipeline
-from tvm_distir.core.plan.schedules.units import BACKWARD, FORWARD, WEIGHT, PipelineAction
+from tvm_distir.core.plan.schedules.pipeline_actions import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT,
+    PipelineAction,
+)
 from tvm_distir.core.plan.schema import PlanRule
 from tvm_distir.core.propagation.graph.graph import Graph
 from tvm_distir.support import PlanError

@@ -14,8 +14,8 @@ from tvm_distir.core.redistribution.matrix import PriceMatrix
 from tvm_distir.core.solver.problem import INFINITE
 
 from .in_flight import NO_FLIGHT, LiveRanges
-from .kernels import in_place
-from .problem import Assembly, Bytes, LiveRange, Side
+from .kernel_costs import in_place
+from .sharding_problem import Assembly, Bytes, LiveRange, Side
 
 
 class Liveness:

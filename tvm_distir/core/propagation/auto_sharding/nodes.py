@@ -11,8 +11,8 @@ from tvm_distir.core.propagation.graph.graph import Node
 from tvm_distir.core.propagation.solve.problem import End
 from tvm_distir.core.propagation.solve.strategies import OpStrategy
 
-from .kernels import arithmetic_type, in_place
-from .problem import NO_STATES, Assembly, ShardingProblem
+from .kernel_costs import arithmetic_type, in_place
+from .sharding_problem import NO_STATES, Assembly, ShardingProblem
 
 
 class NodeBuilder:

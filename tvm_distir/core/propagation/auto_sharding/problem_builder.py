@@ -11,9 +11,9 @@ variables, so that every call may have its strategy; equal ones meet in eliminat
 
 from __future__ import annotations
 
+from .edge_builder import EdgeBuilder
 from .nodes import NodeBuilder
-from .problem import Assembly, ShardingProblem, Shared
-from .values import EdgeBuilder
+from .sharding_problem import Assembly, ShardingProblem, Shared
 
 
 class ShardingProblemBuilder:

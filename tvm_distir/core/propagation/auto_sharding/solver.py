@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tvm import ir
 
-from tvm_distir.core.cost_model.model import System
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.attributes import param_names, training_notes
 from tvm_distir.core.ir.mesh import meshes
 from tvm_distir.core.propagation.decision import Decision
@@ -22,13 +22,13 @@ from tvm_distir.core.solver.cost_tables import Tables
 from tvm_distir.core.solver.problem import Problem
 from tvm_distir.support import InfeasibleError, UsageError
 
-from .costs import MeshPrices
 from .decisions import axes_of, decision_of, mesh_of
 from .in_flight import NO_FLIGHT, flights_of
-from .memory import BoundedSolution, within
+from .memory_bound import BoundedSolution, within
+from .mesh_costs import MeshPrices
 from .overlap import OverlapDiscount
-from .problem import ShardingProblem, Shared
 from .problem_builder import ShardingProblemBuilder
+from .sharding_problem import ShardingProblem, Shared
 
 WIDTH = 1 << 22
 """Entries of a bucket that elimination may join."""

@@ -23,7 +23,7 @@ from tvm_distir.core.propagation.solve.strategies import (
     strategies_along,
 )
 
-from .costs import MeshPrices, shard_bytes
+from .mesh_costs import MeshPrices, shard_bytes
 
 Costs = npt.NDArray[np.int64]
 

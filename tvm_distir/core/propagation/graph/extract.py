@@ -12,10 +12,10 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import is_private, tensor_type, value_types
+from tvm_distir.core.ops.class_memo import learned
 from tvm_distir.core.ops.factor import Rule
 from tvm_distir.core.ops.lookup import rule_of
-from tvm_distir.core.ops.memory import learned
-from tvm_distir.core.rewriting.native.reading import elements
+from tvm_distir.core.rewriting.native.function_index import unpack
 from tvm_distir.core.rewriting.native.survey import survey
 from tvm_distir.core.rewriting.nodes import argument
 from tvm_distir.support import InternalError
@@ -23,7 +23,7 @@ from tvm_distir.support import InternalError
 from .annotations import ANNOTATE, NO_ANNOTATION, Annotations, is_annotation
 from .graph import FlatValue, Graph, Node
 from .leaves import Leaves
-from .packed import PACKED_HANDLES, cache_rule
+from .packed_rules import PACKED_HANDLES, cache_rule
 from .types import Annotation, ModuleTypes
 
 OPAQUE_BYTES = 1 << 14
@@ -67,7 +67,7 @@ class _Function:
         self.g = Graph(name, name, self.fn, public=not is_private(self.fn))
         self.annotations = Annotations(facts, self.fn, name)
         self.bindings = self.g.bindings = self._bindings()
-        self.params = elements(self.fn.params)
+        self.params = unpack(self.fn.params)
         self.survey = survey(self.fn, ANNOTATE, self.annotations.stationary)
         self.leaves = Leaves(facts, self.g, self.survey)
         self.g.bound = self.survey.handles[len(self.params) :]
@@ -91,7 +91,7 @@ class _Function:
                 "the body is no sequence of bindings",
                 "Run relax.transform.Normalize first.",
             )
-        blocks = [elements(block.bindings) for block in self.fn.body.blocks[:]]
+        blocks = [unpack(block.bindings) for block in self.fn.body.blocks[:]]
         self.ends = list(itertools.accumulate(map(len, blocks)))
         return [b for block in blocks for b in block]
 

@@ -16,8 +16,8 @@ from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import mesh_key, mesh_shape, meshes
 from tvm_distir.core.ir.placement import ceil_div, check_placement, labels_of, shard_counts
 from tvm_distir.core.ir.types import static_shape, value_types
+from tvm_distir.core.ops.class_memo import learned
 from tvm_distir.core.ops.dims import nominal
-from tvm_distir.core.ops.memory import learned
 from tvm_distir.support import PropagationError
 
 from .graph import PinLabels, divisible

@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm_distir.core.cost_model.model import System
 from tvm_distir.core.cost_model.network import wire_share
+from tvm_distir.core.cost_model.system import System
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.ops.factor import Factor
 from tvm_distir.core.solver.problem import INFINITE

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm_distir.support import native_function
 
-from .reading import elements
+from .function_index import unpack
 
 
 def make_variables(names: Sequence[str], types: Sequence[Any], which: Sequence[int]) -> list[Any]:
@@ -23,7 +23,7 @@ def make_variables(names: Sequence[str], types: Sequence[Any], which: Sequence[i
     which : sequence of int
         Of each the number of its type among ``types``.
     """
-    return elements(native_function("make_variables")(_said(names), list(types), tuple(which)))
+    return unpack(native_function("make_variables")(_join_names(names), list(types), tuple(which)))
 
 
 def make_ports(
@@ -43,10 +43,10 @@ def make_ports(
     which : sequence of int
         Of each entry the number of the rest of it among ``described``.
     """
-    said = _said(names)
+    said = _join_names(names)
     return native_function("make_ports")(said, tuple(index), list(described), tuple(which))
 
 
-def _said(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     """Return names joined into a text, each followed by a NUL."""
     return "".join([f"{name}\0" for name in names])

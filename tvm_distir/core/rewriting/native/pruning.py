@@ -15,7 +15,7 @@ from tvm_distir.core.rewriting.purity import is_pure
 from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.support import native_function
 
-from .reading import elements
+from .function_index import unpack
 
 
 def pruned(blocks: Sequence[Any], result: Any) -> tuple[list[Any], bool]:
@@ -58,7 +58,7 @@ def pruned_bindings(
     hides = tuple([int(dataflow) for dataflow, _ in blocks])
     bindings = [some for _, some in blocks]
     kept, pure = native_function("prune")(bindings, hides, result, *_questions())
-    return elements(kept), bool(pure)
+    return unpack(kept), bool(pure)
 
 
 @functools.cache
@@ -69,4 +69,4 @@ def _questions() -> tuple[Any, Any]:
 
 def mentioned(fn: relax.Function) -> set[str]:
     """Return the names of functions that a function calls, or passes as first argument."""
-    return {str(gv.name_hint) for gv in elements(native_function("mentioned")(fn))}
+    return {str(gv.name_hint) for gv in unpack(native_function("mentioned")(fn))}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tvm_distir.support import native_function
 
-from .reading import elements, numbers_of
+from .function_index import numbers_of, unpack
 
 
 class FunctionIndex(NamedTuple):
@@ -76,5 +76,5 @@ def survey(function: Any, annotation: Any, names: Sequence[str] = ()) -> Functio
     names : sequence of str
         What :attr:`FunctionIndex.named` looks for.
     """
-    said, *arrays = elements(native_function("survey")(function, annotation, names))
+    said, *arrays = unpack(native_function("survey")(function, annotation, names))
     return FunctionIndex(said.split("\0")[:-1], *map(numbers_of, arrays))

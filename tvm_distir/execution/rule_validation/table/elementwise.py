@@ -13,7 +13,7 @@ from tvm_distir.execution.rule_validation.draws import (
     Draw,
     above_one,
     bits,
-    halves,
+    multiples_of_half,
     nonzero,
     positive,
     specials,
@@ -71,7 +71,7 @@ def _binary(
 
 UNARY = [
     *_unary("abs negative sign square nn.relu nn.leakyrelu"),
-    *_unary("ceil floor round trunc", halves),
+    *_unary("ceil floor round trunc", multiples_of_half),
     *_unary("isnan isinf isfinite", specials),
     *_unary("asinh atan cos cosh erf exp sigmoid sin sinh tan tanh", tolerance=1e-6),
     *_unary("nn.gelu nn.gelu_tanh nn.silu nn.selu nn.softplus", tolerance=1e-6),
@@ -82,8 +82,12 @@ UNARY = [
     *_unary("bitwise_not abs negative square", dtype="int32"),
     *_unary("logical_not", bits, dtype="bool"),
     *(case(op.clip(var(*s), -1, 1)) for s in SHAPES),
-    *(case(op.astype(var(*s), to), {0: halves}) for s in SHAPES for to in ("int32", "float16")),
-    *(case(op.astype(var(*s, dtype="float16"), "float32"), {0: halves}) for s in SHAPES),
+    *(
+        case(op.astype(var(*s), to), {0: multiples_of_half})
+        for s in SHAPES
+        for to in ("int32", "float16")
+    ),
+    *(case(op.astype(var(*s, dtype="float16"), "float32"), {0: multiples_of_half}) for s in SHAPES),
     case(op.nn.leakyrelu(var(3, 4), 0.5)),
     case(op.nn.softplus(var(3, 4), 2.0, 1.0), {}, 1e-6),
     *(case(op.nn.dropout(var(*s), 0.5)) for s in SHAPES),

@@ -48,7 +48,7 @@ import numpy as np
 import tvm_ffi
 
 from tvm_distir.core import REDUCE_OPS, Collective, Transfer
-from tvm_distir.execution.runtime.program.layout import np_dtype
+from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.execution.runtime.program.tensors import to_array, to_tensor
 from tvm_distir.support import EngineError
 

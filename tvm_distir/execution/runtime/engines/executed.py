@@ -12,7 +12,7 @@ from tvm_distir.core import Transfer, local_shape
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.counts import CollectiveCount, CollectiveCounter
-from tvm_distir.execution.runtime.program.layout import EntryFunction
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction
 
 
 class Executions(Protocol):

@@ -13,7 +13,7 @@ from tvm_distir.execution.runtime.collectives.fabric import (
     failure_text,
     ranks_text,
 )
-from tvm_distir.execution.runtime.program.layout import EntryFunction
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction
 from tvm_distir.support import DistIRError, EngineError
 
 GRACE_S = 1.0

@@ -14,7 +14,7 @@ from tvm import ir
 
 from tvm_distir.support import EngineError
 
-from .kernels import compile_module
+from .compilation import compile_module
 from .locks import Turn, compile_turn
 from .machines import Machines
 from .targets import target_in_scope
@@ -28,7 +28,7 @@ Key = tuple[int, str]
 """Structural hash of a module, and the target it was compiled for."""
 
 
-class _Known:
+class _ModuleMap:
     """A map of values by module and target; modules with equal hashes are compared.
 
     Threads may use it at once.
@@ -90,7 +90,7 @@ class LibraryCache:
     """
 
     def __init__(self, size: int) -> None:
-        self._known = _Known(size)
+        self._known = _ModuleMap(size)
 
     def get(self, mod: ir.IRModule, place: str) -> Any:
         """Return the module compiled, at its first use.
@@ -121,7 +121,7 @@ class KernelCache:
     """
 
     def __init__(self, size: int = _CACHE_SIZE) -> None:
-        self._known = _Known(size)
+        self._known = _ModuleMap(size)
         self.compiled = 0
 
     def get(self, mod: ir.IRModule, place: str) -> Any:
@@ -159,7 +159,7 @@ class KernelCache:
     ) -> list[tuple[ir.IRModule, str]]:
         """Return the modules that are not known, each once."""
         missing: list[tuple[ir.IRModule, str]] = []
-        seen = _Known(_CACHE_SIZE)
+        seen = _ModuleMap(_CACHE_SIZE)
         for mod, place in requests:
             if self._known.find(mod) is None and seen.find(mod) is None:
                 seen.keep(mod, True)

@@ -8,7 +8,7 @@ from tvm import ir, relax
 
 from tvm_distir.core import IO_ATTR, entry_family, mesh_devices, mesh_shape, meshes, no_single_entry
 
-from .layout import EntryFunction, check_entries, read_port, wrong_module
+from .io_layout import EntryFunction, check_entries, read_port, wrong_module
 
 
 def _only_family(mod: ir.IRModule) -> str:

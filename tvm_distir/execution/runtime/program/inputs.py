@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tvm_distir.support import EngineError, Faults, nearest
 
-from .layout import Bounds, EntryFunction, Port, np_dtype
+from .io_layout import Bounds, EntryFunction, Port, np_dtype
 from .sharded import ShardedArray, Stored, read_part
 
 Array = npt.NDArray[Any]
@@ -89,7 +89,7 @@ def input_ports(entries: Sequence[EntryFunction]) -> dict[int, Port]:
     return dict(sorted(ports.items()))
 
 
-def _given(
+def _by_position(
     ports: Mapping[int, Port], inputs: Inputs, stored: Mapping[int, Any], faults: Faults
 ) -> dict[int, Any]:
     """Return the values by position. A sequence names, in order, the inputs that are not stored."""
@@ -103,7 +103,7 @@ def _given(
     count = max(ports, default=-1) + 1
     asked = [i for i in range(count) if i not in stored]
     if len(inputs) != len(asked):
-        inputs = opened(inputs)
+        inputs = flatten_tuples(inputs)
     if len(inputs) != len(asked):
         raise bad_input(f"{len(inputs)} inputs given, {len(asked)} needed", "Give every input.")
     return {**stored, **dict(zip(asked, inputs))}
@@ -146,9 +146,9 @@ def _checked(value: Any, port: Port, faults: Faults) -> Any:
     return value
 
 
-def opened(inputs: Sequence[Any]) -> list[Any]:
+def flatten_tuples(inputs: Sequence[Any]) -> list[Any]:
     """Flatten the tuples of tuple parameters."""
-    return [x for i in inputs for x in (opened(i) if isinstance(i, tuple) else [i])]
+    return [x for i in inputs for x in (flatten_tuples(i) if isinstance(i, tuple) else [i])]
 
 
 class LocalInputs:
@@ -263,7 +263,7 @@ def bind_inputs(
         ``error.violations`` has all that do not fit.
     """
     ports, faults = input_ports(entries), _no_faults()
-    given = _given(ports, inputs, stored or {}, faults)
+    given = _by_position(ports, inputs, stored or {}, faults)
     checked = {i: _checked(given[i], port, faults) for i, port in ports.items() if i in given}
     _check_indices(entries, checked, faults)
     faults.raise_all()

@@ -15,7 +15,7 @@ import numpy as np
 from tvm_distir.core import placement_text
 from tvm_distir.support import EngineError
 
-from .layout import Array, Bounds, EntryFunction, Port, np_dtype, wrong_module
+from .io_layout import Array, Bounds, EntryFunction, Port, np_dtype, wrong_module
 
 _CHUNK = 1 << 20
 
@@ -44,7 +44,7 @@ def different_bits(first: int, rank: int, port: Port, place: str) -> EngineError
     )
 
 
-class _Joined:
+class _OutputAssembly:
     """A full output that is assembled from the unpadded parts of a mesh's ranks."""
 
     def __init__(self, port: Port, missing: Sequence[int]) -> None:
@@ -118,19 +118,19 @@ def gather_outputs(
         output is missing or has a wrong shape or type.
     """
     check_results(entries, results)
-    joined: dict[int, dict[Any, tuple[str, _Joined]]] = {}
+    joined: dict[int, dict[Any, tuple[str, _OutputAssembly]]] = {}
     for entry in entries:
         for k, port in enumerate(entry.outputs):
             mesh = entry.mesh_of(port)
             place = entry.output_place(port)
             made = joined.setdefault(port.index, {})
-            _, whole = made.setdefault(mesh, (place, _Joined(port, mesh[1])))
+            _, whole = made.setdefault(mesh, (place, _OutputAssembly(port, mesh[1])))
             for rank in entry.ranks:
                 whole.add(entry, port, rank, results[rank][k])
     return [_agreed(joined[i]) for i in range(len(joined))]
 
 
-def _agreed(made: Mapping[Any, tuple[str, _Joined]]) -> Array:
+def _agreed(made: Mapping[Any, tuple[str, _OutputAssembly]]) -> Array:
     """Return the output, which must be the same on all meshes that return it."""
     (first, whole), *others = made.values()
     for place, other in made.values():

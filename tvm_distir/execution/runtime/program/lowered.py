@@ -18,11 +18,11 @@ from tvm_distir.core import reached_from
 from tvm_distir.transforms import ExpandSchedule
 
 from .axis_table import AxisTable
+from .compilation import compile_module
 from .compiled import LibraryCache
 from .dist_io import entries
 from .groups import axis_table
-from .kernels import compile_module
-from .layout import EntryFunction
+from .io_layout import EntryFunction
 from .linking import export_library, find_compiler
 from .locks import compile_turn
 from .targets import target_in_scope
@@ -46,7 +46,7 @@ def compile_entry(mod: ir.IRModule, name: str) -> Any:
     return _LIBRARIES.get(entry_module(mod, name), name)
 
 
-class Lowered:
+class LoweredProgram:
     """A level-5 module with ``dist.io`` as a runnable program.
 
     Parameters
@@ -103,7 +103,7 @@ class Lowered:
 
 
 def load_and_compile(path: Path, function: str) -> Any:
-    """Compile a module that :meth:`Lowered.save` wrote without a linker."""
+    """Compile a module that :meth:`LoweredProgram.save` wrote without a linker."""
     saved = json.loads(path.read_text(encoding="utf-8"))
     with tvm.target.Target(json.loads(saved["target"])):
         return compile_entry(tvm.ir.load_json(saved["module"]), function)

@@ -121,7 +121,7 @@ class _Reader:
     def _run(self, fn: relax.Function) -> tuple[StorageFunction, Tree]:
         numbers = itertools.count(-1, -1)
         for param in fn.params:
-            self.at[param] = _given(param.ty, numbers)
+            self.at[param] = _leaf_numbers(param.ty, numbers)
         for binding in all_bindings(fn.body):
             self._bind(binding.var, binding.value)
         result = self._tree(fn.body.body)
@@ -262,15 +262,15 @@ class _Reader:
         return None
 
 
-def _given(ty: ir.Type, numbers: Iterator[int]) -> Tree:
+def _leaf_numbers(ty: ir.Type, numbers: Iterator[int]) -> Tree:
     """Return a number below 0 for each tensor in a parameter, none of which is a block."""
     if isinstance(ty, relax.TupleType):
-        return tuple(_given(field, numbers) for field in ty.fields)
+        return tuple(_leaf_numbers(field, numbers) for field in ty.fields)
     return next(numbers)
 
 
 def _parts(ty: ir.Type, tree: Tree) -> Iterator[Tree]:
-    """Yield the parts of what is given for a parameter, as :func:`_given` counts them."""
+    """Yield the parts of what is given for a parameter, as :func:`_leaf_numbers` counts them."""
     if not isinstance(ty, relax.TupleType):
         yield tree
         return

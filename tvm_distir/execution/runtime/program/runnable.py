@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from .axis_table import AxisTable
-from .layout import EntryFunction
+from .io_layout import EntryFunction
 
 
 @runtime_checkable
@@ -56,9 +56,9 @@ def as_runnable(dist: Any) -> Runnable:
     """Return a program as it is, a level-5 module wrapped."""
     if isinstance(dist, Runnable):
         return dist
-    from .lowered import Lowered
+    from .lowered import LoweredProgram
 
-    return Lowered(dist)
+    return LoweredProgram(dist)
 
 
 def load_saved(path: Path, function: str) -> Any:

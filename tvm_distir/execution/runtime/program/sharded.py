@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from tvm_distir.support import EngineError
 
+from .io_layout import Bounds, EntryFunction
 from .joining import check_local, check_results
-from .layout import Bounds, EntryFunction
 
 Array = npt.NDArray[Any]
 

@@ -21,10 +21,10 @@ from tvm_distir.core import PICOSECONDS, known_shape, repair_kernels
 from tvm_distir.performance import Program, export
 from tvm_distir.support import CACHE, CacheFile, EngineError, shortened
 
+from .compilation import order_loops
 from .cores import one_thread
-from .kernels import order_loops
+from .io_layout import np_dtype
 from .launched import launched
-from .layout import np_dtype
 from .targets import check_engine_runs, target_in_scope
 
 _LEAST_S = 0.01

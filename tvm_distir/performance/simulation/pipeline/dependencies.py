@@ -7,12 +7,12 @@ from __future__ import annotations
 import re
 
 from tvm_distir.core import FETCH, FORWARD, STORE, absences, stages_of
-from tvm_distir.performance.program.staged import END, Edge, PipelineProgram
+from tvm_distir.performance.program.pipeline_program import END, Edge, PipelineProgram
 from tvm_distir.performance.simulation.dependencies import Dependencies, Places
 from tvm_distir.performance.traces.records import Task
 
-from .moves import Move
-from .runs import Copies, Messages, Runs, StageRuns
+from .runs import ActionRuns, Copies, EdgeMessages, StageRuns
+from .stash_transfers import StashTransfer
 
 _TAIL = re.compile(rf"(part|add):\d+|{END}")
 """Units behind those of the schedule."""
@@ -26,9 +26,9 @@ class RankDependencies:
     staged : PipelineProgram
     rank : int
     ran : StageRuns
-    runs : list of Runs
+    runs : list of ActionRuns
         Of the rank.
-    sent, received : list of Messages
+    sent, received : list of EdgeMessages
     copied : list of Copies
 
     Attributes
@@ -37,8 +37,8 @@ class RankDependencies:
     """
 
     def __init__(
-        self, staged: PipelineProgram, rank: int, ran: StageRuns, runs: list[Runs],
-        sent: list[Messages], received: list[Messages], copied: list[Copies],
+        self, staged: PipelineProgram, rank: int, ran: StageRuns, runs: list[ActionRuns],
+        sent: list[EdgeMessages], received: list[EdgeMessages], copied: list[Copies],
     ) -> None:  # fmt: skip
         self._staged, self._rank = staged, rank
         self._rank_of = staged.schedule.rank_of
@@ -72,7 +72,7 @@ class RankDependencies:
         end = edge.target if arrives else edge.source
         return (*end, edge.direction)
 
-    def _unit(self, run: Runs, micro: int) -> None:
+    def _unit(self, run: ActionRuns, micro: int) -> None:
         """Add a unit, whose operands and results may be messages of other ranks."""
         stage, unit = run.stage, run.unit
         late = "sum" if run.name.startswith("add:") else "total"
@@ -134,7 +134,7 @@ class RankDependencies:
         for edge in self._handed.get((stage, slot), ()):
             self._made[(*edge.target, micro)] = places
 
-    def _message(self, messages: Messages, micro: int, kind: str, data: Places) -> Places:
+    def _message(self, messages: EdgeMessages, micro: int, kind: str, data: Places) -> Places:
         edge, arrives = messages.edge, kind == "recv"
         other = self._rank_of[(edge.source if arrives else edge.target)[0]]
         spent = int(messages.end[0] - messages.start[0])
@@ -159,7 +159,7 @@ class _Moves:
             for place, unit in enumerate(schedule.orders[rank] if moves else ())
         }
         self._begun: dict[tuple[int, str, int], Places] = {}
-        self._todo: list[tuple[int, bool, Move, int]] = []
+        self._todo: list[tuple[int, bool, StashTransfer, int]] = []
         for absence in absences(schedule, rank) if moves else ():
             for place, kind in ((absence.stored, STORE), (absence.fetched, FETCH)):
                 move = moves.get((absence.stage, kind))
@@ -168,7 +168,7 @@ class _Moves:
                     self._todo.append((place + 1, False, move, absence.micro))
         self._todo.sort(key=lambda entry: entry[:2], reverse=True)
 
-    def before(self, run: Runs, micro: int) -> None:
+    def before(self, run: ActionRuns, micro: int) -> None:
         """End and begin the copies in front of a unit of the schedule."""
         place = self._place.get((run.stage, run.name.rstrip("+"), micro), -1)
         while self._todo and self._todo[-1][0] <= place:

@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 from tvm_distir.core import PICOSECONDS, System, pair_up
 from tvm_distir.performance.engine.activities import ENDLESS, Loads
-from tvm_distir.performance.engine.functions import NEVER, STREAM_PORTS, Ints
+from tvm_distir.performance.engine.function_summaries import NEVER, STREAM_PORTS, Ints
+from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import Edge
-from tvm_distir.performance.simulation.costs import COMM, GRADIENTS, OpCosts, OpRow
+from tvm_distir.performance.simulation.op_costs import COMM, GRADIENTS, OpCosts, OpRow
 
-from .kinds import RankClasses
-from .steps import RunKind, StageSteps
+from .rank_arrays import RunKind, StageSteps
+from .rank_classes import RankClasses
 
 OUT, IN = "out", "in"
 Shares = Mapping[Hashable, float]

@@ -11,22 +11,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_distir.performance.engine.activities import Loads
-from tvm_distir.performance.engine.functions import NEVER, STREAM_PORTS, Ints
-from tvm_distir.performance.engine.meeting import meet
+from tvm_distir.performance.engine.contention import run_contended
+from tvm_distir.performance.engine.function_summaries import NEVER, STREAM_PORTS, Ints
 from tvm_distir.performance.program.parts import Mesh
-from tvm_distir.performance.program.staged import Edge
-from tvm_distir.performance.simulation.costs import COMPUTE
+from tvm_distir.performance.program.pipeline_program import Edge
+from tvm_distir.performance.simulation.op_costs import COMPUTE
 from tvm_distir.performance.simulation.timeline import op_kinds
-from tvm_distir.performance.traces.records import Kind
+from tvm_distir.performance.traces.records import RecordKind
 from tvm_distir.support import SimulationError
 
-from .kinds import RankClasses, RankUnit
-from .moves import Move
-from .steps import StageSteps
+from .rank_arrays import StageSteps
+from .rank_classes import RankClasses, RankUnit
+from .stash_transfers import StashTransfer
 
 
 @dataclass(frozen=True)
-class Runs:
+class ActionRuns:
     """All runs of a unit of a stage on its rank.
 
     Attributes
@@ -51,7 +51,7 @@ class Runs:
 
 
 @dataclass(frozen=True)
-class Messages:
+class EdgeMessages:
     """The messages of an edge: their micro-batches (-1: once), starts and ends, in order."""
 
     edge: Edge
@@ -62,9 +62,9 @@ class Messages:
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies of a stage's stashes in one direction, as :class:`Messages`."""
+    """The copies of a stage's stashes in one direction, as :class:`EdgeMessages`."""
 
-    move: Move
+    move: StashTransfer
     micros: Ints
     start: Ints
     end: Ints
@@ -85,7 +85,7 @@ class StageRuns:
 
     Attributes
     ----------
-    messages : list of Messages
+    messages : list of EdgeMessages
         Per edge between ranks.
     copies : list of Copies
         To the memory of the host, and back.
@@ -106,7 +106,7 @@ class StageRuns:
         loads: Loads | None = None,
     ) -> None:
         self.kinds, self.steps, self.meshes = kinds, steps, meshes
-        self._kinds: dict[int, list[Kind]] = {}
+        self._kinds: dict[int, list[RecordKind]] = {}
         units = steps.units
         ran = kinds.maps.run(units)
         self._check(ran.position)
@@ -114,7 +114,7 @@ class StageRuns:
         ended = np.where(ran.sent >= 0, ran.sent + alone, -1)
         self._met = None
         if loads is not None:
-            self._met = meet(kinds.maps, units, loads)
+            self._met = run_contended(kinds.maps, units, loads)
             ran, ended = self._met.ran, self._met.ended
         self.times = ran.times
         self.finish = int(ran.finish.max(initial=0))
@@ -127,7 +127,7 @@ class StageRuns:
         self.messages = []
         count = len(steps.edges)
         for edge, *times in zip(steps.edges, ran.sent[:count], ended[:count], strict=True):
-            self.messages.append(Messages(edge, *self._sent(*times)))
+            self.messages.append(EdgeMessages(edge, *self._sent(*times)))
         moves = zip(steps.stashes.moves, ran.sent[count:], ended[count:], strict=True)
         self.copies = [Copies(move, *self._sent(*times)) for move, *times in moves]
 
@@ -156,7 +156,7 @@ class StageRuns:
                 remedy="Order units so that what each needs comes before.",
             )
 
-    def of(self, rank: int) -> Iterator[Runs]:
+    def of(self, rank: int) -> Iterator[ActionRuns]:
         """Yield the runs of a rank, by stage and unit, in the order of the first of each."""
         units = self.steps.units
         steps = slice(*self.begin[rank : rank + 2].tolist())
@@ -174,7 +174,7 @@ class StageRuns:
             times = self.times[at[order][:, None] + np.arange(ports)]
             once = kind.once | (micro[order] == units.micros - 1)
             micros = np.where(once, -1, micro[order])
-            runs.append(Runs(kind.unit, kind.stage, kind.name, micros, times, order))
+            runs.append(ActionRuns(kind.unit, kind.stage, kind.name, micros, times, order))
         yield from sorted(runs, key=lambda run: int(run.order[0]))
 
     @functools.cached_property
@@ -216,13 +216,13 @@ class StageRuns:
         """Return the duration of an edge's messages where they meet nothing."""
         return self.steps.edge_ps[self.steps.number_of(edge)]
 
-    def op_times(self, runs: Runs) -> tuple[Ints, Ints]:
+    def op_times(self, runs: ActionRuns) -> tuple[Ints, Ints]:
         """Return the starts and ends of the ops of runs, (runs, ops) each."""
         start = self.kinds.maps.expand(runs.unit.number, runs.times)
         end = start + self.kinds.lowering.durations(runs.unit.function)
         return self._real(runs, start), self._real(runs, end)
 
-    def _real(self, runs: Runs, times: Ints) -> Ints:
+    def _real(self, runs: ActionRuns, times: Ints) -> Ints:
         """Convert times of runs (runs, n) at full speed to times under contention."""
         if self._met is None:
             return times
@@ -231,13 +231,13 @@ class StageRuns:
         rows = [self._met.real(n, rank_times) for n, rank_times in zip(numbers, times, strict=True)]
         return np.array(rows, np.int64).reshape(times.shape)
 
-    def ops(self, function: int) -> list[Kind]:
+    def ops(self, function: int) -> list[RecordKind]:
         """Return the records of a unit's ops for traces."""
         if function not in self._kinds:
             self._kinds[function] = op_kinds(self.kinds.lowering.scoped(function, ""))
         return self._kinds[function]
 
-    def spans(self, runs: Runs) -> Ints:
+    def spans(self, runs: ActionRuns) -> Ints:
         """Return the spans of runs on the compute stream, or of all ops without it, (runs, 2)."""
         number = runs.unit.number
         spans = self.kinds.maps.spans(number, runs.times)

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_distir.core import Step, System, programs
+from tvm_distir.core import RankStep, System, programs
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.ranks import RankMemories
+from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.program.staged import PipelineProgram
 from tvm_distir.performance.simulation.account import (
     StepAccount,
     Traffic,
@@ -25,19 +25,19 @@ from tvm_distir.performance.simulation.account import (
     memory_over_time,
     weight_bytes,
 )
-from tvm_distir.performance.simulation.costs import OpCosts
-from tvm_distir.performance.simulation.device_results import Held
-from tvm_distir.performance.simulation.devices import Work
+from tvm_distir.performance.simulation.device_results import DeviceMemory
+from tvm_distir.performance.simulation.devices import DeviceWork
 from tvm_distir.performance.simulation.function_table import FunctionTables
+from tvm_distir.performance.simulation.op_costs import OpCosts
 from tvm_distir.performance.simulation.result import PipelineResult, Result
 from tvm_distir.performance.simulation.stopwatch import StageTimes
 from tvm_distir.performance.simulation.timeline import seconds
 
-from .kinds import RankClasses
-from .lanes import StageTimeline
 from .loads import StageLoads
+from .rank_arrays import StageSteps
+from .rank_classes import RankClasses
 from .runs import StageRuns
-from .steps import StageSteps
+from .stage_timelines import StageTimeline
 
 
 def simulate_stages(
@@ -71,10 +71,10 @@ def simulate_stages(
     laps.end("schedule")
 
     @functools.cache
-    def memories() -> tuple[RankMemories, list[list[Step]]]:
+    def memories() -> tuple[RankMemories, list[list[RankStep]]]:
         return RankMemories(program, staged, CachingAllocator(program)), programs(staged.schedule)
 
-    def held(rank: int, timeline: StageTimeline) -> Held:
+    def held(rank: int, timeline: StageTimeline) -> DeviceMemory:
         memories_of_ranks, rank_steps = memories()
         memory = memories_of_ranks.of(rank, rank_steps[rank])
         stages = [stage for stage, other in enumerate(staged.schedule.rank_of) if other == rank]
@@ -127,7 +127,7 @@ def _traffic(timeline: StageTimeline, costs: OpCosts) -> Traffic:
     return result
 
 
-def _bubble(works: Sequence[Work], time_s: float) -> float:
+def _bubble(works: Sequence[DeviceWork], time_s: float) -> float:
     """Return the share of the step in which ranks neither compute nor communicate, on average."""
     idle_s = sum(seconds(work.idle_ps) for work in works)
     return idle_s / (len(works) * time_s) if time_s > 0 else 0.0

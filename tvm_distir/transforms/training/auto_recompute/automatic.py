@@ -16,22 +16,24 @@ from tvm_distir.core import Recomputation, Runs
 from tvm_distir.support import InfeasibleError, ModelError
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.step.recipe import Recipe
-from tvm_distir.transforms.training.step.writing import StepWriter
+from tvm_distir.transforms.training.step.step_writer import TrainStepWriter
 
 from .buffers import leaves
-from .call_chain import Chain
+from .call_chain import CallChain
 from .chain import ChainCall, least_bytes, least_time
 from .peak_memory import PeakMemory
 
 GIB = 2**30
 
 
-def chain_of(writer: StepWriter, main: Any, auto: Auto) -> tuple[Chain, list[ChainCall], list[int]]:
+def chain_of(
+    writer: TrainStepWriter, main: Any, auto: Auto
+) -> tuple[CallChain, list[ChainCall], list[int]]:
     """Return the calls of ``main`` as a chain, with their links and gaps.
 
     Parameters
     ----------
-    writer : StepWriter
+    writer : TrainStepWriter
         Has run, without recomputation.
     main : Function
         What it wrote.
@@ -49,19 +51,19 @@ def chain_of(writer: StepWriter, main: Any, auto: Auto) -> tuple[Chain, list[Cha
     for name in writer.gradients.values():
         for buffer in leaves(trees[name]):
             buffer.weight = True
-    chain = Chain(memory, body, calls, weights)
+    chain = CallChain(memory, body, calls, weights)
     links = chain.links()
     base = memory.sizes(body.params) + memory.constant_bytes
     gaps = [0, *(gap + base for gap in chain.gaps()[1:])]
     return chain, [link.beside(base) for link in links], gaps
 
 
-def decided(trial: StepWriter, auto: Auto) -> Recomputation:
+def decided(trial: TrainStepWriter, auto: Auto) -> Recomputation:
     """Choose what the calls of a step recompute.
 
     Parameters
     ----------
-    trial : StepWriter
+    trial : TrainStepWriter
         Of the same step without recomputation; it is run.
     auto : Auto
 

@@ -43,7 +43,7 @@ def leaves(tree: Tree) -> Iterator[Buffer]:
 
 
 @dataclass
-class Task:
+class CallTask:
     """Call in a function.
 
     Attributes
@@ -64,14 +64,14 @@ class Task:
 
 
 @dataclass
-class Body:
+class FunctionBody:
     """Body of a function.
 
     Attributes
     ----------
     params : list of Buffer
         Leaves of its parameters.
-    tasks : list of Task
+    tasks : list of CallTask
     result : Tree
     trees : dict of Var to Tree
     constants : list of int
@@ -79,7 +79,7 @@ class Body:
     """
 
     params: list[Buffer]
-    tasks: list[Task]
+    tasks: list[CallTask]
     result: Tree
     trees: dict[Any, Tree]
     constants: list[int] = field(default_factory=list)
@@ -91,7 +91,7 @@ Results = Callable[[str, Sequence[Buffer]], tuple[Tree, list[Buffer]]]
 
 def read_body(
     fn: relax.Function, weights: Sequence[bool], kernels: ir.IRModule, results: Results
-) -> Body:
+) -> FunctionBody:
     """Read a function of pure bindings.
 
     Parameters
@@ -107,10 +107,10 @@ def read_body(
     in_place = {reading.variables[i] for i in transposed_operands(reading)}
     flags = iter(weights)
     trees = {
-        param: _made(param.ty, lambda ty: Buffer(type_bytes(ty), next(flags)))
+        param: _results(param.ty, lambda ty: Buffer(type_bytes(ty), next(flags)))
         for param in fn.params
     }
-    body = Body([b for param in fn.params for b in leaves(trees[param])], [], None, trees)
+    body = FunctionBody([b for param in fn.params for b in leaves(trees[param])], [], None, trees)
     for binding in reading.bindings:
         if isinstance(binding.value, ir.Call):
             body.constants += _constant_bytes(binding.value.args)
@@ -120,7 +120,7 @@ def read_body(
 
 
 def _bound(
-    body: Body, binding: Any, in_place: bool, kernels: ir.IRModule, results: Results
+    body: FunctionBody, binding: Any, in_place: bool, kernels: ir.IRModule, results: Results
 ) -> Tree:
     """Return what a binding binds, and add its task if it has one."""
     var, value = binding.var, binding.value
@@ -130,7 +130,7 @@ def _bound(
         reads = [b for arg in value.args for b in leaves(tree_of(arg, body.trees))]
         callee = str(value.op.name_hint)
         tree, makes = results(callee, reads)
-        body.tasks.append(Task(var, reads, makes, callee))
+        body.tasks.append(CallTask(var, reads, makes, callee))
         return tree
     reads = [
         b for arg in value.args if value_types(arg.ty) for b in leaves(tree_of(arg, body.trees))
@@ -138,8 +138,8 @@ def _bound(
     if len(reads) == 1 and kernel_of(value, kernels, value.ty, in_place).is_view:
         return reads[0]
     alone = bool(reads) and all(b.weight for b in reads)
-    tree = _made(value.ty, lambda ty: Buffer(type_bytes(ty), alone))
-    body.tasks.append(Task(var, reads, list(leaves(tree))))
+    tree = _results(value.ty, lambda ty: Buffer(type_bytes(ty), alone))
+    body.tasks.append(CallTask(var, reads, list(leaves(tree))))
     return tree
 
 
@@ -151,9 +151,9 @@ def _constant_bytes(args: Iterable[Any]) -> Iterator[int]:
             yield from _constant_bytes(arg.fields)
 
 
-def _made(ty: Any, make: Callable[[Any], Buffer]) -> Tree:
+def _results(ty: Any, make: Callable[[Any], Buffer]) -> Tree:
     if isinstance(ty, relax.TupleType):
-        return tuple(_made(field, make) for field in ty.fields)
+        return tuple(_results(field, make) for field in ty.fields)
     return make(ty)
 
 
@@ -165,4 +165,4 @@ def tree_of(value: Any, trees: Mapping[Any, Tree]) -> Tree:
         return tuple(tree_of(part, trees) for part in value.fields)
     if isinstance(value, relax.TupleGetItem):
         return tree_of(value.tuple_value, trees)[int(value.index)]
-    return _made(value.ty, lambda ty: Buffer(0))  # a constant: at hand
+    return _results(value.ty, lambda ty: Buffer(0))  # a constant: at hand

@@ -21,8 +21,8 @@ from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
 from tvm_distir.transforms.training.autodiff.tape import CallGradient, ForwardBackward
 from tvm_distir.transforms.training.recompute.policies import kept_by
 
-from .buffers import Body, Buffer, leaves, tree_of
-from .chain import ChainCall, Option
+from .buffers import Buffer, FunctionBody, leaves, tree_of
+from .chain import CallOption, ChainCall
 from .peak_memory import PeakMemory
 
 
@@ -42,14 +42,14 @@ class _Place:
     backward: int
 
 
-class Chain:
+class CallChain:
     """Calls of a function without recomputation, and the buffers that are live around them.
 
     Parameters
     ----------
     memory : PeakMemory
         Knows which results of the calls' backward passes are gradients of weights.
-    body : Body
+    body : FunctionBody
         The function.
     calls : sequence of CallGradient
         Both parts of each stand in it.
@@ -65,7 +65,7 @@ class Chain:
     def __init__(
         self,
         memory: PeakMemory,
-        body: Body,
+        body: FunctionBody,
         calls: Sequence[CallGradient],
         weights: Collection[str],
         arriving: Collection[Buffer] = (),
@@ -152,12 +152,12 @@ class Chain:
             self._options[key] = candidates
         return self._options[key]
 
-    def _options_of(self, place: _Place) -> list[Option]:
+    def _options_of(self, place: _Place) -> list[CallOption]:
         """Return the options of a call that no other option dominates."""
-        options: list[Option] = []
+        options: list[CallOption] = []
         for policy, time, pair in self.candidates(place.call):
             later = 0 if self._later is None else self._later(pair)
-            option = Option(policy, time, *self._bytes(place, pair), later)
+            option = CallOption(policy, time, *self._bytes(place, pair), later)
             figures = _figures(option)
             if not any(
                 all(a <= b for a, b in zip(_figures(o), figures, strict=True)) for o in options
@@ -193,7 +193,7 @@ class Chain:
         return len(made) - len(self._saved(place.call))
 
 
-def _figures(option: Option) -> tuple[int, ...]:
+def _figures(option: CallOption) -> tuple[int, ...]:
     return (
         option.time,
         option.kept_bytes,

@@ -21,7 +21,7 @@ MOST_WAYS = 1 << 14
 
 
 @dataclass(frozen=True)
-class Option:
+class CallOption:
     """Option of a call.
 
     Attributes
@@ -52,13 +52,13 @@ class ChainCall:
 
     Attributes
     ----------
-    options : tuple of Option
+    options : tuple of CallOption
         At least one.
     before_forward, before_backward : int
         Bytes that others than the calls' kept values take when the two parts are called.
     """
 
-    options: tuple[Option, ...]
+    options: tuple[CallOption, ...]
     before_forward: int
     before_backward: int
 
@@ -88,9 +88,9 @@ class PartialChoice(NamedTuple):
     option: int
     before: PartialChoice | None
 
-    def options(self, links: Sequence[ChainCall]) -> list[Option]:
+    def options(self, links: Sequence[ChainCall]) -> list[CallOption]:
         """Return the option of each call."""
-        chosen: list[Option] = []
+        chosen: list[CallOption] = []
         way = self
         for link in reversed(links):
             chosen.append(link.options[way.option])
@@ -102,7 +102,9 @@ Fits = Callable[[int, int], bool]
 """Whether so many bytes kept, and so many needed at some moment, are no more than there are."""
 
 
-def least_time(links: Sequence[ChainCall], gaps: Sequence[int], bound: int) -> list[Option] | None:
+def least_time(
+    links: Sequence[ChainCall], gaps: Sequence[int], bound: int
+) -> list[CallOption] | None:
     """Choose an option for each call, or return None if no choice fits.
 
     Parameters

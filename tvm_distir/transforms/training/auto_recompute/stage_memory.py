@@ -26,15 +26,15 @@ from tvm_distir.core import (
     flat_types,
     phase_of,
 )
-from tvm_distir.transforms.training.autodiff.functions import tuple_of
+from tvm_distir.transforms.training.autodiff.function_table import tuple_of
 from tvm_distir.transforms.training.autodiff.saved_values import type_bytes
 from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
-from tvm_distir.transforms.training.pipeline.staged import Written
+from tvm_distir.transforms.training.pipeline.pipeline_step import WrittenPipeline
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.recompute.pairs import DraftPair
 
-from .buffers import Body, Buffer, Task, leaves
-from .call_chain import Chain
+from .buffers import Buffer, CallTask, FunctionBody, leaves
+from .call_chain import CallChain
 from .chain import ChainCall
 from .peak_memory import PeakMemory
 
@@ -101,7 +101,7 @@ class StageMemory:
         return replace(self, links=tuple(links), later=self.later + more)
 
 
-def memory_of(written: Written, stage: int, auto: Auto) -> StageMemory:
+def memory_of(written: WrittenPipeline, stage: int, auto: Auto) -> StageMemory:
     """Measure a stage of a step without recomputation."""
     return _Measuring(written, stage, auto).run()
 
@@ -109,7 +109,7 @@ def memory_of(written: Written, stage: int, auto: Auto) -> StageMemory:
 class _Measuring:
     """Implementation of :func:`memory_of`."""
 
-    def __init__(self, written: Written, stage: int, auto: Auto) -> None:
+    def __init__(self, written: WrittenPipeline, stage: int, auto: Auto) -> None:
         self.written, self.tools = written, written.tools
         self.writer, self.pipeline = written.writers[stage], written.pipeline
         self.pair = self.writer.pair
@@ -129,7 +129,7 @@ class _Measuring:
         arrive = self.draft.params[: self.first]
         arriving = [b for param in arrive for b in leaves(body.trees[param])]
         later = self._handed_on if splits else None
-        chain = Chain(self.memory, body, self.draft.calls, self.weights, arriving, later)
+        chain = CallChain(self.memory, body, self.draft.calls, self.weights, arriving, later)
         links, (kept, _) = chain.links(), chain.profile[boundary]
         labels = list(self.tools.pairs.inside[self.pair.name])
         once = self._once()
@@ -154,10 +154,10 @@ class _Measuring:
             self._bytes(self.writer.params.grads, once),
         )
 
-    def _bytes(self, params: Sequence[Any], body: Body) -> int:
+    def _bytes(self, params: Sequence[Any], body: FunctionBody) -> int:
         return self._sizes(b for param in params for b in leaves(body.trees[param]))
 
-    def _micro_batch(self, draft: DraftPair) -> tuple[Body, int]:
+    def _micro_batch(self, draft: DraftPair) -> tuple[FunctionBody, int]:
         """Return both passes as one function, and the task between them."""
         results = tuple_of([draft.result, *draft.gradients])
         block = relax.DataflowBlock([*draft.before, *draft.after])
@@ -179,12 +179,12 @@ class _Measuring:
         before = {binding.var for binding in draft.before}
         boundary = sum(task.var in before for task in body.tasks)
         grad = list(leaves(body.trees[draft.grad]))
-        body.tasks.insert(boundary, Task(draft.grad, list(leaves(made)), grad))
+        body.tasks.insert(boundary, CallTask(draft.grad, list(leaves(made)), grad))
         body.params = [b for b in body.params if b not in grad]
         body.result = tuple(gradients)
         return body, boundary
 
-    def _once(self) -> Body:
+    def _once(self) -> FunctionBody:
         """Return the stage's function without the results that go to other stages.
 
         Nor is what replaces a weight or a state, in whose memory it lies.
@@ -218,7 +218,7 @@ class _Measuring:
             (halves.weights, tuple(flags[k] for k in halves.later)),
         ]
 
-    def _resident(self, once: Body) -> int:
+    def _resident(self, once: FunctionBody) -> int:
         """Return the bytes of data of all micro-batches, weights and states."""
         total, pipeline = 0, self.pipeline
         for var, note in zip(
@@ -229,7 +229,7 @@ class _Measuring:
                 total += times * self._bytes([var], once)
         return total
 
-    def _sums(self, once: Body) -> tuple[int, int, int, int, int]:
+    def _sums(self, once: FunctionBody) -> tuple[int, int, int, int, int]:
         """Return the bytes of values computed once, gradient sums, their addition and the end."""
         profile = self.memory.profile(once, ())
         phases = [self._phase(task) for task in once.tasks]
@@ -245,11 +245,11 @@ class _Measuring:
         more = max(map(self._size, sums), default=0)
         return before, self._sizes(sums), begun, adding + more, end
 
-    def _phase(self, task: Task) -> str:
+    def _phase(self, task: CallTask) -> str:
         fn = self.tools.functions.of.get(task.callee or "")
         return "" if fn is None else phase_of(fn)
 
-    def _later(self, chain: Chain, once: Body) -> int:
+    def _later(self, chain: CallChain, once: FunctionBody) -> int:
         """Return what the parts of a split backward pass on, without that of calls."""
         inputs = str(self.writer.halves.inputs.name_hint)
         task = next(task for task in once.tasks if task.callee == inputs)

@@ -4,7 +4,7 @@
 
 The step is written once without recomputation. Stages of a kind share their functions, so that
 what is chosen for a kind holds for the tightest of its stages. Of each, :mod:`.stage_memory` says
-what one micro-batch needs, and :func:`~.holding.holdings` how many others its rank
+what one micro-batch needs, and :func:`~.resident_values.holdings` how many others its rank
 holds at the same time, in the order in which it runs them. Where kinds share ranks, the stashes
 of all of them are taken to be as large as the largest.
 """
@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tvm_distir.core import NONE, Recomputation, Runs, Schedule, holdings
-from tvm_distir.transforms.training.pipeline.staged import Written
+from tvm_distir.transforms.training.pipeline.pipeline_step import WrittenPipeline
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.step.recipe import Recipe
 
 from .automatic import bound_of, too_little
-from .chain import Option, PartialChoice, all_ways
+from .chain import CallOption, PartialChoice, all_ways
 from .stage_memory import StageMemory, memory_of
 
 
@@ -160,7 +160,7 @@ class StageKinds:
         """Return whether every call has an option."""
         return all(link.options for memory in self.memories for link in memory.links)
 
-    def all_chosen(self, bound: int) -> tuple[tuple[int, int], dict[int, list[Option]]] | None:
+    def all_chosen(self, bound: int) -> tuple[tuple[int, int], dict[int, list[CallOption]]] | None:
         """Return the slowest rank's time, the total, and the options per kind, or None."""
         chosen: dict[int, PartialChoice] = {}
         for group in self.groups if self.end <= bound else ():
@@ -199,12 +199,12 @@ def _tightest(known: Mapping[int, int]) -> list[PeakMoment]:
     return result
 
 
-def decided_in_stages(written: Written, recipe: Recipe, auto: Auto) -> Recomputation:
+def decided_in_stages(written: WrittenPipeline, recipe: Recipe, auto: Auto) -> Recomputation:
     """Choose what the calls of a pipelined step recompute, for each stage kind separately.
 
     Parameters
     ----------
-    written : Written
+    written : WrittenPipeline
         The same step without recomputation.
     recipe : Recipe
     auto : Auto

@@ -21,8 +21,8 @@ from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.autodiff.rules.registry import GRADIENTS, Gradient
 from tvm_distir.transforms.training.autodiff.rules.transposes import before_transposing
 
-from .reread import WeightRegather
 from .rules import convolutions, gradients, norms  # noqa: F401 (they register theirs)
+from .weight_regather import WeightRegather
 
 GRAD_SUFFIX = "_grad"
 """Ends the names of the values that are gradients."""

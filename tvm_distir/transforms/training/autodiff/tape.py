@@ -13,8 +13,8 @@ from tvm import ir, relax
 from tvm_distir.core import substitute
 from tvm_distir.transforms.training.autodiff.rules.primfuncs import without_mark
 
-from .reread import WeightRegather
 from .reverse import is_differentiable
+from .weight_regather import WeightRegather
 
 Roles = tuple[bool, ...]
 """Per parameter of a function: whether its gradient is asked for."""

@@ -15,10 +15,10 @@ from tvm import ir, relax
 
 from tvm_distir.core import variables, work_of
 from tvm_distir.support import ModelError, PropagationError, nearest
-from tvm_distir.transforms.training.autodiff.functions import Functions
+from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.reverse import is_float
 from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
-from tvm_distir.transforms.training.recompute.times import Times
+from tvm_distir.transforms.training.recompute.times import ValueTimes
 
 SLACK = 1.05
 """Permitted cost of the slowest stage relative to even stages, to send less data."""
@@ -76,13 +76,15 @@ class Flat:
         return result[::-1]
 
 
-def cut(flat: Flat, functions: Functions, stages: int, names: Sequence[str]) -> list[int]:
+def split_stages(
+    flat: Flat, functions: NamedFunctions, stages: int, names: Sequence[str]
+) -> list[int]:
     """Return the number of the last binding of each stage.
 
     Parameters
     ----------
     flat : Flat
-    functions : Functions
+    functions : NamedFunctions
         Of the model.
     stages : int
     names : sequence of str
@@ -122,7 +124,7 @@ def _named(flat: Flat, good: Sequence[bool], names: Sequence[str]) -> list[int]:
     return ends
 
 
-def _even(flat: Flat, functions: Functions, stages: int, good: Sequence[bool]) -> list[int]:
+def _even(flat: Flat, functions: NamedFunctions, stages: int, good: Sequence[bool]) -> list[int]:
     """Return the last binding of each stage but the last, by even work."""
     work = _Work(functions)
     costs = [work.of(b.value) for b in flat.bindings]
@@ -167,8 +169,8 @@ def _fewest(cost: npt.NDArray[np.float64], parts: int, joined: Any) -> tuple[flo
 class _Work:
     """FLOPs of values, including those of called functions."""
 
-    def __init__(self, functions: Functions) -> None:
-        self.functions, self.kernels = functions, Times(functions, None).kernels
+    def __init__(self, functions: NamedFunctions) -> None:
+        self.functions, self.kernels = functions, ValueTimes(functions, None).kernels
         self._of: dict[str, int] = {}
 
     def of(self, value: Any) -> int:
@@ -188,4 +190,4 @@ class _Work:
         return self._of[name]
 
 
-__all__ = ["Flat", "cut"]
+__all__ = ["Flat", "split_stages"]

@@ -24,9 +24,9 @@ from tvm_distir.core import (
 )
 
 from .in_turn import run_in_turn
-from .rank_program import Program
+from .rank_program import RankProgram
 from .renamed import RelocatedFunctions
-from .wires import Wires
+from .wires import MessageEndpoints
 
 
 @module_pass("global")
@@ -64,7 +64,7 @@ def expand_schedule(mod: ir.IRModule) -> ir.IRModule:
     pipeline = Pipeline.of(mod)
     if pipeline is None:
         return mod
-    wires = Wires(mod, pipeline)
+    wires = MessageEndpoints(mod, pipeline)
     renamed = RelocatedFunctions(mod, meshes(mod), wires.of_rank, wires.meshes)
     home: dict[str, int] = {}
     for number, note in enumerate(pipeline.stages):
@@ -74,7 +74,7 @@ def expand_schedule(mod: ir.IRModule) -> ir.IRModule:
     functions: dict[Any, Any] = {}
     for rank, steps in enumerate(programs(pipeline.schedule)):
         name = "main" if len(wires.meshes) == 1 else f"main_mesh{rank}"
-        functions[ir.GlobalVar(name)] = Program(wires, renamed, rank, name, home).run(steps)
+        functions[ir.GlobalVar(name)] = RankProgram(wires, renamed, rank, name, home).run(steps)
     functions.update(renamed.functions())
     axes = mesh_axes(mod)
     attrs = {str(k): v for k, v in mod.attrs.items() if k != PIPELINE_ATTR}

@@ -7,30 +7,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_distir.core import ACTIVATION, FORWARD, GRADIENT, PART, SEND, TOTAL, Step, plain_name
+from tvm_distir.core import ACTIVATION, FORWARD, GRADIENT, PART, SEND, TOTAL, RankStep, plain_name
 from tvm_distir.core.ir import ops
 
-from .places import Place
+from .places import IoPlacement
 from .unit_writer import UnitWriter
-from .wires import NEXT_STAGE, Wires
+from .wires import NEXT_STAGE, MessageEndpoints
 
 
-class Messages:
+class RankMessages:
     """Messages of one rank.
 
     Parameters
     ----------
-    wires : Wires
+    wires : MessageEndpoints
     rank : int
     writer : UnitWriter
         Of the rank's program.
     """
 
-    def __init__(self, wires: Wires, rank: int, writer: UnitWriter) -> None:
+    def __init__(self, wires: MessageEndpoints, rank: int, writer: UnitWriter) -> None:
         self.wires, self.rank, self.writer = wires, rank, writer
         self.rank_of, self.mesh = wires.rank_of, wires.meshes[rank]
 
-    def message(self, step: Step) -> None:
+    def message(self, step: RankStep) -> None:
         """Send or receive all values of one kind between two stages."""
         kind = ACTIVATION if step.unit.phase == FORWARD else GRADIENT
         here = self.writer.stages[step.stage].body
@@ -48,7 +48,9 @@ class Messages:
                 value = self.writer.made(step.stage, what, step.unit.micro)
                 self._send(key, self.rank_of[step.peer], made, read, value, title)
 
-    def _send(self, key: Any, peer: int, made: Place, read: Place, value: Any, title: str) -> None:
+    def _send(
+        self, key: Any, peer: int, made: IoPlacement, read: IoPlacement, value: Any, title: str
+    ) -> None:
         call = ops.send(
             value,
             self.mesh,
@@ -60,7 +62,7 @@ class Messages:
         )
         self.writer.emit(call, f"{title}_sent")
 
-    def _recv(self, key: Any, peer: int, made: Place, read: Place, title: str) -> Any:
+    def _recv(self, key: Any, peer: int, made: IoPlacement, read: IoPlacement, title: str) -> Any:
         call = ops.recv(
             device_mesh=self.mesh,
             peer_mesh=self.wires.meshes[peer],
@@ -127,4 +129,4 @@ class Messages:
                 stage.env[stage.body.params[total]] = value
 
 
-__all__ = ["Messages"]
+__all__ = ["RankMessages"]

@@ -17,7 +17,7 @@ from tvm_distir.support import MeshError
 
 
 @dataclass(frozen=True)
-class Place:
+class IoPlacement:
     """Entry of ``dist.io``.
 
     Attributes
@@ -59,29 +59,29 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Ports:
+class StageInterface:
     """Placements of all parameters and results of a stage's function.
 
     Attributes
     ----------
     mesh : int
         Number of its mesh in the module.
-    inputs, outputs : dict of int to Place
+    inputs, outputs : dict of int to IoPlacement
         By position.
     """
 
     mesh: int
-    inputs: dict[int, Place]
-    outputs: dict[int, Place]
+    inputs: dict[int, IoPlacement]
+    outputs: dict[int, IoPlacement]
 
 
-def read_ports(fn: relax.Function) -> Ports:
+def read_ports(fn: relax.Function) -> StageInterface:
     """Read ``dist.io`` of a stage's function."""
     io = fn.attrs[IO_ATTR]
 
-    def places(side: str) -> dict[int, Place]:
+    def places(side: str) -> dict[int, IoPlacement]:
         return {
-            int(item["index"]): Place(
+            int(item["index"]): IoPlacement(
                 tuple(int(n) for n in item["shape"]),
                 str(item["dtype"]),
                 str(item["placement"]),
@@ -90,7 +90,7 @@ def read_ports(fn: relax.Function) -> Ports:
             for item in io[side]
         }
 
-    return Ports(int(io["mesh"]), places("inputs"), places("outputs"))
+    return StageInterface(int(io["mesh"]), places("inputs"), places("outputs"))
 
 
 def rank_meshes(
@@ -145,4 +145,4 @@ def rank_meshes(
     return meshes
 
 
-__all__ = ["Place", "Ports", "rank_meshes", "read_ports"]
+__all__ = ["IoPlacement", "StageInterface", "rank_meshes", "read_ports"]

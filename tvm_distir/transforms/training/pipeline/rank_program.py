@@ -18,25 +18,25 @@ from tvm_distir.core import (
     RUN,
     STORE,
     TRAINING_ATTR,
-    Step,
+    RankStep,
     plain_name,
     training_notes,
     typed,
 )
 
 from .body import StageBody
-from .messages import Messages
+from .messages import RankMessages
 from .renamed import RelocatedFunctions
 from .unit_writer import UnitWriter
-from .wires import NEXT_STAGE, Wires, unfit
+from .wires import NEXT_STAGE, MessageEndpoints, unfit
 
 
-class Program:
+class RankProgram:
     """Program of one rank.
 
     Parameters
     ----------
-    wires : Wires
+    wires : MessageEndpoints
     renamed : RelocatedFunctions
         The functions.
     rank : int
@@ -48,7 +48,7 @@ class Program:
 
     def __init__(
         self,
-        wires: Wires,
+        wires: MessageEndpoints,
         renamed: RelocatedFunctions,
         rank: int,
         name: str,
@@ -63,7 +63,7 @@ class Program:
             lambda gv: renamed.going_on(gv, rank),
             bool(schedule.offload),
         )
-        self.messages = Messages(wires, rank, self.writer)
+        self.messages = RankMessages(wires, rank, self.writer)
         mod, pipeline = renamed.module(rank), self.pipeline
         self.mod = mod
         self.bodies = {
@@ -97,7 +97,7 @@ class Program:
         self.params[what] = relax.Var(plain_name(what), ty)
         self.inputs.append(item)
 
-    def run(self, steps: Sequence[Step]) -> relax.Function:
+    def run(self, steps: Sequence[RankStep]) -> relax.Function:
         """Write tasks and messages, then what runs once."""
         writer, pipeline = self.writer, self.pipeline
         self._check_neighbours()

@@ -16,9 +16,9 @@ from tvm_distir.transforms.training.step import dropouts
 from tvm_distir.transforms.training.step.objective import HALF
 from tvm_distir.transforms.training.step.recipe import Recipe
 from tvm_distir.transforms.training.step.scaling import Scaling
-from tvm_distir.transforms.training.step.updates import Weight
+from tvm_distir.transforms.training.step.updates import UpdatedWeight
 
-from .stages import Stage
+from .stages import ModelStage
 
 SQUARES = "squares"
 """Name of the sum over stages from which the norm of all gradients follows."""
@@ -30,7 +30,7 @@ class StageInputs:
 
     Attributes
     ----------
-    stage : Stage
+    stage : ModelStage
     names : mapping of Var to str
         Of the whole model's parameters, but for that of a stream of random numbers.
     trained : frozenset of Var
@@ -50,7 +50,7 @@ class StageInputs:
         The state of dropouts, of the whole model.
     """
 
-    stage: Stage
+    stage: ModelStage
     names: Mapping[Any, str]
     trained: frozenset[Any]
     shared: frozenset[Any]
@@ -110,7 +110,7 @@ class RoleParams:
         Of other stages.
     args : list of Var
         What the stage's private function takes.
-    weights : dict of Var to Weight
+    weights : dict of Var to UpdatedWeight
         Trained ones, by the variables of the whole model.
     totals : dict of Var to Var
         Of those that other stages have too, the sums of all stages' gradients.
@@ -159,11 +159,11 @@ class RoleParams:
         param_of = dict(zip((*stage.weights, *part.unread), weights, strict=True))
         self.dropout = param_of.get(part.dropout)
         self.args = [*self.activations, *data, *weights[: len(stage.weights)]]
-        self.weights: dict[Any, Weight] = {}
+        self.weights: dict[Any, UpdatedWeight] = {}
         self.totals: dict[Any, Any] = {}
         for var, mine in param_of.items():
             if var in part.trained:
-                self._with_states(var, Weight(part.names[var], mine))
+                self._with_states(var, UpdatedWeight(part.names[var], mine))
         for name, var in scaling.params:
             self.ports.add(var, name, name)
         self.step: Any = None
@@ -174,7 +174,7 @@ class RoleParams:
         name = self.part.names[var]
         return self.ports.add(relax.Var(plain_name(name), var.ty), name, name)
 
-    def _with_states(self, var: Any, weight: Weight) -> None:
+    def _with_states(self, var: Any, weight: UpdatedWeight) -> None:
         for slot, ty in self.recipe.optimizer.states(weight.var.ty).items():
             name = f"{weight.name}.{slot}"
             weight.names.append(name)

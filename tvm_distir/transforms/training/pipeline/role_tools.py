@@ -10,13 +10,13 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core import ACCUMULATE_PHASE, PHASE_ATTR, REPEAT_ATTR, Schedule
-from tvm_distir.transforms.training.autodiff.functions import (
-    Functions,
+from tvm_distir.transforms.training.autodiff.function_table import (
+    NamedFunctions,
     private_function,
     tuple_of,
-    written,
+    write_function,
 )
-from tvm_distir.transforms.training.autodiff.halves import Splitter
+from tvm_distir.transforms.training.autodiff.split_backward import Splitter
 from tvm_distir.transforms.training.optimizers.protocol import cast
 from tvm_distir.transforms.training.recompute.pairs import Differentiator
 from tvm_distir.transforms.training.step.recipe import Recipe
@@ -31,7 +31,7 @@ class Tools:
     Parameters
     ----------
     recipe : Recipe
-    functions : Functions
+    functions : NamedFunctions
         Gets the functions of the phases.
     pairs : Differentiator
     schedule : Schedule
@@ -42,7 +42,7 @@ class Tools:
     def __init__(
         self,
         recipe: Recipe,
-        functions: Functions,
+        functions: NamedFunctions,
         pairs: Differentiator,
         schedule: Schedule,
         known: frozenset[str],
@@ -76,7 +76,7 @@ class Tools:
             return tuple_of([cast(inside, p, str(summed(p.ty).dtype)) for p in params])
 
         title = f"{stage}_{phase}"
-        bindings, result = written(params, write)
+        bindings, result = write_function(params, write)
         gv = self.functions.add(title, private_function(title, params, bindings, result))
         self.mark(gv, phase)
         sums = builder.emit(ir.Call(gv, list(terms)), "sums")

@@ -30,8 +30,8 @@ from tvm_distir.core import (
     plain_name,
     scalar,
 )
-from tvm_distir.transforms.training.autodiff.functions import tuple_of, without_unread
-from tvm_distir.transforms.training.autodiff.halves import SplitBackward
+from tvm_distir.transforms.training.autodiff.function_table import tuple_of, without_unread
+from tvm_distir.transforms.training.autodiff.split_backward import SplitBackward
 from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
 from tvm_distir.transforms.training.optimizers.protocol import cast
 from tvm_distir.transforms.training.step.dropouts import DROPOUT

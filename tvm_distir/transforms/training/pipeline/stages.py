@@ -13,10 +13,14 @@ import tvm_ffi
 from tvm import ir, relax
 
 from tvm_distir.core import Recomputation, substitute, variables
-from tvm_distir.transforms.training.autodiff.functions import Functions, private_function, tuple_of
+from tvm_distir.transforms.training.autodiff.function_table import (
+    NamedFunctions,
+    private_function,
+    tuple_of,
+)
 from tvm_distir.transforms.training.step.dropouts import from_first_stream
 
-from .cutting import Flat, cut
+from .cutting import Flat, split_stages
 
 STAGE = "part"
 """Begins the names of stages' private functions."""
@@ -45,7 +49,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ModelStage:
     """Stage of a forward model.
 
     Attributes
@@ -100,8 +104,12 @@ class Policies:
 
 
 def cut_model(
-    flat: Flat, functions: Functions, stages: int, names: Sequence[str], recompute: Recomputation
-) -> list[Stage]:
+    flat: Flat,
+    functions: NamedFunctions,
+    stages: int,
+    names: Sequence[str],
+    recompute: Recomputation,
+) -> list[ModelStage]:
     """Split a forward model, and add the stages' functions to those of the model.
 
     An activation that a later stage reads goes through all between. Stages alike, whose calls make
@@ -110,12 +118,12 @@ def cut_model(
     Raises
     ------
     ModelError
-        DIST0354 see :func:`.cutting.cut`.
+        DIST0354 see :func:`.cutting.split_stages`.
     """
     made: dict[Any, list[ir.GlobalVar]] = {}
-    policies, result = Policies(recompute), list[Stage]()
+    policies, result = Policies(recompute), list[ModelStage]()
     first, given = 0, tuple[Any, ...]()
-    for end in cut(flat, functions, stages, names):
+    for end in split_stages(flat, functions, stages, names):
         bindings = [b for b in flat.bindings[first : end + 1] if b.var not in flat.anywhere]
         outputs = tuple(flat.live[end]) or (flat.loss,)
         result.append(
@@ -132,10 +140,10 @@ def _stage(
     stage_bindings: list[Any],
     given: tuple[Any, ...],
     outputs: tuple[Any, ...],
-    functions: Functions,
+    functions: NamedFunctions,
     policies: Policies,
     shared: dict[Any, list[ir.GlobalVar]],
-) -> Stage:
+) -> ModelStage:
     bindings = [*_needed(flat, stage_bindings), *stage_bindings]
     first_stream, bindings = from_first_stream(bindings, flat.stream)
     inside = {b.var for b in bindings}
@@ -152,7 +160,7 @@ def _stage(
     fn = private_function(f"{STAGE}{number}", [*env.values(), *data, *weights], inner, result)
     layers = _layers(stage_bindings, policies)
     gv = _shared(fn, number, functions, tuple(layer.policy for layer in layers), shared)
-    return Stage(gv, given, data, weights, outputs, tuple(statistics), layers, first_stream)
+    return ModelStage(gv, given, data, weights, outputs, tuple(statistics), layers, first_stream)
 
 
 def _needed(flat: Flat, bindings: Sequence[Any]) -> list[Any]:
@@ -182,7 +190,7 @@ def _layers(bindings: Sequence[Any], policies: Policies) -> tuple[Layer, ...]:
 def _shared(
     fn: relax.Function,
     number: int,
-    functions: Functions,
+    functions: NamedFunctions,
     policies: tuple[str, ...],
     made: dict[Any, list[ir.GlobalVar]],
 ) -> ir.GlobalVar:
@@ -196,4 +204,4 @@ def _shared(
     return gv
 
 
-__all__ = ["Layer", "Stage", "cut_model"]
+__all__ = ["Layer", "ModelStage", "cut_model"]

@@ -11,7 +11,7 @@ from tvm import ir
 from tvm_distir.core import IO_ATTR, Pipeline, mesh_names, meshes
 from tvm_distir.support import LoweringError
 
-from .places import Place, rank_meshes, read_ports
+from .places import IoPlacement, rank_meshes, read_ports
 
 NEXT_STAGE = "the next stage of the same mesh"
 
@@ -21,7 +21,7 @@ def unfit(place: str, what: str, remedy: str) -> LoweringError:
     return LoweringError("DIST0512", what, place=place, remedy=remedy)
 
 
-class Wires:
+class MessageEndpoints:
     """Endpoints of all messages of a step, and their tags.
 
     Parameters
@@ -68,17 +68,19 @@ class Wires:
         self.names = [f"{names[k]}_{r}" if many else names[k] for r, k in enumerate(self.of_rank)]
         self._tags: dict[Any, int] = {}
 
-    def made(self, stage: int, what: str) -> Place:
+    def made(self, stage: int, what: str) -> IoPlacement:
         """Return the placement of a result of a stage."""
         note = self.pipeline.stages[stage]
         return self.ports[note.function].outputs[note.results.index(what)]
 
-    def read(self, stage: int, what: str) -> Place:
+    def read(self, stage: int, what: str) -> IoPlacement:
         """Return the placement of a parameter of a stage."""
         note = self.pipeline.stages[stage]
         return self.ports[note.function].inputs[note.params.index(what)]
 
-    def agree(self, stage: int, what: str, made: Place, read: Place, reader: str) -> None:
+    def agree(
+        self, stage: int, what: str, made: IoPlacement, read: IoPlacement, reader: str
+    ) -> None:
         """Reject values that are read on a stage's mesh in another placement (DIST0512)."""
         mesh = self.meshes[self.rank_of[stage]]
         if made.labels(mesh) != read.labels(mesh):
@@ -93,4 +95,4 @@ class Wires:
         return self._tags.setdefault(key, len(self._tags))
 
 
-__all__ = ["NEXT_STAGE", "Wires", "unfit"]
+__all__ = ["NEXT_STAGE", "MessageEndpoints", "unfit"]

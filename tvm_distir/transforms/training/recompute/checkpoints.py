@@ -14,18 +14,22 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core import CHECKPOINT, WHOLE_ATTR, typed
-from tvm_distir.transforms.training.autodiff.functions import Functions, private_function, tuple_of
+from tvm_distir.transforms.training.autodiff.function_table import (
+    NamedFunctions,
+    private_function,
+    tuple_of,
+)
 from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
 
 
-def checkpointed(pair: ForwardBackward, functions: Functions) -> ForwardBackward:
+def checkpointed(pair: ForwardBackward, functions: NamedFunctions) -> ForwardBackward:
     """Return a pair that runs the forward pass twice and saves nothing.
 
     Parameters
     ----------
     pair : ForwardBackward
         One that keeps something.
-    functions : Functions
+    functions : NamedFunctions
         New ones are added: ``layer_checkpoint(*params) -> y`` and
         ``layer_backward_checkpoint(grad, *params)``. Both call ``layer_forward``, which is marked
         to run whole.
@@ -47,12 +51,16 @@ def checkpointed(pair: ForwardBackward, functions: Functions) -> ForwardBackward
     )
 
 
-def _forward(pair: ForwardBackward, functions: Functions) -> tuple[str, list[Any], list[Any], Any]:
+def _forward(
+    pair: ForwardBackward, functions: NamedFunctions
+) -> tuple[str, list[Any], list[Any], Any]:
     params, both, bindings = _run(pair, functions)
     return pair.name, params, bindings, _item(both, 0)
 
 
-def _backward(pair: ForwardBackward, functions: Functions) -> tuple[str, list[Any], list[Any], Any]:
+def _backward(
+    pair: ForwardBackward, functions: NamedFunctions
+) -> tuple[str, list[Any], list[Any], Any]:
     params, both, bindings = _run(pair, functions)
     fn = functions.of[str(pair.backward.name_hint)]
     grad = relax.Var(str(fn.params[0].name), fn.params[0].ty)
@@ -67,7 +75,7 @@ def _backward(pair: ForwardBackward, functions: Functions) -> tuple[str, list[An
     return pair.name, [grad, *params], bindings, each
 
 
-def _run(pair: ForwardBackward, functions: Functions) -> tuple[list[Any], Any, list[Any]]:
+def _run(pair: ForwardBackward, functions: NamedFunctions) -> tuple[list[Any], Any, list[Any]]:
     """Return parameters, and a call of the forward pass with them."""
     fn = functions.of[str(pair.forward.name_hint)]
     params = [relax.Var(str(param.name), param.ty) for param in fn.params]

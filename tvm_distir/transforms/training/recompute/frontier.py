@@ -22,7 +22,7 @@ from tvm import ir
 from tvm_distir.core import variables
 from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes, view_source
 
-from .times import Times
+from .times import ValueTimes
 
 DEPTH = 3
 """How often the stretch between two points of the hull is halved: at most 9 points."""
@@ -51,7 +51,7 @@ class Point:
 class _Values:
     """Values of one function that its backward pass may need."""
 
-    def __init__(self, forward: Sequence[Any], read: Sequence[Any], times: Times) -> None:
+    def __init__(self, forward: Sequence[Any], read: Sequence[Any], times: ValueTimes) -> None:
         values = {binding.var: binding for binding in forward}
         needed: set[Any] = set()
         waiting = [var for var in read if var in values]
@@ -71,7 +71,7 @@ class _Values:
         """Minimize ``price`` times bytes plus ``scale`` times time."""
         count = len(self.bindings)
         endless = 1 + price * sum(self.bytes) + scale * sum(self.times)
-        graph = Cut(2 + 2 * count)
+        graph = FlowNetwork(2 + 2 * count)
         for i, binding in enumerate(self.bindings):
             before, behind = 2 + 2 * i, 3 + 2 * i
             graph.edge(0, before, scale * self.times[i])
@@ -112,10 +112,10 @@ class Frontier:
     forward : sequence of Binding
     read : sequence of Var
         What the backward pass reads.
-    times : Times
+    times : ValueTimes
     """
 
-    def __init__(self, forward: Sequence[Any], read: Sequence[Any], times: Times) -> None:
+    def __init__(self, forward: Sequence[Any], read: Sequence[Any], times: ValueTimes) -> None:
         self.forward, self.wanted, self.times = forward, read, times
 
     @cached_property
@@ -150,7 +150,7 @@ def _is_never_kept(value: Any) -> bool:
     return isinstance(value, ir.Call) and not any(True for _ in variables(value))
 
 
-class Cut:
+class FlowNetwork:
     """Directed graph with integer capacities between the nodes 0 (source) and 1 (sink).
 
     Parameters

@@ -21,7 +21,7 @@ from tvm import ir, relax
 from tvm_distir.core import BlockWriter, called_name, op_name, substitute, variables
 from tvm_distir.transforms.training.autodiff.saved_values import kept_and_again, type_bytes
 
-from .attention import Written
+from .attention_rewrite import AttentionRewrite
 
 MaskKernels = Callable[[Any, Any], tuple[Any, Any] | None]
 """From a kernel that draws a mask, and the type of its result, to those that keep and read it."""
@@ -33,7 +33,7 @@ def keeping_narrow(
     read: Sequence[Any],
     params: Sequence[Any],
     kernels: MaskKernels,
-) -> Written:
+) -> AttentionRewrite:
     """Write a function's passes so that masks and the narrower side of casts are saved.
 
     Parameters
@@ -55,7 +55,7 @@ def keeping_narrow(
     for var in list(wanted):
         wanted |= dict.fromkeys(_narrower(of_forward.get(var), var))
     kept, again = kept_and_again(forward, list(wanted), params)
-    return Written(forward, backward, kept, again, [*wanted])
+    return AttentionRewrite(forward, backward, kept, again, [*wanted])
 
 
 def _with_masks(
@@ -66,7 +66,7 @@ def _with_masks(
     masks: dict[tuple[Any, ...], tuple[Any, Any]] = {}
     for binding in before:
         call, ty = binding.value, binding.var.ty
-        made = kernels(call.args[0], ty) if _drawn(call) else None
+        made = kernels(call.args[0], ty) if _dropout_operands(call) else None
         if made is None:
             forward.bindings.append(binding)
             continue
@@ -76,9 +76,9 @@ def _with_masks(
         both = forward.emit(relax.call_tir(keeping, call.args[1], [ty, mask_ty]), f"{name}_both")
         forward.bind(binding.var, forward.builder.normalize(relax.TupleGetItem(both, 0)))
         mask = forward.emit(relax.TupleGetItem(both, 1), f"{name}_mask")
-        masks[_drawn(call)] = mask, masked
+        masks[_dropout_operands(call)] = mask, masked
     for binding in after:
-        mask, masked = masks.get(_drawn(binding.value), (None, None))
+        mask, masked = masks.get(_dropout_operands(binding.value), (None, None))
         if mask is None:
             backward.bindings.append(binding)
             continue
@@ -90,7 +90,7 @@ def _with_masks(
     return forward.bindings, backward.bindings
 
 
-def _drawn(call: Any) -> tuple[Any, ...]:
+def _dropout_operands(call: Any) -> tuple[Any, ...]:
     """Return the handle of a dropout kernel and its operands: state, stream, offsets."""
     if type(call) is not ir.Call or called_name(call) != "relax.call_tir":
         return ()

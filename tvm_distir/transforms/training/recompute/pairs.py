@@ -30,23 +30,23 @@ from tvm_distir.core import (
     variables,
 )
 from tvm_distir.support import ModelError
-from tvm_distir.transforms.training.autodiff.functions import (
-    Functions,
+from tvm_distir.transforms.training.autodiff.function_table import (
+    NamedFunctions,
     only_read,
     private_function,
     tuple_of,
-    written,
+    write_function,
 )
 from tvm_distir.transforms.training.autodiff.reverse import Reverse, active
 from tvm_distir.transforms.training.autodiff.rules.masks import MaskKernels
 from tvm_distir.transforms.training.autodiff.tape import CallGradient, ForwardBackward, Roles, Tape
 
-from .attention import keeping_sums
+from .attention_rewrite import keeping_sums
 from .checkpoints import checkpointed
 from .frontier import Frontier
 from .narrow import keeping_narrow
 from .policies import kept_by
-from .times import Times
+from .times import ValueTimes
 
 FORWARD_SUFFIX, BACKWARD_SUFFIX = "_forward", "_backward"
 
@@ -90,11 +90,11 @@ class Differentiator:
 
     Parameters
     ----------
-    functions : Functions
+    functions : NamedFunctions
         New ones are added.
     recompute : Recomputation
         What the calls of each keep.
-    times : Times
+    times : ValueTimes
         What it takes to make values again.
 
     Attributes
@@ -105,7 +105,9 @@ class Differentiator:
         Functions in which calls have policies of their own, by the names of the calls' values.
     """
 
-    def __init__(self, functions: Functions, recompute: Recomputation, times: Times) -> None:
+    def __init__(
+        self, functions: NamedFunctions, recompute: Recomputation, times: ValueTimes
+    ) -> None:
         self.functions, self.recompute, self.times = functions, recompute, times
         self._masks = MaskKernels(functions)
         self._drafts: dict[tuple[str, Roles], DraftPair] = {}
@@ -187,7 +189,7 @@ class Differentiator:
             calls = tuple(call for call in tape.calls.values() if call.back is not None)
             return result, [work.total(params[i]) for i in given], calls
 
-        emitted, (result, gradients, calls) = written([*params, grad], write)
+        emitted, (result, gradients, calls) = write_function([*params, grad], write)
         cut = max((_position(emitted, var) + 1 for var in forward), default=0)
         after = only_read(emitted[cut:], gradients)
         read = [v for b in after for v in variables(b.value)]

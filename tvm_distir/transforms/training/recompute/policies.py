@@ -15,7 +15,7 @@ Each is for a function's forward bindings, what its backward pass reads, and its
 - ``cut:SHARE`` keeps at most that share of the bytes that ``none`` keeps, and takes least time by
   a minimum cut (:mod:`.frontier`).
 
-``attention`` also writes what it keeps anew (:mod:`.attention`).
+``attention`` also writes what it keeps anew (:mod:`.attention_rewrite`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ CHEAP = 1 / 8
 """Most work per byte, relative to the densest contraction of a function, of what is recomputed."""
 
 
-def _again(forward: Sequence[Any], read: Sequence[Any], cheap: Callable[[Any], bool]) -> Kept:
+def _recompute_bindings(
+    forward: Sequence[Any], read: Sequence[Any], cheap: Callable[[Any], bool]
+) -> Kept:
     """Recompute through cheap bindings, and save the values where they end."""
     values = {binding.var: binding for binding in forward}
     made: set[Any] = set()
@@ -71,7 +73,7 @@ def _again(forward: Sequence[Any], read: Sequence[Any], cheap: Callable[[Any], b
 
 def full(forward: Sequence[Any], read: Sequence[Any]) -> Kept:
     """Save nothing."""
-    return _again(forward, read, lambda _: True)
+    return _recompute_bindings(forward, read, lambda _: True)
 
 
 def selective(
@@ -80,7 +82,7 @@ def selective(
     """Recompute cheap values, or fall back to ``none`` where that saves no memory."""
     density = {binding.var: _density(binding.value, kernels) for binding in forward}
     most = max((d for d in density.values() if math.isfinite(d)), default=0.0)
-    choice = _again(forward, read, lambda b: density[b.var] <= CHEAP * most)
+    choice = _recompute_bindings(forward, read, lambda b: density[b.var] <= CHEAP * most)
     plain = kept_and_again(forward, read, params)
     return choice if kept_bytes(choice[0]) < kept_bytes(plain[0]) else plain
 
@@ -103,7 +105,7 @@ def core(
             inside = not region.isdisjoint(variables(binding.value))
         if inside:
             region.add(binding.var)
-    _, made = _again(forward, read, lambda binding: binding.var in region)
+    _, made = _recompute_bindings(forward, read, lambda binding: binding.var in region)
     again = {binding.var for binding in made}
     outside = [var for var in read if var not in again]
     outside += [v for b in made for v in variables(b.value) if v not in again]

@@ -10,21 +10,21 @@ from typing import Any
 from tvm import ir, relax, tirx
 
 from tvm_distir.core import Clock, Costs, System, kernel_of
-from tvm_distir.transforms.training.autodiff.functions import Functions
+from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 
 
-class Times:
+class ValueTimes:
     """Times of bound values, in picoseconds of a system or as fixed weights of the planner.
 
     Parameters
     ----------
-    functions : Functions
+    functions : NamedFunctions
         Those that are called; a call takes what its bindings take.
     system : System or None
         Whose clock it is. None: :class:`tvm_distir.core.propagation.solve.cost.Costs`.
     """
 
-    def __init__(self, functions: Functions, system: System | None) -> None:
+    def __init__(self, functions: NamedFunctions, system: System | None) -> None:
         self.functions = functions
         self._clock = None if system is None else Clock(system)
         self._weights = Costs()

@@ -12,7 +12,7 @@ from tvm import relax
 
 from tvm_distir.core import param_names, plain_name
 from tvm_distir.support import ModelError
-from tvm_distir.transforms.training.autodiff.functions import Functions
+from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.reverse import is_float
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import running_statistics
 
@@ -33,7 +33,7 @@ class Parameters:
         How many of them, the last, :func:`.dropouts.with_streams` added: the state of dropouts,
         then the first stream.
     recipe : Recipe
-    functions : Functions
+    functions : NamedFunctions
         Of the model.
 
     Attributes
@@ -61,7 +61,7 @@ class Parameters:
         data: Sequence[int],
         streams: int,
         recipe: Recipe,
-        functions: Functions,
+        functions: NamedFunctions,
     ) -> None:
         self.forward = forward
         self.objective = Objective(recipe.losses, forward, functions.of, functions.variables)

@@ -14,11 +14,11 @@ from tvm.relax.op import add, multiply, where
 from tvm.relax.op import sum as sum_op
 
 from tvm_distir.core import plain_name
-from tvm_distir.transforms.training.autodiff.functions import (
-    Functions,
+from tvm_distir.transforms.training.autodiff.function_table import (
+    NamedFunctions,
     private_function,
     tuple_of,
-    written,
+    write_function,
 )
 from tvm_distir.transforms.training.autodiff.tape import CallGradient
 from tvm_distir.transforms.training.optimizers.protocol import Optimizer, Shared, cast
@@ -32,7 +32,7 @@ _UPDATE, _SQUARES = "_update", "_squares"
 
 
 @dataclass
-class Weight:
+class UpdatedWeight:
     """Parameter that the step updates, with its states.
 
     Attributes
@@ -66,7 +66,7 @@ class Owner:
     label: str
 
 
-Rows = list[tuple[Weight, Any, str]]
+Rows = list[tuple[UpdatedWeight, Any, str]]
 """Weights, their gradients, and what the layer's function calls the weights."""
 
 Groups = dict[Owner | None, Rows]
@@ -76,7 +76,7 @@ Groups = dict[Owner | None, Rows]
 def grouped(
     builder: relax.BlockBuilder,
     calls: Iterable[CallGradient],
-    weights: Sequence[Weight],
+    weights: Sequence[UpdatedWeight],
     gradients: Sequence[Any],
 ) -> Groups:
     """Group weights by the call that computes their gradients, see :data:`Groups`."""
@@ -108,7 +108,7 @@ class Updates:
     builder : BlockBuilder
         Inside the block of ``main``.
     optimizer : Optimizer
-    functions : Functions
+    functions : NamedFunctions
         Gets the functions of the layers.
     made : dict, optional
         Those made so far; more are put there.
@@ -118,7 +118,7 @@ class Updates:
         self,
         builder: relax.BlockBuilder,
         optimizer: Optimizer,
-        functions: Functions,
+        functions: NamedFunctions,
         made: dict[Any, ir.GlobalVar] | None = None,
     ) -> None:
         self.builder, self.optimizer, self.functions = builder, optimizer, functions
@@ -149,7 +149,7 @@ class Updates:
         return result
 
     def _updated(
-        self, builder: relax.BlockBuilder, weight: Weight, gradient: Any, shared: Shared
+        self, builder: relax.BlockBuilder, weight: UpdatedWeight, gradient: Any, shared: Shared
     ) -> list[Any]:
         var, optimizer = weight.var, self.optimizer
         if FACTOR in shared or optimizer.wide:
@@ -170,7 +170,7 @@ class Updates:
         key = (_SQUARES, owner.name, *(str(gradient.ty) for gradient in gradients))
         if key not in self._made:
             params = [relax.Var(f"grad{i}", g.ty) for i, g in enumerate(gradients)]
-            bindings, total = written(params, lambda builder: _squares(builder, params))
+            bindings, total = write_function(params, lambda builder: _squares(builder, params))
             title = owner.name + _SQUARES
             function = private_function(title, params, bindings, total)
             self._made[key] = self.functions.add(title, function)
@@ -197,7 +197,7 @@ class Updates:
         self,
         name: str,
         labels: list[str],
-        weights: list[Weight],
+        weights: list[UpdatedWeight],
         args: list[Any],
         of_all: list[str],
     ) -> ir.GlobalVar:
@@ -220,7 +220,7 @@ class Updates:
         def write(builder: relax.BlockBuilder) -> list[Any]:
             made, left = [], iter(rest)
             for title, var, gradient in zip(titles, weight_params, gradients, strict=True):
-                weight = Weight(title[0], var, [next(left) for _ in title[1:]])
+                weight = UpdatedWeight(title[0], var, [next(left) for _ in title[1:]])
                 new = self._updated(builder, weight, gradient, shared)
                 made += [
                     value
@@ -230,7 +230,7 @@ class Updates:
                 ]
             return made
 
-        bindings, new = written(params, write)
+        bindings, new = write_function(params, write)
         title = name + _UPDATE
         return self.functions.add(title, private_function(title, params, bindings, tuple_of(new)))
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_distir.core.plan.schedules.holding import holdings
+from tvm_distir.core.plan.schedules.pipeline_actions import BACKWARD, FORWARD, WEIGHT
+from tvm_distir.core.plan.schedules.resident_values import holdings
 from tvm_distir.core.plan.schedules.schedule import Schedule
-from tvm_distir.core.plan.schedules.units import BACKWARD, FORWARD, WEIGHT
 
 SCHEDULES = [
     Schedule("gpipe", 3, 4),

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tvm_distir.core.plan.schedules.orders import ORDERS
-from tvm_distir.core.plan.schedules.programs import RECV, RUN, SEND, Step, programs
+from tvm_distir.core.plan.schedules.pipeline_actions import PipelineAction
+from tvm_distir.core.plan.schedules.programs import RECV, RUN, SEND, RankStep, programs
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.core.plan.schedules.timeline import Times, in_flight, timeline
-from tvm_distir.core.plan.schedules.units import PipelineAction
 from tvm_distir.support.errors.tree import PlanError
 
 SIZES = [(ranks, micros) for ranks in (1, 2, 3, 4, 8) for micros in (1, 2, 3, 4, 8, 13)]
@@ -92,7 +92,7 @@ def test_micro_batches_in_flight(ranks: int, micros: int) -> None:
     assert most <= 2 * ranks
 
 
-def _meet(first: Step, second: Step) -> bool:
+def _meet(first: RankStep, second: RankStep) -> bool:
     return (
         {first.kind, second.kind} == {SEND, RECV}
         and (first.stage, first.peer) == (second.peer, second.stage)
@@ -100,7 +100,7 @@ def _meet(first: Step, second: Step) -> bool:
     )
 
 
-def _waits_forever(found: list[list[Step]]) -> bool:
+def _waits_forever(found: list[list[RankStep]]) -> bool:
     """Whether programs stop where a send waits for its receive."""
     at = [0] * len(found)
     moved = True
@@ -129,8 +129,14 @@ def test_no_rank_waits_forever_for_another(kind: str, ranks: int, micros: int) -
 
 def test_the_check_of_waiting_finds_a_circle() -> None:
     ends = [
-        [Step(RECV, PipelineAction("F", 0), 0, 1), Step(SEND, PipelineAction("F", 1), 0, 1)],
-        [Step(RECV, PipelineAction("F", 1), 1, 0), Step(SEND, PipelineAction("F", 0), 1, 0)],
+        [
+            RankStep(RECV, PipelineAction("F", 0), 0, 1),
+            RankStep(SEND, PipelineAction("F", 1), 0, 1),
+        ],
+        [
+            RankStep(RECV, PipelineAction("F", 1), 1, 0),
+            RankStep(SEND, PipelineAction("F", 0), 1, 0),
+        ],
     ]
     assert _waits_forever(ends)
 

@@ -19,8 +19,8 @@ from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.engines.fork import run_turn
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S, one_thread_each
 from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction
 from tvm_distir.execution.runtime.program.joining import gather_outputs
-from tvm_distir.execution.runtime.program.layout import EntryFunction
 from tvm_distir.execution.runtime.program.machines import make_machine
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.sharded import sharded_outputs
@@ -28,10 +28,10 @@ from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array,
 from tvm_distir.support import DistIRError
 
 from .fabric import MpiFabric, worker_failed
-from .inputs import RunCall, agree, inputs_of_rank
 from .launch import find_launcher, launch
 from .library import is_mpi_process
 from .results import ExecutedCounts, collect, wait_for_end
+from .scatter import RunCall, agree, inputs_of_rank
 from .world import World, forget_world, world
 
 Array = npt.NDArray[Any]

@@ -91,7 +91,7 @@ class MpiFabric(Transfers):
         if self.failure is not None or isinstance(error, Aborted):
             return
         self.failure, self.is_origin = (rank, error), True
-        self._world.tell_failure(_sendable(error, rank, self._place))
+        self._world.broadcast_failure(_sendable(error, rank, self._place))
 
     def finish(self, rank: int) -> None:
         """Do nothing: the end of a run is agreed on by :meth:`World.exchange`."""
@@ -99,7 +99,7 @@ class MpiFabric(Transfers):
     def check(self) -> None:
         """Raise :class:`Aborted` when a rank has failed."""
         if self.failure is None:
-            heard = self._world.heard_failure()
+            heard = self._world.received_failure()
             if heard is None:
                 return
             self.failure = (self.ranks[heard[0]] if heard[0] < len(self.ranks) else -1, heard[1])

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tvm_distir.execution.runtime.engines.processes.library import LIBRARIES
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.inputs import LocalInputs, input_ports
-from tvm_distir.execution.runtime.program.layout import Bounds, EntryFunction
+from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.sharded import ShardedArray, Stored
 from tvm_distir.support import write_whole

@@ -34,7 +34,7 @@ from tvm_distir.support import DependencyError, EngineError
 from .failures import last_words, raise_failure
 from .job import COUNTS, LOG, Job, failure_file, process_file, result_file, write_job
 
-_WORKER = "tvm_distir.execution.runtime.engines.mpi.worker"
+_WORKER = "tvm_distir.execution.runtime.engines.mpi.job_worker"
 _POLL_S = 0.02
 _GRACE_S = 5.0
 _ABORT_S = 1.0

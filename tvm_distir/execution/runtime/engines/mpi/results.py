@@ -14,8 +14,8 @@ import numpy as np
 from tvm_distir.core import Transfer
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.engines.base import LocalResults
+from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port
 from tvm_distir.execution.runtime.program.joining import check_local, different_bits
-from tvm_distir.execution.runtime.program.layout import Bounds, EntryFunction, Port
 
 from .fabric import Array, MpiFabric
 from .world import GATHER, World
@@ -49,7 +49,7 @@ class ExecutedCounts:
         return self._by_rank[rank].received
 
 
-def _kept(entry: EntryFunction, port: Port, rank: int, part: Array) -> Array:
+def _without_padding(entry: EntryFunction, port: Port, rank: int, part: Array) -> Array:
     """Return the part of a local array that is not padding."""
     return part[tuple(slice(0, b - a) for a, b in entry.bounds(port, rank))]
 
@@ -68,7 +68,7 @@ def wait_for_end(
             continue
         for k, (port, part) in enumerate(zip(entry.outputs, results[fabric.rank])):
             check_local(part, port, entry, fabric.rank, entry.output_place(port))
-            kept = np.ascontiguousarray(_kept(entry, port, fabric.rank, part))
+            kept = np.ascontiguousarray(_without_padding(entry, port, fabric.rank, part))
             digests[k] = hashlib.sha256(kept.tobytes()).digest()
     rank = fabric.rank
     ended = Ended(

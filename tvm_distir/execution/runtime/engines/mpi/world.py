@@ -95,14 +95,14 @@ class World:
 
     # Failures -------------------------------------------------------------------------------
 
-    def tell_failure(self, error: BaseException) -> None:
+    def broadcast_failure(self, error: BaseException) -> None:
         """Send a failure to every other process; does not wait."""
         text = pickle.dumps((self.rank, error))
         data = np.frombuffer(text, np.uint8)
         for other in self.others:
             self._sending.append(self._comm.Isend(data, other, FAILURE))
 
-    def heard_failure(self) -> tuple[int, BaseException] | None:
+    def received_failure(self) -> tuple[int, BaseException] | None:
         """Return the failure that another process reported, with its number."""
         status = self._mpi.Status()
         if not self._comm.Iprobe(self._mpi.ANY_SOURCE, FAILURE, status):

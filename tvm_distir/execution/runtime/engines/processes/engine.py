@@ -35,13 +35,13 @@ from tvm_distir.execution.runtime.engines.termination import (
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S
 from tvm_distir.execution.runtime.program.cores import THREADS_VARIABLE
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
-from tvm_distir.execution.runtime.program.layout import EntryFunction, np_dtype
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction, np_dtype
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.support import EngineError
 
 from .library import LIBRARIES
-from .memory import Memory, MemoryLayout, Place, make_file
 from .pool import POOL, Worker
+from .shared_memory import ArraySlot, Memory, MemoryLayout, make_file
 from .wire import Closed, Message, close_all, receive, send
 
 Array = npt.NDArray[Any]
@@ -85,7 +85,7 @@ class _Job:
     fabric: _SharedFabric
     files: list[int] = field(default_factory=list)
     messages: dict[int, Message] = field(default_factory=dict)
-    outputs: dict[int, list[Place]] = field(default_factory=dict)
+    outputs: dict[int, list[ArraySlot]] = field(default_factory=dict)
     output_bytes: int = 0
     number: int = field(default_factory=lambda: next(_numbers))
 
@@ -103,7 +103,7 @@ class _Job:
 def _place_inputs(job: _Job, local: LocalInputs) -> tuple[dict[int, list[Any]], int]:
     """Write local arrays to memory, replicas once; returns places by rank and the byte size."""
     layout = MemoryLayout()
-    known: dict[int, tuple[Place, Array]] = {}
+    known: dict[int, tuple[ArraySlot, Array]] = {}
     places: dict[int, list[Any]] = {}
     for entry in job.entries:
         for rank in entry.ranks:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import tvm_ffi
 
-from tvm_distir.execution.runtime.program.layout import EntryFunction
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction
 from tvm_distir.execution.runtime.program.runnable import Runnable
 
 _SIZE = 64
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
+class _StoredLibrary:
     program: Runnable
     function: str
     target: str
@@ -47,7 +47,7 @@ class LibraryFiles:
 
     def __init__(self, size: int = _SIZE) -> None:
         self._size = size
-        self._kept: list[_Kept] = []  # the most recently used last
+        self._kept: list[_StoredLibrary] = []  # the most recently used last
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._numbers = itertools.count()
 
@@ -69,7 +69,7 @@ class LibraryFiles:
             # Never the same name twice: a worker does not load a path again.
             folder = Path(self._folder.name) / str(next(self._numbers))
             folder.mkdir()
-            library = _Kept(program, name, program.target, program.save(entry, folder))
+            library = _StoredLibrary(program, name, program.target, program.save(entry, folder))
             for dropped in self._kept[: max(0, len(self._kept) + 1 - self._size)]:
                 self._kept.remove(dropped)
                 if Path(self._folder.name) in dropped.path.parents:

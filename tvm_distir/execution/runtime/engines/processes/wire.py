@@ -3,7 +3,7 @@
 """Send JSON messages and open files between controller, server and workers.
 
 Arrays never travel here; they lie in memory that the open files name
-(:mod:`tvm_distir.execution.runtime.engines.processes.memory`).
+(:mod:`tvm_distir.execution.runtime.engines.processes.shared_memory`).
 """
 
 from __future__ import annotations

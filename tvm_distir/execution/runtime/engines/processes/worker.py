@@ -21,7 +21,7 @@ from tvm_distir.execution.runtime.program.runnable import load_saved
 from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array
 from tvm_distir.support import EngineError
 
-from .memory import Memory, Place
+from .shared_memory import ArraySlot, Memory
 from .wire import Closed, Message, close_all, receive, send
 
 _libraries: dict[str, Any] = {}
@@ -82,9 +82,9 @@ def _compute(message: Message, files: list[int]) -> None:
     outputs = Memory(files[2], int(message["output_bytes"]))
     function = str(message["function"])
     machine = make_machine(_library(str(message["library"]), function))
-    args = [inputs.tensor(Place.from_list(p)) for p in message["inputs"]]
+    args = [inputs.tensor(ArraySlot.from_list(p)) for p in message["inputs"]]
     results = [to_array(t) for t in flat_tensors(machine[function](*args))]
-    places = [Place.from_list(p) for p in message["outputs"]]
+    places = [ArraySlot.from_list(p) for p in message["outputs"]]
     promised = [(p.shape, p.dtype) for p in places]
     given = [(r.shape, str(r.dtype)) for r in results]
     if given != promised:

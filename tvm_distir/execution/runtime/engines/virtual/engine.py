@@ -22,20 +22,20 @@ from tvm_distir.execution.runtime.engines.threads.plain import PlainEngine
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.compiled import KernelCache
 from tvm_distir.execution.runtime.program.inputs import LocalInputs
-from tvm_distir.execution.runtime.program.layout import EntryFunction
-from tvm_distir.execution.runtime.program.lowered import Lowered
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction
+from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array, to_tensor
 from tvm_distir.support import EngineError, InternalError
 
 from .exchanges import Exchanges, PerRank, Value
-from .steps import (
+from .function_steps import (
     AliasStep,
     CallStep,
     CollectiveStep,
+    FunctionSteps,
     IfStep,
     Segment,
-    Steps,
     all_steps,
     make_steps,
 )
@@ -59,10 +59,10 @@ class _Run:
         self.mod = relax.transform.ToNonDataflow()(mod)
         self.exchanges = Exchanges(axes)
         self.kernels = kernels
-        self.cut: dict[str, Steps] = {}
+        self.cut: dict[str, FunctionSteps] = {}
         self.machines: dict[Segment, Any] = {}
 
-    def steps(self, name: str) -> Steps:
+    def steps(self, name: str) -> FunctionSteps:
         if name not in self.cut:
             self.cut[name] = make_steps(self.mod, name)
         return self.cut[name]
@@ -108,7 +108,7 @@ class _Run:
         return (yield from self.execute(steps, dict(zip(steps.params, args)), entry))
 
     def execute(
-        self, function: Steps, env: dict[relax.Var, PerRank], entry: EntryFunction
+        self, function: FunctionSteps, env: dict[relax.Var, PerRank], entry: EntryFunction
     ) -> Generator[None, None, PerRank]:
         """Run the steps of a function, or of a branch, with its variables in ``env``."""
         count = len(entry.ranks)
@@ -137,7 +137,9 @@ class _Run:
                 env.pop(var, None)
         return self.evaluate(function.result, env, count)
 
-    def branch(self, step: IfStep, env: Mapping[relax.Var, PerRank], entry: EntryFunction) -> Steps:
+    def branch(
+        self, step: IfStep, env: Mapping[relax.Var, PerRank], entry: EntryFunction
+    ) -> FunctionSteps:
         """Return the branch that all ranks take."""
         values = self.evaluate(step.condition, env, len(entry.ranks))
         taken = [bool(to_array(v)) for v in values]
@@ -189,7 +191,7 @@ class VirtualEngine(Engine):
             DIST0605 for a construct it cannot run, DIST0610 when entries wait for each other
             forever.
         """
-        if not isinstance(program, Lowered):
+        if not isinstance(program, LoweredProgram):
             plain = PlainEngine()
             given = plain.run_local(program, local)
             self.collectives = plain.collectives

@@ -13,12 +13,12 @@ from tvm_distir.core import LOCAL_OPS, Collective, apply_groups, apply_local, co
 from tvm_distir.execution.runtime.engines.executed import count_transfer
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.counts import CollectiveCounter
-from tvm_distir.execution.runtime.program.layout import EntryFunction, np_dtype
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction, np_dtype
 from tvm_distir.execution.runtime.program.tensors import to_array, to_tensor
 from tvm_distir.support import EngineError
 
+from .function_steps import CollectiveStep, TransferStep
 from .rendezvous import MessageQueues, RendezvousTable
-from .steps import CollectiveStep, TransferStep
 
 Array = npt.NDArray[Any]
 Value = Any

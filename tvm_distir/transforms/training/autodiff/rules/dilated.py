@@ -28,7 +28,7 @@ from .registry import array_like, constant_like, shape_of
 
 
 @dataclass(frozen=True)
-class Reach:
+class WindowRange:
     """Range that dilated windows read along a dim.
 
     Attributes
@@ -67,7 +67,7 @@ class Reach:
         return np.asarray(1 / np.maximum(held, 1))
 
 
-def _padded(x: Any, reaches: Sequence[Reach], fill: float) -> Any:
+def _padded(x: Any, reaches: Sequence[WindowRange], fill: float) -> Any:
     widths = [0] * (2 * len(shape_of(x)))
     for r in reaches:
         widths[2 * r.dim], widths[2 * r.dim + 1] = r.before, r.padded - r.before - r.rows
@@ -75,7 +75,7 @@ def _padded(x: Any, reaches: Sequence[Reach], fill: float) -> Any:
 
 
 def _spread(
-    part: Any, reaches: Sequence[Reach], elements: Sequence[int], builder: relax.BlockBuilder
+    part: Any, reaches: Sequence[WindowRange], elements: Sequence[int], builder: relax.BlockBuilder
 ) -> Any:
     """Place a value per window at one element in zeros like the padded data."""
     for r, element in zip(reaches, elements, strict=True):
@@ -91,7 +91,7 @@ def of_windows(
     y: Any,
     grad: Any,
     x: Any,
-    reaches: Sequence[Reach],
+    reaches: Sequence[WindowRange],
     lowest: float | None,
     include: bool,
     builder: relax.BlockBuilder,
@@ -102,7 +102,7 @@ def of_windows(
     ----------
     y, grad, x : Var
         Result, its gradient, and the data.
-    reaches : sequence of Reach
+    reaches : sequence of WindowRange
     lowest : float, optional
         What the padding of a maximum holds; None for an average.
     include : bool

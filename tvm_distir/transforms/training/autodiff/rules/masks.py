@@ -10,7 +10,7 @@ from typing import Any
 from tvm import ir, relax, te, tirx
 
 from tvm_distir.core import DROPOUT_KERNEL, DROPOUT_RATE_ATTR, known_shape
-from tvm_distir.transforms.training.autodiff.functions import Functions
+from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 
 from .primfuncs import register_primfunc_gradient
 
@@ -147,11 +147,11 @@ class MaskKernels:
 
     Parameters
     ----------
-    functions : Functions
+    functions : NamedFunctions
         New ones are added.
     """
 
-    def __init__(self, functions: Functions) -> None:
+    def __init__(self, functions: NamedFunctions) -> None:
         self.functions = functions
         self._made: dict[tuple[Any, ...], tuple[Any, Any]] = {}
 

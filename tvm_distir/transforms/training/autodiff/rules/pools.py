@@ -15,7 +15,7 @@ from tvm import ir, relax
 from tvm.relax.op import astype, multiply, reshape, strided_slice, zeros
 from tvm.relax.op.grad import avg_pool2d_backward, max_pool2d_backward
 
-from .dilated import Reach, of_windows
+from .dilated import WindowRange, of_windows
 from .registry import array_like, refuse, register_gradient, shape_of
 
 LOWEST = {"float16": -65504.0, "bfloat16": -3.0e38, "float32": -3.4e38, "float64": -1.7e308}
@@ -168,7 +168,7 @@ def _dilated(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> A
     a, x, layout = call.attrs, call.args[0], str(call.attrs.layout)
     dims = [d for d, axis in enumerate(layout) if axis not in "NC"]
     reaches = [
-        Reach(
+        WindowRange(
             dim=d,
             rows=int(shape_of(x)[d]),
             count=int(shape_of(grad)[d]),

@@ -38,7 +38,7 @@ def _axes(call: ir.Call) -> list[int]:
     return list(range(rank)) if given is None else sorted(int(a) % rank for a in given)
 
 
-def _kept(value: Any, call: ir.Call, builder: relax.BlockBuilder) -> Any:
+def _keep_dims(value: Any, call: ir.Call, builder: relax.BlockBuilder) -> Any:
     """Reshape a result, or its gradient, to keep the reduced dims with size 1."""
     axes = _axes(call)
     if bool(call.attrs.keepdims) or not axes or not shape_of(value):
@@ -50,9 +50,9 @@ def _kept(value: Any, call: ir.Call, builder: relax.BlockBuilder) -> Any:
 def _extreme(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Differentiate ``max`` and ``min``; ties share the gradient evenly, as in torch's amax."""
     x, axes = call.args[0], _axes(call)
-    mine = builder.emit(astype(equal(x, _kept(y, call, builder)), str(x.ty.dtype)))
+    mine = builder.emit(astype(equal(x, _keep_dims(y, call, builder)), str(x.ty.dtype)))
     count = sum_op(mine, axes, keepdims=True)
-    return [multiply(mine, divide(_kept(grad, call, builder), count))]
+    return [multiply(mine, divide(_keep_dims(grad, call, builder), count))]
 
 
 @register_gradient("prod")
@@ -64,7 +64,7 @@ def _product(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> l
     filled = builder.emit(where(empty, unit, x))
     count = builder.emit(sum_op(astype(empty, str(x.ty.dtype)), axes, keepdims=True))
     others = builder.emit(prod_op(filled, axes, keepdims=True))
-    others = builder.emit(multiply(others, _kept(grad, call, builder)))
+    others = builder.emit(multiply(others, _keep_dims(grad, call, builder)))
     alone = where(logical_and(empty, equal(count, unit)), others, zero)
     return [where(equal(count, zero), divide(others, filled), alone)]
 
@@ -74,7 +74,7 @@ def _deviation(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
     """Return ``(x - mean) / (n y)`` for a deviation y, or 0 where y is 0."""
     x, axes = call.args[0], _axes(call)
     count = math.prod(int(shape_of(x)[d]) for d in axes)
-    inner, spread = _kept(grad, call, builder), _kept(y, call, builder)
+    inner, spread = _keep_dims(grad, call, builder), _keep_dims(y, call, builder)
     zero = constant_like(0.0, x)
     share = divide(multiply(inner, constant_like(1 / count, x)), spread)
     apart = subtract(x, mean(x, axes, keepdims=True))

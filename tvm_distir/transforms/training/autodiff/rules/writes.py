@@ -56,7 +56,7 @@ class _Places:
         return self.builder.emit(self.write(base, values, how))
 
 
-def _filled(make: Any, like: Any, builder: relax.BlockBuilder) -> Any:
+def _fill(make: Any, like: Any, builder: relax.BlockBuilder) -> Any:
     return builder.emit(make(like.ty.shape, str(like.ty.dtype)))
 
 
@@ -68,7 +68,7 @@ def _through(how: str, y: Any, data: Any, values: Any, grad: Any, at: _Places) -
     """
     builder = at.builder
     if how == "update":
-        empty = _filled(zeros, values, builder)
+        empty = _fill(zeros, values, builder)
         return [at.write(grad, empty, "update"), at.read(grad)]
     if how == "add":
         return [grad, at.read(grad)]
@@ -87,11 +87,11 @@ def _of_product(data: Any, values: Any, grad: Any, at: _Places) -> list[Any]:
     empty = builder.emit(equal(values, zero))
     counted = builder.emit(astype(empty, str(values.ty.dtype)))
     others = builder.emit(where(empty, unit, values))
-    count = at.looked(at.filled(_filled(zeros, data, builder), counted, "add"))
+    count = at.looked(at.filled(_fill(zeros, data, builder), counted, "add"))
     product = at.looked(multiply(grad, at.filled(data, others, "mul")))
     alone = where(equal(count, unit), product, zero)
     among = where(equal(count, zero), divide(product, others), zero)
-    factor = at.filled(_filled(ones, data, builder), values, "mul")
+    factor = at.filled(_fill(ones, data, builder), values, "mul")
     return [multiply(grad, factor), where(empty, alone, among)]
 
 
@@ -129,7 +129,7 @@ def _index_put(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
     by_values = builder.emit(gather_nd(grad, index))
     by_data = grad
     if not bool(call.attrs.accumulate):
-        by_data = scatter_nd(grad, index, _filled(zeros, by_values, builder), "update")
+        by_data = scatter_nd(grad, index, _fill(zeros, by_values, builder), "update")
     return [by_data, None, fitted(builder, by_values, values)]
 
 

@@ -1,0 +1,280 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Define a system: its devices, its network, and the time that work takes on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.support import HardwareError
+
+from .constants import Constant, value_of
+from .hardware import LIKE, TENSOR_CLASSES, VIEW, Device, HostLink, InterNode, IntraNode
+from .links import far_time_s, near_time_s
+from .network import GroupLayout, GroupTopology, check_kind, layout_of, nic_sharing, spread
+from .rates import Rate, rate
+from .system_reader import load, parse
+
+Ints = npt.NDArray[np.int64]
+
+
+class WorkLike(Protocol):
+    """The work of a call, as :class:`tvm_distir.core.ops.factor.Work` describes it."""
+
+    @property
+    def flops(self) -> int: ...  # noqa: D102
+    @property
+    def in_bytes(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def out_bytes(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def kernel_class(self) -> str: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The time of a kernel and its bound: ``compute``, ``memory``, ``launch`` or ``view``."""
+
+    time_s: float
+    bound_by: str
+
+
+@dataclass(frozen=True)
+class System:
+    """A hardware system, described as data.
+
+    Attributes
+    ----------
+    name, description : str
+    device : Device
+        All devices are alike.
+    intra_node : IntraNode
+    inter_node : InterNode
+    sources : mapping of str to str
+        Where each number comes from, by its key.
+    kernels : str
+        Profile by which ops are grouped into kernels (``tvm_distir/program/kernels/data``).
+    constants : mapping of str to Constant
+        Those of :data:`.constants.MEANINGS`, for the model of fused kernels, host and network;
+        none: a roofline per op.
+    host_link : HostLink, optional
+        None: what waits in the host's memory cannot be priced.
+    """
+
+    name: str
+    description: str
+    device: Device
+    intra_node: IntraNode
+    inter_node: InterNode
+    sources: Mapping[str, str] = field(default_factory=dict)
+    kernels: str = "eager"
+    constants: Mapping[str, Constant] = field(default_factory=dict)
+    host_link: HostLink | None = None
+
+    @staticmethod
+    def load(name_or_path: str | Path) -> System:
+        """Read a system by its name, or from a JSON file.
+
+        Names are those of the files in ``system/data``, and those that other packages offer by the
+        entry point group ``tvm_distir.systems``.
+
+        Raises
+        ------
+        HardwareError
+            DIST0701 for a name that is none, DIST0702 for a file that is no JSON, DIST0703 for an
+            unknown, missing or wrong value.
+        DependencyError
+            DIST0114 where another package offers the name and has no such system.
+        """
+        return load(name_or_path, System)
+
+    @staticmethod
+    def known(system: System | str | None) -> System | None:
+        """Read a system that is given by its name or path; others are returned as they are."""
+        return System.load(system) if isinstance(system, str) else system
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], place: str = "system") -> System:
+        """Make a system of the content of its JSON file. Errors as in :meth:`load`."""
+        return parse(data, place, System)
+
+    @property
+    def memory_capacity_bytes(self) -> int:
+        """Return the memory of a device."""
+        return int(self.device.memory_capacity_GiB * 2**30)
+
+    @property
+    def memory_bandwidth_bytes_per_s(self) -> float:
+        """Return the peak memory bandwidth of a device."""
+        return self.device.memory_bandwidth_GBps * 1e9
+
+    def peak_flops_per_s(self, dtype: str, kernel_class: str = "matmul") -> float:
+        """Return the peak of a device for a kernel class and dtype.
+
+        A dtype that the system does not list takes the entry of its family (``float8`` for
+        ``float8_e4m3fn``), else ``default``.
+        """
+        device = self.device
+        peaks = device.matmul_TFLOPs if kernel_class in TENSOR_CLASSES else device.vector_TFLOPs
+        for name in (dtype, dtype.split("_")[0]):
+            if name in peaks:
+                return peaks[name] * 1e12
+        return peaks["default"] * 1e12
+
+    def rate(self, kernel_class: str, dtype: str) -> Rate:
+        """Return the rate of the FLOPs and bytes of a kernel class, and its launch overhead."""
+        peak = self.peak_flops_per_s(dtype, kernel_class)
+        if self.constants:
+            return rate(self.constants, kernel_class, peak, self.memory_bandwidth_bytes_per_s)
+        known = self.device.efficiency
+        efficiency = known.get(LIKE.get(kernel_class, kernel_class), known["memory"])
+        bandwidth = self.memory_bandwidth_bytes_per_s * efficiency.bandwidth
+        floor_s = self.device.launch_floor_us * 1e-6
+        return Rate(peak * efficiency.flops, bandwidth, math.inf, 0.0, 0.0, floor_s, 0.0)
+
+    def constant(self, name: str) -> float:
+        """Return the value of a constant; 0 where the system has none."""
+        return value_of(self.constants, name) if self.constants else 0.0
+
+    def roofline(self, flops: int, moved_bytes: int, kernel_class: str, dtype: str) -> Roofline:
+        """Return the time of a kernel.
+
+        ``max(flops / (e_f peak), bytes / (e_b bandwidth), launch floor)``; a view costs nothing.
+        With constants as :class:`.constants.Form` says.
+
+        Notes
+        -----
+        Williams, Waterman, Patterson, *Roofline*, CACM 2009.
+        """
+        if kernel_class == VIEW:
+            return Roofline(0.0, VIEW)
+        kernel_rate = self.rate(kernel_class, dtype)
+        spent = kernel_rate.spent_s(float(flops), float(moved_bytes))
+        time_s = float(spent.whole)
+        if spent.busy < kernel_rate.floor_s or spent.busy < kernel_rate.gap_s:
+            return Roofline(time_s, "launch")
+        return Roofline(time_s, "compute" if spent.bound >= 0 else "memory")
+
+    def compute_time_s(self, work: WorkLike, dtype: str) -> float:
+        """Return the seconds that a device needs for the work of a call.
+
+        Parameters
+        ----------
+        work : Work
+            FLOPs, bytes read and written, kernel class.
+        dtype : str
+            Of the arithmetic: that of the operands.
+        """
+        moved = sum(work.in_bytes) + sum(work.out_bytes)
+        return self.roofline(work.flops, moved, work.kernel_class, dtype).time_s
+
+    def layout(self, groups: Sequence[Sequence[int]] | npt.NDArray[np.int64]) -> GroupLayout:
+        """Return how groups that run a collective concurrently are distributed over the nodes."""
+        return layout_of(groups, self.intra_node.devices_per_node)
+
+    def nic_sharing(self, groups: Sequence[Sequence[int]]) -> int:
+        """Return how many concurrent groups share a node's network adapters (1: no sharing)."""
+        return nic_sharing(groups, self.intra_node.devices_per_node)
+
+    def node_bandwidth_bytes_per_s(
+        self, per_node: int, sharing: int, gradients: bool = False
+    ) -> float:
+        """Return the bandwidth out of a node for a group with ``per_node`` members on it.
+
+        All adapters divided by the groups that share them; one device drives its part only.
+        ``gradients``: of sums of gradients behind a step.
+        """
+        net = self.inter_node
+        per_device = math.ceil(net.nics_per_node / self.intra_node.devices_per_node) * per_node
+        adapters = min(net.nics_per_node / sharing, per_device)
+        name = "nic_efficiency_gradients" if gradients else "nic_efficiency"
+        reached = self.constant(name) if self.constants else 1.0
+        return adapters * net.bandwidth_per_nic_GBps * 1e9 * reached
+
+    def host_copy_time_s(self, size_bytes: int) -> float:
+        """Return the seconds of a copy between a device and host memory, in either direction.
+
+        Raises
+        ------
+        HardwareError
+            DIST0704 where the system does not say what connects them.
+        """
+        link = self.host_link
+        if link is None:
+            raise HardwareError(
+                "DIST0704",
+                f'the system "{self.name}" does not say what connects devices with their host',
+                place="schedule/offload",
+                remedy='Add "host_link": {"name": .., "bandwidth_GBps": ..} to its file, or leave '
+                "offload out.",
+            )
+        return 1e-6 * link.latency_us + size_bytes / (link.bandwidth_GBps * 1e9)
+
+    def collective_time_s(
+        self, kind: str, payload_bytes: int, ranks: Sequence[int], sharing: int = 1
+    ) -> float:
+        """Return the seconds of a collective over a group of devices.
+
+        Parameters
+        ----------
+        kind : str
+            One of :data:`~.names.COLLECTIVES` or :data:`~.names.TRANSFERS`.
+        payload_bytes : int
+            Bytes of a rank's *result*; of a transfer, what crosses.
+        ranks : sequence of int
+            Device ids of the group; they say which members share a node.
+        sharing : int
+            Groups, this one included, that leave a node at the same time (:meth:`nic_sharing`).
+        """
+        where = spread(ranks, self.intra_node.devices_per_node)
+        return self.spread_time_s(kind, payload_bytes, where, sharing)
+
+    @overload
+    def spread_time_s(
+        self,
+        kind: str,
+        payload_bytes: int,
+        where: GroupTopology,
+        sharing: int,
+        gradients: bool = False,
+    ) -> float: ...
+    @overload
+    def spread_time_s(
+        self,
+        kind: str,
+        payload_bytes: Ints,
+        where: GroupTopology,
+        sharing: int,
+        gradients: bool = False,
+    ) -> npt.NDArray[np.float64]: ...
+    def spread_time_s(
+        self,
+        kind: str,
+        payload_bytes: Any,
+        where: GroupTopology,
+        sharing: int,
+        gradients: bool = False,
+    ) -> Any:
+        """Return the seconds of a collective over a group with the topology ``where``.
+
+        See :mod:`.links`; ``gradients`` as in :meth:`node_bandwidth_bytes_per_s`. Of an array of
+        payloads the seconds of each, as of the numbers alone.
+        """
+        check_kind(kind)
+        if where.ranks <= 1:
+            return 0.0 * payload_bytes
+        if where.nodes == 1:
+            factor = self.constant("collective_factor") if self.constants else 1.0
+            return factor * near_time_s(self.intra_node, kind, payload_bytes, where.ranks)
+        bandwidth = self.node_bandwidth_bytes_per_s(where.per_node, sharing, gradients)
+        hop_us = self.constant("hop_us") if self.constants else None
+        return far_time_s(
+            self.intra_node, self.inter_node, kind, payload_bytes, where, bandwidth, hop_us
+        )

@@ -1,0 +1,189 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Legalize calls from level 3 to level 4 and make their reductions explicit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir.names import REDUCTIONS
+from tvm_distir.core.ir.ops import call_axes
+from tvm_distir.core.ir.types import flat_types
+from tvm_distir.core.ops.lookup import rule_of
+from tvm_distir.core.ops.partial import call_form, carried
+from tvm_distir.core.ops.terms import (
+    CallForm,
+    Terms,
+    attribute_axes,
+    axes_of,
+    sums,
+    within,
+    without,
+)
+from tvm_distir.core.rewriting.calls import is_tensors, leaves_of, place_of, rebuild, typed
+from tvm_distir.core.rewriting.substitute import substitute
+from tvm_distir.support import LevelError
+
+from .classes import Classes
+from .moves import Moves
+from .partial_values import USE, LegalizedValues
+
+
+class CallLegalizer:
+    """A writer of the calls of a function.
+
+    Parameters
+    ----------
+    classes : Classes
+    values : LegalizedValues
+        Of the function.
+    moves : Moves
+        Of the same values.
+    """
+
+    def __init__(self, classes: Classes, values: LegalizedValues, moves: Moves) -> None:
+        self.classes, self.mod = classes, classes.mod
+        self.values, self.moves = values, moves
+
+    def creation(self, var: Any, value: ir.Call, like: int) -> None:
+        """Write a call that has no tensors, or makes no DTensor."""
+        self.classes.finish(like, None)
+        self.values.bind(var, substitute(value, self.values.env))
+
+    def collective(self, var: Any, value: ir.Call, kind: str) -> None:
+        """Copy an explicit collective of level 4."""
+        values = self.values
+        if not value.args:
+            values.bind(var, value)
+            return
+        source = value.args[0]
+        raw = values.env.get(source, source)
+        if kind in REDUCTIONS and source in values.raw:
+            raw = values.raw[source][0]
+        axes: list[int] = []
+        if kind in REDUCTIONS:
+            axes = list(call_axes(value))
+        terms = values.terms_of(raw, 0)
+        if not set(axes) <= set(axes_of(terms)):
+            raise LevelError(
+                "DIST0451",
+                f"its operand is complete along the mesh axes {axes}: "
+                "the module is legalized already, or it counts twice",
+                place=place_of(values.name, var, value),
+                remedy="Give LegalizeRedistribute a module at level 3.",
+            )
+        values.bind(var, rebuild(value, value.op, [raw], value.ty), [without(terms, axes)])
+
+    def function_call(self, var: Any, value: ir.Call) -> None:
+        """Write a call of a function, with arguments reduced as its boundary requires."""
+        values, callee = self.values, self.mod[value.op]
+        params, results = attribute_axes(callee, "params"), attribute_axes(callee, "results")
+        args: list[Any] = []
+        at = 0
+        for arg in value.args[:]:
+            arg = substitute(arg, values.env)
+            if not is_tensors(arg.ty):
+                args.append(arg)
+                continue
+            count = len(list(leaves_of(arg)))
+            mesh = self._mesh_of(flat_types(callee.params[len(args)].ty))
+            wanted = [params.get(at + i, ()) for i in range(count)]
+            args.append(values.demand(arg, wanted, mesh))
+            at += count
+        new = rebuild(value, values.env.get(value.op, value.op), args, value.ty)
+        values.bind(var, new, [sums(results.get(i, ())) for i in range(len(flat_types(var.ty)))])
+
+    @staticmethod
+    def _mesh_of(leaves: Sequence[Any]) -> Any:
+        return next((t.device_mesh for t in leaves if isinstance(t, DTensorType)), None)
+
+    def packed_call(self, var: Any, value: ir.Call) -> None:
+        """Write a call of a packed function, with reduced tensors."""
+        args = [self._finished(substitute(arg, self.values.env)) for arg in value.args]
+        self.values.bind(var, rebuild(value, value.op, args, value.ty))
+
+    def _finished(self, arg: Any) -> Any:
+        """Return an argument with reduced tensors; shapes and objects stay."""
+        if is_tensors(arg.ty):
+            return self.values.demand(arg, [()] * len(list(leaves_of(arg))))
+        if isinstance(arg, relax.Tuple):
+            fields = [self._finished(field) for field in arg.fields]
+            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+        return arg
+
+    def _form(self, var: Any, value: ir.Call, outs: Sequence[Any], like: int) -> CallForm:
+        """Return how a call is sharded, cached by the class of the call."""
+        form = self.classes.forms.get(like)
+        if form is None:
+            form = call_form(value, outs, self.mod, self.values.name, var)
+            self.classes.finish(like, form)
+        return form
+
+    def op_call(self, var: Any, value: ir.Call, like: int) -> None:
+        """Write a call of an op, after reducing partial operands that it cannot accept."""
+        values, outs = self.values, flat_types(var.ty)
+        if not any(isinstance(t, DTensorType) for t in outs):
+            self.creation(var, value, like)
+            return
+        form = self._form(var, value, outs, like)
+        old = value.args[:]
+        skip = 1 if type(old[0]) is ir.GlobalVar else 0
+        args = [substitute(a, values.env) for a in old]
+        tensors = [i for i in range(skip, len(args)) if is_tensors(args[i].ty)]
+        operands = [x for i in tensors for x in leaves_of(args[i])]
+        have = [values.terms_of(e, n) for e, n, _ in operands]
+        handed: Terms = ()
+        if any(have):
+            rule = form.rule or rule_of(value, self.mod)
+            constants = [i for i, (e, _, _) in enumerate(operands) if type(e) is ir.GenericConst]
+            handed, needed = carried(rule, have, constants, form)
+            mesh = outs[0].device_mesh
+            at = 0
+            for i in tensors:
+                count = len(list(leaves_of(args[i])))
+                wanted = []
+                for j in range(at, at + count):
+                    kept = axes_of(within(have[j], axes_of(handed)))
+                    wanted.append(tuple(sorted((*kept, *needed.get(j, ())))))
+                args[i] = values.demand(args[i], wanted, mesh)
+                at += count
+        op = values.env.get(value.op, value.op)
+        changed = any(not a.same_as(b) for a, b in zip(args, old))
+        new = rebuild(value, op, args, value.ty) if changed else value
+        if not form.terms:
+            values.bind(var, new, [handed] * len(outs))
+            return
+        self._reducing(var, new, form.terms, handed, outs)
+
+    def _reducing(
+        self, var: Any, call: ir.Call, made: Terms, handed: Terms, outs: Sequence[Any]
+    ) -> None:
+        """Bind a reducing call and complete it for all but its wraps."""
+        values = self.values
+        reads = values.reads.get(var, 0)
+        terms = tuple(sorted((*made, *handed)))
+        if reads and not reads & USE:
+            values.raw[var] = (values.bind(var, call, [terms]), axes_of(made))
+            return
+        local = type(var) is relax.DataflowVar and values.writer.dataflow
+        raw = (relax.DataflowVar if local else relax.Var)(f"{var.name}_terms", var.ty)
+        values.writer.bind(raw, call)
+        for i in range(len(outs)):
+            values.terms[(raw, i)] = terms
+        if len(outs) == 1 and not isinstance(var.ty, relax.TupleType):
+            values.raw[var] = (raw, axes_of(made))
+            mesh, value = outs[0].device_mesh, raw
+            groups = [(op, [a for a, o in made if o == op]) for op in sorted({o for _, o in made})]
+            for op, axes in groups[:-1]:
+                reduced = self.moves.calls.all_reduce(value, mesh, axes, op)
+                value = values.writer.add(reduced, f"{var.name}_terms")
+            op, axes = groups[-1]
+            last = self.moves.calls.all_reduce(value, mesh, axes, op)
+            values.bind(var, last, [handed])
+            return
+        leaves = [values.complete(raw, i, axes_of(handed), var.name) for i in range(len(outs))]
+        values.bind(var, typed(relax.Tuple(leaves), var.ty), [handed] * len(outs))

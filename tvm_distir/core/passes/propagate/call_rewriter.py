@@ -1,0 +1,100 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rewrite calls with redistributed operands and DTensor types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+from tvm.relax.op.distributed import redistribute
+from tvm.relax.script.builder.distributed.ir import call_tir as dist_call_tir
+
+from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.placement import R, placement_of
+from tvm_distir.core.propagation.graph.packed_rules import PACKED_HANDLES, distributed_name
+from tvm_distir.core.rewriting.constant_nodes import scalar_of
+from tvm_distir.core.rewriting.nodes import make_call
+from tvm_distir.support import PropagationError
+
+from .operands import Operands
+from .placed_values import PlacedValues
+from .result_types import CallResults
+
+CALL_TIR = ir.Op.get("relax.call_tir")
+CREATED = {"relax.zeros": 0, "relax.ones": 1}
+"""Ops without a tensor operand, and what they fill with."""
+
+
+class Calls:
+    """A writer of calls of ops and of functions of the module.
+
+    Parameters
+    ----------
+    values : PlacedValues
+        Of the specialization.
+    operands : Operands
+        Of it.
+    results : CallResults
+        Of it.
+    callees : mapping of node number to GlobalVar
+        The specializations that it calls.
+    """
+
+    def __init__(
+        self,
+        values: PlacedValues,
+        operands: Operands,
+        results: CallResults,
+        callees: Mapping[int, ir.GlobalVar],
+    ) -> None:
+        self.values, self.operands, self.results = values, operands, results
+        self.callees = callees
+
+    def function_call(self, k: int, old: ir.Call, ty: Any) -> Any:
+        """Rewrite node k, a call of a function of the module; ``ty`` is its result type."""
+        args = self.operands.arguments(k, old.args)
+        return make_call(self.callees[k], args, old.attrs, [], ty)
+
+    def op_call(self, k: int, old: ir.Call, ty: Any) -> Any:
+        """Rewrite node k, a call of an op; ``ty`` is the type of its result."""
+        args, op, results = self.operands.arguments(k, old.args), old.op, self.results
+        if type(op) is relax.ExternFunc or handle(op) in PACKED_HANDLES:
+            types = [results.field_type(k, j, t) for j, t in enumerate(old.ty_args)]
+            return make_call(distributed_name(op), args, old.attrs, types, ty)
+        node = self.values.g.nodes[k]
+        if not node.operands:
+            return self._created(k, old)
+        if CALL_TIR.same_as(op):
+            types = [results.raw_type(k, j) for j in range(len(node.results))]
+            return dist_call_tir(args[0], args[1], types)
+        return make_call(op, args, old.attrs, old.ty_args, ty)
+
+    def _created(self, k: int, old: ir.Call) -> Any:
+        """Create a tensor from a placed constant.
+
+        TVM gives a call without a tensor operand a plain type: as a DTensor it could not be
+        parsed back. ``zeros`` and ``ones`` become ``full``, ``arange`` a constant.
+        """
+        values = self.values
+        name, mesh = str(old.op.name), values.g.nodes[k].mesh
+        if name in CREATED:
+            value = np.array(CREATED[name], dtype=str(old.attrs.dtype))
+            placed = values.constant(scalar_of(value), mesh)
+            return ir.Call(ir.Op.get("relax.full"), [old.args[0], placed], old.attrs)
+        bounds: list[Any] = [getattr(a, "value", None) for a in old.args]
+        if name != "relax.arange" or any(not isinstance(b, int | float) for b in bounds):
+            raise PropagationError(
+                "DIST0417",
+                f"{name} makes a tensor from nothing, which has no DTensor form",
+                place=values.g.place(k),
+                remedy="Fold it into a constant first (relax.transform.FoldConstant).",
+            )
+        dtype = str(old.attrs.dtype)
+        placed = values.constant(relax.const(np.arange(*bounds).astype(dtype), dtype), mesh)
+        form = values.decision.gives(values.inst, k, 0, mesh)
+        if all(x == R for x in form):
+            return placed
+        return redistribute(placed, values.meshes[mesh], placement_of(form))

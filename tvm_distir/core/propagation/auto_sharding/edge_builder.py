@@ -1,0 +1,177 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Adds the tables between the nodes of a problem: costs of resharding values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tvm_distir.core.ir.placement import Labels, P, R
+from tvm_distir.core.propagation.graph.graph import Uses
+from tvm_distir.core.propagation.solve.tables import Interned
+from tvm_distir.core.redistribution.matrix import PriceMatrix
+from tvm_distir.core.solver.problem import INFINITE
+
+from .liveness import Liveness
+from .sharding_problem import Assembly, Bytes, Side
+
+
+class EdgeBuilder:
+    """Adds the cost of passing each value to its readers, and records its live ranges.
+
+    Parameters
+    ----------
+    net : Assembly
+        With all nodes.
+    """
+
+    def __init__(self, net: Assembly) -> None:
+        self.to, self.g, self.shared, self.net = net, net.g, net.shared, net.net
+        self.keeping = Liveness(net)
+        self.counted = self.shared.hiding.counted(self.g.key)
+
+    def run(self) -> None:
+        """Add all values that have a reader."""
+        for v, uses in enumerate(self.g.uses):
+            if uses:
+                self._value(v, uses)
+        self.net.lasts = [self.keeping.last(v) for v in self.g.param_values]
+
+    def _value(self, v: int, uses: Uses) -> None:
+        """Add the cost of passing a value to its readers."""
+        g = self.g
+        k, j = g.producer[v]
+        if k in self.net.callees:
+            states, variable = self.to.inner(k, j, result=True)
+            if not states.items:  # a constant: at hand in every form
+                return
+            given = states.operands[0]
+        else:
+            states, variable = self.net.ends[k]
+            given = states.results[j]
+        readers: list[Side] = []
+        for reader, positions in uses:
+            if reader in self.net.callees:
+                for i in positions:
+                    taken, other = self.to.inner(reader, i, result=False)
+                    readers.append((taken.results[0], other))
+                continue
+            taken, other = self.net.ends[reader]
+            readers += [(taken.operands[i], other) for i in dict.fromkeys(positions)]
+        matrix, held = self.shared.forms_of(g, v), self._stationary(k)
+        if len(readers) > 1:
+            read = self._several(v, matrix, held, (given, variable), readers)
+        else:
+            (read,) = readers
+            needs, other = read
+            key = ("edge", id(matrix), held, given, needs, self._counted(v))
+            table = self.shared.table(key, lambda: self._moves(v, given, needs))
+            self._put(v, variable, other, table)
+        self.keeping.keep(v, matrix, (given, variable), read, readers)
+
+    def _several(
+        self,
+        v: int,
+        matrix: PriceMatrix,
+        held: tuple[bool, ...],
+        producer: Side,
+        readers: Sequence[Side],
+    ) -> Side:
+        """Add a variable for the placement in which a value with several readers is stored."""
+        given, variable = producer
+        needs = tuple([n for n, _ in readers])
+        key = (id(matrix), held, given, needs, self._counted(v))
+        held_forms = self.shared.held.get(key)
+        if held_forms is None:
+            held_forms = self.shared.held[key] = self._held(v, given, needs)
+        forms, first, rest = held_forms
+        shared = -1
+        if len(forms) > 1:
+            shared = len(self.net.domains)
+            self.net.domains.append(len(forms))
+        self._put(v, variable, shared, first)
+        for (_, other), table in zip(readers, rest, strict=True):
+            self._put(v, other, shared, table)
+        return forms, shared
+
+    def _put(self, v: int, first: int, second: int, table: Interned) -> None:
+        """Add a table about a value, as often as the value is passed on."""
+        store = self.shared.store
+        self.net.put_edge(store, store.times(table, self.g.times(v)), first, second)
+
+    def _held(
+        self, v: int, given: tuple[Labels, ...], needs: Sequence[tuple[Labels, ...]]
+    ) -> tuple[tuple[Labels, ...], Interned, list[Interned]]:
+        """Return stored placements, table (given x held), and per reader (needed x held)."""
+        matrix = self.shared.forms_of(self.g, v)
+        at = {form: i for i, form in enumerate(matrix.placements)}
+        wanted = sorted({at[form] for each in needs for form in each})
+        forms = [i for i, f in enumerate(matrix.placements) if P not in f]
+        forms = sorted({*forms, *wanted})
+        cost = self._cost(v)
+        give = sorted({at[form] for form in given})
+        rows = np.concatenate([cost[np.ix_(give, forms)].T, matrix.local[np.ix_(forms, wanted)]], 1)
+        forms = [forms[i] for i in _undominated(rows)]
+        intern = self.shared.store.intern
+        first = intern(cost[np.ix_([at[f] for f in given], forms)])
+        rest = [intern(matrix.local[np.ix_(forms, [at[f] for f in each])].T) for each in needs]
+        return tuple([matrix.placements[i] for i in forms]), first, rest
+
+    def _cost(self, v: int) -> Bytes:
+        """Return the costs of all reshardings of a value; INFINITE where it may not move."""
+        matrix, held = self.shared.forms_of(self.g, v), self._stationary(self.g.producer[v][0])
+        if self.g.values[v].ty is None:
+            count = len(matrix.placements)
+            return np.where(np.eye(count, dtype=bool), 0, INFINITE).astype(np.int64)
+        counted = self._counted(v)
+        if not any(held) and counted == 1.0:
+            return matrix.cost
+        cost, forms = matrix.cost.copy(), np.array(matrix.placements)
+        if counted != 1.0:
+            possible = cost < INFINITE
+            cost[possible] = (cost[possible] * counted).astype(np.int64)
+        for axis, stays in enumerate(held):
+            if stays:
+                before, after = forms[:, None, axis], forms[None, :, axis]
+                cost[(before != after) & (before != R)] = INFINITE
+        return cost
+
+    def _counted(self, v: int) -> float:
+        """Return the share of a value's communication time that counts."""
+        return self.counted[v] if self.counted else 1.0
+
+    def _stationary(self, k: int) -> tuple[bool, ...]:
+        """Return along which axes the value of a node may not be communicated."""
+        k = self.g.origin[k]
+        node = self.g.nodes[k]
+        if node.kind == "param":
+            inherited = [self.to.reach.held[a].get(k, False) for a in self.to.axes]
+        elif node.kind == "pin":
+            inherited = [False] * len(self.to.axes)
+        else:
+            return self.to.whole
+        pin = node.pin or (None,) * len(self.to.axes)
+        public = self.g.public or node.kind == "pin"
+        return tuple(
+            [
+                bool(held or (public and node.stationary and label is not None))
+                for held, label in zip(inherited, pin)
+            ]
+        )
+
+    def _moves(self, v: int, given: tuple[Labels, ...], needs: tuple[Labels, ...]) -> Bytes:
+        matrix, cost = self.shared.forms_of(self.g, v), self._cost(v)
+        at = {form: i for i, form in enumerate(matrix.placements)}
+        return cost[np.ix_([at[f] for f in given], [at[f] for f in needs])]
+
+
+def _undominated(rows: Bytes) -> list[int]:
+    """Return the rows that no other row dominates; of equal rows the first stays."""
+    order = np.argsort(np.minimum(rows, 1 << 50).sum(1), kind="stable")
+    kept: list[int] = []
+    for i in order.tolist():
+        if not kept or not (rows[kept] <= rows[i]).all(1).any():
+            kept.append(i)
+    return sorted(kept)

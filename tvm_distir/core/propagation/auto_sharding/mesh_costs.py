@@ -1,0 +1,97 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Computes costs on a mesh of a system in picoseconds: kernels, collectives and resharding."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from tvm.relax.distributed import DeviceMesh
+
+from tvm_distir.core.cost_model.clock import Clock
+from tvm_distir.core.cost_model.network import GroupLayout
+from tvm_distir.core.cost_model.system import System
+from tvm_distir.core.ir.mesh import axis_groups, mesh_devices, mesh_shape
+from tvm_distir.core.ir.names import LOCAL_STEPS
+from tvm_distir.core.ir.placement import Labels, P, R
+from tvm_distir.core.propagation.solve.strategies import fits
+from tvm_distir.core.redistribution.matrix import PriceMatrix, price_matrix
+
+Groups = Sequence[Sequence[int]]
+
+
+def shard_bytes(size_bytes: int, sizes: Sequence[int], form: Labels) -> int:
+    """Return the bytes of the largest shard of a value in a placement."""
+    for size, label in zip(sizes, form):
+        if label >= 0:
+            size_bytes = -(-size_bytes // size)
+    return size_bytes
+
+
+class MeshPrices:
+    """Costs of work and communication on a mesh, memoised.
+
+    Unlike :class:`~.cost.Costs`, which weighs bytes and operations alike on all
+    axes, these are the times that simulation charges: on each axis those of its links.
+
+    Parameters
+    ----------
+    system : System
+    mesh : DeviceMesh
+    """
+
+    def __init__(self, system: System, mesh: DeviceMesh) -> None:
+        self.clock, self.mesh, self.sizes = Clock(system), mesh, mesh_shape(mesh)
+        self.devices = tuple([int(d) for d in mesh_devices(mesh).reshape(-1)])
+        self._layouts: dict[tuple[tuple[int, ...], ...], GroupLayout] = {}
+        self._groups: dict[int, Groups] = {}
+        self._forms: dict[tuple[tuple[int, ...], str], PriceMatrix] = {}
+
+    def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
+        """Return the :class:`~.costs.StepCosts` of a resharding step; local steps cost copies."""
+        if len(groups[0]) == 1:
+            return 0
+        if kind in LOCAL_STEPS:
+            return self.kernel_ps(0, 2 * payload_bytes, "memory", "float32")
+        key = tuple(map(tuple, groups))
+        if key not in self._layouts:
+            self._layouts[key] = self.clock.system.layout(key)
+        return self.clock.collective_ps(kind, payload_bytes, self._layouts[key])
+
+    def floor(self, received_bytes: int) -> int:
+        """Return lower bounds as :class:`~.costs.StepCosts`, for all pairs without pruning."""
+        return 0
+
+    def kernel_ps(self, flops: int, moved_bytes: int, kernel_class: str, dtype: str) -> int:
+        """Return the time of a kernel."""
+        return self.clock.kernel(flops, moved_bytes, kernel_class, dtype).duration_ps
+
+    def collective_ps(self, kind: str, payload_bytes: int, axis: int) -> int:
+        """Return the time of a collective along an axis of the mesh."""
+        if axis not in self._groups:
+            self._groups[axis] = axis_groups(self.mesh, (axis,))
+        return self.step(kind, payload_bytes, self._groups[axis])
+
+    def forms(self, shape: tuple[int, ...], dtype: str) -> PriceMatrix:
+        """Return the placements of a tensor on the mesh, and the resharding costs between them."""
+        key = (shape, dtype)
+        if key not in self._forms:
+            every = (*range(len(shape)), R, P)
+            choices = [every if size > 1 else (R,) for size in self.sizes]
+            placements = [x for x in itertools.product(*choices) if self.divides(shape, x)]
+            self._forms[key] = price_matrix(
+                self, shape, dtype, self.sizes, self.devices, placements
+            )
+        return self._forms[key]
+
+    def divides(self, shape: Sequence[int], form: Labels) -> bool:
+        """Return whether each dim can be split over all axes that shard it."""
+        for dim, extent in enumerate(shape):
+            taken = 1
+            for size, label in zip(self.sizes, form):
+                if label == dim:
+                    if not fits(extent, size, taken, True):
+                        return False
+                    taken *= size
+        return True

@@ -1,0 +1,187 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Represents the sharding problem of a function: variables over all axes, tables over pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core.ir.placement import Labels
+from tvm_distir.core.ops.dims import nominal
+from tvm_distir.core.propagation.graph.graph import Graph
+from tvm_distir.core.propagation.module import PlacedModule
+from tvm_distir.core.propagation.reach import ReachableAxes
+from tvm_distir.core.propagation.solve.problem import End, LabellingProblem
+from tvm_distir.core.propagation.solve.strategies import OpStrategy, Strategies, StrategyTable
+from tvm_distir.core.propagation.solve.tables import Interned, TableStore
+from tvm_distir.core.redistribution.matrix import PriceMatrix
+from tvm_distir.core.solver.cost_tables import Tables
+
+from .in_flight import InFlightActivations
+from .mesh_costs import MeshPrices
+from .overlap import OverlapDiscount
+from .states import OpStates, all_forms, pinned
+
+Bytes = npt.NDArray[np.int64]
+Side = tuple[tuple[Labels, ...], int]
+"""Placements in which a node gives or needs a value, by state, and its variable."""
+
+
+@dataclass
+class ShardingProblem(LabellingProblem):
+    """Problem of a function with its calls expanded, and the live ranges of its values.
+
+    Attributes
+    ----------
+    holdings : list of LiveRange
+        Of the function itself, without its callees.
+    begins : list of int
+        Per node when it begins; at the end when the function ends.
+    callees : dict of int to (ShardingProblem, int)
+        Per call node the callee's, and its first variable here.
+    lasts : list of int
+        Per parameter when it is read last.
+    """
+
+    holdings: list[LiveRange] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list)
+    callees: dict[int, tuple[ShardingProblem, int]] = field(default_factory=dict)
+    lasts: list[int] = field(default_factory=list)
+
+
+class LiveRange(NamedTuple):
+    """Bytes that a value takes in a placement, and when.
+
+    ``first`` and ``last`` count the nodes of the function and of all that it calls, in order;
+    ``bytes`` has those of a device, by the state of the single variable of ``scope`` or the
+    states of its two variables (none: a scalar array).
+    """
+
+    scope: tuple[int, ...]
+    bytes: npt.NDArray[np.int64]
+    first: int
+    last: int
+
+
+NO_STATES = Strategies(-1, ())
+
+
+class Shared:
+    """State shared by the problems of a module's functions.
+
+    Parameters
+    ----------
+    module : PlacedModule
+    reach : mapping of str to ReachableAxes
+    prices : MeshPrices
+        Of the entry's mesh.
+    axes : sequence of int
+        Numbers of its axes among those of the module.
+    tables : Tables
+    updates : mapping of int to int
+        Of the entry, results that must lie as a parameter does: result number to parameter's.
+    flight : InFlightActivations
+        What a rank stores of the entry beside a micro-batch.
+    hiding : OverlapDiscount
+        How much counts of what is sent.
+    """
+
+    def __init__(
+        self,
+        module: PlacedModule,
+        reach: Mapping[str, ReachableAxes],
+        prices: MeshPrices,
+        axes: Sequence[int],
+        tables: Tables,
+        updates: Mapping[int, int],
+        flight: InFlightActivations,
+        hiding: OverlapDiscount,
+    ) -> None:
+        self.module, self.reach, self.prices = module, reach, prices
+        self.axes, self.updates, self.flight, self.hiding = axes, updates, flight, hiding
+        self.store, self.strategies = TableStore(tables), StrategyTable(prices.sizes)
+        self.ops = OpStates(prices, self.strategies)
+        self.held: dict[Any, tuple[tuple[Labels, ...], Interned, list[Interned]]] = {}
+        self.sizes: dict[Any, Bytes] = {}
+        self._tables: dict[Any, Interned] = {}
+        self._ends: dict[Any, Strategies] = {}
+
+    def table(self, key: Any, make: Callable[[], Bytes]) -> Interned:
+        """Return the table of a key; equal tables are made once."""
+        table_ref = self._tables.get(key)
+        if table_ref is None:
+            table_ref = self._tables[key] = self.store.intern(make())
+        return table_ref
+
+    def forms_of(self, g: Graph, v: int) -> PriceMatrix:
+        """Return the placements of a value."""
+        value = g.values[v]
+        dtype = "uint8" if value.ty is None else str(value.ty.dtype)
+        return self.prices.forms(tuple(nominal(n) for n in value.shape), dtype)
+
+    def ends_of(
+        self,
+        strategy: Callable[[int], OpStrategy],
+        matrix: PriceMatrix,
+        partial: Sequence[bool],
+        pin: Sequence[int | None] | None,
+    ) -> Strategies:
+        """Return the strategies of a boundary node over some placements, from a label's."""
+        key = (strategy, id(matrix), partial, pin)
+        strategies = self._ends.get(key)
+        if strategies is None:
+            forms = all_forms(matrix.placements, partial=partial)
+            if pin is not None:  # along an axis of a single device all placements are the same
+                sizes = self.prices.sizes
+                forms = pinned(forms, [x if n > 1 else None for x, n in zip(pin, sizes)])
+            strategies = self._ends[key] = self.strategies.intern(
+                [tuple(map(strategy, form)) for form in forms]
+            )
+        return strategies
+
+
+class Assembly:
+    """Sharding problem of a function under construction.
+
+    Parameters
+    ----------
+    shared : Shared
+    g : Graph
+    """
+
+    def __init__(self, shared: Shared, g: Graph) -> None:
+        self.shared, self.g, self.net = shared, g, ShardingProblem()
+        self.reach = shared.reach[g.key]
+        self.axes = shared.axes
+        self.whole = (False,) * len(self.axes)
+
+    def partial(self, v: int) -> tuple[bool, ...]:
+        """Return along which axes a value may be a partial sum."""
+        return tuple([bool(self.reach.partial[a][v]) for a in self.axes])
+
+    def variable(self, strategies: Strategies, costs: Bytes | None = None) -> End:
+        """Add a node with some strategies, and what each costs."""
+        net, store, times = self.net, self.shared.store, self.g.repeat
+        if not strategies.items:
+            net.feasible = False
+        if len(strategies.items) <= 1:
+            net.constant += 0 if costs is None else int(costs.sum()) * times
+            return strategies, -1
+        net.domains.append(len(strategies.items))
+        end = strategies, len(net.domains) - 1
+        if costs is not None and costs.any():
+            table = self.shared.table(("work", id(costs)), lambda: costs)
+            net.put(store, (end[1],), store.times(table, times))
+        return end
+
+    def inner(self, k: int, number: int, *, result: bool) -> End:
+        """Return the end of a call's operand or result, taken from the callee's boundary node."""
+        inside, first = self.net.callees[k]
+        callee = self.shared.module.graphs[self.g.nodes[k].callee]
+        states, variable = inside.ends[(callee.rets if result else callee.params)[number]]
+        return states, variable + first if variable >= 0 else -1

@@ -1,0 +1,46 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Derives the cost weights of communication, memory and arithmetic for a module on a system."""
+
+from __future__ import annotations
+
+from tvm import ir
+
+from tvm_distir.core.cost_model.system import System
+from tvm_distir.core.ir.mesh import axis_groups, mesh_shape, meshes
+from tvm_distir.core.ir.types import known_shape, relax_functions, tensor_type, value_types
+from tvm_distir.core.ops.dims import size_bytes
+from tvm_distir.core.propagation.solve.cost import Costs
+
+
+def costs_for(mod: ir.IRModule, system: System | str | None) -> Costs:
+    """Return the weights of a module with meshes: those of a system, per mesh axis.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 2.
+    system : System or str, optional
+        None: the weights that hold without a system.
+    """
+    known = System.known(system)
+    if known is None:
+        return Costs()
+    axes = [
+        axis_groups(mesh, (axis,)) for mesh in meshes(mod) for axis in range(len(mesh_shape(mesh)))
+    ]
+    return Costs.for_axes(known, main_dtype(mod), axes)
+
+
+def main_dtype(mod: ir.IRModule) -> str:
+    """Return the floating dtype of most parameter bytes; ``float32`` where there is none."""
+    result: dict[str, int] = {}
+    for _, fn in relax_functions(mod):
+        for ty in (leaf for param in fn.params[:] for leaf in value_types(param.ty)):
+            tensor, shape = tensor_type(ty), known_shape(ty)
+            if tensor is None or shape is None:
+                continue
+            dtype = str(tensor.dtype)
+            if dtype.startswith(("float", "bfloat")):
+                result[dtype] = result.get(dtype, 0) + size_bytes(shape, dtype)
+    return max(sorted(result), key=lambda dtype: result[dtype], default="float32")

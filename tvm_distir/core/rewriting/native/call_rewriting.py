@@ -1,0 +1,67 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rewrite bindings of calls in bulk through the native library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm_distir.support import native_function
+
+from .function_index import unpack
+
+
+class CallWriter:
+    """A writer of calls of ops with replaced variables and types.
+
+    Ops, attributes and names stay. A call that reads what it was told nothing of, a tuple or a
+    function, it leaves to others.
+
+    Parameters
+    ----------
+    constant : callable
+        ``constant(old, number)`` gives what stands for a constant in a call of the type of a
+        number.
+    """
+
+    def __init__(self, constant: Callable[[Any, int], Any]) -> None:
+        self._know, self._open, self._write = native_function("rewriter")(constant)
+
+    def know(self, handles: Sequence[int], expressions: Sequence[Any]) -> None:
+        """Replace later reads of variables, given by their handles."""
+        self._know(tuple(handles), list(expressions))
+
+    def open(
+        self,
+        bindings: Any,
+        types: Sequence[Any],
+        which: Sequence[int],
+        dataflow: bool,
+        inside: Sequence[int] = (),
+    ) -> None:
+        """Begin a block.
+
+        Parameters
+        ----------
+        bindings : array of Binding
+        types : sequence of Type
+        which : sequence of int
+            Of each binding the number of its type, -1 where it is left to others.
+        dataflow : bool
+            Whether it is a dataflow block. What it hid stays hidden.
+        inside : sequence of int
+            Handles of variables that it shall hide beside these.
+        """
+        self._open(bindings, list(types), tuple(which), dataflow, tuple(inside))
+
+    def write(self, first: int) -> tuple[list[Any], list[Any]]:
+        """Write bindings from a first one on, up to the first that is left to others.
+
+        Returns
+        -------
+        variables, bindings : lists
+            As many of each as were written.
+        """
+        made = unpack(self._write(first))
+        return made[::2], made[1::2]

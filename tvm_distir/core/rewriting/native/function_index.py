@@ -1,0 +1,190 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Read the functions of a module natively, with classes of equal bindings."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.types import relax_functions
+from tvm_distir.core.rewriting.calls import bindings_of, check_body
+from tvm_distir.core.rewriting.functions import callees_first
+from tvm_distir.support import native_function
+
+#: What a binding binds, the values of :attr:`FunctionView.kinds`.
+OP_CALL, FUNCTION_CALL, OTHER_CALL, TUPLE, ITEM, ALIAS, IF, FUNCTION, CAST, OTHER = range(10)
+
+
+class FunctionView(NamedTuple):
+    """A view of a normalized function; variables are the parameters, then the bound variables.
+
+    Attributes
+    ----------
+    bindings : list of Binding
+        Of all blocks, in order.
+    variables : list of Var
+        Parameters, then what the bindings bind.
+    values : list of Expr
+        What the bindings bind it to.
+    said : str
+        Names of the variables, see :attr:`names`.
+    kinds : sequence of int
+        Per binding, :data:`OP_CALL` and so on.
+    like : sequence of int
+        Per binding, a number that it shares with those bindings that are the same but for the
+        variables of equal types that they read and for the data of constants: with those of all
+        functions that this process reads, where no function of the module is mentioned, else of
+        those read together. No number is given twice; what has not been met for long may get
+        another one. -1 where that cannot be told (an ``If``, a cast, what is not plain).
+    begin : sequence of int
+        Binding i reads ``reads[begin[i]:begin[i + 1]]``; what an ``If`` or a function inside
+        reads is not told.
+    reads : sequence of int
+        Numbers of variables, in the order of their mention; -1 for a constant.
+    types : sequence of int
+        Per variable, a number that it shares with the variables of equal type.
+    result : sequence of int
+        What the function returns, as ``reads``.
+    """
+
+    bindings: list[Any]
+    variables: list[Any]
+    values: list[Any]
+    said: str
+    kinds: Sequence[int]
+    like: Sequence[int]
+    begin: Sequence[int]
+    reads: Sequence[int]
+    types: Sequence[int]
+    result: Sequence[int]
+
+    @property
+    def params(self) -> int:
+        """Return how many parameters the function has: binding i binds variable ``params + i``."""
+        return len(self.variables) - len(self.bindings)
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the variables; ask once for many."""
+        return self.said.split("\0")[:-1]
+
+    def bound(self, number: int) -> Any:
+        """Return the variable that a binding binds."""
+        return self.variables[self.params + number]
+
+    def used(self, number: int) -> Sequence[int]:
+        """Return what a binding reads."""
+        return self.reads[self.begin[number] : self.begin[number + 1]]
+
+    @property
+    def callees(self) -> list[Any]:
+        """Return the functions of the module that it calls, in order, with repeats."""
+        return [self.values[i].op for i, kind in enumerate(self.kinds) if kind == FUNCTION_CALL]
+
+    @property
+    def plain(self) -> bool:
+        """Return whether it holds no ``If``, function or cast."""
+        return not {IF, FUNCTION, CAST}.intersection(self.kinds)
+
+
+def read_functions(functions: Sequence[Any]) -> list[FunctionView]:
+    """Read functions of a module together.
+
+    Parameters
+    ----------
+    functions : sequence of relax.Function
+        In normal form.
+    """
+    return [_reading(element) for element in unpack(native_function("read_functions")(functions))]
+
+
+def _reading(data: Any) -> FunctionView:
+    bindings, variables, values, said, *others = unpack(data)
+    objects = unpack(bindings), unpack(variables), unpack(values)
+    return FunctionView(*objects, said, *map(numbers_of, others))
+
+
+def numbers_of(data: bytes) -> tuple[int, ...]:
+    """Return the numbers that the library hands over as bytes of int64."""
+    return struct.unpack(f"{len(data) // 8}q", data)
+
+
+def unpack(array: Any) -> list[Any]:
+    """Return the elements of an array."""
+    items: list[Any] = []
+    native_function("spread")(array, lambda *some: items.extend(some))
+    return items
+
+
+class Readings:
+    """A cache of function views."""
+
+    def __init__(self) -> None:
+        self._known: dict[
+            int, tuple[Any, FunctionView]
+        ] = {}  # by handle; the function is kept alive
+
+    def of(self, functions: Sequence[Any]) -> list[FunctionView]:
+        """Return the readings of functions, see :func:`read_functions`."""
+        new = [fn for fn in functions if handle(fn) not in self._known]
+        for fn, reading in zip(new, read_functions(new) if new else (), strict=True):
+            self._known[handle(fn)] = fn, reading
+        return [self._known[handle(fn)][1] for fn in functions]
+
+
+class Member(NamedTuple):
+    """A Relax function of a module with its view."""
+
+    gv: Any
+    fn: Any
+    reading: FunctionView
+
+    @property
+    def name(self) -> str:
+        """Return the name of the function."""
+        return str(self.gv.name_hint)
+
+
+def read_module(mod: Any, ordered: bool = True, readings: Readings | None = None) -> list[Member]:
+    """Read the Relax functions of a module together.
+
+    Parameters
+    ----------
+    mod : IRModule
+    ordered : bool
+        Every callee before its callers; else in the order of their names.
+    readings : Readings, optional
+        What has been read already.
+
+    Raises
+    ------
+    LoweringError
+        DIST0504 for control flow and casts, and where an order is asked for when functions call
+        each other in a circle.
+    """
+    functions = relax_functions(mod)
+    for gv, fn in functions:
+        check_body(fn, str(gv.name_hint))
+    views = (readings or Readings()).of([fn for _, fn in functions])
+    by_name = {str(gv.name_hint): view for (gv, _), view in zip(functions, views, strict=True)}
+    for gv, fn in functions:
+        name = str(gv.name_hint)
+        if not by_name[name].plain:
+            list(bindings_of(fn, name))  # says which binding has no distributed form
+    if ordered:
+        functions = callees_first(mod, {name: view.callees for name, view in by_name.items()})
+    return [Member(gv, fn, by_name[str(gv.name_hint)]) for gv, fn in functions]
+
+
+def unlike_calls(members: Sequence[Member]) -> Iterator[Any]:
+    """Return the calls of ops; of equal calls only the first."""
+    seen: set[int] = set()
+    for _, _, reading in members:
+        for kind, like, value in zip(reading.kinds, reading.like, reading.values):
+            if kind == OP_CALL and like not in seen:
+                if like >= 0:
+                    seen.add(like)
+                yield value

@@ -1,0 +1,100 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Run one rank in a process of an MPI job that :mod:`~.mpi.launch` started."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tvm_distir.execution.runtime.program.axis_table import AxisTable
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction
+from tvm_distir.execution.runtime.program.runnable import load_saved
+from tvm_distir.support import DependencyError, DistIRError
+
+from .fabric import worker_failed
+from .failures import fork_worker
+from .job import COUNTS, JOB, Job, failure_file, process_file, result_file, write_value
+from .launch import START_S
+from .library import load_mpi
+from .world import world
+
+
+class _Saved:
+    """The program of a job."""
+
+    fingerprint = "job"
+    target = ""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.stored: Mapping[int, Any] = job.inputs
+
+    @property
+    def entries(self) -> tuple[EntryFunction, ...]:
+        return self._job.entries
+
+    @property
+    def axes(self) -> AxisTable:
+        return self._job.axes
+
+    def library(self, entry: EntryFunction) -> Any:
+        return load_saved(Path(self._job.libraries[entry.function]), entry.function)
+
+    def save(self, entry: EntryFunction, folder: Path) -> Path:
+        return Path(self._job.libraries[entry.function])
+
+
+def _run(job: Job, rank: int, folder: Path) -> None:
+    from .engine import MpiEngine
+
+    engine = MpiEngine(job.timeout_s)
+    outputs = engine.join(_Saved(job), [], "sharded")
+    entry = next(e for e in job.entries if rank in e.ranks)
+    write_value(result_file(folder, rank), [outputs[p.index].parts[rank] for p in entry.outputs])
+    if rank == job.ranks[0]:
+        write_value(folder / COUNTS, engine.collectives)
+
+
+def main(folder: Path) -> int:
+    """Run one rank of the job in a folder; a failure ends the whole job.
+
+    Returns
+    -------
+    code : int
+    """
+    job: Job = pickle.loads((folder / JOB).read_bytes())
+    mpi = load_mpi()
+    here, size = int(mpi.COMM_WORLD.Get_rank()), int(mpi.COMM_WORLD.Get_size())
+    rank = job.ranks[min(here, len(job.ranks) - 1)]
+    try:
+        if size != len(job.ranks):
+            raise DependencyError(
+                "DIST0113",
+                f"{len(job.ranks)} processes were started, mpi4py sees {size}",
+                place="engine mpi",
+                remedy="The launcher belongs to another MPI than the one mpi4py loads: "
+                "give the engine the right one.",
+            )
+        for name in job.preload:
+            importlib.import_module(name)
+        world(max(job.timeout_s, START_S))
+        process_file(folder, rank).write_text(str(os.getpid()))
+        _run(job, rank, folder)
+    except BaseException as err:
+        told = err if isinstance(err, DistIRError) else worker_failed(err, rank, "engine mpi")
+        write_value(failure_file(folder, rank), (time.time(), told))
+        mpi.COMM_WORLD.Abort(told.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    ended = fork_worker(place)
+    sys.exit(main(place) if ended is None else ended)

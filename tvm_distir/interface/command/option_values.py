@@ -1,0 +1,157 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Parse the values of options."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from tvm_distir.support import MAX_DEVICES, MAX_INT, MeshError, UsageError, parse_int, shortened
+
+_AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MESH_REMEDY = "Write axes and sizes, major first: --mesh dp=2,tp=4."
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Read ``dp=2,tp=4``.
+
+    Returns
+    -------
+    axes : dict of str to int
+        Sizes by axis name, major first.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 where the text does not have the form ``name=size,...`` or names an axis twice.
+    MeshError
+        DIST0201 for no axis, or a size that is not a positive integer.
+    """
+    if not text.strip():
+        raise MeshError("DIST0201", "the mesh has no axis", place="--mesh", remedy=MESH_REMEDY)
+    axes: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, size = (word.strip() for word in part.partition("="))
+        if not equals or not _AXIS.fullmatch(name):
+            raise UsageError(
+                "DIST0152",
+                f'"{shortened(part)}" is not an axis and its size',
+                place="--mesh",
+                remedy=MESH_REMEDY,
+            )
+        if name in axes:
+            raise UsageError(
+                "DIST0152",
+                f'the axis "{name}" stands twice',
+                place="--mesh",
+                remedy="Give each axis its own name.",
+            )
+        count = parse_int(size, 1)
+        if count is None:
+            raise MeshError(
+                "DIST0201",
+                f'axis "{name}" has size "{shortened(size)}", which is not a positive integer '
+                f"of at most {MAX_INT}",
+                place="--mesh",
+                remedy=MESH_REMEDY,
+            )
+        axes[name] = count
+    if math.prod(axes.values()) > MAX_DEVICES:
+        raise MeshError(
+            "DIST0201",
+            f"a mesh of {' x '.join(map(str, axes.values()))} devices is too large",
+            place="--mesh",
+            remedy=f"A mesh has at most {MAX_DEVICES:,} devices.",
+        )
+    return axes
+
+
+def parse_batch(text: str | None) -> int | None:
+    """Read the value of ``--batch``: a positive integer."""
+    if text is None:
+        return None
+    remedy = "Give the whole batch, over all devices, e.g. --batch 8."
+    return parse_count(text, "--batch", remedy)
+
+
+def parse_count(text: str, option: str, remedy: str = "") -> int:
+    """Read a positive integer (UsageError DIST0152)."""
+    found = parse_int(text, 1)
+    if found is None:
+        raise UsageError(
+            "DIST0152",
+            f'"{shortened(text)}" is not a positive integer of at most {MAX_INT}',
+            place=option,
+            remedy=remedy or f"Give one, e.g. {option} 8.",
+        )
+    return found
+
+
+def parse_dims(items: list[str] | None) -> dict[str, int]:
+    """Read the values of ``--dim``: ``NAME=SIZE`` each, several joined by commas too.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for another form, no size, or a name that stands twice.
+    """
+    dims: dict[str, int] = {}
+    for item in (part for text in items or [] for part in text.split(",")):
+        name, equals, text = (word.strip() for word in item.rpartition("="))
+        size = parse_int(text, 1)
+        what = None
+        if not name or not equals:
+            what = f'"{shortened(item)}" is not NAME=SIZE'
+        elif size is None:
+            what = f"{shortened(name)}={shortened(text)} is no size: a positive integer is"
+        elif name in dims:
+            what = f'the dim "{shortened(name)}" stands twice'
+        if what is not None or size is None:
+            raise UsageError(
+                "DIST0152", str(what), place="--dim", remedy="Write e.g. --dim seq=1024."
+            )
+        dims[name] = size
+    return dims
+
+
+def parse_number(text: str, option: str) -> float:
+    """Read a finite number (UsageError DIST0152)."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(
+            "DIST0152",
+            f'"{shortened(text)}" is not a number',
+            place=option,
+            remedy=f"Give one, e.g. {option} 1.0.",
+        )
+    return number
+
+
+def parse_bytes(text: str | None, option: str) -> int | None:
+    """Read a number of bytes, 0 or more (UsageError DIST0152)."""
+    size = None if text is None else parse_int(text, 0)
+    if text is not None and size is None:
+        raise UsageError(
+            "DIST0152",
+            f'"{shortened(text)}" is not a number of bytes',
+            place=option,
+            remedy=f"Give an integer, e.g. {option} 26214400; 0 switches it off.",
+        )
+    return size
+
+
+def parse_seed(text: str) -> int:
+    """Read the value of ``--seed``: an integer from 0 to 2^32 - 1."""
+    seed = parse_int(text, 0, 2**32 - 1)
+    if seed is None:
+        raise UsageError(
+            "DIST0152",
+            f'"{shortened(text)}" is not an integer from 0 to 4294967295',
+            place="--seed",
+            remedy="Give one, e.g. --seed 0.",
+        )
+    return seed

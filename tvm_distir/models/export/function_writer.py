@@ -1,0 +1,225 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Write Relax functions as MLIR functions, binding by binding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core import (
+    all_bindings,
+    flat_types,
+    labels_of,
+    op_name,
+    param_names,
+)
+from tvm_distir.support import ModelError
+
+from .body_writer import Body, Ssa
+from .composites import Composites
+from .grid import annotated
+from .op_writers import writers_of
+from .step import DeviceInterface, ExportStep, dims, dtype
+from .text import Unwritable, string
+
+_REMEDY = "Write the module at an earlier level, or this part of the model otherwise."
+_STARTED = "_start"
+
+
+def fault(place: str, what: str) -> ModelError:
+    """Return an error at a place (DIST0380)."""
+    return ModelError("DIST0380", what, place=place, remedy=_REMEDY)
+
+
+class FunctionWriter:
+    """Writer of one function.
+
+    Parameters
+    ----------
+    name : str
+    fn : relax.Function
+    devices : DeviceInterface
+    composites : Composites or None
+        Where composites are defined; None: without any.
+    """
+
+    def __init__(
+        self, name: str, fn: relax.Function, devices: DeviceInterface, composites: Composites | None
+    ) -> None:
+        self._name, self._fn, self._devices = name, fn, devices
+        self._composites = composites
+        self.body = Body()
+        self._writers = writers_of(devices.form)
+        self._values: dict[Any, Any] = {}
+        self.arguments: list[Ssa] = []
+        self._notes: list[str] = []
+
+    def run(self) -> list[Ssa]:
+        """Write all bindings; return the values of the flattened results.
+
+        Raises
+        ------
+        ModelError
+            DIST0380 naming the binding that has no form in StableHLO.
+        """
+        for param in self._fn.params:
+            try:
+                self._values[param] = self._packed(param.ty, self._new_arguments(param.ty))
+            except Unwritable as error:
+                raise fault(f"{self._name}/{param.name}", str(error)) from error
+        for binding in all_bindings(self._fn.body):
+            self._bind(binding.var, binding.value)
+        try:
+            leaves = _leaves(self._value(self._fn.body.body))
+            return [self._at_edge(*pair) for pair in zip(leaves, flat_types(self._fn.body.ty))]
+        except Unwritable as error:
+            raise fault(self._name, str(error)) from error
+
+    def _new_arguments(self, ty: Any) -> Iterator[Ssa]:
+        for leaf in flat_types(ty):
+            value = Ssa(f"%arg{len(self.arguments)}", dims(leaf), dtype(leaf))
+            self.arguments.append(value)
+            self._notes.append(self._note_of(leaf))
+            yield self._at_edge(value, leaf)
+
+    def _at_edge(self, value: Ssa, ty: Any) -> Ssa:
+        """Annotate an argument or a result if placements are separate operations."""
+        if self._devices.form != "shard" or not isinstance(ty, DTensorType):
+            return value
+        labels = labels_of(ty.placement)
+        return annotated(self.body, self._devices, value, ty.device_mesh, labels)
+
+    def _note_of(self, ty: Any) -> str:
+        if not isinstance(ty, DTensorType) or self._devices.form == "shard":
+            return ""
+        text = self._devices.sharding(ty.device_mesh, labels_of(ty.placement), len(dims(ty)))
+        return f"sdy.sharding = #sdy.sharding{text}"
+
+    def _packed(self, ty: Any, values: Iterator[Ssa]) -> Any:
+        if isinstance(ty, relax.TupleType):
+            return tuple(self._packed(field, values) for field in ty.fields)
+        return next(values)
+
+    def _bind(self, var: Any, value: Any) -> None:
+        place = f"{self._name}/{var.name} ({op_name(value)})"
+        try:
+            bound = self._value(value)
+            for leaf, ty in zip(_leaves(bound), flat_types(var.ty)):
+                self._check(leaf, ty)
+        except Unwritable as error:
+            raise fault(place, str(error)) from error
+        self._values[var] = bound
+
+    @staticmethod
+    def _check(result: Ssa, ty: Any) -> None:
+        """Check that a value has its variable's type; a mismatch is an internal error."""
+        if (result.shape, result.dtype) != (dims(ty), dtype(ty)):
+            raise Unwritable(f"it would be {result.type}, not of the shape {list(dims(ty))}")
+
+    def _value(self, expr: Any) -> Any:
+        if expr in self._values:
+            return self._values[expr]
+        if isinstance(expr, relax.Tuple):
+            return tuple(self._value(field) for field in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            return self._value(expr.tuple_value)[int(expr.index)]
+        if isinstance(expr, ir.GenericConst):
+            return self.body.constant(expr.value.numpy(), dtype(expr.ty))
+        if isinstance(expr, ir.Call):
+            return self._call(expr)
+        raise Unwritable(f"{type(expr).__name__} has no form in StableHLO")
+
+    def _call(self, call: ir.Call) -> Any:
+        if isinstance(call.op, ir.GlobalVar):
+            return self._called(call)
+        name = str(getattr(call.op, "name", "")).removeprefix("relax.").removesuffix(_STARTED)
+        if name not in self._writers:
+            raise Unwritable(f"{op_name(call)} has no form in StableHLO")
+        args = [self._argument(arg) for arg in call.args]
+        step, write = ExportStep(call, args, self.body, self._devices), self._writers[name]
+        return self._composites.write(step, name, write) if self._composites else write(step)
+
+    def _called(self, call: ir.Call) -> Any:
+        operands = [leaf for arg in call.args for leaf in _leaves(self._value(arg))]
+        results = [(dims(ty), dtype(ty)) for ty in flat_types(call.ty)]
+        notes = f"callee = @{call.op.name_hint}"
+        if len(results) == 1:
+            results_out = [self.body.op("func.call", operands, *results[0], notes)]
+        else:
+            results_out = self.body.several("func.call", operands, results, notes)
+        return self._packed(call.ty, iter(results_out))
+
+    def _argument(self, arg: Any) -> Any:
+        """Return a value, a tuple of values, a list of integers or a number."""
+        if isinstance(arg, relax.ShapeExpr):
+            return [_number(value) for value in arg.values]
+        if isinstance(arg, relax.Tuple) and len(arg.fields) and _is_number(arg.fields[0]):
+            return [_number(field) for field in arg.fields]
+        return _number(arg) if _is_number(arg) else self._value(arg)
+
+    def signature(self, said: Sequence[str] | None = None, public: bool = True) -> list[str]:
+        """Return the arguments as text, with names and, for public functions, placements."""
+        places = public and self._devices.form != "shard"
+        first = self._first_annotations() if places else {}
+        names = _leaf_names(self._fn)
+        lines = []
+        for value, note, name in zip(self.arguments, said or self._notes, names):
+            said = (note or first.get(value.name, "")) if public else ""
+            location = f" loc({string(name)})" if name else ""
+            notes = f" {{{said}}}" if said else ""
+            lines.append(f"{value.name}: {value.type}{notes}{location}")
+        return lines
+
+    def _first_annotations(self) -> dict[str, str]:
+        """Return the first annotation of each parameter, by name of the argument."""
+        first_annotations: dict[str, str] = {}
+        for binding in all_bindings(self._fn.body):
+            call = binding.value
+            if op_name(call) != "dist.annotate_sharding" or call.args[0] not in self._fn.params:
+                continue
+            attrs = call.attrs
+            labels = labels_of(attrs.placement)
+            value = self._values[call.args[0]]
+            text = self._devices.sharding(attrs.device_mesh, labels, len(value.shape))
+            first_annotations.setdefault(value.name, f"sdy.sharding = #sdy.sharding{text}")
+        return first_annotations
+
+    def results(self, values: Sequence[Ssa], said: Sequence[str] | None = None) -> list[str]:
+        """Return the types of the results as text, with their placements."""
+        notes = said or [self._note_of(ty) for ty in flat_types(self._fn.body.ty)]
+        return [v.type + (f" {{{note}}}" if note else "") for v, note in zip(values, notes)]
+
+
+def _leaves(value: Any) -> Iterator[Ssa]:
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _leaf_names(fn: relax.Function) -> list[str]:
+    names = []
+    for param, name in zip(fn.params, param_names(fn)):
+        count = len(flat_types(param.ty))
+        names += [name] if count == 1 else [f"{name}.{i}" for i in range(count)]
+    return names
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, str)) or isinstance(
+        getattr(value, "ty", None), ir.PrimType
+    )
+
+
+def _number(value: Any) -> Any:
+    number = getattr(value, "value", value)
+    if hasattr(number, "value"):
+        number = number.value
+    if not isinstance(number, (int, float, bool)):
+        raise Unwritable(f"{value} is not known")
+    return number

@@ -1,0 +1,102 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Name arguments, and decide which of them are weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from tvm_distir.models.export.grid import NUM_INPUT
+from tvm_distir.models.mlir.attributes import read_name
+from tvm_distir.models.mlir.tree import Operation
+from tvm_distir.support import ModelError, nearest, parse_int
+
+from .translated_values import cleaned
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Parameters of a function.
+
+    Attributes
+    ----------
+    titles : list of str
+        Names in the order of the text.
+    order : list of int
+        Places in the text: data first, then weights.
+    data : int
+        How many are data.
+    """
+
+    titles: list[str]
+    order: list[int]
+    data: int
+
+
+class ArgumentNames:
+    """Namer of arguments.
+
+    Parameters
+    ----------
+    locations : mapping of str to str
+        Locations of the module, by alias.
+    data : collection of str, or None
+        Names of the arguments that are data. None: those that are no part of a structure.
+    place : str
+        What errors call the text.
+    """
+
+    def __init__(
+        self, locations: Mapping[str, str], data: Collection[str] | None, place: str
+    ) -> None:
+        self._locations = locations
+        self._data = None if data is None else {cleaned(name) for name in data}
+        self._place = place
+
+    def of(self, function: Operation) -> Signature:
+        """Return the names and order of a function's arguments.
+
+        Raises
+        ------
+        ModelError
+            DIST0373 data is named that the function does not have.
+        """
+        written = [
+            read_name(argument.location, self._locations)
+            for argument in function.regions[0].arguments
+        ]
+        count = _count(function)
+        titles = _distinct([cleaned(name) or f"arg{i}" for i, name in enumerate(written)])
+        if self._data is None and count is not None and 0 <= count <= len(titles):
+            return Signature(titles, list(range(len(titles))), count)
+        if self._data is None:
+            data = [i for i, name in enumerate(written) if not ("[" in name or "." in name)]
+        else:
+            data = [i for i, title in enumerate(titles) if title in self._data]
+            for name in sorted(self._data - set(titles)):
+                raise ModelError(
+                    "DIST0373",
+                    f'no argument is called "{name}"',
+                    place=self._place,
+                    remedy=nearest(name, titles),
+                )
+        weights = [i for i in range(len(titles)) if i not in set(data)]
+        return Signature(titles, data + weights, len(data))
+
+
+def _count(function: Operation) -> int | None:
+    """Return the number of data arguments, by an attribute or XLA's field for it."""
+    held = function.attributes.get("mhlo.frontend_attributes")
+    said = held.get(NUM_INPUT) if isinstance(held, dict) else function.attributes.get(NUM_INPUT)
+    return said if type(said) is int else parse_int(said) if isinstance(said, str) else None
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Make names distinct by numbering duplicates."""
+    seen: dict[str, int] = {}
+    result = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        result.append(name if seen[name] == 1 else f"{name}_{seen[name] - 1}")
+    return result

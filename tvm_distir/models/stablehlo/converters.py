@@ -1,0 +1,25 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Collect the converters of all operations."""
+
+from __future__ import annotations
+
+from . import contraction, control, elementwise, indexing, reductions, shapes, windows
+from .operation_call import Converter
+
+CONVERTERS: dict[str, Converter] = {
+    **elementwise.CONVERTERS,
+    **shapes.CONVERTERS,
+    **contraction.CONVERTERS,
+    **reductions.CONVERTERS,
+    **windows.CONVERTERS,
+    **indexing.CONVERTERS,
+    **control.CONVERTERS,
+}
+"""Who writes an operation, by its name."""
+
+CALLS = ("func.call", "stablehlo.composite")
+RETURNS = ("func.return", "stablehlo.return", "sdy.return")
+ANNOTATIONS = ("sdy.sharding_constraint", "stablehlo.custom_call")
+SHARDING_CALL = "Sharding"
+"""The custom call of JAX that only annotates its operand with a placement."""

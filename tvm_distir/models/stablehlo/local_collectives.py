@@ -1,0 +1,139 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Translate StableHLO collectives in local programs to the mesh axes of their groups."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvm_distir.core import axis_groups, mesh_devices, mesh_shape
+from tvm_distir.core.ir import ops
+from tvm_distir.models.mlir.tree import Dense
+
+from .operation_call import HloCall
+from .reductions import applied
+from .translated_values import TranslatedTensor, UnsupportedOperation, constant
+
+_KINDS = {"add": "sum", "maximum": "max", "minimum": "min", "multiply": "prod"}
+
+
+def _rows(call: HloCall, name: str) -> list[list[int]]:
+    """Return an attribute that is a table of device numbers, padded by -1."""
+    attribute = call.attribute(name)
+    if not isinstance(attribute, Dense) or len(attribute.type.shape) != 2:
+        raise UnsupportedOperation(f"no {name}")
+    table = np.broadcast_to(attribute.values, tuple(n or 0 for n in attribute.type.shape))
+    return [[int(n) for n in row if n >= 0] for row in table]
+
+
+def _axes(call: HloCall, mesh: Any, ordered: bool) -> list[int]:
+    """Return the fewest axes along which groups are formed."""
+    wanted = _normal(_rows(call, "replica_groups"), ordered)
+    rank = len(mesh_shape(mesh))
+    for count in range(rank + 1):
+        for axes in itertools.combinations(range(rank), count):
+            if axes and _normal(axis_groups(mesh, axes), ordered) == wanted:
+                return list(axes)
+            if not axes and all(len(group) == 1 for group in wanted):
+                return []
+    raise UnsupportedOperation(f"groups {wanted[:4]} along no axes of the mesh")
+
+
+def _normal(groups: Sequence[Sequence[int]], ordered: bool) -> list[list[int]]:
+    return sorted([int(n) for n in (group if ordered else sorted(group))] for group in groups)
+
+
+def _reduction(call: HloCall) -> str:
+    kind = applied(call.region())
+    if kind not in _KINDS:
+        raise UnsupportedOperation(f'a collective that reduces by "{kind}"')
+    return _KINDS[kind]
+
+
+def _along(
+    call: HloCall, mesh: Any, ordered: bool, make: Callable[[Any, list[int]], Any]
+) -> list[TranslatedTensor]:
+    """Apply a collective to each operand, unless groups have one device."""
+    axes = _axes(call, mesh, ordered)
+    if not axes:
+        return call.operands
+    return [
+        call.write.value(call.write.emit(make(call.whole(i), axes)))
+        for i in range(len(call.operands))
+    ]
+
+
+def _all_reduce(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
+    kind = _reduction(call)
+    return _along(call, mesh, False, lambda x, axes: ops.all_reduce(x, mesh, axes, kind))
+
+
+def _all_gather(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
+    dim = int(call.attribute("all_gather_dim", -1))
+    return _along(call, mesh, True, lambda x, axes: ops.all_gather(x, mesh, axes, dim))
+
+
+def _reduce_scatter(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
+    dim, kind = int(call.attribute("scatter_dimension", -1)), _reduction(call)
+    return _along(call, mesh, True, lambda x, axes: ops.reduce_scatter(x, mesh, axes, dim, kind))
+
+
+def _all_to_all(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
+    split, concat = (int(call.attribute(f"{side}_dimension", -1)) for side in ("split", "concat"))
+    if split == concat:
+        raise UnsupportedOperation("an exchange of parts of one dim")
+    return _along(call, mesh, True, lambda x, axes: ops.all_to_all(x, mesh, axes, concat, split))
+
+
+def _shifts(mesh: Any) -> Iterator[tuple[int, int, bool, list[list[int]]]]:
+    """Return axes, shifts and whether groups are rings, with the pairs of sending devices."""
+    for axis, size in enumerate(mesh_shape(mesh)):
+        groups = axis_groups(mesh, [axis])
+        for shift in sorted(range(1 - size, size), key=lambda n: (abs(n), n < 0)):
+            for ring in (True, False) if shift else ():
+                pairs = [
+                    [int(group[i]), int(group[(i + shift) % size])]
+                    for group in groups
+                    for i in range(size)
+                    if ring or 0 <= i + shift < size
+                ]
+                yield axis, shift, ring, sorted(pairs)
+
+
+def _permute(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
+    wanted = sorted(_rows(call, "source_target_pairs"))
+    for axis, shift, ring, pairs in _shifts(mesh):
+        if pairs == wanted:
+            made = ops.collective_permute(call.whole(0), mesh, axis, shift, wrap=ring)
+            return [call.write.value(call.write.emit(made))]
+    raise UnsupportedOperation(f"pairs {wanted[:4]} that are no shift along an axis")
+
+
+def _number(call: HloCall, mesh: Any) -> list[TranslatedTensor]:
+    """Return the number of the running device."""
+    devices = [int(device) for device in mesh_devices(mesh).ravel()]
+    if devices != list(range(len(devices))):
+        raise UnsupportedOperation("numbers of devices that are not those of the mesh, row by row")
+    write = call.write
+    index = write.emit(ops.axis_index(mesh, 0))
+    for axis, size in enumerate(mesh_shape(mesh)[1:], 1):
+        scaled = write.emit(relax.op.multiply(index, constant(size, "int64")))
+        index = write.emit(relax.op.add(scaled, write.emit(ops.axis_index(mesh, axis))))
+    return [write.value(write.cast(index, call.dtype))]
+
+
+MOVES: dict[str, Callable[[HloCall, Any], list[TranslatedTensor]]] = {
+    "stablehlo.all_reduce": _all_reduce,
+    "stablehlo.all_gather": _all_gather,
+    "stablehlo.reduce_scatter": _reduce_scatter,
+    "stablehlo.all_to_all": _all_to_all,
+    "stablehlo.collective_permute": _permute,
+    "stablehlo.partition_id": _number,
+    "stablehlo.replica_id": _number,
+}
+"""Who writes a collective, given the mesh, by its name."""

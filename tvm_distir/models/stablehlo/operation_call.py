@@ -1,0 +1,104 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Represent one operation during translation: operands, attributes and emitted values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tvm_distir.models.mlir.tree import Dense, Operation, RegionBlock
+
+from .emitter import Emitter
+from .translated_values import TranslatedTensor, UnsupportedOperation, integers, typed
+
+Result = TranslatedTensor | Sequence[TranslatedTensor]
+
+
+class HloCall:
+    """Operation with its operands translated.
+
+    Parameters
+    ----------
+    operation : Operation
+    operands : sequence of TranslatedTensor
+    emitter : Emitter
+    run : callable
+        Translates a block, given values of its arguments; what it returns.
+    """
+
+    def __init__(
+        self,
+        operation: Operation,
+        operands: Sequence[TranslatedTensor],
+        emitter: Emitter,
+        run: Callable[[RegionBlock, Sequence[TranslatedTensor]], list[TranslatedTensor]],
+    ) -> None:
+        self.operation = operation
+        self.operands = list(operands)
+        self.write = emitter
+        self.run = run
+
+    def __getitem__(self, index: int) -> TranslatedTensor:
+        return self.operands[index]
+
+    def whole(self, index: int) -> Any:
+        """Return an operand as a Relax tensor."""
+        return self.write.whole(self.operands[index])
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """Return an attribute, or its default."""
+        return self.operation.attributes.get(name, default)
+
+    def integers(self, name: str, default: Sequence[int] | None = None) -> list[int]:
+        """Return an attribute that is a list of integers."""
+        value = self.attribute(name)
+        if isinstance(value, Dense):
+            count = math.prod(n or 0 for n in value.type.shape)
+            value = np.broadcast_to(value.values.reshape(-1), (count,)).tolist()
+        if value is None and default is None:
+            raise UnsupportedOperation(f"no {name}")
+        return integers(default if value is None else value)
+
+    def pairs(self, name: str, count: int) -> list[tuple[int, int]]:
+        """Return an attribute of a number of integer pairs, which defaults to zeros."""
+        value = self.attribute(name)
+        if value is None:
+            return [(0, 0)] * count
+        if isinstance(value, Dense):
+            value = np.broadcast_to(value.values.reshape(-1), (2 * count,)).reshape(count, 2)
+        return [(int(a), int(b)) for a, b in value]
+
+    def numbers(self, name: str) -> dict[str, Any]:
+        """Return an attribute that names dims, such as those of a gather."""
+        value = self.attribute(name)
+        if not isinstance(value, dict):
+            raise UnsupportedOperation(f"no {name}")
+        return value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the (first) result."""
+        return typed(self.operation.result_types[0])[0]
+
+    @property
+    def dtype(self) -> str:
+        """Return the element type of the (first) result."""
+        return self.result_dtype(0)
+
+    def result_dtype(self, index: int) -> str:
+        """Return the element type of one of several results."""
+        return typed(self.operation.result_types[index])[1]
+
+    def region(self, index: int = 0) -> RegionBlock:
+        """Return one of the operation's regions."""
+        if index >= len(self.operation.regions):
+            raise UnsupportedOperation("a region is missing")
+        return self.operation.regions[index]
+
+
+Converter = Callable[[HloCall], Result]
+"""Writes what an operation computes: its result, or a list of them."""

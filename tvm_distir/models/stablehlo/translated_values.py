@@ -1,0 +1,146 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Represent values during translation, with broadcasts and rows kept symbolic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from tvm import ir, relax
+
+from tvm_distir.core import known_shape
+from tvm_distir.models.mlir.tree import OtherType, TensorType
+
+_DTYPES = {
+    "i1": "bool",
+    "bf16": "bfloat16",
+    "f8E4M3FN": "float8_e4m3fn",
+    "f8E5M2": "float8_e5m2",
+    **{f"f{n}": f"float{n}" for n in (16, 32, 64)},
+    **{f"i{n}": f"int{n}" for n in (8, 16, 32, 64)},
+    **{f"ui{n}": f"uint{n}" for n in (8, 16, 32, 64)},
+}
+HALVES = ("bfloat16", "float16")
+
+
+class UnsupportedOperation(Exception):
+    """Unsupported form of an operation, with the reason."""
+
+
+def typed(kind: TensorType | OtherType) -> tuple[tuple[int, ...], str]:
+    """Return the shape and TVM's element type of a type.
+
+    Raises
+    ------
+    UnsupportedOperation
+        For what is no tensor of known sizes and of numbers that TVM has.
+    """
+    if not isinstance(kind, TensorType):
+        raise UnsupportedOperation(f"a value of the type {kind}")
+    if None in kind.shape:
+        raise UnsupportedOperation(f"{kind}, whose sizes are open")
+    if kind.element not in _DTYPES:
+        raise UnsupportedOperation(f"elements of the type {kind.element}")
+    return tuple(n for n in kind.shape if n is not None), _DTYPES[kind.element]
+
+
+def shape_of(expr: Any) -> tuple[int, ...]:
+    """Return the static shape of a Relax expression."""
+    shape = known_shape(expr.ty)
+    if shape is None:
+        raise UnsupportedOperation("a tensor whose shape is not known")
+    return shape
+
+
+def dtype_of(expr: Any) -> str:
+    """Return the element type of an expression."""
+    dtype = expr.ty.dtype
+    return str(dtype.dtype if hasattr(dtype, "dtype") else dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class TranslatedTensor:
+    """Translated tensor.
+
+    Attributes
+    ----------
+    expr : relax.Expr
+        A scalar, or of the rank of ``shape``: where a dim is 1, it represents all of that dim.
+    shape : tuple of int
+        The tensor's shape.
+    rows : tuple of TranslatedTensor or None
+        Rows (of size 1 along dim 0) that stand in place of those of ``expr``: what a loop writes
+        into an array, one in each round.
+    counts : int or None
+        The dim along which it counts from 0, where it is known to.
+    base : relax.Expr or None
+        What was spread along dims in front of its own: what an operation with a tensor of full rank
+        reads in place of ``expr``.
+    """
+
+    expr: Any
+    shape: tuple[int, ...]
+    rows: tuple[TranslatedTensor | None, ...] | None = None
+    counts: int | None = None
+    base: Any = None
+
+    @property
+    def dtype(self) -> str:
+        """Return the element type."""
+        return dtype_of(self.expr)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether ``expr`` is the tensor itself."""
+        return self.rows is None and shape_of(self.expr) == self.shape
+
+    @property
+    def scalar(self) -> Any:
+        """Return the number that all elements of a constant equal, or None."""
+        if self.rows is not None or not is_constant(self.expr) or shape_of(self.expr):
+            return None
+        return self.expr.value.numpy()[()].item()
+
+    @property
+    def integer(self) -> int | None:
+        """Return the value of an integer scalar constant, or None."""
+        number = None if self.shape else self.scalar
+        return int(number) if isinstance(number, (bool, int)) else None
+
+
+def is_constant(expr: Any) -> bool:
+    """Return whether an expression is a constant."""
+    return isinstance(expr, ir.GenericConst)
+
+
+def array_type(dtype: str) -> Any:
+    """Return NumPy's type of a TVM type name."""
+    return getattr(ml_dtypes, dtype) if hasattr(ml_dtypes, dtype) else np.dtype(dtype)
+
+
+def constant(value: Any, dtype: str) -> Any:
+    """Return a constant, with its elements converted as NumPy does."""
+    array: npt.NDArray[Any] = np.asarray(value).astype(array_type(dtype))
+    return relax.const(array, dtype)
+
+
+def cleaned(name: str) -> str:
+    """Convert a JAX path to a weight name: ``p['layers'][0]['q']`` gives ``p.layers.0.q``."""
+    return re.sub(r"\.+", ".", re.sub(r"[\[\]'\"]+", ".", name)).strip(".")
+
+
+def identifier(name: str) -> str:
+    """Convert a name to a Relax variable name."""
+    return re.sub(r"\W+", "_", name).strip("_")
+
+
+def integers(values: Any) -> list[int]:
+    """Return an attribute that is a list of integers, empty by default."""
+    items: Sequence[Any] = [] if values is None else values
+    return [int(v) for v in items]

@@ -1,0 +1,138 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Translate views, which reshape or reorder the elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+from .aten_call import AtenCall, Converter, UnsupportedOperator, axes_of, axis_of, shape_of
+
+_op = relax.op
+
+
+def _size(call: AtenCall) -> list[int]:
+    """Return the shape of the result, with -1 resolved."""
+    shape = [int(n) for n in call["shape" if "shape" in call.names else "size"]]
+    if -1 in shape:
+        whole, known = 1, 1
+        for n in shape_of(call["self"]):
+            whole *= n
+        for n in shape:
+            known *= 1 if n == -1 else n
+        shape[shape.index(-1)] = whole // known if known else 0
+    return shape
+
+
+def _view(call: AtenCall) -> Any:
+    return call.reshaped(call["self"], _size(call))
+
+
+def _flatten(call: AtenCall) -> Any:
+    shape = shape_of(call["self"])
+    first, last = axes_of([call["start_dim"], call["end_dim"]], len(shape))
+    middle = 1
+    for n in shape[first : last + 1]:
+        middle *= n
+    return call.reshaped(call["self"], [*shape[:first], middle, *shape[last + 1 :]])
+
+
+def _unflatten(call: AtenCall) -> Any:
+    shape = shape_of(call["self"])
+    axis, sizes = axis_of(call["dim"], len(shape)), [int(n) for n in call["sizes"]]
+    if -1 in sizes:
+        known = 1
+        for n in sizes:
+            known *= 1 if n == -1 else n
+        sizes[sizes.index(-1)] = shape[axis] // known
+    return call.reshaped(call["self"], [*shape[:axis], *sizes, *shape[axis + 1 :]])
+
+
+def _expand(call: AtenCall) -> Any:
+    shape, size = shape_of(call["self"]), list(call["size"])
+    old = [1] * (len(size) - len(shape)) + list(shape)
+    return call.broadcast(
+        call["self"], [o if n == -1 else int(n) for o, n in zip(old, size, strict=True)]
+    )
+
+
+def _permuted(call: AtenCall, axes: list[int]) -> Any:
+    if axes == list(range(len(axes))):
+        return call["self"]
+    return call.emit(_op.permute_dims(call["self"], axes))
+
+
+def _permute(call: AtenCall) -> Any:
+    return _permuted(call, axes_of(call["dims"], len(shape_of(call["self"]))))
+
+
+def _transpose(call: AtenCall) -> Any:
+    axes = list(range(len(shape_of(call["self"]))))
+    if not axes:
+        return call["self"]
+    a, b = axes_of([call["dim0"], call["dim1"]], len(axes))
+    axes[a], axes[b] = axes[b], axes[a]
+    return _permuted(call, axes)
+
+
+def _matrix_transpose(call: AtenCall) -> Any:
+    return _permuted(call, list(range(len(shape_of(call["self"]))))[::-1])
+
+
+def _unsqueeze(call: AtenCall) -> Any:
+    return call.emit(_op.expand_dims(call["self"], call["dim"]))
+
+
+def _squeeze(call: AtenCall) -> Any:
+    """Squeeze only dims of size 1, even if others are given."""
+    x = call["self"]
+    shape = shape_of(x)
+    axes = list(range(len(shape)))
+    if "dim" in call.names and shape:
+        axes = axes_of([call["dim"]] if isinstance(call["dim"], int) else call["dim"], len(shape))
+    gone = [axis for axis in sorted(axes) if shape[axis] == 1]
+    return call.emit(_op.squeeze(x, gone)) if gone else x
+
+
+def _flip(call: AtenCall) -> Any:
+    x = call["self"]
+    for axis in axes_of(call["dims"], len(shape_of(x))) if call["dims"] else []:
+        x = call.emit(_op.flip(x, axis))
+    return x
+
+
+def _repeat(call: AtenCall) -> Any:
+    repeats = [int(n) for n in call["repeats"]]
+    x = call["self"]
+    x = call.reshaped(x, [1] * (len(repeats) - len(shape_of(x))) + list(shape_of(x)))
+    return x if all(n == 1 for n in repeats) else call.emit(_op.tile(x, repeats))
+
+
+def _repeat_interleave(call: AtenCall) -> Any:
+    if call["dim"] is None:
+        raise UnsupportedOperator("repeat_interleave over the flattened tensor")
+    axis = axis_of(call["dim"], len(shape_of(call["self"])))
+    return call.emit(_op.repeat(call["self"], int(call["repeats"]), axis))
+
+
+CONVERTERS: dict[str, Converter] = {
+    "view.default": _view,
+    "_unsafe_view.default": _view,
+    "reshape.default": _view,
+    "flatten.using_ints": _flatten,
+    "unflatten.int": _unflatten,
+    "expand.default": _expand,
+    "expand_as.default": lambda call: call.broadcast(call["self"], shape_of(call["other"])),
+    "permute.default": _permute,
+    "transpose.int": _transpose,
+    "t.default": _matrix_transpose,
+    "unsqueeze.default": _unsqueeze,
+    "squeeze.default": _squeeze,
+    "squeeze.dim": _squeeze,
+    "squeeze.dims": _squeeze,
+    "flip.default": _flip,
+    "repeat.default": _repeat,
+    "repeat_interleave.self_int": _repeat_interleave,
+}

@@ -1,0 +1,111 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Units and messages that share links, by the native code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_distir.support import load_library
+
+from .activities import Activities, ActivityGraphBuilder, Loads
+from .function_summaries import FunctionSummaries, Ints, representable
+from .maps import know_overflows
+from .rank_programs import ActionTimes, RankPrograms
+
+
+@dataclass(frozen=True)
+class ContendedTimes:
+    """The times of units under contention.
+
+    Attributes
+    ----------
+    ran : ActionTimes
+        As without meeting, but for the times; those of a run at full speed.
+    ended : int64 array (edges, micros)
+        End of each message, -1 where there is none.
+    clock_begin : int64 array (runs + 1,)
+        Rows of ``clock`` that are of each run.
+    clock : int64 array (n, 2)
+        Time at full speed, time: at first, where the speed changes, and at the end. Empty of a
+        run that is never slowed.
+    """
+
+    ran: ActionTimes
+    ended: Ints
+    clock_begin: Ints
+    clock: Ints
+
+    def real(self, run: int, times: Ints) -> Ints:
+        """Return the times of a run whose progress at full speed is ``times``."""
+        rows = self.clock[self.clock_begin[run] : self.clock_begin[run + 1]]
+        if not len(rows):
+            return times
+        shown, real = rows[:, 0].astype(np.float64), rows[:, 1].astype(np.float64)
+        found: Ints = np.rint(np.interp(times, shown, real)).astype(np.int64)
+        found = np.where(times < rows[0, 0], times, found)
+        return np.where(times > rows[-1, 0], times + (rows[-1, 1] - rows[-1, 0]), found)
+
+
+def run_contended(maps: FunctionSummaries, units: RankPrograms, loads: Loads) -> ContendedTimes:
+    """Run units on ranks as early as possible, where messages and units share links.
+
+    Equal to :meth:`.function_summaries.FunctionSummaries.run` where nothing meets. An activity
+    begins when all that it waits for is over.
+
+    Parameters
+    ----------
+    maps : FunctionSummaries
+    units : RankPrograms
+    loads : Loads
+
+    Raises
+    ------
+    SimulationError
+        DIST0721 for times beyond 2**53 picoseconds.
+    """
+    woven = ActivityGraphBuilder(maps, units).woven()
+    own = woven.activities
+    with representable():
+        time, clock = _meet_native(own, loads)
+    run_of = np.full(own.kind.size, -1, np.int64)
+    run_of[woven.runs] = np.arange(woven.runs.size)
+    runs = run_of[clock[:, 0]]
+    order = np.argsort(runs, kind="stable")
+    counts = np.bincount(runs, minlength=woven.runs.size)
+    sent, ended = (np.full(woven.sent.shape, -1, np.int64) for _ in range(2))
+    there = woven.sent >= 0
+    flow = woven.sent[there]
+    ended[there] = time[own.out_begin[flow]]
+    first = own.in_begin[flow]
+    sent[there] = np.maximum(time[own.ins[first]], time[own.ins[first + 1]])
+    ports = np.diff(own.in_begin)[woven.runs]
+    begin = np.repeat(own.in_begin[woven.runs] - np.cumsum(ports) + ports, ports)
+    times = time[own.ins[begin + np.arange(ports.sum())]]
+    ran = ActionTimes(times, time[woven.finish], sent, woven.position)
+    return ContendedTimes(ran, ended, np.concatenate(([0], np.cumsum(counts))), clock[order, 1:])
+
+
+def _meet_native(own: Activities, loads: Loads) -> tuple[Ints, Ints]:
+    ints = (
+        own.matrix, own.matrix_begin, own.matrix_ports, own.kind, own.group, own.rank, own.spent,
+        own.in_begin, own.ins, own.out_begin,
+    )  # fmt: skip
+    know_overflows()
+    sizes, outcome = load_library()["contention"](
+        *ints,
+        loads.capacity.view(np.int64),
+        loads.piece_begin,
+        loads.until.view(np.int64),
+        loads.speed.view(np.int64),
+        loads.load_begin,
+        loads.link,
+        loads.load.view(np.int64),
+        np.ascontiguousarray(loads.slows).ravel(),
+        float(loads.beside),
+    )
+    time, clock = (np.empty(size, np.int64) for size in sizes())
+    outcome(time, clock)
+    return time, clock.reshape(-1, 3)

@@ -1,0 +1,153 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Summarize functions with fixed op times as max-plus maps, without unrolling.
+
+A device has three streams: compute, communication, and the host that issues both in program
+order. Each start, and each end, is the maximum over a few *ports* (the streams, and operands) of
+the port's time plus a constant. A call multiplies its callee's constants with its own, so a
+function is looked at once, however often it is called. The native code is ``passes/simulate``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.support import SimulationError
+
+from .rank_programs import ActionTimes, RankPrograms
+
+Ints = npt.NDArray[np.int64]
+
+COMPUTE_PORT, COMM_PORT, HOST_PORT, STREAM_PORTS = range(4)
+"""The ports of every function that are streams, and their number."""
+
+NEVER = -(1 << 61)
+"""Time of what is there all along, and constant where a start does not depend on a port."""
+
+LATEST = 1 << 60
+"""Later times are refused: 13 days, in picoseconds."""
+
+AT_HAND, SETTLED, FREE = range(3)
+"""When an operand is there: all along; no later than the compute stream is free; whenever."""
+
+IS_SETTLED, IS_FREE = -1, -2
+"""Where a result comes from, if it is no parameter: see :meth:`FunctionSummaries.result_sources`.
+"""
+
+AFTER, HOLDS, SYNC = 1, 2, 4
+"""Flags of a communication: it waits for the compute ops issued before it; it stops those issued
+behind it until it ends (which includes the first); the host issues nothing until it ends (any op
+may have this one)."""
+
+
+@dataclass
+class FunctionTable:
+    """Functions as lists of integers, callees before their callers.
+
+    Attributes
+    ----------
+    functions : list of int
+        Per function its number of parameters, values (the parameters first), ops and results.
+    ops : list of int
+        Per op its stream (``COMPUTE_PORT`` or ``COMM_PORT``; 0 for a call), flags, duration, time
+        of the host to issue it, callee (-1: none), number of operands, number of results.
+    ins, outs, results : list of int
+        Values, -1 for what is there all along; what an op makes may be -1 too.
+    """
+
+    functions: list[int] = field(default_factory=list)
+    ops: list[int] = field(default_factory=list)
+    ins: list[int] = field(default_factory=list)
+    outs: list[int] = field(default_factory=list)
+    results: list[int] = field(default_factory=list)
+
+    def arrays(self) -> tuple[Ints, ...]:
+        """Return the five lists as arrays."""
+        lists = (self.functions, self.ops, self.ins, self.outs, self.results)
+        return tuple(np.array(values, np.int64) for values in lists)
+
+
+@contextlib.contextmanager
+def representable() -> Iterator[None]:
+    """Turn an OverflowError into SimulationError DIST0721."""
+    try:
+        yield
+    except OverflowError as err:
+        raise SimulationError(
+            "DIST0721",
+            "the simulated time does not fit in 64-bit picoseconds (13 days)",
+            place="schedule",
+            remedy="Check the numbers of the system and the sizes of the program.",
+        ) from err
+
+
+class FunctionSummaries(Protocol):
+    """Functions of a table, by number. Times are integers, none later than 2**60.
+
+    All methods that run something raise SimulationError DIST0721 for times beyond
+    (:func:`representable`).
+    """
+
+    def result_sources(self, function: int) -> list[int]:
+        """Return, per result, its parameter, :data:`IS_SETTLED` or :data:`IS_FREE`."""
+
+    def independent_inputs(self, function: int) -> list[bool]:
+        """Return, per parameter, whether its time matters even if it is settled."""
+
+    def open(self, function: int, classes: Sequence[int]) -> None:
+        """Say when the parameters of a function that is run are there, before the first run."""
+
+    def ports(self, function: int) -> list[int]:
+        """Return the parameters that are ports, behind the streams."""
+
+    def tasks(self, function: int) -> int:
+        """Number of ops, callees included."""
+
+    def matrix(self, function: int) -> Ints:
+        """Return the ends of streams, then of results, per port: (streams + results, ports)."""
+
+    def expand(self, function: int, times: Ints) -> Ints:
+        """Return the starts of all ops in issue order, (runs, tasks), from (runs, ports) times."""
+
+    def spans(self, function: int, times: Ints) -> Ints:
+        """Start of the first and end of the last compute op, (runs, 2); NEVER without one."""
+
+    def run(self, units: RankPrograms) -> ActionTimes:
+        """Run units on ranks as early as possible."""
+
+    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: RankPrograms) -> Ints:
+        """Return the ends of many runs of units, with other durations.
+
+        Parameters
+        ----------
+        columns : int64 array
+            By op of the table its row in ``spent``; -1 of a call.
+        spent : int64 array (durations, rows)
+        sent : int64 array (messages, rows)
+            Durations of messages.
+        units : RankPrograms
+
+        Returns
+        -------
+        int64 array (rows,)
+            -1 where ranks wait for each other, or a time does not fit.
+        """
+
+    def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
+        """Return the time in which a rank computes, communicates, and does both.
+
+        Parameters
+        ----------
+        runs : int64 array (runs,)
+            Functions.
+        times : int64 array
+            Of the ports of each run in turn.
+        computing, talking : int64 arrays (2 n,)
+            Further intervals, each its start and end.
+        """

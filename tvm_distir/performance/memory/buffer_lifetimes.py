@@ -1,0 +1,204 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Compute the buffers of a function with their producers and last readers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tvm_distir.core import last_reads
+from tvm_distir.performance.program.parts import Function, Op
+from tvm_distir.performance.program.program import Program
+
+from .account import COMMUNICATION, TEMPORARIES, VALUE_ROLES
+
+CONSTANT = -1
+"""Buffer of what is there all the time and nobody frees."""
+
+
+@dataclass(frozen=True)
+class MemoryStep:
+    """Step that takes memory or time.
+
+    Attributes
+    ----------
+    op : Op
+    reads : tuple of int
+        Buffers, in the order of its operands.
+    writes : tuple of int
+        Buffers, in the order of its results.
+    new : tuple of int
+        Those of them that it makes.
+    """
+
+    op: Op
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    new: tuple[int, ...]
+
+
+@dataclass
+class FunctionBuffers:
+    """The buffers of a function: its parameters first, then what its ops make.
+
+    Attributes
+    ----------
+    name : str
+    params : int
+        How many parameters there are.
+    steps : list of MemoryStep
+        Ops in order of issue, without views.
+    sizes, roles, values : lists of int
+        By buffer: bytes in whole blocks, role, value that it is first.
+    makers : list of int
+        By buffer the step that makes it; -1 for parameters.
+    ends : list of tuple of int
+        By step the buffers that nobody reads behind it. What a collective that was started reads
+        is read until its wait, or until the call ends that waits.
+    unread : frozenset of int
+        Parameters that nobody reads.
+    results : tuple of int
+        Buffers; they are in no ``ends``. Behind those that it gives are those that are ``lent``.
+    lent : tuple of (int, int)
+        By result that is in flight, its place, what the collective reads until it has ended.
+    last : tuple of int
+        By buffer the step that reads it last, or makes it; -1 of a parameter that nobody reads.
+    """
+
+    name: str
+    params: int
+    steps: list[MemoryStep] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    roles: list[int] = field(default_factory=list)
+    values: list[int] = field(default_factory=list)
+    makers: list[int] = field(default_factory=list)
+    ends: list[tuple[int, ...]] = field(default_factory=list)
+    unread: frozenset[int] = frozenset()
+    results: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+    lent: tuple[tuple[int, int], ...] = ()
+
+
+class ProgramBuffers:
+    """The buffers of all functions of a program.
+
+    Parameters
+    ----------
+    program : Program
+    block_bytes : int
+        Sizes are multiples of it.
+    """
+
+    def __init__(self, program: Program, block_bytes: int) -> None:
+        self.functions: Mapping[str, Function] = program.functions
+        self.block_bytes = block_bytes
+        self._known: dict[str, FunctionBuffers] = {}
+
+    def rounded(self, size_bytes: int) -> int:
+        """Return a size in whole blocks."""
+        return -(-size_bytes // self.block_bytes) * self.block_bytes
+
+    def __getitem__(self, name: str) -> FunctionBuffers:
+        buffers = self._known.get(name)
+        if buffers is None:
+            buffers = self._known[name] = self._read(name, self.functions[name])
+        return buffers
+
+    def called(self, op: Op, reads: Sequence[int]) -> list[tuple[FunctionBuffers, Sequence[int]]]:
+        """Return the functions that a call or branch may run, with their argument buffers."""
+        first, callees = int(op.kind == "branch"), []
+        for name in op.callees:
+            callee = self[name]
+            callees.append((callee, reads[first : first + callee.params]))
+            first += callee.params
+        return callees
+
+    def _read(self, name: str, fn: Function) -> FunctionBuffers:
+        lives = FunctionBuffers(name, len(fn.params))
+        at = [CONSTANT] * len(fn.values)
+        read: list[tuple[int, ...]] = []
+        held: dict[int, tuple[int, ...]] = {}
+
+        def make(value: int, role: int, maker: int, size: int = -1) -> int:
+            lives.sizes.append(self.rounded(fn.values[value].bytes) if size < 0 else size)
+            lives.roles.append(VALUE_ROLES.get(fn.values[value].role, role))
+            lives.values.append(value)
+            lives.makers.append(maker)
+            return len(lives.makers) - 1
+
+        for value in fn.params:
+            at[value] = make(value, TEMPORARIES, -1)
+        for op in fn.ops:
+            if op.kind == "view":
+                at[op.outputs[0]] = at[op.inputs[0]]
+                continue
+            number, before = len(lives.steps), len(lives.sizes)
+            reads = tuple(at[i] for i in op.inputs)
+            if op.callees:
+                known: dict[int, int] = {}
+                for value, (there, made, role, size) in zip(op.outputs, self._returned(op, reads)):
+                    if made is None:
+                        at[value] = there
+                    elif made in known:
+                        at[value] = known[made]
+                    else:
+                        at[value] = known[made] = make(value, role, number, size)
+                callee = self[op.callees[0]]
+                for place, lent_buffer in callee.lent:
+                    value = op.outputs[place]
+                    more = make(value, callee.roles[lent_buffer], number, callee.sizes[lent_buffer])
+                    held[at[value]] = (*held.get(at[value], ()), more)
+            elif op.kind == "wait" or (op.kind == "transfer" and op.collective == "send"):
+                at[op.outputs[0]] = reads[0]  # the result is the operand
+            else:
+                for value in op.outputs:
+                    role = TEMPORARIES if op.kind == "compute" else COMMUNICATION
+                    at[value] = make(value, role, number)
+            new = tuple(range(before, len(lives.sizes)))
+            if op.is_start:
+                held.update((buffer, reads) for buffer in new)
+            ended = reads if op.kind == "wait" or op.callees else ()
+            read.append((*reads, *(buffer for r in ended for buffer in held.pop(r, ())), *new))
+            lives.steps.append(MemoryStep(op, reads, tuple(at[i] for i in op.outputs), new))
+        results = tuple(at[i] for i in fn.results)
+        lives.lent = tuple(
+            (place, buffer)
+            for place, result in enumerate(results)
+            for buffer in dict.fromkeys(held.get(result, ()))
+            if buffer >= lives.params and buffer not in results
+        )
+        lives.results = (*results, *(buffer for _, buffer in lives.lent))
+        last = last_reads(read)
+        lives.last = tuple(last.get(buffer, -1) for buffer in range(len(lives.sizes)))
+        kept = set(lives.results)
+        ends: list[list[int]] = [[] for _ in lives.steps]
+        for buffer, step in last.items():
+            if buffer >= 0 and buffer not in kept:
+                ends[step].append(buffer)
+        lives.ends = [tuple(sorted(buffers)) for buffers in ends]
+        lives.unread = frozenset(range(lives.params)) - last.keys() - kept
+        return lives
+
+    def _returned(self, op: Op, reads: Sequence[int]) -> list[tuple[int, int | None, int, int]]:
+        """Return, per result of a call, the argument's buffer or the callee's role and size.
+
+        A result of a branch of which one side hands on an argument is one that it makes.
+        """
+        called = self.called(op, reads)
+        callee = called[0][0]
+        result: list[tuple[int, int | None, int, int]] = []
+        for place, buffer in enumerate(callee.results):
+            there = {
+                CONSTANT if callee.results[place] < 0 else args[callee.results[place]]
+                for callee, args in called
+                if callee.results[place] < callee.params
+            }
+            same = all(callee.results[place] < callee.params for callee, _ in called)
+            if same and len(there) == 1:
+                result.append((there.pop(), None, TEMPORARIES, -1))
+            elif len(called) > 1:
+                result.append((CONSTANT, place, TEMPORARIES, -1))
+            else:
+                result.append((CONSTANT, buffer, callee.roles[buffer], callee.sizes[buffer]))
+        return result

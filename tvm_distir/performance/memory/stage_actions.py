@@ -1,0 +1,250 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Make the units of a stage: the buffers they read, produce and free."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tvm_distir.core import last_reads
+from tvm_distir.performance.program.pipeline_program import Phase
+
+from .account import Label, LiveBuffer
+from .best_fit import Arenas
+from .caching_allocator import DONATED, DROPPED, OWN, CachingAllocator, CallVariant, MemoryLevel
+
+RESIDENT = -1
+"""Instead of a buffer: what is there all the time, or takes the memory of such."""
+
+
+class ActionPhase(NamedTuple):
+    """Phase of a unit: the buffers that it reads and produces, and the roles of results."""
+
+    function: str
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    given: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StageAction:
+    """Unit of work that a stage runs at once.
+
+    Its buffers are, in this order, the inputs, and what its phases make.
+
+    Attributes
+    ----------
+    name : str
+    parts : tuple of ActionPhase
+    inputs : tuple of int
+        Slots that it reads as others have left them.
+    outputs : tuple of int
+        Slots that it writes.
+    refs : tuple of int
+        By output its buffer, or :data:`RESIDENT`.
+    sizes, roles : tuple of int
+        Of the buffers; the inputs have those of their instances, 0 and ``OWN`` here.
+    slots : tuple of int
+        Of the buffers: the first that they are in.
+    last : tuple of int
+        By buffer the part that reads it last, or makes it.
+    """
+
+    name: str
+    parts: tuple[ActionPhase, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    refs: tuple[int, ...]
+    sizes: tuple[int, ...]
+    roles: tuple[int, ...]
+    slots: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+def make_unit(
+    name: str,
+    phases: Sequence[Phase],
+    framework: CachingAllocator,
+    codes: Mapping[int, int],
+    donated: Collection[int],
+    dropped: Collection[int],
+) -> StageAction:
+    """Read a unit.
+
+    Parameters
+    ----------
+    name : str
+    phases : sequence of Phase
+        In order.
+    framework : CachingAllocator
+    codes : mapping of int to int
+        Roles of slots, where their functions do not say them.
+    donated : collection of int
+        Slots of results that take the memory of what they replace.
+    dropped : collection of int
+        Slots that nobody reads, behind no unit.
+    """
+    written: set[int] = set()
+    inputs: list[int] = []
+    for phase in phases:
+        inputs += [s for s in phase.inputs if s not in written and s not in inputs]
+        written.update(phase.outputs)
+    at = {slot: number for number, slot in enumerate(inputs)}
+    slots, sizes, roles = list(inputs), [0] * len(inputs), [OWN] * len(inputs)
+    parts: list[ActionPhase] = []
+    for phase in phases:
+        lives = framework.lives[phase.function]
+        reads = tuple(at[slot] for slot in phase.inputs)
+        copies: dict[int, int] = {}
+        makes, given = [], []
+        for slot, buffer in zip(phase.outputs, lives.results, strict=True):
+            makes.append(RESIDENT)
+            given.append(OWN)
+            if buffer < lives.params:
+                at[slot] = reads[buffer] if buffer >= 0 else RESIDENT
+            elif slot in donated:
+                at[slot], given[-1] = RESIDENT, DONATED
+            elif slot in dropped and lives.results.count(buffer) == 1:
+                at[slot], given[-1] = RESIDENT, DROPPED
+            elif buffer in copies:
+                at[slot] = copies[buffer]
+            else:
+                given[-1] = codes.get(slot, lives.roles[buffer])
+                at[slot] = copies[buffer] = makes[-1] = len(sizes)
+                slots.append(slot)
+                sizes.append(lives.sizes[buffer])
+                roles.append(given[-1])
+        parts.append(ActionPhase(phase.function, reads, tuple(makes), tuple(given)))
+    last = last_reads((*part.reads, *part.makes) for part in parts)
+    outputs = tuple(dict.fromkeys(slot for phase in phases for slot in phase.outputs))
+    return StageAction(
+        name, tuple(parts), tuple(inputs), outputs, tuple(at[slot] for slot in outputs),
+        tuple(sizes), tuple(roles), tuple(slots), tuple(last[b] for b in range(len(sizes))),
+    )  # fmt: skip
+
+
+class LastUse(NamedTuple):
+    """Buffers of a unit that nobody reads afterwards.
+
+    Attributes
+    ----------
+    buffers : tuple of int
+        Of several that are one instance, the first.
+    same : tuple of int
+        By buffer the first that is the same instance.
+    roles, sizes : tuple of int
+        By buffer: those of its instance, which its maker decides.
+    """
+
+    buffers: tuple[int, ...]
+    same: tuple[int, ...]
+    roles: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class UnitLevels:
+    """Memory levels of units.
+
+    Parameters
+    ----------
+    framework : CachingAllocator
+    arenas : Arenas, optional
+        Without it, what best-fit placement needs is taken to be 0.
+    """
+
+    def __init__(self, framework: CachingAllocator, arenas: Arenas | None) -> None:
+        self.framework, self.arenas = framework, arenas
+        self._known: dict[tuple[int, LastUse], tuple[MemoryLevel, int]] = {}
+        self._units: list[StageAction] = []
+
+    def level(self, unit: StageAction, death: LastUse) -> tuple[MemoryLevel, int]:
+        """Return the level of a unit, and the bytes that best-fit placement needs for it."""
+        key = (id(unit), death)
+        if key not in self._known:
+            self._units.append(unit)  # no other takes its identity
+            level, top = self.framework.new(), 0
+            for number, use, rest in self.uses(unit, death):
+                if self.arenas is not None:
+                    top = max(top, level.live + self.arenas.whole(use))
+                level.over(self.framework.level(use), number)
+                for buffer in rest:
+                    level.add(death.roles[buffer], -death.sizes[buffer])
+            self._known[key] = level, top
+        return self._known[key]
+
+    def held(
+        self, unit: StageAction, death: LastUse, labels: Mapping[int, Label], word: str
+    ) -> Iterator[LiveBuffer]:
+        """Yield what a unit holds at its peak of what it makes, and of what dies in it."""
+        at = self.level(unit, death)[0].at
+        first = len(unit.inputs)
+        made = -1
+        named, lasts = dict(labels), _lasts(unit, death)
+        for number, use, _ in self.uses(unit, death):
+            if number > max(at, 0):
+                break
+            part = unit.parts[number]
+            lives = self.framework.lives[part.function]
+            for buffer, here in zip(part.makes, lives.results, strict=True):
+                if buffer >= 0:
+                    label = self.framework.label(lives, here)
+                    named[buffer] = label._replace(unit=word)
+            if number < at:
+                made = max([made, *part.makes])
+                continue
+            inside = {
+                param: named[part.reads[param]]
+                for param, _, _ in use.owned
+                if part.reads[param] in named
+            }
+            for live_buffer in self.framework.held(use, inside):
+                label = live_buffer.label
+                yield (
+                    live_buffer
+                    if label.unit
+                    else live_buffer._replace(label=label._replace(unit=word))
+                )
+            handed = {death.same[part.reads[param]] for param, _, _ in use.owned}
+            for buffer, size in enumerate(death.sizes):
+                dead = buffer in death.buffers
+                there = dead if buffer < first else buffer <= made
+                over = dead and lasts[buffer] < at
+                if there and not over and buffer not in handed and size:
+                    yield LiveBuffer(named[buffer], death.roles[buffer], size)
+
+    def moment(self, unit: StageAction, death: LastUse) -> str:
+        """Return where the peak of a unit is."""
+        at = max(self.level(unit, death)[0].at, 0)
+        use = next(use for number, use, _ in self.uses(unit, death) if number == at)
+        return self.framework.moment(use)
+
+    def uses(
+        self, unit: StageAction, death: LastUse
+    ) -> Iterator[tuple[int, CallVariant, list[int]]]:
+        """Number of each part, how it runs, and what is freed behind it."""
+        dying: dict[int, list[int]] = {}
+        lasts = _lasts(unit, death)
+        for buffer in death.buffers:
+            dying.setdefault(lasts[buffer], []).append(buffer)
+        for number, part in enumerate(unit.parts):
+            lives = self.framework.lives[part.function]
+            reads = [death.same[b] if b >= 0 else b for b in part.reads]
+            dead, owned = dying.get(number, []), []
+            here, times, given = set(dead), Counter(reads), set(lives.results)
+            for param, buffer in enumerate(reads):
+                if buffer in here and times[buffer] == 1 and param not in given:
+                    owned.append((param, death.roles[buffer], death.sizes[buffer]))
+            gone = {reads[param] for param, _, _ in owned}
+            use = CallVariant(part.function, tuple(owned), part.given)
+            yield number, use, [buffer for buffer in dead if buffer not in gone]
+
+
+def _lasts(unit: StageAction, death: LastUse) -> dict[int, int]:
+    """Return, per buffer (first of its instance), the part that reads it last."""
+    lasts: dict[int, int] = {}
+    for slot, last in zip(death.same, unit.last, strict=True):
+        lasts[slot] = max(last, lasts.get(slot, last))
+    return lasts

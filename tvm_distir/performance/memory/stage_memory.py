@@ -1,0 +1,133 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Make the units of all stages, with the roles of their slots."""
+
+from __future__ import annotations
+
+from tvm_distir.core import BACKWARD, FORWARD, WEIGHT
+from tvm_distir.performance.program.pipeline_program import PipelineProgram, StageKind
+from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.unit_phases import unit_phases
+
+from .account import COMMUNICATION, GRADIENTS, RESULTS, STASHES, WEIGHTS
+from .caching_allocator import CachingAllocator
+from .stage_actions import StageAction, make_unit
+
+_BEHIND = ("backward", "weight", "accumulate", "accumulate_next")
+
+
+class Stages:
+    """Units of stages; stages of the same kind with the same results share them.
+
+    Parameters
+    ----------
+    program : Program
+    staged : PipelineProgram
+    framework : CachingAllocator
+    """
+
+    def __init__(
+        self, program: Program, staged: PipelineProgram, framework: CachingAllocator
+    ) -> None:
+        self.program, self.staged, self.framework = program, staged, framework
+        self._known: dict[tuple[int, tuple[bool, ...]], dict[str, StageAction]] = {}
+        self._of_stage: dict[int, dict[str, StageAction]] = {}
+        self.roles: dict[int, dict[int, int]] = {}
+        arriving: dict[int, set[int]] = {}
+        for edge in [
+            *staged.edges,
+            *(edge for stage_sum in staged.sums for edge in stage_sum.edges),
+        ]:
+            number = staged.stages[edge.target[0]].role
+            arriving.setdefault(number, set()).add(edge.target[1])
+        for number, role in enumerate(staged.roles):
+            self.roles[number] = _slot_roles(role, arriving.get(number, set()))
+
+    def units(self, stage: int) -> dict[str, StageAction]:
+        """Return the units of a stage by name."""
+        if stage not in self._of_stage:
+            self._of_stage[stage] = self._shared(stage)
+        return self._of_stage[stage]
+
+    def _shared(self, stage: int) -> dict[str, StageAction]:
+        """Return the units of a stage, made for the first of its kind."""
+        stage_info = self.staged.stages[stage]
+        key = stage_info.role, tuple(bool(name) for name in stage_info.results)
+        if key not in self._known:
+            role = self.staged.roles[stage_info.role]
+            donated, codes = self._donated(stage), self.roles[stage_info.role]
+            dropped = self._dropped(stage)
+            self._known[key] = {
+                name: make_unit(
+                    name,
+                    [phase for phase in map(role.phase, phases) if phase is not None],
+                    self.framework,
+                    codes,
+                    donated,
+                    dropped,
+                )
+                for name, phases in unit_phases(role, self.staged.schedule).items()
+            }
+        return self._known[key]
+
+    def role_of(self, stage: int, slot: int) -> int:
+        """Return the role of what arrives in a slot."""
+        return self.roles[self.staged.stages[stage].role].get(slot, COMMUNICATION)
+
+    def _donated(self, stage: int) -> set[int]:
+        """Return the slots of results that take the memory of what they replace.
+
+        Not where weights are stashed: micro-batches before read the old ones.
+        """
+        stage_info, role = self.staged.stages[stage], self.staged.role_of(stage)
+        given = {slot for slot, name in zip(role.results, stage_info.results, strict=True) if name}
+        carried = {written for _, written in role.carried}
+        if self.staged.schedule.stash:
+            return carried
+        return carried | {result for _, result in role.updated if result in given}
+
+    def _dropped(self, stage: int) -> set[int]:
+        """Return the slots of results that the stage does not give, and that nobody reads.
+
+        The other stage of tied weights gives them. Weights that are stashed are read later.
+        """
+        stage_info, role = self.staged.stages[stage], self.staged.role_of(stage)
+        if self.staged.schedule.stash:
+            return set()
+        given = {slot for slot, name in zip(role.results, stage_info.results, strict=True) if name}
+        read = {slot for phase in role.phases for slot in phase.inputs}
+        read.update(slot for pair in role.sums for slot in pair)
+        read.update(written for _, written in role.carried)
+        edges = [*self.staged.edges, *(edge for s in self.staged.sums for edge in s.edges)]
+        alike = [
+            edge for edge in edges if self.staged.stages[edge.source[0]].role == stage_info.role
+        ]
+        read.update(edge.source[1] for edge in alike)
+        return set(role.results) - given - read
+
+
+def _slot_roles(role: StageKind, arriving: set[int]) -> dict[int, int]:
+    """Return the roles of slots by who writes and who reads them."""
+    read: dict[str, set[int]] = {}
+    written: dict[str, set[int]] = {}
+    for phase in role.phases:
+        name = phase.name.partition(":")[0]
+        read.setdefault(name, set()).update(phase.inputs)
+        written.setdefault(name, set()).update(phase.outputs)
+    slot_roles = dict.fromkeys(role.results, RESULTS)
+    slot_roles.update({result: WEIGHTS for _, result in role.updates})
+    slot_roles.update(dict.fromkeys(arriving, COMMUNICATION))
+    later = set().union(*(read.get(name, set()) for name in _BEHIND))
+    made = arriving.union(*(written.get(name, set()) for name in ("rows", "forward")))
+    slot_roles.update(dict.fromkeys(made & later, STASHES))
+    sums = written.get("accumulate", set())
+    terms = read.get("accumulate", set()) & set().union(
+        *(written.get(name, set()) for name in ("backward", "weight"))
+    )
+    slot_roles.update(dict.fromkeys(sums | terms | written.get("part", set()), GRADIENTS))
+    for _, total in role.sums:
+        slot_roles[total] = GRADIENTS
+    return slot_roles
+
+
+__all__ = ["BACKWARD", "FORWARD", "WEIGHT", "Stages"]

@@ -1,0 +1,278 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Export a Relax function to values and steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    ALIAS,
+    COLLECTIVES,
+    FUNCTION_CALL,
+    ITEM,
+    OP_CALL,
+    TRANSFERS,
+    TUPLE,
+    VARIABLES,
+    LikeKernels,
+    collective_op,
+    handle,
+    is_done,
+    known_shape,
+    read_functions,
+    size_bytes,
+    tensor_type,
+)
+from tvm_distir.support import SimulationError
+
+from .call_steps import collective, computation, is_nothing, transfer
+from .parts import Function, Op, Value
+from .trees import Tree, leaves
+
+
+class _Tensor(NamedTuple):
+    """Common properties of the values of a type."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+class FunctionExporter:
+    """Exporter of a function to a :class:`Function`; like calls are exported once.
+
+    Parameters
+    ----------
+    mod : IRModule
+    name : str
+        Of the function, for messages.
+    fn : relax.Function
+
+    Attributes
+    ----------
+    callees : list of str
+        Functions it calls, in the order of the first call.
+    branches : dict of str to Function
+        Branches of its ``If`` that are more than a call, as functions with names of their own.
+    """
+
+    def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function) -> None:
+        self.mod, self.name, self.fn = mod, name, fn
+        self.callees: list[str] = []
+        self.branches: dict[str, relax.Function] = {}
+        self.values: list[Value] = []
+        self.ops: list[Op] = []
+        (self.reading,) = read_functions([fn])
+        self.kernels = LikeKernels(mod, self.reading)
+        self.trees: list[Tree] = []  # by number of variable
+        self.constants: dict[Any, Tree] = {}
+        self.tensors: dict[int, _Tensor] = {}  # by class of types
+        self.forms: dict[tuple[int, bool], Op | None] = {}  # first op of like calls
+        self.devices: Sequence[int] = ()
+
+    def run(
+        self,
+        mesh: int,
+        roles: Sequence[Mapping[str, Any]] | None,
+        devices: Sequence[int] = (),
+    ) -> Function:
+        """Export; ``roles`` describes the parameters of an entry.
+
+        ``devices`` run it, where not all of its mesh do.
+        """
+        self.devices = devices
+        params: list[int] = []
+        for i, param in enumerate(self.fn.params[:]):
+            extra = roles[i] if roles is not None else {}
+            self.trees.append(self.variable(param, str(param.name), extra))
+            params.extend(leaves(self.trees[-1]))
+        for number in range(len(self.reading.bindings)):
+            self.trees.append(self.binding(number))
+        results = leaves(self.tree(self.fn.body.body, f"{self.name}/result"))
+        return Function(mesh, tuple(params), tuple(self.ops), tuple(results), tuple(self.values))
+
+    def refuse(self, place: str, what: str, remedy: str) -> SimulationError:
+        """Make the error of a module that cannot be exported."""
+        return SimulationError("DIST0714", what, place=f"{self.name}/{place}", remedy=remedy)
+
+    def tensor(self, ty: Any, name: str) -> _Tensor:
+        """Describe the values of a tensor type; ``name`` has it."""
+        tensor, shape = tensor_type(ty), known_shape(ty)
+        if tensor is None or shape is None:
+            raise self.refuse(
+                name,
+                f"the shape of {ty} is not known before the run",
+                "Bind symbolic dims with td.bind_dims before the module is distributed.",
+            )
+        dtype = str(tensor.dtype)
+        return _Tensor(shape, dtype, size_bytes(shape, dtype))
+
+    def declare(self, ty: Any, name: str, extra: Mapping[str, Any] | None = None) -> Tree:
+        """Add the values of a type, tuples flattened."""
+        if isinstance(ty, relax.TupleType):
+            return tuple(
+                self.declare(field, f"{name}.{i}", extra) for i, field in enumerate(ty.fields[:])
+            )
+        if tensor_type(ty) is None:
+            return None
+        self.values.append(Value(name, *self.tensor(ty, name), **(extra or {})))
+        return len(self.values) - 1
+
+    def variable(self, var: Any, name: str, extra: Mapping[str, Any]) -> Tree:
+        """Add the values of the next variable, described as others of its type are."""
+        kind = self.reading.types[len(self.trees)]
+        if kind not in self.tensors:
+            out = self.declare(var.ty, name, extra)
+            if isinstance(out, int):
+                self.tensors[kind] = _Tensor(*self.values[out][1:4])
+            return out
+        self.values.append(Value(name, *self.tensors[kind], **extra))
+        return len(self.values) - 1
+
+    @functools.cached_property
+    def numbers(self) -> dict[int, int]:
+        """Numbers of the variables, by handle."""
+        return {handle(var): number for number, var in enumerate(self.reading.variables)}
+
+    def tree(self, expr: Any, place: str) -> Tree:
+        """Return the values that an argument stands for."""
+        if type(expr) in VARIABLES:
+            return self.trees[self.numbers[handle(expr)]]
+        if type(expr) is relax.Tuple:
+            return tuple(self.tree(field, place) for field in expr.fields[:])
+        if type(expr) is relax.TupleGetItem:
+            return self.tree(expr.tuple_value, place)[int(expr.index)]
+        if isinstance(expr, ir.GenericConst):
+            if expr not in self.constants:
+                constant = {"role": "constant"}
+                name = f"constant{len(self.values)}"
+                self.constants[expr] = self.declare(expr.ty, name, constant)
+            return self.constants[expr]
+        if isinstance(expr, ir.Call | relax.If | relax.Function | relax.SeqExpr):
+            raise self.refuse(place, "an expression stands inside another", "Normalise the module.")
+        return None
+
+    def binding(self, number: int) -> Tree:
+        """Export one binding."""
+        reading = self.reading
+        var, value = reading.variables[len(self.trees)], reading.values[number]
+        name = str(var.name)
+        kind = reading.kinds[number]
+        if kind in (OP_CALL, FUNCTION_CALL):
+            return self.like_call(number, name, value)
+        if kind in (TUPLE, ITEM, ALIAS):
+            return self.tree(value, name)
+        if isinstance(value, relax.Function):
+            raise self.refuse(name, "a function inside a function", "Lift it with LambdaLift.")
+        if isinstance(value, relax.If):
+            return self.choice(name, value, var.ty)
+        if isinstance(value, ir.Call):
+            return self.call(number, name, value, self.inputs(value, name))
+        return self.tree(value, name)
+
+    def inputs(self, call: ir.Call, name: str) -> list[int]:
+        """Return the values that a call bound to ``name`` reads."""
+        return [leaf for arg in call.args[:] for leaf in leaves(self.tree(arg, name))]
+
+    def like_call(self, number: int, name: str, call: ir.Call) -> Tree:
+        """Export a call as the first like it."""
+        reading, place = self.reading, len(self.trees)
+        used = reading.used(number)
+        like = reading.like[number]
+        if like < 0:
+            inputs = self.inputs(call, name)
+        else:
+            constants = _constants(call.args[:]) if -1 in used else iter(())
+            trees = (self.trees[n] if n >= 0 else self.tree(next(constants), name) for n in used)
+            inputs = list(chain.from_iterable(map(leaves, trees)))
+        var, key = reading.variables[place], self.kernels.key(number)
+        form = self.forms.get(key)
+        if like < 0 or form is None:
+            before = len(self.ops)
+            out = self.call(number, name, call, inputs)
+            if like >= 0 and len(self.ops) > before:
+                self.forms[key] = self.ops[-1]
+            return out
+        out = self.variable(var, name, {})
+        outputs = (out,) if isinstance(out, int) else tuple(leaves(out))
+        self.ops.append(form._replace(name=name, inputs=tuple(inputs), outputs=outputs))
+        return out
+
+    def call(self, number: int, name: str, call: ir.Call, inputs: list[int]) -> Tree:
+        """Export a call, which a binding binds to ``name``."""
+        ty = self.reading.bound(number).ty
+        if isinstance(call.op, ir.GlobalVar) and isinstance(self.mod[call.op], relax.Function):
+            return self.call_function(name, call, inputs, ty)
+        out = self.declare(ty, name)
+        outputs = leaves(out)
+        dist = collective_op(call)
+        if dist in COLLECTIVES:
+            op = collective(self.mod, dist, call, ty)
+        elif dist in TRANSFERS:
+            op = transfer(self.mod, dist, call, self.values[outputs[0]], self.devices)
+        elif is_done(call):
+            op = Op("", "wait", str(call.op.name))
+        elif outputs or not is_nothing(call, ty):
+            op = computation(self.kernels.of(number))
+        else:
+            return out
+        self.ops.append(op._replace(name=name, inputs=tuple(inputs), outputs=tuple(outputs)))
+        return out
+
+    def call_function(self, name: str, call: ir.Call, inputs: list[int], ty: Any) -> Tree:
+        """Add a call of a private function."""
+        callee = str(call.op.name_hint)
+        if callee not in self.callees:
+            self.callees.append(callee)
+        out = self.declare(ty, name)
+        outputs = tuple(leaves(out))
+        self.ops.append(Op(name, "call", callee, tuple(inputs), outputs, callee=callee))
+        return out
+
+    def choice(self, name: str, value: relax.If, ty: Any) -> Tree:
+        """Add an ``If``: the condition, and both functions that may be called."""
+        inputs, called = leaves(self.tree(value.cond, name)), []
+        if len(inputs) != 1:
+            raise self.refuse(name, "a condition that is no tensor", "Make it a tensor.")
+        for side, branch in (("then", value.true_branch), ("else", value.false_branch)):
+            callee, args = self.branch(f"{self.name}/{name}.{side}", branch)
+            called.append(callee)
+            inputs += [leaf for arg in args for leaf in leaves(self.tree(arg, name))]
+            if callee not in self.callees:
+                self.callees.append(callee)
+        out = self.declare(ty, name)
+        outputs = tuple(leaves(out))
+        self.ops.append(
+            Op(name, "branch", "If", tuple(inputs), outputs, callee=called[0], otherwise=called[1])
+        )
+        return out
+
+    def branch(self, name: str, branch: relax.SeqExpr) -> tuple[str, list[Any]]:
+        """Return the callee of a branch and its arguments; other branches become functions."""
+        bindings = [b for block in branch.blocks for b in block.bindings]
+        if len(bindings) == 1 and branch.body.same_as(bindings[0].var):
+            call = bindings[0].value
+            if isinstance(call, ir.Call) and isinstance(call.op, ir.GlobalVar):
+                return str(call.op.name_hint), list(call.args)
+        unique, number = name, 0
+        while unique in self.branches:
+            number += 1
+            unique = f"{name}#{number}"
+        free = list(relax.analysis.free_vars(branch))
+        self.branches[unique] = relax.Function(free, branch, branch.body.ty)
+        return unique, free
+
+
+def _constants(args: Sequence[Any]) -> Iterator[Any]:
+    """Yield the constants among the arguments of a call, in order."""
+    for arg in args:
+        if type(arg) is relax.Tuple:
+            yield from _constants(arg.fields[:])
+        elif type(arg) is ir.GenericConst:
+            yield arg

@@ -1,0 +1,166 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Compute the cost of each op of a program on a system, in integer picoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tvm_distir.core import Clock, GroupLayout, System, picoseconds, wire_bytes
+from tvm_distir.performance.program.parts import Function, Op
+from tvm_distir.performance.program.pipeline_program import Edge
+from tvm_distir.performance.program.program import Program
+
+COMPUTE, COMM, SEND, STORE, FETCH, RECV = range(6)
+"""Places in :data:`tvm_distir.performance.traces.records.STREAMS`."""
+
+HOST, GRADIENTS = "host", "gradients"
+HOSTS = {HOST: "python_launch_us", "unit": "unit_overhead_us", "step": "step_overhead_us"}
+"""Kernel classes of what the host does, and the constant of each."""
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """Op of a function with its cost.
+
+    Attributes
+    ----------
+    function : str
+    op : Op
+    stream : int
+        ``COMPUTE`` to ``RECV``.
+    duration_ps : int
+        On the slowest of the groups, for a collective.
+    bound_by : str
+        ``compute``, ``memory``, ``launch``, or ``network``.
+    wire_bytes : int
+        Bytes that each device sends.
+    issue_ps : int
+        What the host takes to issue it. The host issues ops in program order, and none starts
+        before it is issued.
+    host_waits : bool
+        Whether the host issues nothing more until it ends.
+    """
+
+    function: str
+    op: Op
+    stream: int
+    duration_ps: int
+    bound_by: str
+    wire_bytes: int = 0
+    issue_ps: int = 0
+    host_waits: bool = False
+
+
+def launched(fn: Function) -> Iterator[int]:
+    """Yield the numbers of the kernels that the host launches in a function itself.
+
+    Host and device meet over these: the host of a function waits at its end, so it takes what it
+    issues beyond the time of the kernels.
+    """
+    for number, op in enumerate(fn.ops):
+        if op.kind == "compute" and op.kernel_class not in HOSTS:
+            yield number
+
+
+class OpCosts:
+    """Costs of the ops of a program on a system, by its clock."""
+
+    def __init__(self, program: Program, system: System) -> None:
+        self.program, self.clock = program, Clock(system)
+        self._layouts: dict[tuple[int, tuple[int, ...]], GroupLayout] = {}
+        self._pairs: dict[tuple[int, int], GroupLayout] = {}
+        self._parts: dict[tuple[int, int], GroupLayout] = {}
+
+    def row(self, function: str, number: int) -> OpRow:
+        """Return the cost of the op ``number`` of a function (not a call or view)."""
+        op = self.program.functions[function].ops[number]
+        place = f"{function}/{op.name} ({op.op})"
+        if op.kind == "collective":
+            wire = wire_bytes(op.collective, op.payload_bytes, op.group_size)
+            layout = self.layout(op.mesh, op.mesh_axes)
+            slowest = self.clock.collective_ps(
+                op.collective, op.payload_bytes, layout, place, op.kernel_class == GRADIENTS
+            )
+            return OpRow(function, op, COMM, slowest, "network", wire)
+        if op.kind == "wait":
+            return OpRow(function, op, COMPUTE, 0, "network")
+        if op.kind == "transfer":
+            stream = SEND if op.collective == "send" else RECV
+            return OpRow(
+                function, op, stream, self._transfer_ps(op, place), "network", op.wire_bytes
+            )
+        if op.kernel_class in HOSTS:
+            return OpRow(function, op, COMPUTE, self._host_ps(function, op, place), "host")
+        return OpRow(function, op, COMPUTE, *self._kernel(op, place))
+
+    def _kernel(self, op: Op, place: str) -> tuple[int, str]:
+        """Return the time of a compute op, as measured where it was, and what it is bound by."""
+        moved = op.bytes_read + op.bytes_written
+        time = self.clock.kernel(op.flops, moved, op.kernel_class, op.dtype, place)
+        return op.measured_ps or time.duration_ps, time.bound_by
+
+    def _host_ps(self, function: str, op: Op, place: str) -> int:
+        """Return the time of the host beyond that of the kernels that it launches."""
+        constant = self.clock.system.constant
+        if op.kernel_class != HOST:
+            return picoseconds(op.flops * constant(HOSTS[op.kernel_class]) * 1e-6, place)
+        fn = self.program.functions[function]
+        busy_ps = sum(self._kernel(fn.ops[number], place)[0] for number in launched(fn))
+        issued_ps = picoseconds(op.flops * constant(HOSTS[HOST]) * 1e-6, place)
+        return max(issued_ps - busy_ps, 0)
+
+    def group_durations_ps(self, op: Op, place: str) -> tuple[int, ...]:
+        """Return the duration of a collective in each group of its mesh, all running at once."""
+        layout = self.layout(op.mesh, op.mesh_axes)
+        return self.clock.group_durations_ps(op.collective, op.payload_bytes, layout, place)
+
+    def edge_ps(self, edge: Edge, here: int, there: int) -> tuple[int, int]:
+        """Return the durations of the two ends of a message between ranks of a pipeline."""
+        place = f"edge {edge.source} to {edge.target}"
+        sizes = edge.part_bytes
+        sent = self._pair_ps("send", sizes[0], here, there, place)
+        received = self._pair_ps("recv", sizes[1], there, here, place)
+        if edge.split > 1:  # gathered where it arrives, along the last axes
+            layout = self.parts_layout(there, edge.split)
+            sent += self.clock.collective_ps("all_gather", edge.bytes[1], layout, place)
+        return sent, received
+
+    def host_copy_ps(self, size_bytes: int, place: str) -> int:
+        """Return the duration of a copy between a device and the memory of its host."""
+        return picoseconds(self.clock.system.host_copy_time_s(size_bytes), place)
+
+    def layout(self, mesh: int, axes: tuple[int, ...]) -> GroupLayout:
+        """Return the layout on the nodes of groups along axes of a mesh."""
+        key = (mesh, axes)
+        if key not in self._layouts:
+            groups = self.program.meshes[mesh].group_table(axes)
+            self._layouts[key] = self.clock.system.layout(groups)
+        return self._layouts[key]
+
+    def parts_layout(self, mesh: int, parts: int) -> GroupLayout:
+        """Return the layout of devices of a mesh that gather so many parts of a message."""
+        key = (mesh, parts)
+        if key not in self._parts:
+            ids = self.program.meshes[mesh].device_ids
+            self._parts[key] = self.clock.system.layout(
+                [ids[k : k + parts] for k in range(0, len(ids), parts)]
+            )
+        return self._parts[key]
+
+    def pair_layout(self, mesh: int, peer: int) -> GroupLayout:
+        """Return the layout of the devices of two meshes, paired with each other."""
+        key = (mesh, peer)
+        if key not in self._pairs:
+            here, there = (self.program.meshes[number].device_ids for number in key)
+            self._pairs[key] = self.clock.transfer_layout(here, there)
+        return self._pairs[key]
+
+    def _transfer_ps(self, op: Op, place: str) -> int:
+        """Return the duration of a transfer in which devices of two meshes are paired."""
+        return self._pair_ps(op.collective, op.wire_bytes, op.mesh, op.peer_mesh, place)
+
+    def _pair_ps(self, kind: str, size_bytes: int, mesh: int, peer: int, place: str) -> int:
+        """Return the duration of one end of a transfer on a mesh, from or to a peer."""
+        return self.clock.transfer_ps(kind, size_bytes, self.pair_layout(mesh, peer), place)

@@ -1,0 +1,314 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Write the program of each rank of a pipelined step as arrays, per kind of unit.
+
+A rank begins with what its stages do once, runs the units of the schedule, takes its part in the
+sums over stages, and ends. A message leaves as soon as its value is made and the one before it
+has gone; its receive occupies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tvm_distir.core import BACKWARD, FORWARD, PHASES, WEIGHT, PipelineAction, stages_of
+from tvm_distir.performance.engine.function_summaries import Ints
+from tvm_distir.performance.engine.rank_programs import (
+    COPY,
+    RECV,
+    RUN,
+    SEND,
+    SEND_STREAM,
+    RankPrograms,
+)
+from tvm_distir.performance.program.pipeline_program import (
+    BEGIN,
+    END,
+    Edge,
+    PipelineProgram,
+    StageKind,
+)
+from tvm_distir.performance.program.unit_phases import UPDATE
+from tvm_distir.performance.simulation.op_costs import OpCosts
+
+from .rank_classes import RankClasses, RankUnit
+from .stash_transfers import OffloadTransfers
+
+_DIRECTION = {FORWARD: "forward", BACKWARD: "backward"}
+_PHASE = {phase: number for number, phase in enumerate(PHASES)}
+_NOWHERE = (-1, 0)
+
+
+class RunKind(NamedTuple):
+    """Kind of run of a step (``once``: it has no micro-batch)."""
+
+    stage: int
+    name: str
+    unit: RankUnit
+    once: bool
+
+
+class StageSteps:
+    """Steps of all ranks.
+
+    Parameters
+    ----------
+    staged : PipelineProgram
+    kinds : RankClasses
+    costs : OpCosts
+
+    Attributes
+    ----------
+    units : RankPrograms
+    runs : dict of int to RunKind
+        By step.
+    edges : list of Edge
+        Those between ranks, as ``units`` numbers them.
+    edge_ps : list of int
+        Durations of their messages.
+    stashes : OffloadTransfers
+        The copies of stashes, which are numbered behind the edges.
+    unit_templates : list of int
+        The templates that are units of the schedule.
+    """
+
+    def __init__(self, staged: PipelineProgram, kinds: RankClasses, costs: OpCosts) -> None:
+        self.staged, self.kinds = staged, kinds
+        self.schedule = staged.schedule
+        self.rank_of = staged.schedule.rank_of
+        self.micros = staged.schedule.micro_batches + 1
+        self._last_phase = WEIGHT if staged.schedule.splits_backward else BACKWARD
+        self.runs: dict[int, RunKind] = {}
+        self._steps: list[tuple[int, ...]] = []
+        self._kinds: dict[tuple[int, int, str], int] = {}
+        self._kind_function: list[int] = []
+        self._kind_places: list[tuple[int, int]] = []
+        self._place = [
+            {slot: number * self.micros for number, slot in enumerate(kinds.timed(stage))}
+            for stage in range(len(self.rank_of))
+        ]
+        sizes = [len(places) * self.micros for places in self._place]
+        self._base = [0, *np.cumsum(sizes).tolist()]
+        whole = [edge for stage_sum in staged.sums for edge in stage_sum.edges]
+        self.edges = [e for e in (*staged.edges, *whole) if self._crosses(e)]
+        self._number = {id(edge): number for number, edge in enumerate(self.edges)}
+        self.edge_ps = [
+            max(costs.edge_ps(edge, *(self.rank_of[end[0]] for end in (edge.source, edge.target))))
+            for edge in self.edges
+        ]
+        self.stashes = OffloadTransfers(staged, costs, len(self.edges), self._base[-1])
+        self.units = self._write()
+
+    def number_of(self, edge: Edge) -> int:
+        """Place of an edge among those between ranks."""
+        return self._number[id(edge)]
+
+    def _crosses(self, edge: Edge) -> bool:
+        """Return whether an edge is a message."""
+        return self.rank_of[edge.source[0]] != self.rank_of[edge.target[0]]
+
+    def _write(self) -> RankPrograms:
+        ranks = self.schedule.stages
+        head, tail = self._begin(), self._end()
+        begin = [0]
+
+        def template(steps: list[_Step]) -> int:
+            for step in steps:
+                if step.run is not None:
+                    self.runs[len(self._steps)] = step.run
+                self._steps.append((*step.numbers, *[0] * (5 - len(step.numbers))))
+            begin.append(len(self._steps))
+            return len(begin) - 2
+
+        stage_at = stages_of(self.rank_of)
+        templates: dict[tuple[int, str, bool], int] = {}
+        for stage in range(len(self.rank_of)):
+            for phase in PHASES:
+                for first in (True, False):
+                    templates[stage, phase, first] = template(self._phase(stage, phase, first))
+        self.unit_templates = list(templates.values())
+        moves = self.stashes.templates(
+            self._stash, lambda rows: template([_Step(numbers) for numbers in rows])
+        )
+        programs: list[Ints] = []
+        for rank in range(ranks):
+            once = self.micros - 1
+            ends = [
+                np.array([[template(steps), once]], np.int64) for steps in (head[rank], tail[rank])
+            ]
+            program = self.stashes.around(rank, self._ordered(rank, stage_at, templates), moves)
+            programs += [ends[0], program, ends[1]]
+        sizes = [sum(len(program) for program in programs[3 * r : 3 * r + 3]) for r in range(ranks)]
+        messages = zip(self.edges, self.edge_ps, strict=True)
+        rows = [[self.rank_of[edge.target[0]], spent] for edge, spent in messages]
+        return RankPrograms(
+            np.array(self._kind_function, np.int64),
+            np.array(self._kind_places, np.int64).ravel(),
+            np.array(self._steps, np.int64).reshape(-1, 5),
+            np.array(begin, np.int64),
+            np.cumsum([0, *sizes]),
+            np.concatenate(programs),
+            np.array([*rows, *self.stashes.rows()], np.int64).reshape(-1, 2),
+            self.stashes.cells,
+            self.micros,
+        )
+
+    def _ordered(
+        self,
+        rank: int,
+        stage_at: dict[tuple[int, int], int],
+        templates: dict[tuple[int, str, bool], int],
+    ) -> Ints:
+        """Return the templates and micro-batches of a rank's units; the first may differ."""
+        order: Sequence[PipelineAction] = self.schedule.orders[rank]
+        if not order:
+            return np.zeros((0, 2), np.int64)
+        phases, micros, chunks = zip(*order, strict=True)
+        phase = np.fromiter(map(_PHASE.__getitem__, phases), np.int64, len(order))
+        kinds = np.array(chunks, np.int64) * len(PHASES) + phase
+        known, first, number = np.unique(kinds, return_index=True, return_inverse=True)
+        named = [
+            (stage_at[rank, code // len(PHASES)], PHASES[code % len(PHASES)]) for code in known
+        ]
+        programs = np.array([templates[(*pair, False)] for pair in named], np.int64)[number]
+        programs[first] = [templates[(*pair, True)] for pair in named]
+        return np.stack((programs, np.array(micros, np.int64)), axis=1)
+
+    def _phase(self, stage: int, phase: str, first: bool) -> list[_Step]:
+        """Return a unit of the schedule: the first of a stage, or one of those that follow."""
+        role, stash = self.staged.role_of(stage), self.schedule.stash
+        direction = _DIRECTION.get(phase, "")
+        steps = [
+            self._receive(edge, False)
+            for edge in self.edges
+            if edge.target[0] == stage and edge.direction == direction
+        ]
+        if phase == FORWARD and stash:  # the weights as they are now
+            steps += [self._copy(stage, (p, True), (p, False)) for p in role.params]
+        later = f"{phase}+"
+        name = later if not first and self.kinds.unit(stage, later) is not None else phase
+        steps += self._run(stage, name)
+        if phase == FORWARD:
+            steps += self._handed(stage, role.carried)
+        if phase == self._last_phase and stash:
+            steps += self._run(stage, UPDATE, once=True)
+            steps += self._handed(stage, role.updated)
+        for edge in self.staged.edges:
+            if edge.source[0] == stage and edge.direction == direction:
+                steps.append(self._send(edge, False))
+        return [step for step in steps if step.numbers]
+
+    def _handed(self, stage: int, pairs: Sequence[tuple[int, int]]) -> list[_Step]:
+        """Return the steps that move results to the places of parameters."""
+        return [self._copy(stage, (result, True), (param, True)) for param, result in pairs]
+
+    def _cell(self, stage: int, slot: int, once: bool) -> tuple[int, int] | None:
+        """Place of a slot; None where its time does not matter."""
+        place = self._place[stage].get(slot)
+        if place is None:
+            return None
+        return self._base[stage] + place + (self.micros - 1 if once else 0), int(not once)
+
+    def _copy(self, stage: int, source: tuple[int, bool], target: tuple[int, bool]) -> _Step:
+        return self._copied(self._cell(stage, *source), self._cell(stage, *target))
+
+    def _copied(self, source: tuple[int, int] | None, target: tuple[int, int] | None) -> _Step:
+        if source is None or target is None:
+            return _Step(())
+        return _Step((COPY, *source, *target))
+
+    def _receive(self, edge: Edge, once: bool) -> _Step:
+        place = self._cell(*edge.target, once)
+        return _Step((RECV, self._number[id(edge)], *(place or _NOWHERE)))
+
+    def _send(self, edge: Edge, once: bool) -> _Step:
+        """Return a message, or a value for another stage of the rank."""
+        place = self._cell(*edge.source, once)
+        if not self._crosses(edge):
+            return self._copied(place, self._cell(*edge.target, once))
+        return _Step((SEND, self._number[id(edge)], *(place or _NOWHERE), SEND_STREAM))
+
+    def _run(self, stage: int, name: str, once: bool = False) -> list[_Step]:
+        """Run a unit, if there is one; ``once``: no micro-batch has slots of its own."""
+        unit = self.kinds.unit(stage, name)
+        if unit is None:
+            return []
+        key = id(self.kinds.of(stage)), self.staged.stages[stage].role, name
+        if key not in self._kinds:
+            self._kinds[key] = len(self._kind_function)
+            self._kind_function.append(unit.number)
+            for slot in (*unit.inputs, *unit.outputs):
+                place = self._place[stage].get(slot)
+                single = once or slot in unit.once
+                last = self.micros - 1 if single else 0
+                self._kind_places.append(
+                    _NOWHERE if place is None else (place + last, int(not single))
+                )
+        kind = RunKind(stage, name, unit, once)
+        return [_Step((RUN, self._kinds[key], self._base[stage]), kind)]
+
+    def _stash(self, stage: int) -> list[tuple[int, int]]:
+        """Return the places of what a stage keeps of a micro-batch, where their times matter."""
+        cells = (self._cell(stage, slot, False) for slot in self.staged.role_of(stage).stash)
+        return [cell for cell in cells if cell is not None]
+
+    def _begin(self) -> list[list[_Step]]:
+        """Return the steps of ranks before the first unit."""
+        steps: list[list[_Step]] = [[] for _ in range(self.schedule.stages)]
+        for stage, rank in enumerate(self.rank_of):
+            steps[rank] += self._run(stage, BEGIN, once=True)
+        return steps
+
+    def _end(self) -> list[list[_Step]]:
+        """Return the steps of ranks before the first unit."""
+        steps: list[list[_Step]] = [[] for _ in range(self.schedule.stages)]
+        for number in range(len(self.staged.sums)):
+            self._sum(number, steps)
+        for stage, rank in enumerate(self.rank_of):
+            steps[rank] += self._run(stage, END, once=True)
+        return [[step for step in rank_steps if step.numbers] for rank_steps in steps]
+
+    def _sum(self, number: int, steps: list[list[_Step]]) -> None:
+        """Add a sum over stages: each adds its term, the last broadcasts the total."""
+        stage_sum, rank_of = self.staged.sums[number], self.rank_of
+        chain = {e.target[0]: e for e in stage_sum.edges if e.direction == "sum"}
+        for stage in stage_sum.stages:
+            place = self.staged.sums_of(stage).index(number)
+            rank_steps = steps[rank_of[stage]]
+            rank_steps += self._run(stage, f"part:{place}", once=True)
+            if stage not in chain:
+                part, total = self.staged.role_of(stage).sums[place]
+                rank_steps.append(self._copy(stage, (part, True), (total, True)))
+                continue
+            self._move(chain[stage], steps)
+            rank_steps += self._run(stage, f"add:{place}", once=True)
+        told = [e for e in stage_sum.edges if e.direction == "total"]
+        for edge in told:
+            self._move(edge, steps)
+        known = {
+            rank_of[stage]: stage for stage in (*(e.target[0] for e in told), stage_sum.stages[-1])
+        }
+        for stage in stage_sum.stages:  # those that were not told take the sum of one of their rank
+            other = known[rank_of[stage]]
+            cells = [self._cell(s, self._total(s, number), True) for s in (other, stage)]
+            steps[rank_of[stage]].append(self._copied(*cells))
+
+    def _move(self, edge: Edge, steps: list[list[_Step]]) -> None:
+        steps[self.rank_of[edge.source[0]]].append(self._send(edge, True))
+        if self._crosses(edge):
+            steps[self.rank_of[edge.target[0]]].append(self._receive(edge, True))
+
+    def _total(self, stage: int, number: int) -> int:
+        """Return the slot of a sum."""
+        role: StageKind = self.staged.role_of(stage)
+        return role.sums[self.staged.sums_of(stage).index(number)][1]
+
+
+class _Step(NamedTuple):
+    """Row of ``RankPrograms.steps``, empty where nothing is to be done, with its run."""
+
+    numbers: tuple[int, ...]
+    run: RunKind | None = None

@@ -1,0 +1,91 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Compose the units that a stage runs, as functions that call phases in sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm_distir.performance.program.parts import Entry, Function, Op, Value
+from tvm_distir.performance.program.pipeline_program import PipelineProgram, StageKind
+from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.unit_phases import unit_phases
+
+
+@dataclass(frozen=True)
+class StageUnit:
+    """Unit of a stage kind.
+
+    Attributes
+    ----------
+    function : str
+        That runs its phases.
+    inputs, outputs : tuple of int
+        Slots of the role that its parameters and results are.
+    """
+
+    function: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def with_units(
+    program: Program, staged: PipelineProgram, rank: int, roles: Collection[int]
+) -> tuple[Program, dict[tuple[int, str], StageUnit]]:
+    """Return the units of roles as entries of a program on the mesh of a rank.
+
+    Returns
+    -------
+    program : Program
+        Its collectives run on the rank's mesh.
+    units : dict of (int, str) to StageUnit
+        By number of role and name.
+    """
+    functions = {name: fn.on(rank) for name, fn in program.functions.items()}
+    units: dict[tuple[int, str], StageUnit] = {}
+    for number in sorted(roles):
+        role = staged.roles[number]
+        for name, phases in unit_phases(role, staged.schedule).items():
+            full = f"{role.name}/{name}"
+            fn, inputs, outputs = _compose(role, phases, rank)
+            functions[full] = fn
+            units[number, name] = StageUnit(full, inputs, outputs)
+    entries = tuple(Entry(rank, unit.function) for unit in units.values())
+    return Program(program.meshes, functions, entries), units
+
+
+def _compose(
+    role: StageKind, phases: Sequence[str], mesh: int
+) -> tuple[Function, tuple[int, ...], tuple[int, ...]]:
+    """Write the function that calls phases in turn; with the slots it reads and writes."""
+    values: list[Value] = []
+    at: dict[int, int] = {}
+    inputs: dict[int, int] = {}
+    outputs: dict[int, int] = {}
+    ops = []
+
+    def add(slot: int) -> int:
+        values.append(role.slots[slot])
+        return len(values) - 1
+
+    for phase in filter(None, map(role.phase, phases)):
+        for slot in phase.inputs:
+            if slot not in at:
+                at[slot] = inputs[slot] = add(slot)
+        reads = tuple(at[slot] for slot in phase.inputs)
+        for slot in phase.outputs:
+            at[slot] = outputs[slot] = add(slot)
+        writes = tuple(at[slot] for slot in phase.outputs)
+        ops.append(Op(phase.name, "call", phase.function, reads, writes, callee=phase.function))
+    fn = Function(mesh, tuple(inputs.values()), tuple(ops), tuple(outputs.values()), tuple(values))
+    return fn, tuple(inputs), tuple(outputs)
+
+
+def arriving(staged: PipelineProgram) -> Mapping[int, set[int]]:
+    """Return, per stage kind, the slots that other stages write or read."""
+    slots: dict[int, set[int]] = {number: set() for number in range(len(staged.roles))}
+    for edge in [*staged.edges, *(edge for stage_sum in staged.sums for edge in stage_sum.edges)]:
+        for stage, slot in (edge.source, edge.target):
+            slots[staged.stages[stage].role].add(slot)
+    return slots

@@ -1,0 +1,104 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Prepare measured rows for evaluation with any constants of a system."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import System
+from tvm_distir.performance import PipelineProgram, grouped
+
+from .cost_terms import CostTerms, KernelBatch, KernelTerm, StepCostTerms
+from .critical_path import longest_path
+from .programs import program_of
+from .rows import AnyRow, ProductRow
+from .step_times import StepSums, with_constants
+
+Floats = npt.NDArray[np.float64]
+
+
+class StepTimeModel:
+    """Model of the times of rows, on a system whose constants change.
+
+    Parameters
+    ----------
+    rows : sequence of Row, StepRow or ProductRow
+    system : System
+        Its nodes, its kernel profile, and what constants are not given otherwise.
+    """
+
+    def __init__(self, rows: Sequence[AnyRow], system: System) -> None:
+        self.system, self._rows = system, rows
+        self._steps = [_parts(row, system) for row in rows]
+        self._ways: list[CostTerms] = []
+        self.steps = StepSums([])
+        self.walk({})
+
+    def walk(self, values: Mapping[str, float]) -> Floats:
+        """Find the critical paths with these constants and return the seconds of each step."""
+        system = with_constants(self.system, values)
+        self._ways = [
+            step if isinstance(step, CostTerms) else longest_path(step, _Pricer(step, system))[1]
+            for step in self._steps
+        ]
+        self.steps = StepSums(self._ways)
+        return self.steps.times_s(system)
+
+    def times_s(self, values: Mapping[str, float]) -> Floats:
+        """Return the seconds of each step with these constants along the last critical paths."""
+        return self.steps.times_s(with_constants(self.system, values))
+
+    def possible(self) -> list[int]:
+        """Numbers of the rows that are not faster than a device can be.
+
+        No arithmetic is above the peak, and no traffic of a product, which reads and writes all of
+        its bytes, above the bandwidth.
+        """
+        floors = self.steps.floors_s(self.system)
+        result = []
+        for number, (row, floor_s) in enumerate(zip(self._rows, floors.tolist(), strict=True)):
+            if isinstance(row, ProductRow):
+                floor_s = max(floor_s, row.bytes / self.system.memory_bandwidth_bytes_per_s)
+            if row.time_s >= floor_s:
+                result.append(number)
+        return result
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Forget all but some of the rows."""
+        self._rows = [self._rows[row] for row in rows]
+        self._steps = [self._steps[row] for row in rows]
+        self._ways = [self._ways[row] for row in rows]
+        self.steps = StepSums(self._ways)
+
+    def some(self, rows: Sequence[int]) -> StepSums:
+        """Return the ways of some of the steps."""
+        return StepSums([self._ways[row] for row in rows])
+
+
+class _Pricer:
+    """Seconds of the parts of one step."""
+
+    def __init__(self, step: StepCostTerms, system: System) -> None:
+        self.system = system
+        known = {id(parts): parts for parts in step.known()}
+        times = StepSums(list(known.values())).times_s(system)
+        self.times: dict[int, float] = dict(zip(known, times.tolist(), strict=True))
+
+    def __call__(self, parts: CostTerms) -> float:
+        return self.times[id(parts)]
+
+
+def _parts(row: AnyRow, system: System) -> StepCostTerms | CostTerms:
+    if isinstance(row, ProductRow):
+        kernel = KernelTerm("matmul", row.dtype, row.flops, row.bytes)
+        return CostTerms(Counter({KernelBatch(((kernel, 1),), 0): 1}))
+    made = grouped(program_of(row), system.kernels)
+    staged = made.staged
+    if not isinstance(staged, PipelineProgram):
+        raise TypeError("a program that is not in stages")
+    return StepCostTerms(made, staged, system)

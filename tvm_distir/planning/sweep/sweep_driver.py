@@ -1,0 +1,269 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Predict a step for each row of a table."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.core import System, gc_paused
+from tvm_distir.planning.strategies.memory_fit import is_auto
+from tvm_distir.support import UsageError, nearest
+
+from .configuration import Configuration
+from .configuration_table import Table, grid_table, read_table
+from .csv_output import CsvOutput
+from .outcome import COLUMNS, OK, RowOutcome, through_pipeline
+from .pipeline import CUTS, DECIDE, ProgramPipeline, check_model_given
+from .sweep_result import Progress, SweepResult
+from .templates import Difference, Refusals, StructureSweep
+
+Rows = str | Path | Mapping[str, Sequence[Any]]
+
+OnProgress = Callable[[Progress], None]
+Ints = npt.NDArray[np.int64]
+
+LEAST_ROWS = 24
+"""Fewer rows go through the pipeline one by one."""
+CHECKED = 1000
+"""One in so many predictions by structures is checked."""
+_FLUSH_S = 1.0
+"""How often finished rows are written."""
+
+
+def sweep(
+    model: str,
+    rows: Rows,
+    system: System | str,
+    *,
+    train: Mapping[str, Any] | None = None,
+    tensor: str = "",
+    cuts: str = "layers",
+    decide: str = "bytes",
+    dims: Mapping[str, int] | None = None,
+    output: str | Path | None = None,
+    resume: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    structures: bool = True,
+    cache: str | Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> SweepResult:
+    """Predict the step of a model in many configurations.
+
+    Parameters
+    ----------
+    model : str
+        MODEL string: a file, or ``zoo:NAME?key=value,...``, whose keys rows may give.
+    rows : path, or mapping of str to sequence
+        A CSV file, a configuration a row; or values by column, of which all combinations are
+        taken. Columns are ``tp``, ``pp``, ``dp``, ``micro_batch``, ``micro_batches`` or
+        ``global_batch``, ``schedule``, ``chunks``, ``recompute``, ``zero``,
+        ``sequence_parallel``, keys of the model, and ``dim:NAME``; what is not given is 1, or
+        none.
+    system : System or str
+    train : mapping, optional
+        Keywords of ``td.train_step``; None: forward steps.
+    tensor : str
+        Strategy of ``tp``: ``megatron`` for transformers of the zoo, else ``tensor_parallel``.
+    cuts : str
+        ``layers``: stages of equally many layers, where the model has repeated ones; ``work``: as
+        ``td.train_step`` cuts.
+    decide : str
+        What decides what strategies leave open: ``bytes`` and operations, by fixed weights; or
+        ``times`` of the system, which change more often between rows.
+    dims : mapping of str to int, optional
+        Sizes of symbolic dims for all rows.
+    output : path, optional
+        CSV file that gets rows as they are found.
+    resume : bool
+        Go on with what stands there.
+    settings : mapping, optional
+        What else predictions depend on, for ``resume`` to compare.
+    structures : bool
+        Predict training steps from structures, where there are enough rows alike; False: take
+        every row through the whole pipeline.
+    cache : path, optional
+        Folder in which programs of samples are kept; that of the user by default.
+    on_progress : callable, optional
+        Told now and then how far the sweep is.
+
+    Raises
+    ------
+    SimulationError
+        DIST0750 for rows that cannot be read; DIST0753 for a prediction that is not that of the
+        whole pipeline.
+    UsageError
+        DIST0151 for a model whose text gives a batch, an ``output`` with other rows; DIST0152 for
+        ``cuts`` or ``decide`` that are none; DIST0153.
+    """
+    for option, word, words in (("cuts", cuts, CUTS), ("decide", decide, DECIDE)):
+        if word not in words:
+            what = f'"{word}" is none of {", ".join(words)}'
+            raise UsageError("DIST0152", what, place=option, remedy=nearest(word, words))
+    known = System.known(system)
+    assert known is not None
+    check_model_given(model)
+    pipeline = ProgramPipeline(model, known, train, tensor, cuts, decide, dims or {})
+    with gc_paused():
+        if isinstance(rows, Mapping):
+            axes = {name: [str(value) for value in values] for name, values in rows.items()}
+            table = grid_table(axes, pipeline.keys)
+        else:
+            table = read_table(rows, pipeline.keys)
+        table.show(pipeline.usual)
+        work = _Sweep(
+            pipeline, table, output, resume, settings or {}, structures, cache, on_progress
+        )
+        return work.run()
+
+
+class _Sweep:
+    """State of a sweep."""
+
+    def __init__(
+        self,
+        pipeline: ProgramPipeline,
+        table: Table,
+        output: str | Path | None,
+        resume: bool,
+        settings: Mapping[str, Any],
+        structures: bool,
+        cache: str | Path | None,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self.pipeline, self.table, self.on_progress = pipeline, table, on_progress
+        columns = table.columns()
+        self.keys = len(columns)
+        self.header = (*columns, *COLUMNS)
+        self.given = list(zip(*columns.values(), strict=True))
+        self.found: list[tuple[Any, ...] | None] = [None] * table.size
+        self.progress = Progress(table.size)
+        self.structures, self.cache = structures, None if cache is None else Path(cache)
+        self._known: dict[Configuration, RowOutcome] = {}
+        self._refused: Refusals | None = None
+        self._unwritten: list[int] = []
+        self._written_s = time.monotonic()
+        self.sheet = None
+        if output is not None:
+            self.sheet = CsvOutput(Path(output), settings, self.header, self.keys, resume=resume)
+
+    def run(self) -> SweepResult:
+        interrupted, differences = False, list[Difference]()
+        try:
+            self._again()
+            self._refuse()
+            if self.structures and self.pipeline.train is not None:
+                differences = self._by_structures()
+            for row in self._open().tolist():
+                self._done(row, self._outcome(row))
+        except KeyboardInterrupt:
+            interrupted = True
+        self._write()
+        rows = [
+            (*given, *outcome)
+            for given, outcome in zip(self.given, self.found, strict=True)
+            if outcome is not None
+        ]
+        if self.sheet is not None:
+            self.sheet.finish(rows)
+        complete = len(rows) == self.table.size
+        return SweepResult(self.header, rows, complete, interrupted, tuple(differences))
+
+    def _open(self) -> Ints:
+        """Return the rows that are not finished."""
+        return np.array([n for n, cells in enumerate(self.found) if cells is None], np.int64)
+
+    def _alike(self, rows: Ints) -> Ints:
+        """Return the rows without those in which what is recomputed is measured, each by itself."""
+        again = self.table.words["recompute"]
+        return np.array([n for n in rows.tolist() if not is_auto(again[n])], np.int64)
+
+    def _refuse(self) -> None:
+        """Finish rows that the table itself refuses."""
+        for row, why in self.table.faults.items():
+            if self.found[row] is None:
+                self._done(row, RowOutcome(f"DIST0751 {why}"))
+
+    def _by_structures(self) -> list[Difference]:
+        """Predict rows from structures; check some of them against the whole pipeline."""
+        rows = self._alike(self._open())
+        if rows.size < LEAST_ROWS:
+            return []
+        work = StructureSweep(self.pipeline, self.table, self.cache)
+        predicted: list[int] = []
+        capacity = self.pipeline.system.memory_capacity_bytes
+        for difference in work.run(rows):
+            for row, cells in zip(
+                difference.rows.tolist(), difference.cells(capacity), strict=True
+            ):
+                self.found[row] = cells
+                self._unwritten.append(row)
+            predicted += difference.rows.tolist()
+            self.progress.done += difference.rows.size
+            self.progress.structures = work.structures
+            self._write()
+        self._refused = work.refused
+        self.progress.notes = work.notes
+        return self._checked(predicted)
+
+    def _checked(self, rows: list[int]) -> list[Difference]:
+        """Take one row in :data:`CHECKED`, and at least one, through the whole pipeline."""
+        result = []
+        count = -(-len(rows) // CHECKED)
+        for row in random.Random(len(rows)).sample(rows, count):
+            cells = self.found[row]
+            assert cells is not None
+            whole = through_pipeline(self.pipeline, self.table.row(row))
+            difference = Difference(row, float(cells[0]), int(cells[1]), whole)
+            result.append(difference)
+            self.progress.checked = len(result)
+            if not difference.within:
+                raise difference.error()
+        return result
+
+    def _again(self) -> None:
+        """Take rows from a sweep before."""
+        if self.sheet is None or not self.sheet.known:
+            return
+        for row, given in enumerate(self.given):
+            cells = self.sheet.known.get(tuple(map(str, given)))
+            if cells is not None:
+                self.found[row] = tuple(cells)
+                self.progress.done += 1
+                self.progress.impossible += cells[-1] != OK
+
+    def _outcome(self, row: int) -> RowOutcome:
+        why = None if self._refused is None else self._refused.known(row)
+        if why is not None:
+            return RowOutcome(why)
+        configuration = self.table.row(row)
+        if configuration not in self._known:
+            self._known[configuration] = through_pipeline(self.pipeline, configuration)
+        outcome = self._known[configuration]
+        if self._refused is not None and outcome.status != OK:
+            self._refused.learn(row, outcome.status)
+        return outcome
+
+    def _done(self, row: int, outcome: RowOutcome) -> None:
+        self.found[row] = outcome.cells(self.pipeline.system.memory_capacity_bytes)
+        self._unwritten.append(row)
+        self.progress.done += 1
+        self.progress.impossible += outcome.status != OK
+        if time.monotonic() - self._written_s >= _FLUSH_S:
+            self._write()
+
+    def _write(self) -> None:
+        """Write what was found since the last time, and tell how far it is."""
+        if self.sheet is not None:
+            self.sheet.add((*self.given[row], *(self.found[row] or ())) for row in self._unwritten)
+        self._unwritten.clear()
+        self._written_s = time.monotonic()
+        if self.on_progress is not None:
+            self.on_progress(self.progress)

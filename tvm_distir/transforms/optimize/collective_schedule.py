@@ -1,0 +1,255 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Split collectives into a start and a done, and schedule other work between them (level 5)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    COLLECTIVES,
+    DONE,
+    IO_ATTR,
+    TRANSFERS,
+    Rewrite,
+    System,
+    collective_done,
+    module_pass,
+    start,
+    start_name,
+    with_body,
+)
+
+from .binding_costs import BindingCosts
+from .dependence import BlockNode, block_nodes, peak_bytes
+from .editing import Editor, FunctionStep, rewrite_of
+from .scan import Scan
+
+
+@module_pass("local")
+def SplitCollectives() -> Rewrite:
+    """Split every collective into a start followed by its done.
+
+    ``y = R.dist.all_reduce(x, ...)`` becomes ``t = R.dist.all_reduce_start(x, ...)`` and
+    ``y = R.dist.collective_done(t)``. By itself this changes nothing: :func:`ScheduleCollectives`
+    moves the two apart.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return rewrite_of([FunctionStep(_Split, COLLECTIVES)], level=5)
+
+
+class _Split(Editor):
+    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+        """Split a collective."""
+        if kind not in COLLECTIVES:
+            return value
+        flying = self.emit(start(value), f"{var.name}_start")
+        return self.normalize(collective_done(flying))
+
+
+WINDOWS = (None, 512, 128, 32, 8, 2, 0)
+"""How far ahead of the first binding that is due another may run; tried in order."""
+
+
+@module_pass("local")
+def ScheduleCollectives(
+    system: System | str = "dgx-a100",
+    *,
+    memory_limit_bytes: int | None = None,
+    ahead_bytes: int | None = None,
+) -> Rewrite:
+    """Schedule other work while collectives are in flight.
+
+    Orders the bindings of every block by a simulated clock: a start is issued as soon as its
+    operand is there, a done when its collective has ended, or when nothing else can run; between
+    them goes what is due next. What only prepares the operand of a start is due as soon as its
+    own operands are there. Effects keep their order; where entries share a mesh, collectives do
+    too, as all of its devices must meet in one order. Collectives of called functions stay in
+    them.
+
+    Parameters
+    ----------
+    system : System or str
+        Whose times the clock follows.
+    memory_limit_bytes : int, optional
+        Most bytes that values bound in a block may take at once (of one device). None: as
+        ``ahead_bytes`` says. Where running ahead takes more, it is narrowed step by step; a block
+        that takes more in any case keeps its order.
+    ahead_bytes : int, optional
+        Most bytes more than in the order as it is. None: a sixteenth of what that takes.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    known = System.known(system)
+    kinds = tuple(start_name(kind) for kind in COLLECTIVES)
+    step = FunctionStep(
+        _Schedule, kinds, system=known, limit_bytes=memory_limit_bytes, more_bytes=ahead_bytes
+    )
+    return rewrite_of([step], level=5)
+
+
+class _Schedule(Editor):
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        name: str,
+        fn: relax.Function,
+        scan: Scan,
+        system: System,
+        limit_bytes: int | None,
+        more_bytes: int | None,
+    ) -> None:
+        super().__init__(mod, name, fn, scan)
+        self.limit_bytes, self.more_bytes = limit_bytes, more_bytes
+        io: Any = fn.attrs.get(IO_ATTR, {}) if fn.attrs else {}
+        self.devices = tuple(int(d) for d in io.get("devices", ()))
+        self.costs = BindingCosts(mod, system).of(scan.reading, self.devices)
+
+    def run(self) -> relax.Function:
+        """Return the function with the bindings of its blocks reordered."""
+        blocks, first = [], 0
+        nodes_of_blocks = block_nodes(self.scan, self.costs, bool(self.devices))
+        for block, rows, nodes in zip(
+            self.fn.body.blocks, self.scan.blocks, nodes_of_blocks, strict=True
+        ):
+            order = self._best(nodes, rows, first)
+            first += len(rows)
+            kind = (
+                relax.DataflowBlock
+                if isinstance(block, relax.DataflowBlock)
+                else relax.BindingBlock
+            )
+            blocks.append(kind([rows[i][0] for i in order]))
+        fn = self.fn
+        return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+
+    def _best(self, nodes: Sequence[BlockNode], rows: Sequence[Any], first: int) -> Sequence[int]:
+        """Return the best order within the memory limit, or the original one.
+
+        ``first`` is the number of the block's first binding.
+        """
+        given = range(len(nodes))
+        if not any(row[3] == DONE for row in rows):
+            return given
+        limit_bytes = self.limit_bytes
+        if limit_bytes is None:
+            given_bytes = peak_bytes(nodes, given)
+            more_bytes = given_bytes // 16 if self.more_bytes is None else self.more_bytes
+            limit_bytes = given_bytes + more_bytes
+        spent_ps = [self._spent_ps(row[3], n) for n, row in enumerate(rows, first)]
+        due = _due(nodes, spent_ps)
+        for window in WINDOWS:
+            order = _order(nodes, spent_ps, due, window)
+            if peak_bytes(nodes, order) <= limit_bytes:
+                return order
+        return given
+
+    def _spent_ps(self, kind: str | None, number: int) -> int:
+        """Return the time of a binding on its stream; transfers have a separate stream."""
+        return 0 if kind in TRANSFERS else self.costs.picoseconds(number)
+
+
+def _due(nodes: Sequence[BlockNode], spent_ps: Sequence[int]) -> list[int]:
+    """Return the rank of each binding: its position, or earlier if it only prepares a start.
+
+    A start is due once the last of what it needs is made that others need too; so are the
+    bindings between, not before, so that their results do not wait. What leaves less than
+    a quarter of what it reads keeps its place: put off, it would hold that. A gather, which takes
+    more memory than its operand, is not due before it must be begun to be there when it is needed.
+    """
+    feeds = [False] * len(nodes)
+    for i in reversed(range(len(nodes))):
+        node = nodes[i]
+        feeds[i] = node.starts or (
+            bool(node.readers) and not node.leaves and all(feeds[r] for r in node.readers)
+        )
+        read_bytes = sum(nodes[owner].size_bytes for owner in node.reads)
+        shrinks = not node.starts and 0 < 4 * node.size_bytes < read_bytes
+        feeds[i] = feeds[i] and bool(node.deps) and not node.fixed and not shrinks
+    due = list(range(len(nodes)))
+    for i, node in enumerate(nodes):
+        if feeds[i]:
+            due[i] = max(due[d] for d in node.deps)
+            if node.starts and node.size_bytes > sum(nodes[o].size_bytes for o in node.reads):
+                due[i] = max(due[i], _in_time(nodes, spent_ps, i))
+    for i in reversed(range(len(nodes))):
+        if feeds[i] and not nodes[i].starts:
+            due[i] = min(due[r] for r in nodes[i].readers)
+    rank = [0] * len(nodes)
+    for number, i in enumerate(sorted(range(len(nodes)), key=lambda i: (due[i], i))):
+        rank[i] = number
+    return rank
+
+
+def _in_time(nodes: Sequence[BlockNode], spent_ps: Sequence[int], start: int) -> int:
+    """Return the last position at which a start is early enough, with others in flight."""
+    place = min((r for done in nodes[start].readers for r in nodes[done].readers), default=start)
+    left_ps = spent_ps[start]
+    while left_ps > 0 and place > 0:
+        place -= 1
+        if nodes[place].done_of is None and place != start:
+            left_ps += spent_ps[place] if nodes[place].starts else -spent_ps[place]
+    return place
+
+
+def _order(
+    nodes: Sequence[BlockNode], spent_ps: Sequence[int], due: Sequence[int], window: int | None
+) -> list[int]:
+    """Run list scheduling with one compute stream and one for collectives."""
+    missing = [len(node.deps) for node in nodes]
+    at_rank = [0] * len(nodes)
+    for i, rank in enumerate(due):
+        at_rank[rank] = i
+    ready: list[int] = []  # ranks of what can run
+    flying: list[tuple[int, int]] = []  # (end, done)
+    order: list[int] = []
+    placed = [False] * len(nodes)
+    now_ps = wire_free_ps = 0
+    first = 0  # rank of the first binding that is not placed
+    ends_ps = [0] * len(nodes)
+
+    def release(i: int) -> None:
+        node = nodes[i]
+        if node.done_of is not None:
+            heapq.heappush(flying, (ends_ps[node.done_of], due[i]))
+        else:
+            heapq.heappush(ready, due[i])
+
+    def place(i: int) -> None:
+        nonlocal now_ps, wire_free_ps
+        order.append(i)
+        placed[i] = True
+        if nodes[i].starts:
+            wire_free_ps = max(wire_free_ps, now_ps) + spent_ps[i]
+            ends_ps[i] = wire_free_ps
+        elif nodes[i].done_of is None:
+            now_ps += spent_ps[i]
+        for reader in nodes[i].readers:
+            missing[reader] -= 1
+            if not missing[reader]:
+                release(reader)
+
+    for i, count in enumerate(missing):
+        if not count:
+            release(i)
+    while len(order) < len(nodes):
+        while placed[at_rank[first]]:
+            first += 1
+        if flying and flying[0][0] <= now_ps:
+            place(at_rank[heapq.heappop(flying)[1]])
+        elif ready and (not flying or window is None or ready[0] <= first + window):
+            place(at_rank[heapq.heappop(ready)])
+        else:
+            end_ps, rank = heapq.heappop(flying)
+            now_ps = max(now_ps, end_ps)
+            place(at_rank[rank])
+    return order

@@ -1,0 +1,161 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Collect the functions of a training step: those of the model and generated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tvm import ir, relax
+
+from tvm_distir.core import (
+    all_bindings,
+    let_out,
+    merged_blocks,
+    pruned,
+    pruned_bindings,
+    typed,
+    with_body,
+)
+from tvm_distir.support import ModelError
+from tvm_distir.transforms.training.autodiff.rules.primfuncs import backward_kernel, unmarked
+
+Made = TypeVar("Made")
+
+
+class NamedFunctions:
+    """Functions by name, with their global variables.
+
+    Parameters
+    ----------
+    mod : IRModule
+        The model.
+    """
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        self.of = {str(gv.name_hint): fn for gv, fn in mod.functions.items()}
+        self.variables = {str(gv.name_hint): gv for gv in mod.functions}
+
+    def add(self, wish: str, fn: relax.Function) -> ir.GlobalVar:
+        """Add a function under a unique name."""
+        name, number = wish, 0
+        while name in self.of:
+            number += 1
+            name = f"{wish}_{number}"
+        gv = ir.GlobalVar(name)
+        relax.expr._update_type(gv, fn.ty)
+        self.of[name], self.variables[name] = fn, gv
+        return gv
+
+    def module(self, entries: Mapping[str, relax.Function], attrs: Any) -> ir.IRModule:
+        """Build a module of public functions and all that they call, including PrimFuncs."""
+        functions_by_name: dict[str, Any] = {}
+        waiting = list(entries.values())
+        while waiting:
+            fn = waiting.pop()
+            for name in _named_in(fn) if isinstance(fn, relax.Function) else ():
+                if name not in functions_by_name:
+                    functions_by_name[name] = self._taken(name)
+                    waiting.append(functions_by_name[name])
+        functions = {
+            self.variables[name]: functions_by_name[name] for name in sorted(functions_by_name)
+        }
+        return ir.IRModule({**entries, **functions}, attrs=attrs)
+
+    def _taken(self, name: str) -> Any:
+        """Return a function by name, with the kernels that its gradients call."""
+        kernel = None if name in self.of else backward_kernel(name)
+        if kernel is not None:
+            self.variables[name], self.of[name] = kernel
+        fn = self.of[name]
+        return unmarked(fn) if isinstance(fn, relax.Function) else fn
+
+
+def _named_in(fn: relax.Function) -> list[str]:
+    """Return the functions that the bindings of a function call or pass to a call."""
+    return [
+        str(named.name_hint)
+        for binding in all_bindings(fn.body)
+        if type(binding.value) is ir.Call
+        for named in (binding.value.op, *binding.value.args[:])
+        if type(named) is ir.GlobalVar
+    ]
+
+
+def write_function(
+    params: Sequence[Any], write: Callable[[relax.BlockBuilder], Made]
+) -> tuple[list[Any], Made]:
+    """Write into a new dataflow block.
+
+    Parameters
+    ----------
+    params : sequence of Var
+        What may be read; their symbolic sizes are known.
+    write : callable
+        Emits into the builder that it gets.
+
+    Returns
+    -------
+    bindings : list of Binding
+        All that was emitted, in normal form.
+    made : what ``write`` returned
+    """
+    builder = relax.BlockBuilder()
+    builder.begin_scope(list(params))
+    builder._begin_dataflow_block()
+    made = write(builder)
+    block = builder._end_block()
+    builder.end_scope()
+    return list(block.bindings), made
+
+
+def only_read(bindings: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """Return the bindings of a dataflow block that contribute to the given results."""
+    blocks, _ = pruned_bindings([(True, bindings)], tuple_of(results))
+    return [binding for block in blocks for binding in block.bindings]
+
+
+def without_unread(fn: relax.Function) -> relax.Function:
+    """Return a function without unread values, such as unused gradients of an op."""
+    blocks, _ = pruned(fn.body.blocks[:], fn.body.body)
+    return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+
+
+def private_function(
+    name: str, params: Sequence[Any], bindings: Sequence[Any], result: Any
+) -> relax.Function:
+    """Build a private function from bindings, with fresh variables.
+
+    Raises
+    ------
+    ModelError
+        DIST0351 if it has a symbolic size that the types of its parameters do not define.
+    """
+    blocks, result = let_out([relax.DataflowBlock(list(bindings))], result)
+    body = typed(relax.SeqExpr(merged_blocks(blocks), result), result.ty)
+    fn = relax.Function(list(params), body, result.ty, True)
+    free = relax.analysis.free_symbolic_vars(fn)
+    if len(free):
+        raise ModelError(
+            "DIST0351",
+            f"its gradient needs the size {free[0].name}, which none of its operands tells",
+            place=name,
+            remedy="Bind the symbolic dims, or apply InlinePrivateFunctions first.",
+        )
+    return relax.utils.copy_with_new_vars(fn)
+
+
+def tuple_of(values: Sequence[Any]) -> Any:
+    """Return a tuple of typed values."""
+    return typed(relax.Tuple(list(values)), relax.TupleType([v.ty for v in values]))
+
+
+__all__ = [
+    "NamedFunctions",
+    "only_read",
+    "private_function",
+    "tuple_of",
+    "without_unread",
+    "write_function",
+]

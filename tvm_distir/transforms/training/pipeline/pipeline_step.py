@@ -1,0 +1,198 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Write a pipelined training step with micro-batches: one function per stage kind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+
+from tvm_distir.core import PIPELINE_ATTR, Pipeline, Recomputation, Schedule, is_private, substitute
+from tvm_distir.support import ModelError
+from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions, write_function
+from tvm_distir.transforms.training.autodiff.rules.batch_norms import in_training, is_batch_norm
+from tvm_distir.transforms.training.recompute.choice import Auto
+from tvm_distir.transforms.training.recompute.pairs import Differentiator, pure_bindings
+from tvm_distir.transforms.training.recompute.times import ValueTimes
+from tvm_distir.transforms.training.step.parameters import Parameters
+from tvm_distir.transforms.training.step.recipe import Recipe
+
+from .cutting import Flat
+from .role_params import StageInputs
+from .role_tools import Tools
+from .roles import LOSS, StageWriter
+from .staged_notes import Notes
+from .stages import ModelStage, cut_model
+
+ENTRY = "stage"
+"""Begins the names of the stages' public functions."""
+
+
+@dataclass(frozen=True)
+class WrittenPipeline:
+    """Pipelined step that was written.
+
+    Attributes
+    ----------
+    module : IRModule
+    parts : tuple of StageInputs
+        Per stage.
+    writers : tuple of StageWriter
+        Per stage that of its kind.
+    pipeline : Pipeline
+    tools : Tools
+    """
+
+    module: ir.IRModule
+    parts: tuple[StageInputs, ...]
+    writers: tuple[StageWriter, ...]
+    pipeline: Pipeline
+    tools: Tools
+
+
+class StagedStep:
+    """Writer of the step of one forward function, stage by stage.
+
+    Parameters
+    ----------
+    params : Parameters
+        Of the forward function.
+    recipe : Recipe
+    functions : NamedFunctions
+        Of the model; those of the step are added.
+    schedule : Schedule
+    """
+
+    def __init__(
+        self, params: Parameters, recipe: Recipe, functions: NamedFunctions, schedule: Schedule
+    ) -> None:
+        self.params, self.recipe, self.functions = params, recipe, functions
+        self.schedule, self.known = schedule, frozenset(functions.of)
+
+    def run(self, attrs: Any) -> WrittenPipeline:
+        """Write the module of all stages, with the attribute ``dist.pipeline``.
+
+        Raises
+        ------
+        ModelError
+            DIST0350, DIST0351 as for a step without stages; DIST0354 the model cannot be cut so.
+        """
+        flat = self._flat()
+        called = self._called(flat)
+        schedule, recompute = self.schedule, self.recipe.recompute
+        if isinstance(recompute, Auto):  # not decided yet
+            recompute = Recomputation()
+        stages = cut_model(flat, self.functions, schedule.stage_count, schedule.cuts, recompute)
+        parts = self._parts(stages, called)
+        pairs = Differentiator(
+            self.functions, recompute, ValueTimes(self.functions, self.recipe.system)
+        )
+        for stage in stages:
+            policies = {layer.label: layer.policy for layer in stage.layers}
+            pairs.inside.setdefault(str(stage.function.name_hint), policies)
+        tools = Tools(self.recipe, self.functions, pairs, schedule, self.known)
+        made: dict[Any, tuple[str, StageWriter]] = {}
+        entries: dict[str, relax.Function] = {}
+        whole, notes, writers = Notes(self.params, self.recipe, schedule), [], []
+        for number, part in enumerate(parts):
+            if part.alike not in made:
+                name = self._free(f"{ENTRY}{number}")
+                writer = StageWriter(part, tools)
+                entries[name] = writer.run(name)
+                made[part.alike] = name, writer
+            notes.append(whole.stage(part, *made[part.alike]))
+            writers.append(made[part.alike][1])
+        pipeline = whole.pipeline(parts, notes)
+        module = self.functions.module(entries, attrs)
+        module = module.with_attr(PIPELINE_ATTR, pipeline.to_attr())
+        return WrittenPipeline(module, tuple(parts), tuple(writers), pipeline, tools)
+
+    def _flat(self) -> Flat:
+        """Return the bindings of the model and of its loss."""
+        forward, objective = self.params.forward, self.params.objective
+        bindings = pure_bindings(forward, "main")
+        params = [*forward.params, *(var for _, var in objective.inputs)]
+
+        new: dict[Any, Any] = {}
+
+        def write(builder: relax.BlockBuilder) -> Any:
+            env: dict[Any, Any] = {}
+            for b in bindings:
+                value = substitute(b.value, env)
+                is_name, normed = isinstance(value, ir.Var), is_batch_norm(value)
+                value = in_training(value) if normed else value
+                env[b.var] = value if is_name else builder.emit(value, str(b.var.name))
+                for k in (3, 4) if normed else ():
+                    if value.args[k] in self.params.running:
+                        statistic = relax.TupleGetItem(env[b.var], k - 2)
+                        new[value.args[k]] = builder.emit(statistic, f"{value.args[k].name}_new")
+            output = substitute(forward.body.body, env)
+            return builder.emit(objective.write(builder, output), LOSS)
+
+        emitted, loss = write_function(params, write)
+        weights = frozenset(v for _, v in self.params.others)
+        statistics = {value: param for param, value in new.items()}
+        return Flat(tuple(params), weights, tuple(emitted), loss, self.params.stream, statistics)
+
+    def _called(self, flat: Flat) -> frozenset[str]:
+        """Return the private functions that the model calls more than once."""
+        times = Counter(
+            str(b.value.op.name_hint)
+            for b in flat.bindings
+            if isinstance(b.value, ir.Call) and isinstance(b.value.op, ir.GlobalVar)
+        )
+        return frozenset(
+            name
+            for name, count in times.items()
+            if count > 1
+            and isinstance(self.functions.of[name], relax.Function)
+            and is_private(self.functions.of[name])
+        )
+
+    def _parts(self, stages: Sequence[ModelStage], called: frozenset[str]) -> list[StageInputs]:
+        held = Counter(var for stage in stages for var in stage.weights)
+        names = {v: n for n, v in (*self.params.data, *self.params.others)}
+        for var in self.params.running:
+            if held[var] > 1:
+                raise ModelError(
+                    "DIST0354",
+                    f'"{names[var]}" is a running statistic of several stages',
+                    place="schedule",
+                    remedy="Cut elsewhere (cuts), or give each batch norm statistics of its own.",
+                )
+        trained = frozenset(v for _, v in self.params.trained)
+        shared = frozenset(v for v in trained if held[v] > 1)
+        unread = tuple(v for _, v in self.params.trained if not held[v])
+        parts, seen = [], set[Any]()
+        meshes, ranks = self.schedule.meshes, self.schedule.rank_of
+        for number, stage in enumerate(stages):
+            first = not number
+            counted = frozenset(v for v in stage.weights if v in trained and v not in seen)
+            seen |= counted
+            parts.append(
+                StageInputs(
+                    stage,
+                    names,
+                    trained,
+                    shared & set(stage.weights),
+                    counted | frozenset(unread if first else ()),
+                    unread if first else (),
+                    called,
+                    number + 1 == len(stages),
+                    meshes[ranks[number]] if meshes else "",
+                    self.params.dropout,
+                )
+            )
+        return parts
+
+    def _free(self, wish: str) -> str:
+        while wish in self.functions.of:
+            wish += "_"
+        return wish
+
+
+__all__ = ["StagedStep", "WrittenPipeline"]
