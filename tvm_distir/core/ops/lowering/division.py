@@ -25,6 +25,8 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
+from .sharing import share
+
 QUOTIENTS = (tirx.Div, tirx.FloorDiv)
 DIVISIONS = (*QUOTIENTS, tirx.Mod, tirx.FloorMod)
 """Nodes that :func:`define_division` takes."""
@@ -37,15 +39,19 @@ def is_integer_division(node: Any) -> bool:
 
 def define_division(division: Any) -> Any:
     """Give an integer division a result for every pair of operands."""
-    a, b, dtype = division.a, division.b, str(division.ty.dtype)
-    zero = unsafe = tirx.EQ(b, tirx.const(0, dtype))
-    if dtype.startswith("int"):
-        # Not `a == MIN`: TVM makes it `a - MIN == 0`, which LLVM takes to be false.
-        is_least = tirx.LT(a, tirx.const(1 - (1 << int(dtype[3:]) - 1), dtype))
-        unsafe = tirx.Or(zero, tirx.And(tirx.EQ(b, tirx.const(-1, dtype)), is_least))
-    result = type(division)(a, tirx.Select(unsafe, tirx.const(1, dtype), b))
-    by_zero = ~tirx.const(0, dtype) if isinstance(division, QUOTIENTS) else a
-    return tirx.Select(zero, by_zero, result)
+    dtype = str(division.ty.dtype)
+
+    def write(a: Any, b: Any) -> Any:
+        zero = unsafe = tirx.EQ(b, tirx.const(0, dtype))
+        if dtype.startswith("int"):
+            # Not `a == MIN`: TVM makes it `a - MIN == 0`, which LLVM takes to be false.
+            is_least = tirx.LT(a, tirx.const(1 - (1 << int(dtype[3:]) - 1), dtype))
+            unsafe = tirx.Or(zero, tirx.And(tirx.EQ(b, tirx.const(-1, dtype)), is_least))
+        result = type(division)(a, tirx.Select(unsafe, tirx.const(1, dtype), b))
+        by_zero = ~tirx.const(0, dtype) if isinstance(division, QUOTIENTS) else a
+        return tirx.Select(zero, by_zero, result)
+
+    return share((division.a, division.b), write)
 
 
 def divisor_parameters(fn: tirx.PrimFunc) -> tuple[int, ...]:

@@ -41,6 +41,7 @@ from tvm.s_tir import SBlock
 from tvm.sym import Analyzer
 
 from .division import DIVISIONS, define_division, is_integer_division
+from .sharing import share
 
 _LARGEST = {
     **{kind: float(np.finfo(kind).max) for kind in ("float16", "float32", "float64")},
@@ -62,18 +63,21 @@ def is_nan(value: Any) -> Any:
 
 
 def _extreme(node: Any) -> Any:
-    a, b = node.a, node.b
     if "float" not in _kind(node):
         return node
-    # Of equal operands b is given, as collectives do: the sign of a zero is theirs.
-    beyond = a > b if isinstance(node, tirx.Max) else a < b
-    return tirx.Select(tirx.any(beyond, is_nan(a)), a, b)
+
+    def write(a: Any, b: Any) -> Any:
+        # Of equal operands b is given, as collectives do: the sign of a zero is theirs.
+        beyond = a > b if isinstance(node, tirx.Max) else a < b
+        return tirx.Select(tirx.any(beyond, is_nan(a)), a, b)
+
+    return share((node.a, node.b), write)
 
 
 def _not_equal(node: Any) -> Any:
     if "float" not in _kind(node.a):
         return node
-    return tirx.any(node, is_nan(node.a), is_nan(node.b))
+    return share((node.a, node.b), lambda a, b: tirx.any(tirx.NE(a, b), is_nan(a), is_nan(b)))
 
 
 def _beyond(value: Any) -> Any:
@@ -143,22 +147,33 @@ class _Repair:
         """Return the conditions, unless always true, that keep computed indices in a buffer."""
         result: list[Any] = []
         for index, extent in zip(indices, shape):
-            if isinstance(index, tirx.IntImm) or not str(index.ty.dtype).startswith(
-                ("int", "uint")
-            ):
-                continue
-            if not _reads(index, self.computed):
+            if not self._is_computed(index):
                 continue
             for condition in (index >= tirx.const(0, index.ty.dtype), index < extent):
                 if not self._analyzer.can_prove(condition):
                     result.append(condition)
         return result
 
+    def _is_computed(self, index: Any) -> bool:
+        is_integer = str(index.ty.dtype).startswith(("int", "uint"))
+        return is_integer and _reads(index, self.computed)
+
     def _load(self, load: Any) -> Any:
-        conditions = self._inside(load.source.ty.shape, load.indices)
-        if not conditions:
+        positions = [i for i, index in enumerate(load.indices) if self._is_computed(index)]
+        if not self._inside(load.source.ty.shape, load.indices):
             return load
-        return tirx.if_then_else(tirx.all(*conditions), load, tirx.const(0, _kind(load)))
+
+        def write(*computed: Any) -> Any:
+            indices = list(load.indices)
+            for position, index in zip(positions, computed, strict=True):
+                indices[position] = index
+                if isinstance(index, tirx.Var):
+                    self.computed.add(index)
+            read = tirx.BufferLoad(load.source, indices)
+            conditions = self._inside(load.source.ty.shape, indices)
+            return tirx.if_then_else(tirx.all(*conditions), read, tirx.const(0, _kind(load)))
+
+        return share([load.indices[i] for i in positions], write)
 
     def _store(self, store: Any) -> Any:
         conditions = self._inside(store.buffer.ty.shape, store.indices)

@@ -1,0 +1,50 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes expressions that use an operand several times without repeating the operand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+
+_SHORT = 12
+"""Most nodes of an operand that is repeated: an element of a buffer with affine indices."""
+
+
+def _is_short(value: Any) -> bool:
+    count = 0
+
+    def visit(_: Any) -> Any:
+        nonlocal count
+        count += 1
+        return tvm_ffi.VisitInterrupt(True) if count > _SHORT else None
+
+    return tvm_ffi.structural_walk(value, [(ir.Expr, visit)]) is None
+
+
+def share(operands: Sequence[Any], write: Callable[..., Any]) -> Any:
+    """Write an expression, with a ``Let`` for each operand that is long.
+
+    An operand that is written several times at every level of nested expressions makes the whole
+    grow exponentially with their depth, and passes over TIR walk all of it.
+
+    Parameters
+    ----------
+    operands : sequence of Expr
+    write : callable
+        Returns the expression for the operands, or for the variables that stand for them.
+
+    Returns
+    -------
+    Expr
+    """
+    variables = [None if _is_short(v) else tirx.Var("operand", v.ty.dtype) for v in operands]
+    names = [v if var is None else var for v, var in zip(operands, variables, strict=True)]
+    result = write(*names)
+    for operand, var in zip(operands, variables, strict=True):
+        if var is not None:
+            result = tirx.Let(var, operand, result)
+    return result
