@@ -60,11 +60,11 @@ class Differing:
             inputs.append(_cut(key, str(item["placement"])))
         return tuple(inputs)
 
-    def _function(self, name: str, fn: relax.Function, given: tuple[Any, ...]) -> Any:
-        key = (name, given)
+    def _function(self, name: str, fn: relax.Function, arguments: tuple[Any, ...]) -> Any:
+        key = (name, arguments)
         if key not in self.known:
             self.known[key] = NONE  # of a recursive call
-            self.known[key] = self._body(name, fn.body, dict(zip(fn.params, given)))
+            self.known[key] = self._body(name, fn.body, dict(zip(fn.params, arguments)))
         return self.known[key]
 
     def _body(self, name: str, seq: relax.SeqExpr, state: dict[Any, Any]) -> Any:
@@ -94,12 +94,12 @@ class Differing:
             return _union_axes(sides)
         if not isinstance(value, ir.Call):
             return self._of(value, state)
-        given = tuple(self._of(arg, state) for arg in value.args)
+        operand_axes = tuple(self._of(arg, state) for arg in value.args)
         if isinstance(value.op, ir.GlobalVar) and isinstance(self.mod[value.op], relax.Function):
-            return self._function(str(value.op.name_hint), self.mod[value.op], given)
+            return self._function(str(value.op.name_hint), self.mod[value.op], operand_axes)
         if dist_op_name(value) is not None:
-            return _collective(value, _all_axes(given))
-        return _all_axes(given)
+            return _collective(value, _all_axes(operand_axes))
+        return _all_axes(operand_axes)
 
 
 def _cut(key: Any, placement: str) -> Axes:
@@ -108,21 +108,21 @@ def _cut(key: Any, placement: str) -> Axes:
     return frozenset((key, a) for a, label in enumerate(labels) if label >= 0 and key[0][a] > 1)
 
 
-def _collective(call: ir.Call, given: Axes) -> Axes:
+def _collective(call: ir.Call, operand_axes: Axes) -> Axes:
     """Return the axes along which the result of an ``R.dist`` op differs."""
     if is_done(call):
-        return given
+        return operand_axes
     kind = collective_op(call) or str(dist_op_name(call))
     key = mesh_key(call.attrs["device_mesh"])
     if kind in ("send", "recv"):
-        return given if kind == "send" else _cut(key, str(call.attrs["placement"]))
+        return operand_axes if kind == "send" else _cut(key, str(call.attrs["placement"]))
     sizes = mesh_shape(call.attrs["device_mesh"])
     axes = frozenset((key, a) for a in call_axes(call) if sizes[a] > 1)
     if kind in SAME:
-        return given - axes
+        return operand_axes - axes
     if kind == "exchange":
-        return (given - axes) | _cut(key, str(call.attrs["peer_placement"]))
-    return given | axes
+        return (operand_axes - axes) | _cut(key, str(call.attrs["peer_placement"]))
+    return operand_axes | axes
 
 
 def _leaves(tree: Any) -> Iterator[Axes]:

@@ -52,11 +52,11 @@ class InFlight:
             self._binding(
                 binding.var, binding.value, f"{binding.var.name} ({op_name(binding.value)})"
             )
-        given, result = _places(self.fn, "results"), self._tree(self.fn.body.body)
-        for place in given:
+        places, result = _places(self.fn, "results"), self._tree(self.fn.body.body)
+        for place in places:
             if isinstance(result, tuple):
                 self._take(result[place], "result", "what is in flight")
-        if not given and any(True for _ in _leaves(result)):
+        if not places and any(True for _ in _leaves(result)):
             raise self.error("result", "what is in flight")
         left = [name for number, name in enumerate(self.names) if number not in self.taken]
         if left:

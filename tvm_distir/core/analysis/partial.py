@@ -113,8 +113,8 @@ class PartialState:
 
     def _call(self, where: str, call: ir.Call) -> list[Axes]:
         callee = self.mod[call.op]
-        given = [axes for a in call.args for axes in self.of(a)]
-        for i, axes in enumerate(given):
+        pending = [axes for a in call.args for axes in self.of(a)]
+        for i, axes in enumerate(pending):
             want = declared(callee, "params", i)
             if axes != want:
                 raise self.error(
@@ -146,7 +146,7 @@ class PartialState:
 
     def _op(self, where: str, name: str, call: ir.Call, out: Any) -> list[Axes]:
         rule = rule_of(call, self.mod, out)
-        given = [axes for a in call.args for axes in self._tensors(a)]
+        pending = [axes for a in call.args for axes in self._tensors(a)]
         types = [t for a in call.args for t in value_types(a.ty)]
         results = value_types(out)
         rank = max([len(labels_of(t.placement)) for t in results if _placed(t)], default=0)
@@ -154,7 +154,7 @@ class PartialState:
         for axis in range(rank):
             ins = [
                 P if axis in axes else labels_of(t.placement)[axis] if _placed(t) else None
-                for axes, t in zip(given, types)
+                for axes, t in zip(pending, types)
             ]
             outs = [labels_of(t.placement)[axis] if _placed(t) else R for t in results]
             place = f"{self.name}/{where} ({name.removeprefix('relax.')})"

@@ -135,13 +135,13 @@ def _constants(data: JsonValue) -> dict[str, Constant]:
     for name, meaning in MEANINGS.items():
         if name not in fields:
             continue
-        given = fields[name].object(_CONSTANT, optional=("unit", "meaning"))
-        value = given["value"].number(least=0.0)
+        entry = fields[name].object(_CONSTANT, optional=("unit", "meaning"))
+        value = entry["value"].number(least=0.0)
         if meaning.unit.startswith("fraction") and not 0 < value <= 1:
-            raise given["value"].wrong(f"{value} of a peak", "Give a fraction up to 1.")
+            raise entry["value"].wrong(f"{value} of a peak", "Give a fraction up to 1.")
         if name == "overlap_slowdown" and value < 1:
-            raise given["value"].wrong(f"{value} times as long", "Give 1 or more.")
-        out[name] = Constant(value, given["source"].text())
+            raise entry["value"].wrong(f"{value} times as long", "Give 1 or more.")
+        out[name] = Constant(value, entry["source"].text())
     return out
 
 

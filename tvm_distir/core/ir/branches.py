@@ -171,8 +171,8 @@ class _Lifter:
             free.append(relax.Var("sizes", args[-1].ty))
             fn = relax.Function(free, seq, seq.body.ty, pure)
         fn = relax.utils.copy_with_new_vars(fn)
-        made = ir.make_node("ir.DictAttrs", **attrs)
-        fn = relax.Function(fn.params, fn.body, fn.ret_ty, pure, made)
+        attributes = ir.make_node("ir.DictAttrs", **attrs)
+        fn = relax.Function(fn.params, fn.body, fn.ret_ty, pure, attributes)
         gv = ir.GlobalVar(f"{name}_{side}")
         relax.expr._update_type(gv, fn.ty)
         self.functions[gv] = fn

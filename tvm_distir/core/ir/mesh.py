@@ -41,10 +41,10 @@ def check_axes(axes: Mapping[str, int], place: str = "mesh") -> None:
                 "DIST0201", f"{name!r} is no axis name", place=place, remedy="Use a word."
             )
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            told = shortened(size if isinstance(size, int) else repr(size))
+            size_text = shortened(size if isinstance(size, int) else repr(size))
             raise MeshError(
                 "DIST0201",
-                f'axis "{shortened(name)}" has size {told}',
+                f'axis "{shortened(name)}" has size {size_text}',
                 place=place,
                 remedy="Give a positive integer.",
             )

@@ -219,9 +219,9 @@ class _FunctionWalk:
                     self.held[binding.var] = self.held[value]
 
     def _field(self, var: Any, item: Any) -> None:
-        made = self.made.get(item.tuple_value)
-        if made is not None and made.fields[int(item.index)] in self.held:
-            self.held[var] = self.held[made.fields[int(item.index)]]
+        source = self.made.get(item.tuple_value)
+        if source is not None and source.fields[int(item.index)] in self.held:
+            self.held[var] = self.held[source.fields[int(item.index)]]
         start, tensor = self.tuples.get(item.tuple_value), tensor_type(item.ty)
         if start is not None and tensor is not None and "int" in str(tensor.dtype):
             self.held[var] = _Held(start + int(item.index))
@@ -247,13 +247,13 @@ class _FunctionWalk:
             for operand, leaf, tensor in _tensors(args):
                 self._used(tensor, index_range(call, operand, leaf))
 
-    def _chosen(self, var: Any, condition: Any, moved: Any, kept: Any) -> None:
+    def _chosen(self, var: Any, condition: Any, moved: Any, other: Any) -> None:
         """Match ``where(x < 0, x + size, x)``: negative indices count from the end."""
         source, size = self.moved.get(moved, (None, 0))
         tested = self.negative.get(condition)
-        if kept in self.held and tested is not None and source is not None:
-            if kept.same_as(source) and kept.same_as(tested):
-                self.held[var] = _Held(self.held[kept].number, size)
+        if other in self.held and tested is not None and source is not None:
+            if other.same_as(source) and other.same_as(tested):
+                self.held[var] = _Held(self.held[other].number, size)
 
     def _called(self, call: ir.Call, args: Sequence[Any]) -> None:
         number = 0

@@ -58,7 +58,7 @@ class PassInfo:
         before = " | ".join(self.takes)
         return before if self.gives is None else f"{before} -> {self.gives}"
 
-    def make(self, name: str, options: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    def make(self, name: str, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
         """Make a pass.
 
         Parameters
@@ -67,7 +67,7 @@ class PassInfo:
             Of the pass, for messages.
         options : mapping of str to plain value
             As :class:`.spec.PassSpec` holds them.
-        given : mapping of str to value
+        arguments : mapping of str to value
             What options have where ``options`` does not say it; for those that the pass has.
 
         Raises
@@ -76,7 +76,7 @@ class PassInfo:
             DIST0151 where an option is missing that has no default.
         """
         known = inspect.signature(self.factory).parameters
-        values = {key: value for key, value in given.items() if key in known}
+        values = {key: value for key, value in arguments.items() if key in known}
         values.update({key: self.options[key].make(value) for key, value in options.items()})
         for key, parameter in known.items():
             if parameter.default is REQUIRED and key not in values:

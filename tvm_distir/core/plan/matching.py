@@ -168,13 +168,15 @@ def _match_params(
 ) -> bool:
     if not targets.positions:
         names = param_names(fn)
-        for key in (names, [plain_name(given) for given in names]):
+        for key in (names, [plain_name(param_name) for param_name in names]):
             by_name: dict[str, list[int]] = {}
-            for i, given in enumerate(key):
-                by_name.setdefault(given, []).append(i)
+            for i, param_name in enumerate(key):
+                by_name.setdefault(param_name, []).append(i)
             targets.positions = {**by_name, **targets.positions}
     if is_pattern(rule.name):
-        named = [i for i, given in enumerate(param_names(fn)) if match_name(rule.name, given)]
+        named = [
+            i for i, param_name in enumerate(param_names(fn)) if match_name(rule.name, param_name)
+        ]
     else:
         positions = targets.positions
         named = positions.get(rule.name) or positions.get(plain_name(rule.name)) or []
@@ -268,8 +270,8 @@ def _check_fit(rule: PlanRule, mesh: MeshSpec, ty: Any, place: str) -> None:
     except MeshError as error:
         shape = static_shape(ty)
         words = "x".join(map(str, shape)) if shape else "unknown shape"
-        told = f"{error.what} ({words}; {rule.title})"
-        raise MeshError(error.code, told, place=place, remedy=error.remedy) from None
+        what = f"{error.what} ({words}; {rule.title})"
+        raise MeshError(error.code, what, place=place, remedy=error.remedy) from None
     cut = [label for label in rule.placement if label is not None and label >= 0]
     if len(set(cut)) == len(cut):
         return

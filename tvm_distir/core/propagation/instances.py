@@ -55,8 +55,8 @@ class Instances:
         )
         instance = self._known.get(key)
         if instance is None:
-            given = {a: self._given_by(g, c, numbers[a]) for a, c in choice.items()}
-            instance = Instance(len(self._known), g, choice, kids, numbers, given)
+            labels = {a: self._given_by(g, c, numbers[a]) for a, c in choice.items()}
+            instance = Instance(len(self._known), g, choice, kids, numbers, labels)
             self._known[key] = instance
         return instance
 
@@ -96,12 +96,12 @@ class Instances:
         for b, axis in enumerate(self.axes):
             if b in axes or axis.mesh != self.axes[axes[0]].mesh:
                 continue
-            given, n = inst.given.get(b), axis.size
-            if given is None:  # what lies on another mesh, the axis does not reach
+            labels, n = inst.given.get(b), axis.size
+            if labels is None:  # what lies on another mesh, the axis does not reach
                 reach = self.reach[g.key]
                 sizes = [size // n if live else size for size, live in zip(sizes, reach.live[b])]
                 continue
-            for v, label in enumerate(given):
+            for v, label in enumerate(labels):
                 if label >= 0 and g.values[v].mesh == axis.mesh:
                     sizes[v] = -(-sizes[v] // n)
                     dims = cut.setdefault(v, {})
@@ -113,15 +113,15 @@ class Instances:
         """Return the bytes of each value, unsharded along axis ``a``, local to the others."""
         return self.sizes(inst, (a,))[0]
 
-    def same_sizes(self, one: Instance, two: Instance, a: int) -> bool:
+    def same_sizes(self, first: Instance, second: Instance, a: int) -> bool:
         """Return whether an axis has the same sizes in two instances, callees included."""
-        waiting, seen = [(one, two)], set[tuple[int, int]]()
+        waiting, seen = [(first, second)], set[tuple[int, int]]()
         while waiting:
-            one, two = waiting.pop()
-            if one is two or (one.number, two.number) in seen:
+            first, second = waiting.pop()
+            if first is second or (first.number, second.number) in seen:
                 continue
-            seen.add((one.number, two.number))
-            if self.sizes(one, (a,)) != self.sizes(two, (a,)):
+            seen.add((first.number, second.number))
+            if self.sizes(first, (a,)) != self.sizes(second, (a,)):
                 return False
-            waiting += [(kid, two.kids[k]) for k, kid in one.kids.items()]
+            waiting += [(kid, second.kids[k]) for k, kid in first.kids.items()]
         return True

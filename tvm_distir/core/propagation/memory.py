@@ -89,11 +89,11 @@ class MemoryMeter:
             return self._inner[inst.number]
         g = inst.graph
         copied: dict[int, list[tuple[int, int]]] = {}
-        made: dict[int, list[tuple[int, int]]] = {}
+        allocated: dict[int, list[tuple[int, int]]] = {}
         ends: dict[int, list[tuple[int, int]]] = {}
         for v, value in enumerate(g.values):
             for first, last, size in self._spans(inst, v):
-                begins = made if first == g.producer[v][0] else copied
+                begins = allocated if first == g.producer[v][0] else copied
                 begins.setdefault(first, []).append((value.mesh, size))
                 ends.setdefault(last, []).append((value.mesh, size))
         alive, peak, place = [0] * self._meshes(), [0] * self._meshes(), g.name
@@ -103,7 +103,7 @@ class MemoryMeter:
             now = list(alive)
             if node.kind == "call":  # the results are counted inside
                 now = [a + b for a, b in zip(alive, self._inside(inst.kids[k])[0])]
-            for mesh, size in made.get(k, ()):
+            for mesh, size in allocated.get(k, ()):
                 alive[mesh] += size
             now = [max(a, b) for a, b in zip(now, alive)]
             if max(now) > max(peak):

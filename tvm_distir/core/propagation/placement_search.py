@@ -131,11 +131,11 @@ class PlacementSearch:
             self._tried[key] = self._trial(decision, labels, self._pins(decision, labels))
         return self._tried[key]
 
-    def sent(self, found: DeviceCost) -> int:
+    def sent(self, cost: DeviceCost) -> int:
         """Return the bytes a device sends, or their cost where links have separate costs."""
         if self.costs == SETTLING:
-            return found.wire_bytes
-        return self.costs.sending(found.wire_bytes, found.collectives)
+            return cost.wire_bytes
+        return self.costs.sending(cost.wire_bytes, cost.collectives)
 
     def settled(self, labels: WeightLabels, costs: Costs | None = None) -> CandidatePlacement:
         """Return what propagation decides for these labels: as :meth:`best`, with nothing free."""

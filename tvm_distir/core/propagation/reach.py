@@ -239,8 +239,8 @@ class ReachabilityWalk:
                 forms.setdefault((node.callee, p), set()).add(self._given(g, v, of_pins))
         for (callee, p), variants in forms.items():
             inner = self.result[callee]
-            for given in variants:
-                for (label, held), fixed, holds in zip(given, inner.fixed, inner.held):
+            for variant in variants:
+                for (label, held), fixed, holds in zip(variant, inner.fixed, inner.held):
                     if fixed.setdefault(p, label) != label:
                         fixed[p] = None
                     holds[p] = holds.get(p, True) and held

@@ -78,8 +78,8 @@ class WeightSearch:
                 asked[entry] = {params[i]: x for i, x in params_labels.items()}
                 apart[entry] = {params[i] for i in stored.get(name, ())}
             seeded = _seeded(self.module, self._unified, asked, parts)
-            given = _given(self.module, asked, apart)
-            self._reached[key] = ReachabilityWalk(self.module, seeded, given).run()
+            fixed = _given(self.module, asked, apart)
+            self._reached[key] = ReachabilityWalk(self.module, seeded, fixed).run()
         return self._reached[key]
 
     def decide(

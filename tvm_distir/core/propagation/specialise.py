@@ -42,13 +42,13 @@ def shared(solver: Propagator, decision: Decision) -> Decision:
         signatures = list(specialisations(decision).get(key, {}))
         if solver.module.graphs[key].public or len(signatures) < 2:
             continue
-        kept = dict(solver.forced)
+        forced = dict(solver.forced)
         winner: Signature | None = None
         for signature in signatures:
-            solver.force({**kept, key: signature})
+            solver.force({**forced, key: signature})
             price = objective(solver, solver.run())
             if price < best:
                 best, winner = price, signature
-        solver.force(kept if winner is None else {**kept, key: winner})
+        solver.force(forced if winner is None else {**forced, key: winner})
         decision = solver.run()
     return decision

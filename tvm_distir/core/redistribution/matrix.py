@@ -123,10 +123,10 @@ class _Matrix:
             if wire.kind in LOCAL_STEPS:
                 local[i, j] = min(local[i, j], price)
         for axis, label in enumerate(labels):
-            made = (*labels[:axis], P, *labels[axis + 1 :])
-            j = self.at.get(made)
+            partial = (*labels[:axis], P, *labels[axis + 1 :])
+            j = self.at.get(partial)
             if label == R and j is not None:
-                price = self._price("partial", (axis,), self.key.local_bytes(made))
+                price = self._price("partial", (axis,), self.key.local_bytes(partial))
                 steps[i, j] = min(steps[i, j], price)
                 local[i, j] = min(local[i, j], price)
 

@@ -306,11 +306,11 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
         """Return the sizes of a callee's variables, from its arguments."""
         sizes: dict[Any, Any] = {}
         for param, arg in zip(fn.params, args, strict=True):
-            for wanted, given in zip(_extents(param.ty), _extents(arg.ty), strict=False):
-                if isinstance(wanted, tirx.Var) and isinstance(given, tirx.IntImm):
-                    known = sizes.setdefault(wanted, given)
-                    if int(known) != int(given):
-                        raise contradiction(self.place, str(wanted), int(known), int(given))
+            for wanted, extent in zip(_extents(param.ty), _extents(arg.ty), strict=False):
+                if isinstance(wanted, tirx.Var) and isinstance(extent, tirx.IntImm):
+                    known = sizes.setdefault(wanted, extent)
+                    if int(known) != int(extent):
+                        raise contradiction(self.place, str(wanted), int(known), int(extent))
         return sizes
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:

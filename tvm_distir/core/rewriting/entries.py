@@ -98,14 +98,14 @@ def keep_entry(mod: ir.IRModule, entry: str | None) -> ir.IRModule:
     if entry is None:
         return mod
     public = public_functions(mod)
-    kept = {name for name in public if entry in (name, entry_family(name))}
-    if not kept:
+    entries = {name for name in public if entry in (name, entry_family(name))}
+    if not entries:
         raise ModelError(
             "DIST0341",
             f'the module has no public function "{entry}"',
             place="entry",
             remedy=f"{nearest(entry, public)} It has: {', '.join(public) or 'none'}.",
         )
-    functions = reached_from(mod, sorted(kept))
+    functions = reached_from(mod, sorted(entries))
     kept_mod = ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
     return inner_made_private(kept_mod)

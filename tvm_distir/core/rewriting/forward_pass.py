@@ -23,12 +23,12 @@ def forward_bindings(fn: relax.Function) -> list[Any]:
     if loss is None:
         return bindings
     needed = {loss}
-    kept = []
+    forward = []
     for binding in reversed(bindings):
         if binding.var in needed:
-            kept.append(binding)
+            forward.append(binding)
             needed.update(variables(binding.value))
-    return kept[::-1]
+    return forward[::-1]
 
 
 def loss_place(fn: relax.Function) -> int | None:

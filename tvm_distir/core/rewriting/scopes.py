@@ -59,9 +59,9 @@ def _rewritten(fn: relax.Function, value: relax.If, rewrite: Rewrite) -> relax.I
         branches.append(new.body)
     if not changed:
         return value
-    made = relax.If(value.cond, *branches)
-    relax.expr._update_type(made, value.ty)
-    return made
+    conditional = relax.If(value.cond, *branches)
+    relax.expr._update_type(conditional, value.ty)
+    return conditional
 
 
 def branches_of(value: relax.If) -> tuple[relax.SeqExpr, relax.SeqExpr]:

@@ -122,9 +122,9 @@ def _fits(buffers: Buffers, shape: CallShape) -> bool:
     described = [*shape.ins, *shape.outs]
     if buffers.params != len(described):
         return False
-    for shape_of_buffer, given in zip(buffers.shapes, described):
-        pairs = list(zip(shape_of_buffer, given))
-        if len(shape_of_buffer) != len(given) or any(
+    for shape_of_buffer, described_shape in zip(buffers.shapes, described):
+        pairs = list(zip(shape_of_buffer, described_shape))
+        if len(shape_of_buffer) != len(described_shape) or any(
             isinstance(x, int) and isinstance(y, int) and x != y for x, y in pairs
         ):
             return False

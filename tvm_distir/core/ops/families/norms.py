@@ -232,9 +232,9 @@ def batch_norm_on_shards(cx: LocalCall) -> Any:
         moving = cx.operand(number)
         dtype = str(moving.ty.dtype)
         flat = cx.emit(relax.op.reshape(statistic, [shard.local[channel]]), "statistic")
-        kept = cx.emit(relax.op.multiply(cx.scalar(1 - float(a.momentum), dtype), moving))
+        decayed = cx.emit(relax.op.multiply(cx.scalar(1 - float(a.momentum), dtype), moving))
         added = cx.emit(relax.op.multiply(cx.scalar(float(a.momentum), dtype), flat))
-        results.append(cx.emit(relax.op.add(kept, added), "moving"))
+        results.append(cx.emit(relax.op.add(decayed, added), "moving"))
     return relax.Tuple(results)
 
 

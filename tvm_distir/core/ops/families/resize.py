@@ -56,7 +56,7 @@ def _copies(call: CallShape, extent: Any, result: Any) -> bool:
         str(call.attrs.coordinate_transformation_mode),
         str(call.attrs.rounding_method),
     )
-    kept = (mode == "asymmetric" and rounding == "floor") or (
+    aligned = (mode == "asymmetric" and rounding == "floor") or (
         mode == "half_pixel" and rounding.startswith("round")
     )
-    return str(call.attrs.method) == NEAREST and kept and result % extent == 0
+    return str(call.attrs.method) == NEAREST and aligned and result % extent == 0

@@ -34,8 +34,8 @@ def triangle_on_shards(cx: LocalCall) -> Any:
     ahead = cx.emit(relax.op.subtract(_numbers(cx, columns), _numbers(cx, rows)), "ahead")
     bound = relax.const(int(cx.argument_int(1)), "int64")
     lower = str(cx.call.op.name) == "relax.tril"
-    kept = relax.op.less_equal(ahead, bound) if lower else relax.op.greater_equal(ahead, bound)
-    return relax.op.where(cx.emit(kept, "kept"), cx.operand(0), cx.scalar(0, shard.dtype))
+    inside = relax.op.less_equal(ahead, bound) if lower else relax.op.greater_equal(ahead, bound)
+    return relax.op.where(cx.emit(inside, "kept"), cx.operand(0), cx.scalar(0, shard.dtype))
 
 
 @FAMILY.rule("relax.tril", "relax.triu", local=triangle_on_shards)

@@ -36,10 +36,10 @@ def mask(cx: LocalCall, number: int, dim: int, value: Any) -> None:
     """Put ``value`` into the padding of an operand's dim."""
     shard = cx.ins[number].shard
     fill = cx.scalar(value, shard.dtype)
-    kept = relax.op.where(cx.valid(number, dim), cx.operand(number), fill)
+    masked = relax.op.where(cx.valid(number, dim), cx.operand(number), fill)
     others = [d for d in shard.padded_dims if d != dim]
     zero = bool(value == 0) and (cx.ins[number].zero or not others)
-    cx.replace(number, kept, zero)
+    cx.replace(number, masked, zero)
 
 
 def protect(cx: LocalCall, needs: Padding) -> None:

@@ -15,7 +15,7 @@ from tvm_distir.core.rewriting.functions import retyped
 from .call import LocalCall
 
 
-def call_tir(cx: LocalCall, mod: ir.IRModule, made: dict[Any, Any]) -> ir.Call:
+def call_tir(cx: LocalCall, mod: ir.IRModule, kernels: dict[Any, Any]) -> ir.Call:
     """Write the local form of a ``call_tir``.
 
     Parameters
@@ -23,7 +23,7 @@ def call_tir(cx: LocalCall, mod: ir.IRModule, made: dict[Any, Any]) -> ir.Call:
     cx : LocalCall
     mod : IRModule
         Holds the PrimFunc.
-    made : dict
+    kernels : dict
         PrimFuncs cut so far: (name, counts) to (GlobalVar, PrimFunc). Extended.
 
     Raises
@@ -37,16 +37,16 @@ def call_tir(cx: LocalCall, mod: ir.IRModule, made: dict[Any, Any]) -> ir.Call:
         (i, d): n for i, shard in enumerate(shards) for d, n in enumerate(shard.counts) if n > 1
     }
     if counts:
-        target = _cut(cx, mod, made, counts)
+        target = _cut(cx, mod, kernels, counts)
     types = [relax.TensorType(list(out.local), out.dtype) for out in cx.outs]
     operands = cx.arguments()[1]
     return relax.op.call_tir(target, operands, types if len(types) > 1 else types[0])
 
 
-def _cut(cx: LocalCall, mod: ir.IRModule, made: dict[Any, Any], counts: dict[Any, int]) -> Any:
+def _cut(cx: LocalCall, mod: ir.IRModule, kernels: dict[Any, Any], counts: dict[Any, int]) -> Any:
     target = cx.call.args[0]
     key = (str(target.name_hint), tuple(sorted(counts.items())))
-    if key not in made:
+    if key not in kernels:
         try:
             func = cut_prim_func(mod[target], counts)
         except NotUnderstood as error:
@@ -56,9 +56,9 @@ def _cut(cx: LocalCall, mod: ir.IRModule, made: dict[Any, Any], counts: dict[Any
                 "Distribute before LegalizeOps, or replicate its operands.",
             ) from error
         taken = {str(gv.name_hint) for gv in mod.functions}
-        taken |= {str(gv.name_hint) for gv, _ in made.values()}
+        taken |= {str(gv.name_hint) for gv, _ in kernels.values()}
         number = 1
         while f"{target.name_hint}_shard{number}" in taken:
             number += 1
-        made[key] = (retyped(ir.GlobalVar(f"{target.name_hint}_shard{number}"), func.ty), func)
-    return made[key][0]
+        kernels[key] = (retyped(ir.GlobalVar(f"{target.name_hint}_shard{number}"), func.ty), func)
+    return kernels[key][0]

@@ -125,13 +125,13 @@ def _extreme_place(largest: bool) -> Legalize:
 
 def _first_extreme(x: Any, axis: int | None, keepdims: bool, largest: bool) -> Any:
     """Return the first index of the extreme along an axis, or of the flattened tensor."""
-    kept = [1] * len(x.shape) if keepdims else []
+    result_shape = [1] * len(x.shape) if keepdims else []
     if axis is None:
         x, front = topi.reshape(x, (math.prod(x.shape),)), 0
     else:
         front = axis % len(x.shape)
-        kept = [*x.shape[:front], *([1] if keepdims else []), *x.shape[front + 1 :]]
-    back = len(kept) - (len(x.shape) - 1 - front)  # where the dims behind the axis begin
+        result_shape = [*x.shape[:front], *([1] if keepdims else []), *x.shape[front + 1 :]]
+    back = len(result_shape) - (len(x.shape) - 1 - front)  # where the dims behind the axis begin
     along = te.reduce_axis((0, x.shape[front]), name="along")
     is_float = "float" in str(x.dtype)
     kind = _key_type(x) if is_float else str(x.dtype)
@@ -153,8 +153,8 @@ def _first_extreme(x: Any, axis: int | None, keepdims: bool, largest: bool) -> A
         return tirx.max_value("int64"), worst
 
     combine = te.comm_reducer(earlier, nowhere, name="first_extreme")
-    places, _ = te.compute(kept, pair, name="extreme")
-    return te.compute(kept, lambda *place: places(*place), name="place")
+    places, _ = te.compute(result_shape, pair, name="extreme")
+    return te.compute(result_shape, lambda *place: places(*place), name="place")
 
 
 def _te_sign(x: Any) -> Any:

@@ -276,9 +276,9 @@ class _Annotator:
         if key not in self.made:
             mesh, placement = self.device_meshes[rule.mesh], placement_of(rule.closed_labels)
             self.made[key] = relax.op.distributed.annotate_sharding(value, mesh, placement)
-        made = rebuild(self.made[key], self.made[key].op, [value], value.ty)
+        annotation = rebuild(self.made[key], self.made[key].op, [value], value.ty)
         var = make_var(unique, value.ty, local)
-        self.writer.bind(var, made)
+        self.writer.bind(var, annotation)
         if rule.stationary:
             self.stationary.append(unique)
         if rule.open_axes:

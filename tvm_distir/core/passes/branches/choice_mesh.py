@@ -76,8 +76,8 @@ def _without_mixed(mod: ir.IRModule) -> ir.IRModule:
         branch = branch_of(fn)
         if branch is not None and branch[0] in mixed:
             attrs = {str(k): v for k, v in fn.attrs.items() if str(k) != BRANCH_ATTR}
-            made = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
-            fn = relax.Function(fn.params, fn.body, fn.ret_ty, bool(fn.is_pure), made)
+            attributes = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
+            fn = relax.Function(fn.params, fn.body, fn.ret_ty, bool(fn.is_pure), attributes)
         functions[gv] = fn
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
@@ -210,12 +210,12 @@ class _ChoiceMover:
 def _without_unread(blocks: Sequence[Any], result: Any, chosen: set[Any]) -> list[Any]:
     """Drop those of the chosen variables that nobody reads."""
     read = set(variables(result))
-    kept = []
+    blocks_read = []
     for block in reversed(blocks):
         bindings = []
         for b in reversed(block.bindings):
             if b.var not in chosen or b.var in read:
                 read.update(variables(b.value))
                 bindings.append(b)
-        kept.append(type(block)(bindings[::-1]))
-    return kept[::-1]
+        blocks_read.append(type(block)(bindings[::-1]))
+    return blocks_read[::-1]

@@ -69,8 +69,8 @@ def extended(fn: relax.Function, sunk: Sunk, state: PartialState) -> relax.Funct
     }
     if not any(attrs[PARTIAL_ATTR].values()):
         del attrs[PARTIAL_ATTR]
-    made = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
-    return relax.Function(params, body, result.ty, fn.is_pure, made)
+    attributes = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
+    return relax.Function(params, body, result.ty, fn.is_pure, attributes)
 
 
 def _chain(start: Any, calls: Sequence[Any], last: Any) -> list[Any]:

@@ -96,7 +96,7 @@ def choices(mod: ir.IRModule, fn: relax.Function) -> list[Choice]:
     """
     results = branch_results(mod, fn)
     by_var: dict[Any, Choice] = {}
-    kept: set[Any] = set()
+    shared: set[Any] = set()
     for block in fn.body.blocks if results else ():
         for b in block.bindings:
             used = [results[v].call for v in variables(b.value) if v in results]
@@ -110,12 +110,12 @@ def choices(mod: ir.IRModule, fn: relax.Function) -> list[Choice]:
                     choice.wheres.append(b)
                     choice.paths.append(ends[0].path)
                     continue
-            kept.update(call.var for call in used)
-    kept.update(results[v].call.var for v in variables(fn.body.body) if v in results)
+            shared.update(call.var for call in used)
+    shared.update(results[v].call.var for v in variables(fn.body.body) if v in results)
     return [
         choice
         for choice in by_var.values()
-        if not any(call.var in kept for call in choice.calls) and _same_types(choice)
+        if not any(call.var in shared for call in choice.calls) and _same_types(choice)
     ]
 
 

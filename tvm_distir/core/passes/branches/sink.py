@@ -94,14 +94,16 @@ class _Sinker:
         """Return the rewritten module; branches that no call needs any more are left out."""
         for gv, fn in relax_functions(self.mod):
             self._settle(str(gv.name_hint), fn)
-        kept = {
+        functions_by_name = {
             str(gv.name_hint): (gv, self.settled.get(str(gv.name_hint), fn))
             for gv, fn in self.mod.functions.items()
             if branch_of(fn) is None
         }
-        for made in self.variants.values():
-            kept.update({str(gv.name_hint): (gv, fn) for gv, fn in made})
-        functions = dict(kept[name] for name in sorted(self._reached(kept)))
+        for variants in self.variants.values():
+            functions_by_name.update({str(gv.name_hint): (gv, fn) for gv, fn in variants})
+        functions = dict(
+            functions_by_name[name] for name in sorted(self._reached(functions_by_name))
+        )
         return ir.IRModule(functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
 
     def finds(self) -> bool:
@@ -111,12 +113,12 @@ class _Sinker:
         )
 
     @staticmethod
-    def _reached(kept: dict[str, tuple[Any, Any]]) -> set[str]:
+    def _reached(functions: dict[str, tuple[Any, Any]]) -> set[str]:
         """Return all functions but branches that no call needs."""
-        reached = {name for name, (_, fn) in kept.items() if branch_of(fn) is None}
+        reached = {name for name, (_, fn) in functions.items() if branch_of(fn) is None}
         waiting = sorted(reached)
         while waiting:
-            fn = kept[waiting.pop()][1]
+            fn = functions[waiting.pop()][1]
             if not isinstance(fn, relax.Function):
                 continue
             for block in fn.body.blocks:
@@ -192,17 +194,17 @@ class _Sinker:
 
     def _variant(self, name: str, fn: relax.Function) -> Any:
         """Return the global variable of the replacement of a branch; equal functions are shared."""
-        made = self.variants.setdefault(name, [])
-        for gv, other in made:
+        variants = self.variants.setdefault(name, [])
+        for gv, other in variants:
             if tvm_ffi.structural_equal(other, fn):
                 return gv
         new, number = name, 0
-        while made and new in self.taken:
+        while variants and new in self.taken:
             number += 1
             new = f"{name}_{number}"
         self.taken.add(new)
         gv = retyped(ir.GlobalVar(new), fn.ty)
-        made.append((gv, fn))
+        variants.append((gv, fn))
         return gv
 
     # planning --------------------------------------------------------------------------

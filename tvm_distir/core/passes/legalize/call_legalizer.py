@@ -147,8 +147,8 @@ class CallLegalizer:
                 count = len(list(leaves_of(args[i])))
                 wanted = []
                 for j in range(at, at + count):
-                    kept = axes_of(within(have[j], axes_of(handed)))
-                    wanted.append(tuple(sorted((*kept, *needed.get(j, ())))))
+                    pending = axes_of(within(have[j], axes_of(handed)))
+                    wanted.append(tuple(sorted((*pending, *needed.get(j, ())))))
                 args[i] = values.demand(args[i], wanted, mesh)
                 at += count
         op = values.env.get(value.op, value.op)
@@ -160,14 +160,14 @@ class CallLegalizer:
         self._reducing(var, new, form.terms, handed, outs)
 
     def _reducing(
-        self, var: Any, call: ir.Call, made: Terms, handed: Terms, outs: Sequence[Any]
+        self, var: Any, call: ir.Call, added: Terms, handed: Terms, outs: Sequence[Any]
     ) -> None:
         """Bind a reducing call and complete it for all but its wraps."""
         values = self.values
         reads = values.reads.get(var, 0)
-        terms = tuple(sorted((*made, *handed)))
+        terms = tuple(sorted((*added, *handed)))
         if reads and not reads & USE:
-            values.raw[var] = (values.bind(var, call, [terms]), axes_of(made))
+            values.raw[var] = (values.bind(var, call, [terms]), axes_of(added))
             return
         local = type(var) is relax.DataflowVar and values.writer.dataflow
         raw = (relax.DataflowVar if local else relax.Var)(f"{var.name}_terms", var.ty)
@@ -175,9 +175,11 @@ class CallLegalizer:
         for i in range(len(outs)):
             values.terms[(raw, i)] = terms
         if len(outs) == 1 and not isinstance(var.ty, relax.TupleType):
-            values.raw[var] = (raw, axes_of(made))
+            values.raw[var] = (raw, axes_of(added))
             mesh, value = outs[0].device_mesh, raw
-            groups = [(op, [a for a, o in made if o == op]) for op in sorted({o for _, o in made})]
+            groups = [
+                (op, [a for a, o in added if o == op]) for op in sorted({o for _, o in added})
+            ]
             for op, axes in groups[:-1]:
                 reduced = self.moves.calls.all_reduce(value, mesh, axes, op)
                 value = values.writer.add(reduced, f"{var.name}_terms")

@@ -69,12 +69,12 @@ def legalize_local_view(mod: ir.IRModule) -> ir.IRModule:
     for gv, fn in relax_functions(mod):
         blocks = []
         for block in fn.body.blocks:
-            kept = []
+            bindings = []
             for binding in block.bindings:
                 value = _replaced(binding, str(gv.name_hint), builder)
-                kept.append(relax.VarBinding(binding.var, value))
+                bindings.append(relax.VarBinding(binding.var, value))
             dataflow = isinstance(block, relax.DataflowBlock)
-            blocks.append((relax.DataflowBlock if dataflow else relax.BindingBlock)(kept))
+            blocks.append((relax.DataflowBlock if dataflow else relax.BindingBlock)(bindings))
         new = with_body(fn, fn.params, blocks, substitute(fn.body.body, {}), bool(fn.is_pure))
         functions[gv] = new
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)

@@ -142,10 +142,10 @@ class Moves:
             values.bind(var, value, [tuple((a, op) for a in axes)])
             return
         if source in values.raw:
-            raw, made = values.raw[source]
+            raw, added = values.raw[source]
             # Of the call's reductions those that are not named are completed here.
-            kept = [a for a in axes_of(values.terms_of(raw, 0)) if a in axes or a not in made]
-            leaf = values.complete(raw, 0, kept, var.name)
+            pending = [a for a in axes_of(values.terms_of(raw, 0)) if a in axes or a not in added]
+            leaf = values.complete(raw, 0, pending, var.name)
         else:
             leaf = values.env.get(source, source)
         have = dict(values.terms_of(leaf, 0))

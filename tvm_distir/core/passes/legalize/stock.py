@@ -68,8 +68,8 @@ def UseStockCollectives() -> Rewrite:
         for gv, fn in relax_functions(mod):
             new = _StockFunction(str(gv.name_hint), fn, groups).run()
             functions[gv] = new.without_attr(IN_FLIGHT_ATTR)
-        made = ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
-        return made.with_attr(NUM_GROUPS_ATTR, groups.count) if groups.count > 1 else made
+        module = ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        return module.with_attr(NUM_GROUPS_ATTR, groups.count) if groups.count > 1 else module
 
     return use_stock_collectives
 

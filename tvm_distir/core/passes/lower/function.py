@@ -127,14 +127,14 @@ class LocalFunction:
         known, names = values.context.local_types_on(values.number), self.alike.names
         kinds = list(dict.fromkeys([types[position] for _, position, _ in alike]))
         numbers = {like: i for i, like in enumerate(kinds)}
-        made = make_variables(
+        variables = make_variables(
             [names[position] for _, position, _ in alike],
             [known[like] for like in kinds],
             [numbers[types[position]] for _, position, _ in alike],
         )
         complete = VariableState((sums(()),), (self.entry,))
         number = self.alike.templates.number(complete)
-        for (place, position, axes), local in zip(alike, made):
+        for (place, position, axes), local in zip(alike, variables):
             self.params[place] = local
             if axes:
                 self.alike.know(position, local, VariableState((sums(axes),), (self.entry,)))
@@ -274,8 +274,8 @@ class LocalFunction:
         result = self._result()
         blocks.append((False, values.writer.bindings))
         # Inputs that nothing reads stay: callers give all inputs of the original function.
-        kept, pure = pruned_bindings(blocks, result)
-        return with_body(self.fn, self.params, kept, result, pure)
+        live_blocks, pure = pruned_bindings(blocks, result)
+        return with_body(self.fn, self.params, live_blocks, result, pure)
 
     def _binding(self, number: int) -> None:
         """Write the local form of a binding that has no template."""

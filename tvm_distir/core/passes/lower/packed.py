@@ -45,8 +45,8 @@ def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
         DIST0503 an operand of another mesh, DIST0507 a padded shard.
     """
     place = place_of(values.name, var, call)
-    given = packed_args(call)
-    operands = [(e, n, t) for a in given for e, n, t in leaves_of(a) if _counts(t)]
+    arguments = packed_args(call)
+    operands = [(e, n, t) for a in arguments for e, n, t in leaves_of(a) if _counts(t)]
     results = [t for ty in call.ty_args for t in flat_types(ty)]
     held = [None] * len(operands)
     rule, _ = packed_rule(call, held)
@@ -80,7 +80,7 @@ def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
         shard(ty)
     types = [values.local_type(ty, place) for ty in call.ty_args]
     types_of = {"in": [t for _, _, t in operands], "out": results}
-    args = [_argument(values, i, a, form, types_of, shard) for i, a in enumerate(given)]
+    args = [_argument(values, i, a, form, types_of, shard) for i, a in enumerate(arguments)]
     called = relax.ExternFunc(packed_name(call))
     if isinstance(call.op, relax.ExternFunc):
         return ir.Call(called, args, call.attrs, types)

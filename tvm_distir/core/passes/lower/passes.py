@@ -251,8 +251,8 @@ def _without_unused(mod: ir.IRModule) -> ir.IRModule:
             if used not in reached:
                 reached.add(used)
                 waiting.append(used)
-    kept = {gv: fn for gv, fn in mod.functions.items() if str(gv.name_hint) in reached}
-    return ir.IRModule(kept, attrs=mod.attrs, global_infos=mod.global_infos)
+    functions = {gv: fn for gv, fn in mod.functions.items() if str(gv.name_hint) in reached}
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 __all__ = ["LowerDistIR", "lower"]

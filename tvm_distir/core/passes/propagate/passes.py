@@ -135,8 +135,8 @@ class ModuleRewriter:
             if name in self.decision.entries:
                 self.write(self.decision.entries[name], name)
         attrs = {str(k): v for k, v in (self.mod.attrs or {}).items() if str(k) != LABELS_ATTR}
-        made = ir.make_node("ir.DictAttrs", **attrs)
-        return ir.IRModule(self.functions, attrs=made, global_infos=self.mod.global_infos)
+        attributes = ir.make_node("ir.DictAttrs", **attrs)
+        return ir.IRModule(self.functions, attrs=attributes, global_infos=self.mod.global_infos)
 
     def name_kids(self, inst: Instance) -> None:
         """Reserve names of specializations in order of first call, outermost first."""

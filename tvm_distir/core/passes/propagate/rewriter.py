@@ -95,8 +95,8 @@ class FunctionRewriter:
             new = make_var(old.name, rebuilt(old.ty, iter(map(values.root_type, leaves))))
             values.bind_leaves(old, new)
             params.append(new)
-        made = make_variables([flat[v].name for _, _, v in tensors], types, which)
-        for (place, key, v), new in zip(tensors, made):
+        variables = make_variables([flat[v].name for _, _, v in tensors], types, which)
+        for (place, key, v), new in zip(tensors, variables):
             params[place] = values.exprs[key] = values.roots[v] = new
         # An annotation of a parameter became its placement.
         values.exprs.update((key, values.exprs[of]) for key, of in values.g.pinned.items())

@@ -41,16 +41,16 @@ def absences(schedule: Schedule, rank: int) -> list[OffloadWindow]:
     stages = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
     if not chosen.intersection(stages):
         return []
-    made: dict[tuple[int, int], int] = {}
+    forward_place: dict[tuple[int, int], int] = {}
     windows = []
     for place, (phase, micro, chunk) in enumerate(schedule.orders[rank]):
         stage = stages[chunk]
         if stage not in chosen:
             continue
         if phase == FORWARD:
-            made[stage, micro] = place
-        elif phase == BACKWARD and place - made[stage, micro] >= LEAST:
-            windows.append(OffloadWindow(stage, micro, made[stage, micro] + 1, place - 1))
+            forward_place[stage, micro] = place
+        elif phase == BACKWARD and place - forward_place[stage, micro] >= LEAST:
+            windows.append(OffloadWindow(stage, micro, forward_place[stage, micro] + 1, place - 1))
     return sorted(windows, key=lambda window: window.stored)
 
 

@@ -231,10 +231,10 @@ class Schedule:
         return Schedule(**values)
 
     @staticmethod
-    def known(given: Schedule | Mapping[str, Any] | str | None) -> Schedule | None:
+    def known(spec: Schedule | Mapping[str, Any] | str | None) -> Schedule | None:
         """Return a schedule, also from its JSON form or from a text."""
-        if given is None or isinstance(given, Schedule):
-            return given
-        if isinstance(given, str):
-            return Schedule.parse(given)
-        return Schedule.from_dict(given)
+        if spec is None or isinstance(spec, Schedule):
+            return spec
+        if isinstance(spec, str):
+            return Schedule.parse(spec)
+        return Schedule.from_dict(spec)

@@ -29,7 +29,7 @@ from .sharding_problem import ShardingProblem
 def decision_of(
     module: PlacedModule,
     reach: Mapping[str, ReachableAxes],
-    found: Mapping[str, tuple[ShardingProblem, Sequence[int]]],
+    solutions: Mapping[str, tuple[ShardingProblem, Sequence[int]]],
     price_ps: int,
     bound_ps: int,
 ) -> Decision:
@@ -39,13 +39,13 @@ def decision_of(
     ----------
     module : PlacedModule
     reach : mapping of str to ReachableAxes
-    found : mapping of str to (ShardingProblem, sequence of int)
+    solutions : mapping of str to (ShardingProblem, sequence of int)
         Per public function, its net and the values of its variables.
     price_ps, bound_ps : int
     """
     instances = Instances(module.axes, reach)
     entries = {}
-    for name, (net, values) in found.items():
+    for name, (net, values) in solutions.items():
         g = module.graphs[module.entries[name]]
         entries[name] = _Reader(module, instances, axes_of(module, g)).instance(g, net, values)
     conversions = Conversions(Costs())

@@ -47,10 +47,10 @@ class EdgeBuilder:
             states, variable = self.to.inner(k, j, result=True)
             if not states.items:  # a constant: at hand in every form
                 return
-            given = states.operands[0]
+            produced = states.operands[0]
         else:
             states, variable = self.net.ends[k]
-            given = states.results[j]
+            produced = states.results[j]
         readers: list[Side] = []
         for reader, positions in uses:
             if reader in self.net.callees:
@@ -62,14 +62,14 @@ class EdgeBuilder:
             readers += [(taken.operands[i], other) for i in dict.fromkeys(positions)]
         matrix, held = self.shared.forms_of(g, v), self._stationary(k)
         if len(readers) > 1:
-            read = self._several(v, matrix, held, (given, variable), readers)
+            read = self._several(v, matrix, held, (produced, variable), readers)
         else:
             (read,) = readers
             needs, other = read
-            key = ("edge", id(matrix), held, given, needs, self._counted(v))
-            table = self.shared.table(key, lambda: self._moves(v, given, needs))
+            key = ("edge", id(matrix), held, produced, needs, self._counted(v))
+            table = self.shared.table(key, lambda: self._moves(v, produced, needs))
             self._put(v, variable, other, table)
-        self.keeping.keep(v, matrix, (given, variable), read, readers)
+        self.keeping.keep(v, matrix, (produced, variable), read, readers)
 
     def _several(
         self,
@@ -80,12 +80,12 @@ class EdgeBuilder:
         readers: Sequence[Side],
     ) -> Side:
         """Add a variable for the placement in which a value with several readers is stored."""
-        given, variable = producer
+        produced, variable = producer
         needs = tuple([n for n, _ in readers])
-        key = (id(matrix), held, given, needs, self._counted(v))
+        key = (id(matrix), held, produced, needs, self._counted(v))
         held_forms = self.shared.held.get(key)
         if held_forms is None:
-            held_forms = self.shared.held[key] = self._held(v, given, needs)
+            held_forms = self.shared.held[key] = self._held(v, produced, needs)
         forms, first, rest = held_forms
         shared = -1
         if len(forms) > 1:
@@ -102,7 +102,7 @@ class EdgeBuilder:
         self.net.put_edge(store, store.times(table, self.g.times(v)), first, second)
 
     def _held(
-        self, v: int, given: tuple[Labels, ...], needs: Sequence[tuple[Labels, ...]]
+        self, v: int, produced: tuple[Labels, ...], needs: Sequence[tuple[Labels, ...]]
     ) -> tuple[tuple[Labels, ...], Interned, list[Interned]]:
         """Return stored placements, table (given x held), and per reader (needed x held)."""
         matrix = self.shared.forms_of(self.g, v)
@@ -111,11 +111,11 @@ class EdgeBuilder:
         forms = [i for i, f in enumerate(matrix.placements) if P not in f]
         forms = sorted({*forms, *wanted})
         cost = self._cost(v)
-        give = sorted({at[form] for form in given})
+        give = sorted({at[form] for form in produced})
         rows = np.concatenate([cost[np.ix_(give, forms)].T, matrix.local[np.ix_(forms, wanted)]], 1)
         forms = [forms[i] for i in _undominated(rows)]
         intern = self.shared.store.intern
-        first = intern(cost[np.ix_([at[f] for f in given], forms)])
+        first = intern(cost[np.ix_([at[f] for f in produced], forms)])
         rest = [intern(matrix.local[np.ix_(forms, [at[f] for f in each])].T) for each in needs]
         return tuple([matrix.placements[i] for i in forms]), first, rest
 
@@ -161,17 +161,17 @@ class EdgeBuilder:
             ]
         )
 
-    def _moves(self, v: int, given: tuple[Labels, ...], needs: tuple[Labels, ...]) -> Bytes:
+    def _moves(self, v: int, produced: tuple[Labels, ...], needs: tuple[Labels, ...]) -> Bytes:
         matrix, cost = self.shared.forms_of(self.g, v), self._cost(v)
         at = {form: i for i, form in enumerate(matrix.placements)}
-        return cost[np.ix_([at[f] for f in given], [at[f] for f in needs])]
+        return cost[np.ix_([at[f] for f in produced], [at[f] for f in needs])]
 
 
 def _undominated(rows: Bytes) -> list[int]:
     """Return the rows that no other row dominates; of equal rows the first stays."""
     order = np.argsort(np.minimum(rows, 1 << 50).sum(1), kind="stable")
-    kept: list[int] = []
+    chosen: list[int] = []
     for i in order.tolist():
-        if not kept or not (rows[kept] <= rows[i]).all(1).any():
-            kept.append(i)
-    return sorted(kept)
+        if not chosen or not (rows[chosen] <= rows[i]).all(1).any():
+            chosen.append(i)
+    return sorted(chosen)

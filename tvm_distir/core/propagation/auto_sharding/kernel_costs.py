@@ -119,14 +119,14 @@ class _Reader:
         for v, yes in zip(g.param_values, follows):
             marked[v] = yes
         for node in g.nodes[len(g.params) :]:
-            given = tuple([v >= 0 and marked[v] for v in node.operands])
-            results = (any(given),) * len(node.results)
+            operands = tuple([v >= 0 and marked[v] for v in node.operands])
+            results = (any(operands),) * len(node.results)
             if node.kind == "call":
-                inner, results = self.of(node.callee, given)
+                inner, results = self.of(node.callee, operands)
                 for mine, more in zip(work, inner):
                     mine.update(more)
             elif node.rule is not None and node.rule.op not in VIEWS and not in_place(g, node):
-                (work.each if any(given) else work.once)[kernel_of(g, node)] += 1
+                (work.each if any(operands) else work.once)[kernel_of(g, node)] += 1
             for v, yes in zip(node.results, results):
                 marked[v] = yes and v not in gradients
         result = work, tuple([v >= 0 and marked[v] for v in g.result_values])

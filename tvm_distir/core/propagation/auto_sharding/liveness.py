@@ -112,7 +112,7 @@ class Liveness:
         int
             How often; 0 of what is there whoever reads it, or has the memory of something else.
         """
-        g, (given, variable) = self.g, producer
+        g, (produced, variable) = self.g, producer
         maker = g.producer[v][0]
         node = g.nodes[maker]
         if v in self.donated or self._aliases(maker) or (node.kind == "param" and not g.public):
@@ -122,7 +122,7 @@ class Liveness:
             first, last = 0, self.net.begins[-1] - 1
         elif maker in self.net.callees:
             first = self.net.begins[maker + 1] - 1
-        size = self._bytes(matrix, given)
+        size = self._bytes(matrix, produced)
         spans = list(self.spans.of(v, first, last))
         for often, begin, end in spans:
             if often:
@@ -138,11 +138,11 @@ class Liveness:
 
     def _copies(self, matrix: PriceMatrix, producer: Side, reader: Side) -> Bytes:
         """Return the bytes of a value after resharding for a reader; 0 where none is needed."""
-        given, needs = producer[0], reader[0]
-        key = ("copies", id(matrix), given, needs)
+        produced, needs = producer[0], reader[0]
+        key = ("copies", id(matrix), produced, needs)
         size = self.shared.sizes.get(key)
         if size is None:
-            same = np.array([[x == y for y in needs] for x in given])
+            same = np.array([[x == y for y in needs] for x in produced])
             size = self.shared.sizes[key] = np.where(same, 0, self._bytes(matrix, needs)[None])
         return size
 
@@ -153,14 +153,14 @@ class Liveness:
         sent for others already, and the produced value is freed if no other reader needs it
         (``exclusive``).
         """
-        given, needs = producer[0], reader[0]
-        key = ("left", id(matrix), given, needs, exclusive)
+        produced, needs = producer[0], reader[0]
+        key = ("left", id(matrix), produced, needs, exclusive)
         size = self.shared.sizes.get(key)
         if size is None:
             at = {form: i for i, form in enumerate(matrix.placements)}
-            rows, columns = [at[f] for f in given], [at[f] for f in needs]
+            rows, columns = [at[f] for f in produced], [at[f] for f in needs]
             sent = matrix.local[np.ix_(rows, columns)] >= INFINITE
-            before, after = self._bytes(matrix, given)[:, None], self._bytes(matrix, needs)[None]
+            before, after = self._bytes(matrix, produced)[:, None], self._bytes(matrix, needs)[None]
             least = before if exclusive else np.zeros_like(before)
             size = np.where(sent, np.maximum(least, after), least)
             self.shared.sizes[key] = size

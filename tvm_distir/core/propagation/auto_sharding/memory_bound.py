@@ -72,10 +72,10 @@ class MemoryBound:
         """Return the bytes that a device stores while each node runs, at the largest shard."""
         change = np.zeros(self.end + 1, np.int64)
         for scope, size, first, last in self.holdings:
-            kept = int(size[tuple([values[u] for u in scope])])
-            if kept:
-                change[first] += kept
-                change[last + 1] -= kept
+            bytes_held = int(size[tuple([values[u] for u in scope])])
+            if bytes_held:
+                change[first] += bytes_held
+                change[last + 1] -= bytes_held
         return np.cumsum(change)[:-1]
 
     def priced(

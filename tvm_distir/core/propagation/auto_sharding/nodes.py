@@ -59,8 +59,8 @@ class NodeBuilder:
         if self.g.public:
             param = self.shared.updates.get(k - self.g.rets[0])
             if param is not None:
-                given, variable = self.to.net.ends[self.g.params[param]]
-                needs = [tuple(map(_consumer, form)) for form in given.results[0]]
+                strategies, variable = self.to.net.ends[self.g.params[param]]
+                needs = [tuple(map(_consumer, form)) for form in strategies.results[0]]
                 return self.shared.strategies.intern(needs), variable
         partial = self.to.whole if self.g.public else self.to.partial(v)
         return self.to.variable(self.shared.ends_of(_consumer, matrix, partial, None))

@@ -58,15 +58,19 @@ class OverlapDiscount:
             if key not in calls:
                 continue
             g = self.graphs[key]
-            early = _early(g, [all(x) for x in zip(*[given for given, _ in calls[key]])])
+            early = _early(
+                g, [all(x) for x in zip(*[early_operands for early_operands, _ in calls[key]])]
+            )
             late = _late(
                 g, [all(x) for x in zip(*[wanted for _, wanted in calls[key]])], light[key]
             )
             self._apart[key] = [a or b for a, b in zip(early, late, strict=True)]
             for k in g.calls:
                 node = g.nodes[k]
-                given = [v == CONST or early[v] for v in node.operands]
-                calls.setdefault(node.callee, []).append((given, [late[v] for v in node.results]))
+                early_operands = [v == CONST or early[v] for v in node.operands]
+                calls.setdefault(node.callee, []).append(
+                    (early_operands, [late[v] for v in node.results])
+                )
 
 
 def _light(module: PlacedModule) -> dict[str, Flags]:
@@ -82,10 +86,10 @@ def _light(module: PlacedModule) -> dict[str, Flags]:
     return result
 
 
-def _early(g: Graph, given: Flags) -> list[bool]:
+def _early(g: Graph, early_params: Flags) -> list[bool]:
     """Return which values depend on no data, given which parameters depend on none."""
     early = [True] * len(g.values)
-    for v, free in zip(g.param_values, given, strict=True):
+    for v, free in zip(g.param_values, early_params, strict=True):
         early[v] = free
     for node in g.nodes:
         if node.kind not in ("param", "ret"):

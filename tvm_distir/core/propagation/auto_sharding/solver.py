@@ -68,7 +68,7 @@ class Labeller:
         self.prices = [MeshPrices(system, mesh) for mesh in meshes(mod)]
         self.tables = Tables()
         self.flights = flights_of(mod)
-        self.found: dict[str, tuple[ShardingProblem, Sequence[int]]] = {}
+        self.solutions: dict[str, tuple[ShardingProblem, Sequence[int]]] = {}
         """Per public function its net and the values of its variables, once labelled."""
 
     def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> ShardingSolution:
@@ -109,9 +109,9 @@ class Labeller:
             prices[name] = labelled.price
             bound += labelled.bound
             peak = max(peak, labelled.peak_bytes)
-            self.found[name] = (net, labelled.values)
+            self.solutions[name] = (net, labelled.values)
         price = sum(prices.values())
-        decision = decision_of(self.module, self.reach, self.found, price, bound)
+        decision = decision_of(self.module, self.reach, self.solutions, price, bound)
         return ShardingSolution(price, bound, peak, decision, prices)
 
     def net(self, name: str, hidden: float = 0.0) -> ShardingProblem:

@@ -247,13 +247,13 @@ class Conversions:
         if have == want:
             return 0
         c = self.costs
-        kept = c.keep * (size_bytes // ranks if want >= 0 else size_bytes)
+        local_cost = c.keep * (size_bytes // ranks if want >= 0 else size_bytes)
         if have == R:
-            return (c.slice if want >= 0 else c.partial) + c.scaled(kept)
+            return (c.slice if want >= 0 else c.partial) + c.scaled(local_cost)
         if held:
             return INFINITE
         sent = wire_share(conversion_kind(have, want), c.wire * size_bytes, ranks)
-        price = c.scaled(sent + c.launch + kept)
+        price = c.scaled(sent + c.launch + local_cost)
         return price + c.partial if want == P else price
 
     def supply(

@@ -55,24 +55,24 @@ class EdgeTables:
 
         A value that all consumers take in the only placement that it is given in costs nothing.
         """
-        g, m, given, sizes = self.g, self.model, self.given, self.sizes
+        g, m, produced, sizes = self.g, self.model, self.given, self.sizes
         prices, edge, put_edge = self.prices, self.costs.edge, m.put_edge
         ends, spliced, factors, constant = m.ends, m.spliced, m.factors, 0
         once, loose = g.repeat == 1 and not g.repeats, ((1, False),) * len(self.costs.axes)
         for v, k, j, handed, uses, reader, reads in g.links(self.costs.axes[0].mesh):
             if reader < 0:
-                consumers = self._consumers(uses, given[v])
+                consumers = self._consumers(uses, produced[v])
                 if not consumers:
                     continue
             elif reader in spliced:
                 consumer, other = spliced[reader].params[reads[0]]
-                if other < 0 and consumer.needs[0][0] == given[v]:
+                if other < 0 and consumer.needs[0][0] == produced[v]:
                     continue
                 reads = ALONE
             else:
                 consumer, other = ends[reader]
                 if other < 0:
-                    needs, only = consumer.needs[0], given[v]
+                    needs, only = consumer.needs[0], produced[v]
                     if all([needs[i] == only for i in reads]):
                         continue
             if k in spliced:

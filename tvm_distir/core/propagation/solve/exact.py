@@ -137,13 +137,13 @@ def minimise(
     if whole is not None:
         return Solution(tables.decode(whole, values), 0, whole.feasible)
     done = tables.eliminate(problem, near=PAIR)
-    kept = sorted({v for scope in done.factors for v in scope})
-    at = {v: i for i, v in enumerate(kept)}
+    remaining = sorted({v for scope in done.factors for v in scope})
+    at = {v: i for i, v in enumerate(remaining)}
     factors = {tuple([at[v] for v in scope]): t for scope, t in done.factors.items()}
-    core = paired(tables, Problem([problem.domains[v] for v in kept], factors))
+    core = paired(tables, Problem([problem.domains[v] for v in remaining], factors))
     effort = _Effort(limit, rounds or ROUNDS, program, gap, constant + done.constant)
     solution = _Core(tables, core, place, starts or WarmStarts(), effort).solve()
-    for v, value in zip(kept, solution.values):
+    for v, value in zip(remaining, solution.values):
         values[v] = value
     return Solution(tables.decode(done, values), solution.gap, solution.feasible and done.feasible)
 

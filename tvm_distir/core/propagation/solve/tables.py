@@ -135,8 +135,8 @@ class PriceTables(TableStore):
             else:
                 labels = other.needs + other.gives
                 sizes = [b // n if x >= 0 else b for b, x in zip(sizes, labels)]
-        kept = sum(sizes[len(rule.in_bytes) :])
+        result_bytes = sum(sizes[len(rule.in_bytes) :])
         if strategy.factor is not None:
             share //= ranks
-            sent, launches = sent_inside(rule.factors[strategy.factor], kept, ranks, share)
-        return c.work(flops, sum(sizes), kept), c.sending(sent, launches)
+            sent, launches = sent_inside(rule.factors[strategy.factor], result_bytes, ranks, share)
+        return c.work(flops, sum(sizes), result_bytes), c.sending(sent, launches)

@@ -201,23 +201,23 @@ class ProblemTemplate:
         costs: ByteCosts,
         callees: Sequence[Summary],
     ) -> Interned:
-        kind, *given = order
+        kind, *arguments = order
         prices = costs.prices
         if kind == "edge":
-            return costs.edge(*given)
+            return costs.edge(*arguments)
         if kind == "share":
-            _, first, rest = costs.share(*given[2:])[given[0]]
-            return (first, *rest)[given[1]]
+            _, first, rest = costs.share(*arguments[2:])[arguments[0]]
+            return (first, *rest)[arguments[1]]
         if kind == "op":
-            return costs.work(*given)
+            return costs.work(*arguments)
         if kind == "add":
-            return prices.add(numbers[given[0]], numbers[given[1]])
+            return prices.add(numbers[arguments[0]], numbers[arguments[1]])
         if kind == "callee":
-            return callees[given[0]].factors[given[1]][1], 0
+            return callees[arguments[0]].factors[arguments[1]][1], 0
         if kind in ("flip", "diagonal"):
             turned = prices.flipped if kind == "flip" else prices.diagonal
-            return turned(numbers[given[0]])
-        return (costs.held if kind == "held" else costs.moved)(*given)
+            return turned(numbers[arguments[0]])
+        return (costs.held if kind == "held" else costs.moved)(*arguments)
 
 
 def template_of(

@@ -63,5 +63,5 @@ class CallWriter:
         variables, bindings : lists
             As many of each as were written.
         """
-        made = unpack(self._write(first))
-        return made[::2], made[1::2]
+        pairs = unpack(self._write(first))
+        return pairs[::2], pairs[1::2]

@@ -57,8 +57,8 @@ def pruned_bindings(
     """
     hides = tuple([int(dataflow) for dataflow, _ in blocks])
     bindings = [some for _, some in blocks]
-    kept, pure = native_function("prune")(bindings, hides, result, *_questions())
-    return unpack(kept), bool(pure)
+    blocks_left, pure = native_function("prune")(bindings, hides, result, *_questions())
+    return unpack(blocks_left), bool(pure)
 
 
 @functools.cache
