@@ -77,8 +77,8 @@ def deploy(
     program, where = LoweredProgram(dist), Path(os.path.realpath(folder))
     old = replaceable(where, force)
     need_compiler()
-    given = open_weights(params) if isinstance(params, str | os.PathLike) else params or {}
-    values = bind_some(program.entries, given)
+    stored = open_weights(params) if isinstance(params, str | os.PathLike) else params or {}
+    values = bind_some(program.entries, stored)
     with _staged(where, old) as stage:
         libraries = {e.function: _library(program, e, stage) for e in program.entries}
         weights = _write_weights(program.entries, values, stage)
@@ -117,7 +117,7 @@ def _staged(where: Path, old: list[str]) -> Iterator[Path]:
     EngineError
         DIST0640 where it cannot be written; what was there before is still there then.
     """
-    made = [path for path in (where, *where.parents) if not os.path.lexists(path)]
+    created = [path for path in (where, *where.parents) if not os.path.lexists(path)]
     done = False
     try:
         where.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def _staged(where: Path, old: list[str]) -> Iterator[Path]:
     except OSError as err:
         raise _unwritable(where, err) from err
     finally:
-        for path in made if not done else ():
+        for path in created if not done else ():
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
 

@@ -57,6 +57,6 @@ class Machine:
 
     def run(self, key: Hashable, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Call a function on arrays."""
-        given = [tvm.runtime.tensor(np.array(x, order="C")) for x in inputs]
-        out = self._vm[self._names[key]](*given)
+        tensors = [tvm.runtime.tensor(np.array(x, order="C")) for x in inputs]
+        out = self._vm[self._names[key]](*tensors)
         return [out.numpy()] if hasattr(out, "numpy") else [x.numpy() for x in out]

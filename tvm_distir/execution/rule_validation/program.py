@@ -130,8 +130,8 @@ def local_program(
     mesh = device_mesh({"devices": count})
     var = relax.Var("value", call.ty)
     rows = [(R if d is None else d,) for d in (*factor.ins, *factor.outs)]
-    given = [x for arg in tensor_args(call) for x, _, _ in leaves_of(arg)]
-    leaves = [*(x.ty for x in given), *flat_types(call.ty)]
+    exprs = [x for arg in tensor_args(call) for x, _, _ in leaves_of(arg)]
+    leaves = [*(x.ty for x in exprs), *flat_types(call.ty)]
     shards = [
         shard(static_shape(ty) or (), row, (count,), str(ty.dtype))
         for ty, row in zip(leaves, rows, strict=True)
@@ -141,7 +141,7 @@ def local_program(
     form = CallForm((factor,), tuple(rows[: len(ins)]), tuple(rows[len(ins) :]), terms, None)
     params: list[Any] = []
     operands: list[Operand] = []
-    for x, operand_shard in zip(given, ins, strict=True):
+    for x, operand_shard in zip(exprs, ins, strict=True):
         if isinstance(x, ir.Var):
             x = relax.Var(
                 f"operand{len(params)}",
@@ -212,9 +212,9 @@ def _cut_in_steps(
         if not waiting:
             return
         wanted = {v for b in rest for v in variables(b.value)} | set(program.results)
-        made = [b.var for b in waiting]
-        outputs = tuple(v for v in made if v in wanted)
-        read = dict.fromkeys(v for b in waiting for v in variables(b.value) if v not in made)
+        defined = [b.var for b in waiting]
+        outputs = tuple(v for v in defined if v in wanted)
+        read = dict.fromkeys(v for b in waiting for v in variables(b.value) if v not in defined)
         name = (key, len(program.steps))
         machine.add(name, _renamed(tuple(read), waiting, outputs, kernels))
         program.steps.append(_Function(name, tuple(read), outputs))

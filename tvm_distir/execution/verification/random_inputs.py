@@ -55,11 +55,11 @@ def draw_inputs(
         DIST0340 a parameter cannot be drawn, or a given weight has another shape; DIST0341 which
         function is meant is not clear.
     """
-    given = {} if exact or weights is None else weights
+    fixed = {} if exact or weights is None else weights
     mod = RunInTurn()(mod)
     arrays, entry = [], entry_of(mod)
     for index, spec in enumerate(input_specs(mod)):
-        known = given.get(spec.name) if spec.role != "data" else None
+        known = fixed.get(spec.name) if spec.role != "data" else None
         if known is not None and tuple(known.shape) != spec.shape:
             raise ModelError(
                 "DIST0340",

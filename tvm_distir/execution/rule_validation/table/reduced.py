@@ -44,9 +44,9 @@ NARROW = [
 ]
 TIES = [
     *(
-        case(make(var(*s), axis=axis, keepdims=kept))
+        case(make(var(*s), axis=axis, keepdims=keepdims))
         for make in (op.argmax, op.argmin)
-        for s, axis, kept in (((4, 9), 1, True), ((8, 3), 0, False), ((2, 3, 6), -1, False))
+        for s, axis, keepdims in (((4, 9), 1, True), ((8, 3), 0, False), ((2, 3, 6), -1, False))
     ),
     case(op.argmax(var(4, 6, dtype="int32"), axis=1)),
     *(

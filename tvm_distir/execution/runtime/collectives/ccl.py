@@ -146,8 +146,8 @@ def _collective(name: str) -> Callable[..., Any]:
     def body(fabric: PythonFabric, rank: int, *args: Any) -> None:
         *operand, groups, size = args[: len(args) - len(names) - 1]
         values = [int(v) for v in args[len(args) - len(names) - 1 : -1]]
-        given = [(k, REDUCE_OPS[v] if k == "op" else v) for k, v in zip(names, values)]
-        call = Collective(name, _groups(groups, int(size)), tuple(given))
+        arguments = [(k, REDUCE_OPS[v] if k == "op" else v) for k, v in zip(names, values)]
+        call = Collective(name, _groups(groups, int(size)), tuple(arguments))
         x = to_array(operand[0]) if operand else None
         _fill(args[-1], fabric.collective(rank, call, x))
 
@@ -162,8 +162,8 @@ def _transfer(args: Sequence[Any]) -> Transfer:
 
 
 def _exchange(fabric: Fabric, rank: int, x: Any, groups: Any, size: Any, *rest: Any) -> None:
-    *given, out = rest
-    shape, mesh, before, after = (tuple(int(n) for n in part) for part in given)
+    *parts, out = rest
+    shape, mesh, before, after = (tuple(int(n) for n in part) for part in parts)
     places = tuple(range(int(size)))
     args = (("shape", shape), ("src", (mesh, places, before)), ("dst", (mesh, places, after)))
     call = Collective("exchange", _groups(groups, int(size)), args)
@@ -189,13 +189,13 @@ def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
     collectives : str
         A key of :data:`FABRICS`; only workers of such a fabric may call the functions.
     """
-    made: dict[str, Callable[..., Any]]
+    bodies: dict[str, Callable[..., Any]]
     if collectives == "native":
-        made = {name: native.collective(name) for name in (*ARGS, *NATIVE_ONLY)}
+        bodies = {name: native.collective(name) for name in (*ARGS, *NATIVE_ONLY)}
     else:
-        made = {name: _guarded(name, _collective(name)) for name in ARGS}
+        bodies = {name: _guarded(name, _collective(name)) for name in ARGS}
     ours = {"exchange": _exchange, "send": _send, "recv": _recv}
-    return {**made, **{name: _guarded(name, body) for name, body in ours.items()}}
+    return {**bodies, **{name: _guarded(name, body) for name, body in ours.items()}}
 
 
 def register(collectives: str = "native") -> None:

@@ -37,9 +37,9 @@ def _shape(values: Sequence[int]) -> relax.ShapeExpr:
 def _collective(name: str) -> Legalize:
     def legalize(_: relax.BlockBuilder, call: ir.Call) -> Any:
         decoded = decode_collective(call)
-        given: dict[str, Any] = dict(decoded.args)
-        given.setdefault("wrap", 0)
-        values = [REDUCE_OPS.index(given[k]) if k == "op" else given[k] for k in ARGS[name]]
+        arguments: dict[str, Any] = dict(decoded.args)
+        arguments.setdefault("wrap", 0)
+        values = [REDUCE_OPS.index(arguments[k]) if k == "op" else arguments[k] for k in ARGS[name]]
         flat = [r for group in decoded.groups for r in group]
         args = [*call.args, _shape(flat), _int(len(decoded.groups[0])), *map(_int, values)]
         return relax.op.call_dps_packed(CCL_PREFIX + name, args, out_ty=call.ty)
@@ -49,10 +49,10 @@ def _collective(name: str) -> Legalize:
 
 def _exchange(_: relax.BlockBuilder, call: ir.Call) -> Any:
     decoded = decode_collective(call)
-    given: dict[str, Any] = dict(decoded.args)
-    (mesh, _, before), (_, _, after) = given["src"], given["dst"]
+    arguments: dict[str, Any] = dict(decoded.args)
+    (mesh, _, before), (_, _, after) = arguments["src"], arguments["dst"]
     groups = _shape([r for group in decoded.groups for r in group])
-    parts = [_shape(part) for part in (given["shape"], mesh, before, after)]
+    parts = [_shape(part) for part in (arguments["shape"], mesh, before, after)]
     args = [call.args[0], groups, _int(len(decoded.groups[0])), *parts]
     return relax.op.call_dps_packed(CCL_PREFIX + "exchange", args, out_ty=call.ty)
 

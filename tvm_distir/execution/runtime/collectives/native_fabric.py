@@ -46,9 +46,9 @@ class NativeFabric(Transfers):
         fabric._begin(native.CclFabric.open(descriptor))
         return fabric
 
-    def _begin(self, made: native.CclFabric) -> None:
+    def _begin(self, fabric: native.CclFabric) -> None:
         super().__init__()
-        self.native = made
+        self.native = fabric
         self._lock = threading.Lock()
         self._errors: dict[int, BaseException] = {}
 
@@ -58,10 +58,10 @@ class NativeFabric(Transfers):
         first = self.native.failure()
         if first is None:
             return None
-        rank, told = first
+        rank, cause = first
         if rank in self._errors:
             return rank, self._errors[rank]
-        return rank, WorkerError(told) if isinstance(told, str) else told
+        return rank, WorkerError(cause) if isinstance(cause, str) else cause
 
     def worker(self, rank: int) -> Any:
         """Return the context in which the calling thread is the worker ``rank``."""

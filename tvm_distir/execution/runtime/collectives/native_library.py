@@ -164,8 +164,8 @@ class CclFabric:
         if not result:
             return None
         fields = dict(zip(_FAULT, map(str, result[1:])))
-        told = DistIRError.from_dict(fields) if fields["code"] else fields["what"]
-        return int(result[0]), told
+        cause = DistIRError.from_dict(fields) if fields["code"] else fields["what"]
+        return int(result[0]), cause
 
     def finish(self, rank: int) -> None:
         """Record that a rank has run to its end."""

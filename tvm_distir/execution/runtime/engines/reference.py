@@ -53,11 +53,11 @@ def strip_annotations(mod: ir.IRModule) -> ir.IRModule:
     return out
 
 
-def _argument(ty: Any, given: Iterator[Array]) -> Any:
+def _argument(ty: Any, arrays: Iterator[Array]) -> Any:
     """Return the next arrays as an argument of a type: a tensor, or a (nested) tuple of them."""
     if isinstance(ty, relax.TupleType):
-        return tuple(_argument(field, given) for field in ty.fields)
-    return to_tensor(next(given))
+        return tuple(_argument(field, arrays) for field in ty.fields)
+    return to_tensor(next(arrays))
 
 
 def _refuse_collectives(mod: ir.IRModule) -> None:
@@ -129,6 +129,6 @@ class Reference:
             fault = index_fault(array, allowed.numbers(), place) if allowed else None
             if fault is not None:
                 raise fault
-        given = iter(inputs)
-        result = self._machines.call(self._entry, *(_argument(ty, given) for ty in self._types))
+        arrays = iter(inputs)
+        result = self._machines.call(self._entry, *(_argument(ty, arrays) for ty in self._types))
         return [to_array(t) for t in flat_tensors(result)]

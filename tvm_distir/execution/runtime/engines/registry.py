@@ -59,8 +59,8 @@ def engine(name: str | Engine) -> Engine:
     module, cls = _HOME[name]
     if name == "virtual" and _RUNTIME_ONLY:
         module, cls = _WITHOUT_IR
-    made: Engine = getattr(importlib.import_module(f".{module}", __package__), cls)()
-    return made
+    instance: Engine = getattr(importlib.import_module(f".{module}", __package__), cls)()
+    return instance
 
 
 def run(

@@ -94,12 +94,12 @@ def _by_position(
 ) -> dict[int, Any]:
     """Return the values by position. A sequence names, in order, the inputs that are not stored."""
     if isinstance(inputs, Mapping):
-        given = _by_name(ports, inputs, faults)
+        arguments = _by_name(ports, inputs, faults)
         for i, port in ports.items():
-            if i not in given and i not in stored:
+            if i not in arguments and i not in stored:
                 needed = f"{port.dtype}{list(port.shape)} is needed"
                 faults.add(bad_input(f"missing: {port.name}; {needed}", "Give every input.", port))
-        return {**stored, **given}
+        return {**stored, **arguments}
     count = max(ports, default=-1) + 1
     asked = [i for i in range(count) if i not in stored]
     if len(inputs) != len(asked):
@@ -114,16 +114,16 @@ def _by_name(
 ) -> dict[int, Any]:
     """Return the values by position; a model's names may be given, with dots for example."""
     names = {p.name: i for i, p in ports.items()}
-    given: dict[int, Any] = {}
+    arguments: dict[int, Any] = {}
     for name, value in inputs.items():
         known = name if name in names else re.sub(r"\W", "_", name)
         if known not in names:
             faults.add(bad_input(f'there is no input "{name}"', nearest(name, names)))
-        elif names[known] in given:
+        elif names[known] in arguments:
             faults.add(bad_input(f'"{name}" is given twice', "Give each input once."))
         else:
-            given[names[known]] = value
-    return given
+            arguments[names[known]] = value
+    return arguments
 
 
 def _checked(value: Any, port: Port, faults: Faults) -> Any:
@@ -138,11 +138,11 @@ def _checked(value: Any, port: Port, faults: Faults) -> Any:
             return value
     dtype = np_dtype(port.dtype)
     if tuple(value.shape) != port.shape:
-        told = f"shape {tuple(value.shape)} given, {port.shape} needed"
-        faults.add(bad_input(told, "Give the whole array.", port))
+        what = f"shape {tuple(value.shape)} given, {port.shape} needed"
+        faults.add(bad_input(what, "Give the whole array.", port))
     if value.dtype != dtype:
-        told = f"type {value.dtype} given, {dtype} needed"
-        faults.add(bad_input(told, f'Use .astype("{dtype}").', port))
+        what = f"type {value.dtype} given, {dtype} needed"
+        faults.add(bad_input(what, f'Use .astype("{dtype}").', port))
     return value
 
 
@@ -233,8 +233,8 @@ def _box_text(box: Bounds | None) -> str:
 def bind_some(entries: Sequence[EntryFunction], inputs: Mapping[str, Any]) -> dict[int, Any]:
     """Check some of the inputs as :func:`bind_inputs` does; they are returned by position."""
     ports, faults = input_ports(entries), _no_faults()
-    given = _by_name(ports, inputs, faults)
-    checked = {i: _checked(value, ports[i], faults) for i, value in given.items()}
+    arguments = _by_name(ports, inputs, faults)
+    checked = {i: _checked(value, ports[i], faults) for i, value in arguments.items()}
     _check_indices(entries, checked, faults)
     faults.raise_all()
     return checked
@@ -263,8 +263,10 @@ def bind_inputs(
         ``error.violations`` has all that do not fit.
     """
     ports, faults = input_ports(entries), _no_faults()
-    given = _by_position(ports, inputs, stored or {}, faults)
-    checked = {i: _checked(given[i], port, faults) for i, port in ports.items() if i in given}
+    arguments = _by_position(ports, inputs, stored or {}, faults)
+    checked = {
+        i: _checked(arguments[i], port, faults) for i, port in ports.items() if i in arguments
+    }
     _check_indices(entries, checked, faults)
     faults.raise_all()
     return LocalInputs(checked)

@@ -58,14 +58,14 @@ class _OutputAssembly:
         check_local(part, port, entry, rank, place)
         del self._missing[rank]
         bounds = entry.bounds(port, rank)
-        kept = part[tuple(slice(0, b - a) for a, b in bounds)]
+        content = part[tuple(slice(0, b - a) for a, b in bounds)]
         if bounds in self._holder:
             first, other = self._holder[bounds]
-            if not same_bits(kept, other):
+            if not same_bits(content, other):
                 raise different_bits(first, rank, port, place)
             return
-        self._holder[bounds] = (rank, kept)
-        self.whole[tuple(slice(a, b) for a, b in bounds)] = kept
+        self._holder[bounds] = (rank, content)
+        self.whole[tuple(slice(a, b) for a, b in bounds)] = content
 
     def check(self, place: str) -> None:
         """Refuse (DIST0603) a mesh of which some ranks give nothing."""
@@ -123,17 +123,17 @@ def gather_outputs(
         for k, port in enumerate(entry.outputs):
             mesh = entry.mesh_of(port)
             place = entry.output_place(port)
-            made = joined.setdefault(port.index, {})
-            _, whole = made.setdefault(mesh, (place, _OutputAssembly(port, mesh[1])))
+            copies = joined.setdefault(port.index, {})
+            _, whole = copies.setdefault(mesh, (place, _OutputAssembly(port, mesh[1])))
             for rank in entry.ranks:
                 whole.add(entry, port, rank, results[rank][k])
     return [_agreed(joined[i]) for i in range(len(joined))]
 
 
-def _agreed(made: Mapping[Any, tuple[str, _OutputAssembly]]) -> Array:
+def _agreed(copies: Mapping[Any, tuple[str, _OutputAssembly]]) -> Array:
     """Return the output, which must be the same on all meshes that return it."""
-    (first, whole), *others = made.values()
-    for place, other in made.values():
+    (first, whole), *others = copies.values()
+    for place, other in copies.values():
         other.check(place)
     for place, other in others:
         if not same_bits(whole.whole, other.whole):

@@ -27,8 +27,10 @@ def launched(mod: ir.IRModule, fuse: bool = False) -> ir.IRModule:
         Join kernels as TVM's ``FuseOps`` does. False: one per op, as :func:`tvm_distir.run` and
         ``tvm.compile`` on a CPU launch them.
     """
-    kept = [str(name) for name in ir.Op.list_op_names() if str(name).startswith(_COMMUNICATION)]
-    passes = kernel_passes(skip_ops=kept)
+    communication = [
+        str(name) for name in ir.Op.list_op_names() if str(name).startswith(_COMMUNICATION)
+    ]
+    passes = kernel_passes(skip_ops=communication)
     if fuse:
         passes += [
             relax.transform.AnnotateTIROpPattern(),

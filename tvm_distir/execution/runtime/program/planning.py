@@ -151,12 +151,12 @@ class _Reader:
         op = value.op
         if isinstance(op, ir.GlobalVar) and isinstance(self.mod[op], relax.Function):
             name = str(op.name_hint)
-            made, tree = _Reader.read(self.mod, name, self.known)
+            body, tree = _Reader.read(self.mod, name, self.known)
             for arg in value.args:
                 if isinstance(arg, relax.Tuple):
                     self._keep(arg)
-            given = self._arguments(self.mod[op], value.args)
-            self._returned(var, CALL, (name,), made.results, tree, given)
+            arguments = self._arguments(self.mod[op], value.args)
+            self._returned(var, CALL, (name,), body.results, tree, arguments)
             return
         name = str(op.name) if isinstance(op, ir.Op) else ""
         if name == "relax.memory.alloc_storage":
@@ -189,10 +189,10 @@ class _Reader:
             called = [b.value for b in all_bindings(side) if isinstance(b.value, ir.Call)]
             (call,) = [c for c in called if isinstance(c.op, ir.GlobalVar)]
             names.append(str(call.op.name_hint))
-            given = self._arguments(self.mod[call.op], call.args)
-            sides.append((*_Reader.read(self.mod, names[-1], self.known), given))
-        made, tree, given = max(sides, key=lambda side: len(side[0].results))
-        self._returned(var, BRANCH, tuple(names), made.results, tree, given)
+            arguments = self._arguments(self.mod[call.op], call.args)
+            sides.append((*_Reader.read(self.mod, names[-1], self.known), arguments))
+        body, tree, arguments = max(sides, key=lambda side: len(side[0].results))
+        self._returned(var, BRANCH, tuple(names), body.results, tree, arguments)
 
     def _arguments(self, fn: relax.Function, args: Sequence[Any]) -> list[Tree]:
         """Return the results of a call, in the order of the callee's numbers."""
@@ -209,7 +209,7 @@ class _Reader:
         names: tuple[str, ...],
         results: Sequence[int],
         tree: Tree,
-        given: Sequence[Tree],
+        arguments: Sequence[Tree],
     ) -> None:
         """Take over the blocks that a call returns; each is held by all that it returns."""
         first = len(self.count)
@@ -223,7 +223,7 @@ class _Reader:
                 return tuple(map(mine, part))
             if part is None or part >= 0:
                 return None if part is None else at[part]
-            return given[-1 - part]
+            return arguments[-1 - part]
 
         self._put(var, mine(tree))
 

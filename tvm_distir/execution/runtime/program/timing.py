@@ -160,8 +160,10 @@ def _function(call: relax.Call, name: str) -> relax.Function:
     params = [relax.Var(f"operand{n}", arg.ty) for n, arg in enumerate(call.args[1])]
     builder = relax.BlockBuilder()
     with builder.function(name, params):
-        made = relax.Call(call.op, [call.args[0], relax.Tuple(params)], call.attrs, call.ty_args)
-        builder.emit_func_output(builder.emit(made))
+        call_on_params = relax.Call(
+            call.op, [call.args[0], relax.Tuple(params)], call.attrs, call.ty_args
+        )
+        builder.emit_func_output(builder.emit(call_on_params))
     return builder.finalize()[name]
 
 

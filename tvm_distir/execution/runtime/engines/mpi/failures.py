@@ -68,9 +68,9 @@ def raise_failure(job: Job, folder: Path, code: int) -> None:
     EngineError
         DIST0615 for a process that died, else what a rank raised.
     """
-    told = [*_failures(job, folder), *_deaths(job, folder)]
-    if told:
-        raise min(told, key=lambda item: item[0])[1]
+    causes = [*_failures(job, folder), *_deaths(job, folder)]
+    if causes:
+        raise min(causes, key=lambda item: item[0])[1]
     if code == 0 and all(result_file(folder, r).exists() for r in job.ranks):
         return
     raise _died(job, _launcher_tells(job, folder, code))

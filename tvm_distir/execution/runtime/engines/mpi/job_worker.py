@@ -88,9 +88,9 @@ def main(folder: Path) -> int:
         process_file(folder, rank).write_text(str(os.getpid()))
         _run(job, rank, folder)
     except BaseException as err:
-        told = err if isinstance(err, DistIRError) else worker_failed(err, rank, "engine mpi")
-        write_value(failure_file(folder, rank), (time.time(), told))
-        mpi.COMM_WORLD.Abort(told.exit_code)
+        failure = err if isinstance(err, DistIRError) else worker_failed(err, rank, "engine mpi")
+        write_value(failure_file(folder, rank), (time.time(), failure))
+        mpi.COMM_WORLD.Abort(failure.exit_code)
     return 0
 
 

@@ -102,8 +102,8 @@ def find_launcher(launcher: Sequence[str] | None = None) -> list[str]:
 
 def _flags(launcher: str) -> list[str]:
     """Return what this MPI needs to run more processes than cores, and as root in a container."""
-    told = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False)
-    if "Open MPI" not in told.stdout + told.stderr:
+    version = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False)
+    if "Open MPI" not in version.stdout + version.stderr:
         return []
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return [*root, "--oversubscribe", "--bind-to", "none"]
@@ -111,12 +111,12 @@ def _flags(launcher: str) -> list[str]:
 
 def _environment(job: Job) -> dict[str, str]:
     """Return the environment with this process' import path and without variables of an MPI."""
-    kept = {k: v for k, v in os.environ.items() if not _PRIVATE.match(k)}
-    kept["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    kept.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    environment = {k: v for k, v in os.environ.items() if not _PRIVATE.match(k)}
+    environment["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     if not job.preload and all(name.endswith(".so") for name in job.libraries.values()):
-        kept["TVM_USE_RUNTIME_LIB"] = "1"  # starts in half the time
-    return kept
+        environment["TVM_USE_RUNTIME_LIB"] = "1"  # starts in half the time
+    return environment
 
 
 def _run(command: Sequence[str], job: Job, folder: Path) -> int:

@@ -68,8 +68,8 @@ def wait_for_end(
             continue
         for k, (port, part) in enumerate(zip(entry.outputs, results[fabric.rank])):
             check_local(part, port, entry, fabric.rank, entry.output_place(port))
-            kept = np.ascontiguousarray(_without_padding(entry, port, fabric.rank, part))
-            digests[k] = hashlib.sha256(kept.tobytes()).digest()
+            content = np.ascontiguousarray(_without_padding(entry, port, fabric.rank, part))
+            digests[k] = hashlib.sha256(content.tobytes()).digest()
     rank = fabric.rank
     ended = Ended(
         rank,

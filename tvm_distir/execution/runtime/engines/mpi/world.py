@@ -109,8 +109,8 @@ class World:
             return None
         data = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
         self._comm.Recv(data, status.Get_source(), FAILURE)
-        told: tuple[int, BaseException] = pickle.loads(data.tobytes())
-        return told
+        failure: tuple[int, BaseException] = pickle.loads(data.tobytes())
+        return failure
 
     def abandon(self) -> None:
         """Abandon the communicator after a failure; pending messages keep their memory."""

@@ -69,9 +69,9 @@ class MemoryLayout:
 
     def place(self, shape: Sequence[int], dtype: str) -> ArraySlot:
         """Return the place of one more array."""
-        made = ArraySlot(self.size_bytes, tuple(shape), dtype)
-        self.size_bytes += -(-made.size_bytes // _ALIGNMENT) * _ALIGNMENT
-        return made
+        slot = ArraySlot(self.size_bytes, tuple(shape), dtype)
+        self.size_bytes += -(-slot.size_bytes // _ALIGNMENT) * _ALIGNMENT
+        return slot
 
 
 class Memory:

@@ -120,8 +120,8 @@ class _Run:
                 env[step.target] = self.evaluate(step.value, env, count)
             elif isinstance(step, CollectiveStep):
                 operand = step.operand
-                given = None if operand is None else self.evaluate(operand, env, count)
-                env[step.target] = yield from self.exchanges.collective(step, given, entry)
+                value = None if operand is None else self.evaluate(operand, env, count)
+                env[step.target] = yield from self.exchanges.collective(step, value, entry)
             elif isinstance(step, CallStep):
                 values = [self.evaluate(a, env, count) for a in step.args]
                 env[step.target] = yield from self.function(step.callee, values, entry)
@@ -129,8 +129,8 @@ class _Run:
                 branch = self.branch(step, env, entry)
                 env[step.target] = yield from self.execute(branch, dict(env), entry)
             elif step.operand is not None:
-                given = self.evaluate(step.operand, env, count)
-                env[step.target] = self.exchanges.send(step, given, entry)
+                value = self.evaluate(step.operand, env, count)
+                env[step.target] = self.exchanges.send(step, value, entry)
             else:
                 env[step.target] = yield from self.exchanges.receive(step, entry)
             for var in drops:
@@ -193,9 +193,9 @@ class VirtualEngine(Engine):
         """
         if not isinstance(program, LoweredProgram):
             plain = PlainEngine()
-            given = plain.run_local(program, local)
+            plain_results = plain.run_local(program, local)
             self.collectives = plain.collectives
-            return given
+            return plain_results
         entries = program.entries
         state = _Run(program.mod, program.axes, self._kernels)
         state.prepare(entry.function for entry in entries)
@@ -214,13 +214,13 @@ class VirtualEngine(Engine):
 
 def _columns(entry: EntryFunction, local: LocalInputs) -> list[PerRank]:
     """Return the inputs one by one, each as a tensor per rank; replicas share theirs."""
-    made: dict[int, tuple[Array, Any]] = {}  # holds the array, so that no other takes its id
+    converted: dict[int, tuple[Array, Any]] = {}  # holds the array, so that no other takes its id
     columns: list[PerRank] = [[] for _ in entry.inputs]
     for rank in entry.ranks:
         for column, array in zip(columns, local.of(entry, rank)):
-            if id(array) not in made:
-                made[id(array)] = (array, to_tensor(array))
-            column.append(made[id(array)][1])
+            if id(array) not in converted:
+                converted[id(array)] = (array, to_tensor(array))
+            column.append(converted[id(array)][1])
     return columns
 
 

@@ -77,13 +77,13 @@ class XlaProcess:
     def __init__(self, python: str, devices: int, timeout_s: float = TIMEOUT_S) -> None:
         flags = os.environ.get("XLA_FLAGS", "")
         flags += f" --xla_force_host_platform_device_count={devices}"
-        kept = {key: value for key, value in os.environ.items() if key not in _HIDDEN}
+        environment = {key: value for key, value in os.environ.items() if key not in _HIDDEN}
         self._process = subprocess.Popen(
             [python, str(Path(__file__).with_name("worker.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**kept, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()},
+            env={**environment, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()},
         )
         self._said = b""
         if "version" not in self._asked(None, timeout_s):

@@ -92,8 +92,8 @@ class Xla:
         for parts, proto in zip(self._parts(program, args), program.get_output_shardings()):
             sharding = lies(proto)
             shape = _whole_shape(parts[0].shape, proto)
-            made = self._jax.make_array_from_single_device_arrays(shape, sharding, parts)
-            result.append(np.asarray(made))
+            array = self._jax.make_array_from_single_device_arrays(shape, sharding, parts)
+            result.append(np.asarray(array))
         return result
 
     @staticmethod
