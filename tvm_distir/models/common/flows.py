@@ -127,8 +127,8 @@ class Flows:
         if type(value) is ir.Call and type(value.op) is ir.GlobalVar:
             called = self._called(value.op)
             if called is not None:
-                given = [flow for arg in value.args for flow in self._leaves(arg)]
-                return tuple(_through(flow, given) for flow in called)
+                operand_flows = [flow for arg in value.args for flow in self._leaves(arg)]
+                return tuple(_through(flow, operand_flows) for flow in called)
         read = self._read(value)
         return tuple(Flow(read, 0, 0, read) for _ in flat_types(var.ty))
 
@@ -185,14 +185,14 @@ def bits(mask: int) -> list[int]:
     return numbers
 
 
-def _through(flow: Flow, given: list[Flow]) -> Flow:
+def _through(flow: Flow, operands: list[Flow]) -> Flow:
     """Return a result's dependences on the parameters of the caller."""
-    flows_through = [given[i] for i in bits(flow.same)]
-    beneath = [given[i].read for i in bits(flow.beneath)]
+    flows_through = [operands[i] for i in bits(flow.same)]
+    beneath = [operands[i].read for i in bits(flow.beneath)]
     return Flow(
-        _union(given[i].read for i in bits(flow.read)),
+        _union(operands[i].read for i in bits(flow.read)),
         _union(passing.same for passing in flows_through),
-        _union(given[i].moved for i in bits(flow.moved)),
+        _union(operands[i].moved for i in bits(flow.moved)),
         _union([*beneath, *(passing.beneath for passing in flows_through)]),
     )
 

@@ -132,12 +132,14 @@ class _Step:
             for p in matches
             if p not in weights and p not in owned and (not self.kinds[p][0] or p not in data)
         ]
-        kept = {p: matches[p] for p in sorted({*weights, *owned, *free}, key=matches.__getitem__)}
+        updated_by = {
+            p: matches[p] for p in sorted({*weights, *owned, *free}, key=matches.__getitem__)
+        }
         gradients = {w: self._gradient(w, r, states[w], matches) for w, r in weights.items()}
         title = self.names
         return {
-            "updated": {title[p]: str(self.fields[r].name) for p, r in kept.items()},
-            "places": {title[p]: r for p, r in kept.items()},
+            "updated": {title[p]: str(self.fields[r].name) for p, r in updated_by.items()},
+            "places": {title[p]: r for p, r in updated_by.items()},
             "states": {title[w]: [title[p] for p in group] for w, group in states.items() if group},
             "gradients": {title[w]: str(v.name) for w, v in gradients.items() if v is not None},
             "counters": {title[p]: 2 for p in free if not self.kinds[p][0]},
@@ -234,9 +236,11 @@ def _with_data_first(fn: relax.Function, updated: set[str]) -> relax.Function:
         return fn
     order = sorted(range(len(names)), key=lambda i: names[i] in updated if i < count else True)
     params = [fn.params[i] for i in order]
-    made = relax.Function(params, fn.body, fn.ret_ty, fn.is_pure, fn.attrs)
-    kept = sum(name not in updated for name in names[:count])
-    return made.with_attrs({NUM_INPUT_ATTR: kept, PARAM_NAMES_ATTR: [names[i] for i in order]})
+    step = relax.Function(params, fn.body, fn.ret_ty, fn.is_pure, fn.attrs)
+    data_count = sum(name not in updated for name in names[:count])
+    return step.with_attrs(
+        {NUM_INPUT_ATTR: data_count, PARAM_NAMES_ATTR: [names[i] for i in order]}
+    )
 
 
 __all__ = ["noted_step"]

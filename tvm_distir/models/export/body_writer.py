@@ -253,8 +253,8 @@ class Body:
         start = self.neutral(kind, value.dtype)
         notes = f"dimensions = {integers(dims)}"
         reduced = self.op("reduce", [value, start], shape, value.dtype, notes, region)
-        kept = [1 if i in dims else n for i, n in enumerate(value.shape)]
-        return self.reshape(reduced, kept) if keep else reduced
+        kept_shape = [1 if i in dims else n for i, n in enumerate(value.shape)]
+        return self.reshape(reduced, kept_shape) if keep else reduced
 
     def mean(self, value: Ssa, axes: Sequence[int], keep: bool = True) -> Ssa:
         """Compute the mean over some dims."""

@@ -49,8 +49,8 @@ class Composites:
         if said is None:
             return write(step)
         name = str(step.call.op.name).removeprefix("relax.")
-        body, given = Body(), list(_leaves(step.args))
-        inner = [Ssa(f"%arg{i}", value.shape, value.dtype) for i, value in enumerate(given)]
+        body, operands = Body(), list(_leaves(step.args))
+        inner = [Ssa(f"%arg{i}", value.shape, value.dtype) for i, value in enumerate(operands)]
         result = write(replace(step, args=_renamed(step.args, iter(inner)), body=body))
         results = list(_leaves(result))
         title = self._function(f"{PREFIX}.{name}", inner, results, body.lines)
@@ -58,10 +58,10 @@ class Composites:
         notes += f', name = "{PREFIX}.{name}", version = 1 : i32'
         kinds = [(value.shape, value.dtype) for value in results]
         if len(kinds) == 1:
-            made = [step.body.op("composite", given, *kinds[0], notes)]
+            ssa_results = [step.body.op("composite", operands, *kinds[0], notes)]
         else:
-            made = step.body.several("composite", given, kinds, notes)
-        return _renamed(result, iter(made))
+            ssa_results = step.body.several("composite", operands, kinds, notes)
+        return _renamed(result, iter(ssa_results))
 
     def _function(
         self, name: str, inner: Sequence[Ssa], results: Sequence[Ssa], lines: Sequence[str]

@@ -72,8 +72,8 @@ def _einsum(step: ExportStep) -> Ssa:
 def _rearranged(body: Body, value: Ssa, word: str, result: str) -> Ssa:
     """Sum over the letters that the result lacks, and reorder the dims."""
     gone = [i for i, letter in enumerate(word) if letter not in result]
-    kept = [letter for letter in word if letter in result]
-    return body.transpose(body.reduce("sum", value, gone), [kept.index(c) for c in result])
+    letters = [letter for letter in word if letter in result]
+    return body.transpose(body.reduce("sum", value, gone), [letters.index(c) for c in result])
 
 
 def _outer(step: ExportStep) -> Ssa:
@@ -87,8 +87,8 @@ def _attention(step: ExportStep) -> Ssa:
     q, k, v = (body.transpose(step[i], [0, 2, 1, 3]) for i in range(3))
     if k.shape[1] != q.shape[1]:
         raise refuse(step, "of grouped heads")
-    given = attrs.scale
-    scale = q.shape[-1] ** -0.5 if given is None else float(getattr(given, "value", given))
+    factor = attrs.scale
+    scale = q.shape[-1] ** -0.5 if factor is None else float(getattr(factor, "value", factor))
     scores = dot(body, q, k, ([0, 1], [0, 1]), ([3], [3]), q.dtype)
     scores = body.binary("multiply", scores, scale)
     bias = step.optional(3)

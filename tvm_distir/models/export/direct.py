@@ -105,9 +105,9 @@ def _slice(step: ExportStep) -> bool:
     if step.attrs.assume_inbound:
         return False
     axes, begins, ends = ([int(n) for n in step[i]] for i in range(1, 4))
-    given = step.optional(4)
-    strides = [1] * len(axes) if given is None else [int(n) for n in given]
-    if given is not None and set(strides) == {1}:
+    operand = step.optional(4)
+    strides = [1] * len(axes) if operand is None else [int(n) for n in operand]
+    if operand is not None and set(strides) == {1}:
         return False  # without them it is the same
     sizes = [step[0].shape[a] for a in axes if 0 <= a < len(step[0].shape)]
     if axes != sorted({*axes}) or len(sizes) != len(axes):

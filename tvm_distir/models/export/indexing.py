@@ -132,10 +132,10 @@ def _of_classes(step: ExportStep, scores: Ssa, index: Ssa) -> tuple[Ssa, list[in
     return step.body.compare("EQ", line, wide), rows
 
 
-def _row_weights(step: ExportStep, index: Ssa, given: Any, kind: str) -> Ssa:
+def _row_weights(step: ExportStep, index: Ssa, class_weights: Any, kind: str) -> Ssa:
     body = step.body
     ones = body.broadcast(body.constant(1, kind), index.shape)
-    weights = ones if given is None else take(body, given, index, 0)
+    weights = ones if class_weights is None else take(body, class_weights, index, 0)
     return body.select(body.compare("NE", index, int(step.attrs.ignore_index)), weights, 0)
 
 

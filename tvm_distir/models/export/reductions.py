@@ -233,8 +233,8 @@ def _batch_norm(step: ExportStep) -> tuple[Ssa, Ssa, Ssa]:
 
 
 def _moved(body: Body, old: Ssa, new: Ssa, momentum: float) -> Ssa:
-    kept = body.binary("multiply", old, 1 - momentum)
-    return body.binary("add", kept, body.binary("multiply", new, momentum))
+    decayed = body.binary("multiply", old, 1 - momentum)
+    return body.binary("add", decayed, body.binary("multiply", new, momentum))
 
 
 def _dropout(step: ExportStep) -> tuple[Ssa, Ssa]:

@@ -112,8 +112,8 @@ def _triangle(upper: bool) -> Write:
         x, body = step[0], step.body
         rank = len(x.shape)
         row, column = (body.iota(x.shape, rank - 2 + i, "int64") for i in (0, 1))
-        given = step.optional(1)
-        offset = int(given if given is not None else getattr(step.attrs, "k", 0))
+        diagonal = step.optional(1)
+        offset = int(diagonal if diagonal is not None else getattr(step.attrs, "k", 0))
         gap = body.binary("subtract", column, row)
         return body.select(body.compare("GE" if upper else "LE", gap, offset), x, 0)
 

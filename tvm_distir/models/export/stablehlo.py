@@ -235,7 +235,9 @@ class _Writer:
             f"%in{i}: {kind} {{sdy.sharding = #sdy.sharding{said}}} loc({string(name)})"
             for i, ((kind, said), name) in enumerate(zip(ins, names))
         )
-        given = ", ".join(f"{kind} {{sdy.sharding = #sdy.sharding{said}}}" for kind, said in outs)
+        result_types = ", ".join(
+            f"{kind} {{sdy.sharding = #sdy.sharding{said}}}" for kind, said in outs
+        )
         axes = ", ".join(map(string, self._axes[int(io["mesh"])]))
         shardings = [", ".join(said for _, said in side) for side in (ins, outs)]
         kinds = [", ".join(kind for kind, _ in side) for side in (ins, outs)]
@@ -247,7 +249,7 @@ class _Writer:
         ended = ", ".join(value.name for value in results)
         types = ", ".join(value.type for value in results)
         return (
-            f"  func.func public @main({arguments}) -> ({given}) {notes}{{\n"
+            f"  func.func public @main({arguments}) -> ({result_types}) {notes}{{\n"
             f"    %out{count} = sdy.manual_computation({held}) in_shardings=[{shardings[0]}] "
             f"out_shardings=[{shardings[1]}] manual_axes={{{axes}}} ({inner}) {{\n{lines}"
             f"      sdy.return {ended} : {types}\n    }} : ({kinds[0]}) -> ({kinds[1]})\n"

@@ -109,12 +109,12 @@ def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 def _pad(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
     """Expand negative pads into a crop."""
     shape = seen.shape(node.input[0])
-    given = _attribute(node, "pads", None)
+    amounts = _attribute(node, "pads", None)
     if version >= 11:
-        given = seen.values.get(node.input[1])
-    if shape is None or given is None:
+        amounts = seen.values.get(node.input[1])
+    if shape is None or amounts is None:
         return None
-    pads = np.asarray(given, "int64")
+    pads = np.asarray(amounts, "int64")
     if not (pads < 0).any():
         return None
     axes = np.arange(len(shape))
@@ -177,11 +177,11 @@ def _scaled(
     operands = [seen.values.get(name) if name else None for name in [*node.input, "", "", ""][2:4]]
     scales, sizes = (None if a is None or not a.size else a.tolist() for a in operands)
     axes = _attribute(node, "axes", list(range(len(shape))))
-    given = sizes if scales is None else scales
-    if given is None or not isinstance(axes, list) or len(given) != len(axes):
+    factors = sizes if scales is None else scales
+    if factors is None or not isinstance(axes, list) or len(factors) != len(axes):
         return None
     result, ratios = list(shape), [1.0] * len(shape)
-    for axis, value in zip(axes, given, strict=True):
+    for axis, value in zip(axes, factors, strict=True):
         result[axis] = int(value) if scales is None else int(np.floor(shape[axis] * value))
         ratios[axis] = value / shape[axis] if scales is None else float(value)
     return result, ratios

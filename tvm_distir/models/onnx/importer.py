@@ -115,11 +115,11 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
         name = attrs["tvm_custom"]["name"]
         self.node = f"{name or '?'} ({op_name})"
-        made = super()._convert_operator(op_name, inputs, attrs, opset)
-        if name in self.names and isinstance(made, ir.Call):
-            if isinstance(made.ty, relax.TensorType):
-                return self.bb.emit(made, self.names[name])
-        return made
+        result = super()._convert_operator(op_name, inputs, attrs, opset)
+        if name in self.names and isinstance(result, ir.Call):
+            if isinstance(result.ty, relax.TensorType):
+                return self.bb.emit(result, self.names[name])
+        return result
 
 
 def _import(skeleton: Skeleton, place: str) -> ir.IRModule:

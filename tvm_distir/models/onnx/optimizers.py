@@ -96,8 +96,8 @@ def _momentum(out: _Nodes, rate: str, step: str, inputs: list[str], outputs: lis
     grad = out.regularized(x, grad)
     begun = out("Greater", out.count(step), 0.0)
     share = out("Where", begun, out.number("beta"), 1.0)
-    kept = out("Mul", out.number("alpha"), velocity)
-    v = out("Add", kept, out("Mul", share, grad), to=outputs[1])
+    decayed = out("Mul", out.number("alpha"), velocity)
+    v = out("Add", decayed, out("Mul", share, grad), to=outputs[1])
     if out.given["mode"] in (b"nesterov", "nesterov"):
         v = out("Add", grad, out("Mul", out.number("alpha"), v))
     out("Sub", x, out("Mul", rate, v), to=outputs[0])

@@ -71,7 +71,7 @@ def name_weights(skeleton: Skeleton) -> None:
         return
     names = _Names(scoped, skeleton)
     known = dict(skeleton.weights)
-    made: dict[str, FileWeight] = {}
+    named: dict[str, FileWeight] = {}
     renamed: dict[str, str] = {}
     views: dict[str, onnx.NodeProto] = {}
     for node in scoped:
@@ -84,17 +84,17 @@ def name_weights(skeleton: Skeleton) -> None:
             weight = known[old]
             transposed = _is_transposed(node, position, weight)
             shape = weight.shape[::-1] if transposed else weight.shape
-            other = made.get(name) or known.get(name)
+            other = named.get(name) or known.get(name)
             if other is not None and (other.shape != shape or other.elem_type != weight.elem_type):
                 continue
             if other is None:
-                made[name] = replace(weight, name=name, shape=shape, transposed=transposed)
+                named[name] = replace(weight, name=name, shape=shape, transposed=transposed)
             renamed[old] = name
             if transposed:
                 views[old] = helper.make_node("Transpose", [name], [old], name=old, perm=[1, 0])
                 views[old].metadata_props.extend(node.metadata_props)
     if renamed:
-        _rewrite(skeleton, made, renamed, views)
+        _rewrite(skeleton, named, renamed, views)
 
 
 class _Names:
@@ -136,7 +136,7 @@ class _Names:
 
 def _rewrite(
     skeleton: Skeleton,
-    made: dict[str, FileWeight],
+    named: dict[str, FileWeight],
     renamed: dict[str, str],
     views: dict[str, onnx.NodeProto],
 ) -> None:
@@ -144,7 +144,7 @@ def _rewrite(
     weights: dict[str, FileWeight] = {}
     for old, weight in skeleton.weights.items():
         name = renamed.get(old, old)
-        weights.setdefault(name, made.get(name, weight))
+        weights.setdefault(name, named.get(name, weight))
     graph, transposed = skeleton.model.graph, frozenset(views)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:

@@ -202,6 +202,6 @@ def drop_dead_constants(graph: onnx.GraphProto) -> None:
     """Remove unread Constant nodes (the shapes of filled weights)."""
     used = {name for node in graph.node for name in node.input}
     used |= {output.name for output in graph.output} | _captured(graph.node)
-    kept = [n for n in graph.node if n.op_type != "Constant" or n.output[0] in used]
+    live = [n for n in graph.node if n.op_type != "Constant" or n.output[0] in used]
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(live)

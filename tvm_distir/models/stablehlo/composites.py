@@ -84,14 +84,14 @@ def _maker(operation: Operation) -> Callable[[list[Any]], Any] | None:
     if name == title or not isinstance(said, dict):
         return None
     arguments = said.get(ARGUMENTS, [True] * len(operation.operands))
-    given = {key: value for key, value in said.items() if key != ARGUMENTS}
+    attributes = {key: value for key, value in said.items() if key != ARGUMENTS}
     if name not in OPS or not isinstance(arguments, list):
         return None
     if _tensors(arguments) != len(operation.operands):
         return None
     op = ir.Op.get(f"relax.{name}")
     key = attributes_type(name, op)
-    fields = _fields(key, given) if key else given
+    fields = _fields(key, attributes) if key else attributes
     if fields is None or (fields and not key):
         return None
     attrs = ir.make_node(key, **fields) if key else None
@@ -145,20 +145,20 @@ def _floats(value: Any) -> Any:
     return None if items is None else [tirx.FloatImm("float32", item) for item in items]
 
 
-def _fields(key: str, given: dict[str, Any]) -> dict[str, Any] | None:
+def _fields(key: str, attributes: dict[str, Any]) -> dict[str, Any] | None:
     """Return the attribute fields of an op, or None if any is missing, unknown or mistyped."""
     info: Any = core._lookup_or_register_type_info_from_type_key(key)
     kinds = {str(field.name): str(field.ty) for field in info.fields}
-    if set(given) - set(kinds):
+    if set(attributes) - set(kinds):
         return None
     fields: dict[str, Any] = {}
     for name, kind in kinds.items():
         may_lack = kind.endswith(" | None")
         make: Callable[[Any], Any] = _KINDS.get(kind.removesuffix(" | None"), _nothing)
-        made = make(given.get(name))
-        if made is None and (name in given or not may_lack):
+        field_value = make(attributes.get(name))
+        if field_value is None and (name in attributes or not may_lack):
             return None
-        fields[name] = made
+        fields[name] = field_value
     return fields
 
 

@@ -37,8 +37,8 @@ class Emitter:
         if value.is_whole:
             return value.expr
         if id(value) not in self._written:
-            made = self._joined(value) if value.rows is not None else self._spread(value)
-            self._written[id(value)] = value, made
+            unsharded = self._joined(value) if value.rows is not None else self._spread(value)
+            self._written[id(value)] = value, unsharded
         return self._written[id(value)][1]
 
     def value(self, expr: Any) -> TranslatedTensor:
@@ -72,9 +72,9 @@ class Emitter:
         if value.rows is not None:
             if end == begin + 1 and value.rows[begin] is not None:
                 return value.rows[begin] or value
-            kept = value.rows[begin:end]
+            rows = value.rows[begin:end]
             base = self.rows_of(TranslatedTensor(value.expr, value.shape), begin, end)
-            return TranslatedTensor(base.expr, shape, kept if any(kept) else None)
+            return TranslatedTensor(base.expr, shape, rows if any(rows) else None)
         sizes = shape_of(value.expr)
         if not sizes or sizes[0] == 1 != value.shape[0]:
             return TranslatedTensor(value.expr, shape)

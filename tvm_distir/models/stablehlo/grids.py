@@ -119,10 +119,10 @@ class Grids:
         if not self._annotates:
             return value
         labels = placed.labels(value.shape)
-        made = relax.op.distributed.annotate_sharding(
+        annotation = relax.op.distributed.annotate_sharding(
             write.whole(value), placed.device_mesh, placement_of(labels)
         )
-        annotated = write.value(write.emit(made))
+        annotated = write.value(write.emit(annotation))
         self._lies[id(annotated)] = annotated, placed
         return annotated
 

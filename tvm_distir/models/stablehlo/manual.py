@@ -67,12 +67,12 @@ def local_program(function: Operation, shardings: Shardings, grids: Grids) -> Op
         )
         for number, (i, argument, kind) in enumerate(zip(order, block.arguments, kinds))
     ]
-    given = block.operations[1].operands
-    places = [list(results).index(name) for name in given if name in results]
-    if len(places) != len(given):
+    returned = block.operations[1].operands
+    places = [list(results).index(name) for name in returned if name in results]
+    if len(places) != len(returned):
         raise UnsupportedOperation(f"a result beside those of the {MANUAL}")
     notes = [
-        {PORT: _port(mesh.name, placed[len(ins) + i][1], results[given[number]], number)}
+        {PORT: _port(mesh.name, placed[len(ins) + i][1], results[returned[number]], number)}
         for number, i in enumerate(places)
     ]
     end = inner.operations[-1]

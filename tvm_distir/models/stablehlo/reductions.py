@@ -102,11 +102,11 @@ def _sort(call: HloCall) -> list[TranslatedTensor]:
 
 def _is_descending(block: RegionBlock) -> bool:
     """Return whether a comparator is descending; it may normalize zeros and NaN."""
-    made = {result: op for op in block.operations for result in op.results}
-    last = made.get(block.operations[-1].operands[0])
+    producers = {result: op for op in block.operations for result in op.results}
+    last = producers.get(block.operations[-1].operands[0])
     if last is None or not last.name.endswith(".compare"):
         raise UnsupportedOperation("a sort by several keys")
-    sides = [_source(name, made) for name in last.operands]
+    sides = [_source(name, producers) for name in last.operands]
     names = [argument.name for argument in block.arguments[:2]]
     direction = str(last.attributes.get("comparison_direction"))
     if sorted(sides) != sorted(names) or direction[:1] not in ("L", "G"):
@@ -114,10 +114,10 @@ def _is_descending(block: RegionBlock) -> bool:
     return (direction[0] == "G") == (sides == names)
 
 
-def _source(name: str, made: dict[str, Operation]) -> str:
+def _source(name: str, producers: dict[str, Operation]) -> str:
     """Return the argument that a value equals up to zeros and NaN."""
-    while name in made:
-        step = made[name]
+    while name in producers:
+        step = producers[name]
         if not step.name.endswith(".select"):
             return ""
         name = step.operands[2]

@@ -98,10 +98,10 @@ def cut(call: HloCall, begins: list[int], ends: list[int], steps: list[int]) -> 
     sizes = shape_of(expr)
     shape = tuple(-(-(e - b) // s) for b, e, s in zip(begins, ends, steps))
     if sizes:
-        kept = [n == 1 != size for n, size in zip(sizes, x.shape)]
-        begins = [0 if is_kept else n for is_kept, n in zip(kept, begins)]
-        ends = [1 if is_kept else n for is_kept, n in zip(kept, ends)]
-        steps = [1 if is_kept else n for is_kept, n in zip(kept, steps)]
+        single = [n == 1 != size for n, size in zip(sizes, x.shape)]
+        begins = [0 if is_kept else n for is_kept, n in zip(single, begins)]
+        ends = [1 if is_kept else n for is_kept, n in zip(single, ends)]
+        steps = [1 if is_kept else n for is_kept, n in zip(single, steps)]
         expr = call.write.slice(expr, begins, ends, steps)
     return TranslatedTensor(expr, shape)
 

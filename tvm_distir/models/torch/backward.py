@@ -23,9 +23,9 @@ def _embedding(call: AtenCall) -> Any:
         raise UnsupportedOperator("gradients scaled by how often an index occurs")
     count, width, kind = math.prod(shape_of(index)), shape_of(gradient)[-1], dtype_of(gradient)
     if call["padding_idx"] >= 0:
-        kept = call.emit(_op.not_equal(index, constant(call["padding_idx"], dtype_of(index))))
-        kept = call.emit(_op.expand_dims(call.cast(kept, kind), -1))
-        gradient = call.emit(_op.multiply(gradient, kept))
+        valid = call.emit(_op.not_equal(index, constant(call["padding_idx"], dtype_of(index))))
+        valid = call.emit(_op.expand_dims(call.cast(valid, kind), -1))
+        gradient = call.emit(_op.multiply(gradient, valid))
     table = call.emit(_op.zeros((int(call["num_weights"]), width), kind))
     rows, index = call.reshaped(gradient, [count, width]), call.reshaped(index, [count])
     return call.emit(_op.grad.take_backward(rows, table, index, axis=0))

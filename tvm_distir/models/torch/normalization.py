@@ -138,9 +138,9 @@ def _batch_norm_training(call: AtenCall) -> Any:
     for new, name, factor in news[: len(call.results) - 3]:
         kind = dtype_of(call[name])
         old = call.cast(call[name], "float32")
-        kept = call.emit(_op.multiply(old, constant(1 - momentum, "float32")))
+        decayed = call.emit(_op.multiply(old, constant(1 - momentum, "float32")))
         share = call.emit(_op.multiply(new, constant(momentum * factor, "float32")))
-        results.append(call.cast(call.emit(_op.add(kept, share)), kind))
+        results.append(call.cast(call.emit(_op.add(decayed, share)), kind))
     return results
 
 

@@ -68,12 +68,12 @@ def read_inputs(
     ModelError
         DIST0362 an input that is no tensor; DIST0313, DIST0314 sizes of dims.
     """
-    given = {
+    shapes = {
         spec.arg.name: node.meta["val"]
         for node, spec in _placeholders(program)
         if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
     }
-    opened = OpenDims(program, given, batch, dims, place)
+    opened = OpenDims(program, shapes, batch, dims, place)
     tables = _tables(program)
     inputs = Inputs()
     for node, spec in _placeholders(program):

@@ -47,8 +47,8 @@ class Attention(nn.Module):  # type: ignore[misc]
         """Map (batch, seq, width) to the same shape; keys and values from ``source`` if given."""
         source = x if source is None else source
         q, k, v = (
-            split_heads(proj(given), self.heads)
-            for proj, given in ((self.q_proj, x), (self.k_proj, source), (self.v_proj, source))
+            split_heads(proj(states), self.heads)
+            for proj, states in ((self.q_proj, x), (self.k_proj, source), (self.v_proj, source))
         )
         mixed = self.o_proj(merge_heads(attend(q, k, v, mask, self.dropout)))
         return dropped(mixed, self.dropout)

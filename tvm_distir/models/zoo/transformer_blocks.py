@@ -188,9 +188,9 @@ class BatchNorm(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Any) -> Any:
         """Normalise (batch, width, rows, columns)."""
-        given = (x, self.weight, self.bias, self.mean, self.variance)
+        tensors = (x, self.weight, self.bias, self.mean, self.variance)
         out = relax.op.nn.batch_norm(
-            *(in_float32(tensor)._expr for tensor in given),
+            *(in_float32(tensor)._expr for tensor in tensors),
             axis=1,
             epsilon=self.eps,
             training=False,
