@@ -151,10 +151,10 @@ class ActivityGraphBuilder:
             count = len(maps.independent_inputs(function))
             results = len(matrix) - STREAM_PORTS
             at += 2 * (count + results)
-            kept = [r for r in range(results) if places[count + r, 0] >= 0]
+            placed = [r for r in range(results) if places[count + r, 0] >= 0]
             self.reads.append([(int(a), int(b)) for a, b in places[ports]])
-            self.writes.append([(int(a), int(b)) for a, b in places[[count + r for r in kept]]])
-            rows = [*range(STREAM_PORTS), *(STREAM_PORTS + r for r in kept)]
+            self.writes.append([(int(a), int(b)) for a, b in places[[count + r for r in placed]]])
+            rows = [*range(STREAM_PORTS), *(STREAM_PORTS + r for r in placed)]
             self.matrices.append(matrix[rows])
 
     def woven(self) -> ActivityGraph:

@@ -44,9 +44,9 @@ class ContendedTimes:
         if not len(rows):
             return times
         shown, real = rows[:, 0].astype(np.float64), rows[:, 1].astype(np.float64)
-        found: Ints = np.rint(np.interp(times, shown, real)).astype(np.int64)
-        found = np.where(times < rows[0, 0], times, found)
-        return np.where(times > rows[-1, 0], times + (rows[-1, 1] - rows[-1, 0]), found)
+        real_times: Ints = np.rint(np.interp(times, shown, real)).astype(np.int64)
+        real_times = np.where(times < rows[0, 0], times, real_times)
+        return np.where(times > rows[-1, 0], times + (rows[-1, 1] - rows[-1, 0]), real_times)
 
 
 def run_contended(maps: FunctionSummaries, units: RankPrograms, loads: Loads) -> ContendedTimes:
@@ -67,10 +67,10 @@ def run_contended(maps: FunctionSummaries, units: RankPrograms, loads: Loads) ->
         DIST0721 for times beyond 2**53 picoseconds.
     """
     woven = ActivityGraphBuilder(maps, units).woven()
-    own = woven.activities
+    activities = woven.activities
     with representable():
-        time, clock = _meet_native(own, loads)
-    run_of = np.full(own.kind.size, -1, np.int64)
+        time, clock = _meet_native(activities, loads)
+    run_of = np.full(activities.kind.size, -1, np.int64)
     run_of[woven.runs] = np.arange(woven.runs.size)
     runs = run_of[clock[:, 0]]
     order = np.argsort(runs, kind="stable")
@@ -78,20 +78,21 @@ def run_contended(maps: FunctionSummaries, units: RankPrograms, loads: Loads) ->
     sent, ended = (np.full(woven.sent.shape, -1, np.int64) for _ in range(2))
     there = woven.sent >= 0
     flow = woven.sent[there]
-    ended[there] = time[own.out_begin[flow]]
-    first = own.in_begin[flow]
-    sent[there] = np.maximum(time[own.ins[first]], time[own.ins[first + 1]])
-    ports = np.diff(own.in_begin)[woven.runs]
-    begin = np.repeat(own.in_begin[woven.runs] - np.cumsum(ports) + ports, ports)
-    times = time[own.ins[begin + np.arange(ports.sum())]]
+    ended[there] = time[activities.out_begin[flow]]
+    first = activities.in_begin[flow]
+    sent[there] = np.maximum(time[activities.ins[first]], time[activities.ins[first + 1]])
+    ports = np.diff(activities.in_begin)[woven.runs]
+    begin = np.repeat(activities.in_begin[woven.runs] - np.cumsum(ports) + ports, ports)
+    times = time[activities.ins[begin + np.arange(ports.sum())]]
     ran = ActionTimes(times, time[woven.finish], sent, woven.position)
     return ContendedTimes(ran, ended, np.concatenate(([0], np.cumsum(counts))), clock[order, 1:])
 
 
-def _meet_native(own: Activities, loads: Loads) -> tuple[Ints, Ints]:
+def _meet_native(activities: Activities, loads: Loads) -> tuple[Ints, Ints]:
     ints = (
-        own.matrix, own.matrix_begin, own.matrix_ports, own.kind, own.group, own.rank, own.spent,
-        own.in_begin, own.ins, own.out_begin,
+        activities.matrix, activities.matrix_begin, activities.matrix_ports, activities.kind,
+        activities.group, activities.rank, activities.spent,
+        activities.in_begin, activities.ins, activities.out_begin,
     )  # fmt: skip
     know_overflows()
     sizes, outcome = load_library()["contention"](

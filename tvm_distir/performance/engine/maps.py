@@ -60,7 +60,7 @@ class NativeMaps:
 
     def independent_inputs(self, function: int) -> list[bool]:
         """See :class:`.function_summaries.FunctionSummaries`."""
-        return [bool(one) for one in self._apart(function)]
+        return [bool(flag) for flag in self._apart(function)]
 
     def open(self, function: int, classes: Sequence[int]) -> None:
         """See :class:`.function_summaries.FunctionSummaries`."""
@@ -93,9 +93,9 @@ class NativeMaps:
     def spans(self, function: int, times: Ints) -> Ints:
         """See :class:`.function_summaries.FunctionSummaries`."""
         self.ports(function)
-        found = np.empty(2 * times.shape[0], np.int64)
-        self._spans(function, np.ascontiguousarray(times).ravel(), found)
-        return found.reshape(-1, 2)
+        bounds = np.empty(2 * times.shape[0], np.int64)
+        self._spans(function, np.ascontiguousarray(times).ravel(), bounds)
+        return bounds.reshape(-1, 2)
 
     def run(self, units: RankPrograms) -> ActionTimes:
         """See :class:`.function_summaries.FunctionSummaries`."""

@@ -41,8 +41,8 @@ def accumulated(program: Program) -> Program:
         for slot, param in zip(following.inputs, known[following.function].params, strict=True):
             op = _reader(known, readers, (following.function, param)) if slot in results else None
             if op is not None:
-                made = _maker(known, outputs, (back.function, results[slot]))
-                added.setdefault(made, op)
+                maker = _maker(known, outputs, (back.function, results[slot]))
+                added.setdefault(maker, op)
                 moved.add(id(op))
         for name in names:
             functions[name] = _without_work(functions[name], moved)

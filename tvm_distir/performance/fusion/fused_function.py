@@ -32,8 +32,8 @@ class Writer:
         fn = self.flow.fn
         nodes: list[tuple[int, Op]] = []  # place in the old order, op
         fused = [(max(group.members), self._fused(group)) for group in self.grouping.groups]
-        made = {value for number in self.group_of for value in fn.ops[number].outputs}
-        inside = made.difference(value for _, op in fused for value in op.outputs)
+        defined = {value for number in self.group_of for value in fn.ops[number].outputs}
+        inside = defined.difference(value for _, op in fused for value in op.outputs)
         for number, op in enumerate(fn.ops):
             if number in self.flow.views and self.flow.source[op.inputs[0]] in inside:
                 continue
@@ -73,12 +73,12 @@ class Writer:
         fn, flow = self.flow.fn, self.flow
         members = sorted(group.members)
         ops = [fn.ops[n] for n in members]
-        made = {value for op in ops for value in op.outputs}
-        inputs = dict.fromkeys(v for n in members for v in flow.reads(n) if v not in made)
+        defined = {value for op in ops for value in op.outputs}
+        inputs = dict.fromkeys(v for n in members for v in flow.reads(n) if v not in defined)
         # What nothing reads is launched all the same, and gives what its last op gives.
-        outputs = [v for v in sorted(made) if self._needed(v, group)] or ops[-1].outputs
+        outputs = [v for v in sorted(defined) if self._needed(v, group)] or ops[-1].outputs
         limit = sum(op.bytes_read for op in ops)
-        largest = max(flow.elements(v) for v in made)
+        largest = max(flow.elements(v) for v in defined)
         extra = group.rule.extra_bytes * largest
         heavy = [op for op in ops if op.kernel_class not in ("memory", "gather", "view")]
         anchor = heavy[0] if heavy else ops[0]

@@ -96,9 +96,9 @@ def _later(fn: Function, data: set[int]) -> tuple[Function, list[Op]]:
     for op in fn.ops:
         over_data = op.kind == "collective" and op.collective == "all_reduce"
         if over_data and bool(op.mesh_axes) and data.issuperset(op.mesh_axes):
-            given = all(flow.source[value] in fn.params for value in op.inputs)
+            ready = all(flow.source[value] in fn.params for value in op.inputs)
             readers = [n for value in op.outputs for n in flow.readers.get(value, ())]
-            if given or all(flow.is_cast(n) for n in readers):
+            if ready or all(flow.is_cast(n) for n in readers):
                 left.append(op)
                 op = Op(op.name, "view", op.op, op.inputs, op.outputs)
         ops.append(op)
@@ -150,9 +150,9 @@ def _sums(op: Op, axes: tuple[int, ...]) -> bool:
 def _bucketed(fn: Function) -> Function:
     """Join the sums of what the function is given: they are ready at once."""
     flow = Dataflow(fn, True)
-    given, buckets = set(fn.params), dict[tuple[str, int, tuple[int, ...]], list[Op]]()
+    params, buckets = set(fn.params), dict[tuple[str, int, tuple[int, ...]], list[Op]]()
     for op in fn.ops:
-        if op.kind == "collective" and {flow.source[v] for v in op.inputs} <= given:
+        if op.kind == "collective" and {flow.source[v] for v in op.inputs} <= params:
             buckets.setdefault((op.collective, op.mesh, op.mesh_axes), []).append(op)
     joined = {id(op): bucket for bucket in buckets.values() for op in bucket if len(bucket) > 1}
     if not joined:
@@ -210,9 +210,11 @@ class _Narrowing:
             for phase in role.phases:
                 if phase.name.partition(":")[0] in (ACCUMULATE, NEXT, PART, ADD, END):
                     fn = self.functions[phase.function]
-                    given = {p for p, s in zip(fn.params, phase.inputs, strict=True) if s in narrow}
+                    narrow_params = {
+                        p for p, s in zip(fn.params, phase.inputs, strict=True) if s in narrow
+                    }
                     begins = phase.name in (ACCUMULATE, NEXT)
-                    indices = self._function(phase.function, given, begins)
+                    indices = self._function(phase.function, narrow_params, begins)
                     narrow.update(s for r, s in enumerate(phase.outputs) if r in indices)
                     totals = {total for part, total in role.sums if part in narrow}
                     narrow.update(totals)
@@ -237,12 +239,12 @@ class _Narrowing:
         sizes = [(b[0] // 2, b[1] // 2) for b in (edge.bytes, edge.wire_bytes)]
         return dataclasses.replace(edge, bytes=sizes[0], wire_bytes=sizes[1])
 
-    def _function(self, name: str, given: set[int], begins: bool) -> set[int]:
+    def _function(self, name: str, narrow_params: set[int], begins: bool) -> set[int]:
         """Narrow the values of a function once and return the indices of its narrow results."""
-        if name in self._known or not (given or begins):
+        if name in self._known or not (narrow_params or begins):
             return self._known.get(name, set())
         fn = self.functions[name]
-        narrow, ops = set(given), list[Op]()
+        narrow, ops = set(narrow_params), list[Op]()
         for op in fn.ops:
             inside = [k for k, value in enumerate(op.inputs) if value in narrow]
             if op.kind == "call":

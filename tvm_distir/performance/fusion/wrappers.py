@@ -45,8 +45,8 @@ def _written_out(fn: Function, functions: Mapping[str, Function]) -> Function:
             ops.append(_on(op, stands))
             continue
         callee = functions[op.callee]
-        given = (stands.get(i, i) for i in op.inputs)
-        renumbered = dict(zip(callee.params, given, strict=True))
+        arguments = (stands.get(i, i) for i in op.inputs)
+        renumbered = dict(zip(callee.params, arguments, strict=True))
         for number, value in enumerate(callee.values):
             if number not in renumbered:
                 renumbered[number] = len(values)

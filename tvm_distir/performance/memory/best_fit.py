@@ -95,11 +95,11 @@ class Arenas:
         framework, arena = self.framework, Arena()
         lives, shape = framework.lives[use.function], framework.shape(use)
         dropped = {b for b, role in zip(lives.results, use.given) if role == DROPPED}
-        kept = set() if results else set(lives.results) - dropped
+        escaping = set() if results else set(lives.results) - dropped
         places: dict[int, int] = {}
         for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
             for buffer in step.new:
-                if buffer not in kept and shape.sizes[buffer]:
+                if buffer not in escaping and shape.sizes[buffer]:
                     places[buffer] = arena.take(shape.sizes[buffer])
             if step.op.callees:
                 size = max(self.inside(call.use) for call in framework.inner(lives, number, shape))

@@ -137,13 +137,15 @@ class ProgramBuffers:
             reads = tuple(at[i] for i in op.inputs)
             if op.callees:
                 known: dict[int, int] = {}
-                for value, (there, made, role, size) in zip(op.outputs, self._returned(op, reads)):
-                    if made is None:
+                for value, (there, buffer_made, role, size) in zip(
+                    op.outputs, self._returned(op, reads)
+                ):
+                    if buffer_made is None:
                         at[value] = there
-                    elif made in known:
-                        at[value] = known[made]
+                    elif buffer_made in known:
+                        at[value] = known[buffer_made]
                     else:
-                        at[value] = known[made] = make(value, role, number, size)
+                        at[value] = known[buffer_made] = make(value, role, number, size)
                 callee = self[op.callees[0]]
                 for place, lent_buffer in callee.lent:
                     value = op.outputs[place]
@@ -171,13 +173,13 @@ class ProgramBuffers:
         lives.results = (*results, *(buffer for _, buffer in lives.lent))
         last = last_reads(read)
         lives.last = tuple(last.get(buffer, -1) for buffer in range(len(lives.sizes)))
-        kept = set(lives.results)
+        escaping = set(lives.results)
         ends: list[list[int]] = [[] for _ in lives.steps]
         for buffer, step in last.items():
-            if buffer >= 0 and buffer not in kept:
+            if buffer >= 0 and buffer not in escaping:
                 ends[step].append(buffer)
         lives.ends = [tuple(sorted(buffers)) for buffers in ends]
-        lives.unread = frozenset(range(lives.params)) - last.keys() - kept
+        lives.unread = frozenset(range(lives.params)) - last.keys() - escaping
         return lives
 
     def _returned(self, op: Op, reads: Sequence[int]) -> list[tuple[int, int | None, int, int]]:

@@ -213,7 +213,7 @@ class CachingAllocator:
                 and times[buffer] == 1
                 and param not in results
             }
-            given = tuple(
+            roles = tuple(
                 OWN
                 if buffer < lives.params or buffer not in step.new
                 else shape.roles[buffer]
@@ -225,7 +225,7 @@ class CachingAllocator:
                 (param, shape.roles[buffer], shape.sizes[buffer])
                 for buffer, param in handed.items()
             )
-            calls.append(NestedCall(CallVariant(callee.name, owned, given), handed))
+            calls.append(NestedCall(CallVariant(callee.name, owned, roles), handed))
         return calls
 
     def held(

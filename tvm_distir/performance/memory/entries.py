@@ -129,9 +129,9 @@ def _use(lives: FunctionBuffers, alias: Mapping[int, int]) -> CallVariant:
 
     Where there are such, it is a step of training, whose first result is the loss.
     """
-    given = tuple(DONATED if place in alias else RESULTS for place in range(len(lives.results)))
+    roles = tuple(DONATED if place in alias else RESULTS for place in range(len(lives.results)))
     return CallVariant(
-        lives.name, (), given, tuple(sorted(_stashes(lives).items())) if alias else ()
+        lives.name, (), roles, tuple(sorted(_stashes(lives).items())) if alias else ()
     )
 
 
@@ -150,5 +150,7 @@ def _stashes(lives: FunctionBuffers) -> dict[int, int]:
         for buffer in step.reads:
             if buffer >= lives.params and lives.makers[buffer] in forward:
                 stashes[buffer] = STASHES
-    kept = set(lives.results)
-    return {b: role for b, role in stashes.items() if b not in kept and lives.roles[b] in _PLAIN}
+    escaping = set(lives.results)
+    return {
+        b: role for b, role in stashes.items() if b not in escaping and lives.roles[b] in _PLAIN
+    }

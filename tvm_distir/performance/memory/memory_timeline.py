@@ -41,8 +41,8 @@ def curve(resident: int, start: Ints, during: Ints, end: int, after: int) -> tup
     most = np.maximum.reduceat(live, first)
     last = live[np.append(first[1:], time.size) - 1]
     time, live = np.repeat(time[first], 2), np.stack((most, last), axis=1).ravel()
-    kept = np.append(True, live[1:] != live[:-1])
-    return time[kept], live[kept]
+    changed = np.append(True, live[1:] != live[:-1])
+    return time[changed], live[changed]
 
 
 class LiveBytes:

@@ -73,12 +73,12 @@ def highest(moments: Ints) -> Ints:
     """Return the rows that no other row reaches in all columns."""
     moments = different(moments)
     order = np.argsort(-moments.sum(axis=1), kind="stable")
-    kept = np.zeros((0, moments.shape[1]), np.int64)
+    frontier = np.zeros((0, moments.shape[1]), np.int64)
     for at in range(0, order.size, _AT_ONCE):
         rows = moments[order[at : at + _AT_ONCE]]
-        rows = rows[_reaching(rows, kept) == 0]
-        kept = np.concatenate((kept, rows[_reaching(rows, rows) == 1]))  # by itself alone
-    return kept
+        rows = rows[_reaching(rows, frontier) == 0]
+        frontier = np.concatenate((frontier, rows[_reaching(rows, rows) == 1]))  # by itself alone
+    return frontier
 
 
 def _reaching(rows: Ints, others: Ints) -> Ints:

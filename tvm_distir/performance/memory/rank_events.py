@@ -94,7 +94,7 @@ class RankEvents:
     ) -> None:
         self.staged, self.stages, self.rank = staged, stages, rank
         self.rank_of = staged.schedule.rank_of
-        self.own = [k for k, owner in enumerate(self.rank_of) if owner == rank]
+        self.rank_stages = [k for k, owner in enumerate(self.rank_of) if owner == rank]
         self.events: list[RankEvent] = []
         self.before: list[int] = []
         self.makers: list[tuple[int, int]] = [(-1, -1)]
@@ -110,14 +110,15 @@ class RankEvents:
         self._begun: set[tuple[int, str]] = set()
         self._micros: dict[tuple[int, int], Ints] = {}
         self._once = {
-            stage: np.full(len(staged.role_of(stage).slots), ALWAYS, np.int64) for stage in self.own
+            stage: np.full(len(staged.role_of(stage).slots), ALWAYS, np.int64)
+            for stage in self.rank_stages
         }
         splits = staged.schedule.splits_backward
         self._last_phase = WEIGHT if splits else BACKWARD
         self._read(steps)
 
     def _read(self, steps: Sequence[RankStep]) -> None:
-        for stage in self.own:
+        for stage in self.rank_stages:
             self._unit(stage, BEGIN, -1)
         for step in steps:
             self.before.append(len(self.events))
@@ -136,12 +137,12 @@ class RankEvents:
                     self._receive(edge, step.unit.micro)
         for number in range(len(self.staged.sums)):
             self._sum(number)
-        for stage in self.own:
+        for stage in self.rank_stages:
             self._unit(stage, END, -1)
-        for stage in self.own:
+        for stage in self.rank_stages:
             role, names = self.staged.role_of(stage), self.staged.stages[stage].results
-            kept = [slot for slot, name in zip(role.results, names, strict=True) if name]
-            self.last[self._once[stage][kept]] = FOREVER
+            resident = [slot for slot, name in zip(role.results, names, strict=True) if name]
+            self.last[self._once[stage][resident]] = FOREVER
         self.last[ALWAYS] = FOREVER
         self.last = self.last[: len(self.sizes)]
 
@@ -278,11 +279,11 @@ class RankEvents:
             elif here:
                 part, total = self.staged.role_of(stage).sums[place]
                 self._once[stage][total] = self._once[stage][part]
-        told = [e for e in stage_sum.edges if e.direction == "total"]
-        for edge in told:
+        totals = [e for e in stage_sum.edges if e.direction == "total"]
+        for edge in totals:
             self._move(edge)
         knowing = [
-            s for s in (*(e.target[0] for e in told), stage_sum.stages[-1]) if s in self._once
+            s for s in (*(e.target[0] for e in totals), stage_sum.stages[-1]) if s in self._once
         ]
         for stage in stage_sum.stages:
             if stage in self._once:

@@ -158,10 +158,10 @@ class RankMemories:
 
     def resident(self, walk: RankEvents) -> list[LiveBuffer]:
         """Return the inputs of the step, and constants of what the rank runs."""
-        given = self.staged.inputs(walk.rank)
-        roots = {p.function for k in walk.own for p in self.staged.role_of(k).phases}
+        inputs = self.staged.inputs(walk.rank)
+        roots = {p.function for k in walk.rank_stages for p in self.staged.role_of(k).phases}
         return [
-            *residents(self.framework, (value._replace(name=name) for _, name, value in given)),
+            *residents(self.framework, (value._replace(name=name) for _, name, value in inputs)),
             *constants(self.program, self.framework, sorted(roots)),
         ]
 

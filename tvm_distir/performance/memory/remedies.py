@@ -138,7 +138,7 @@ class _Facts:
         other = {a for a, size in enumerate(mesh.shape) if size > 1} - data
         weights = [v for v in values if v.role in ("weight", "state")]
         cut = _share(weights, lambda v: bool(_axes(v) & other))
-        stash, given, weight = _layers(program, roots)
+        stash, input_bytes, weight = _layers(program, roots)
         return _Facts(
             math.prod(mesh.shape[a] for a in data),
             {
@@ -146,7 +146,7 @@ class _Facts:
                 for role in ("weight", "state")
             },
             cut or 1.0,
-            given / sum(stash) if stash else 1.0,
+            input_bytes / sum(stash) if stash else 1.0,
             max(stash, default=0),
             weight,
         )
@@ -168,7 +168,7 @@ def _layers(program: Program, roots: Sequence[str]) -> tuple[list[int], int, int
 
     A layer is a call of the forward pass of a function that calls no further one.
     """
-    stash, given, weight = list[int](), 0, 0
+    stash, input_bytes, weight = list[int](), 0, 0
     inner = {
         name
         for name, fn in program.functions.items()
@@ -181,10 +181,10 @@ def _layers(program: Program, roots: Sequence[str]) -> tuple[list[int], int, int
             if op.callee in inner and op.outputs:
                 sizes = [fn.values[i].bytes for i in op.outputs]
                 stash.append(sum(sizes[1:]))
-                given += sizes[0]
+                input_bytes += sizes[0]
                 read = (fn.values[i] for i in op.inputs)
                 weight = max(weight, sum(v.bytes for v in read if v.role == "weight"))
-    return stash, given, weight
+    return stash, input_bytes, weight
 
 
 def _remedies(facts: _Facts, account: MemoryAccount) -> list[Remedy]:

@@ -99,25 +99,25 @@ def make_unit(
         lives = framework.lives[phase.function]
         reads = tuple(at[slot] for slot in phase.inputs)
         copies: dict[int, int] = {}
-        makes, given = [], []
+        makes, result_roles = [], []
         for slot, buffer in zip(phase.outputs, lives.results, strict=True):
             makes.append(RESIDENT)
-            given.append(OWN)
+            result_roles.append(OWN)
             if buffer < lives.params:
                 at[slot] = reads[buffer] if buffer >= 0 else RESIDENT
             elif slot in donated:
-                at[slot], given[-1] = RESIDENT, DONATED
+                at[slot], result_roles[-1] = RESIDENT, DONATED
             elif slot in dropped and lives.results.count(buffer) == 1:
-                at[slot], given[-1] = RESIDENT, DROPPED
+                at[slot], result_roles[-1] = RESIDENT, DROPPED
             elif buffer in copies:
                 at[slot] = copies[buffer]
             else:
-                given[-1] = codes.get(slot, lives.roles[buffer])
+                result_roles[-1] = codes.get(slot, lives.roles[buffer])
                 at[slot] = copies[buffer] = makes[-1] = len(sizes)
                 slots.append(slot)
                 sizes.append(lives.sizes[buffer])
-                roles.append(given[-1])
-        parts.append(ActionPhase(phase.function, reads, tuple(makes), tuple(given)))
+                roles.append(result_roles[-1])
+        parts.append(ActionPhase(phase.function, reads, tuple(makes), tuple(result_roles)))
     last = last_reads((*part.reads, *part.makes) for part in parts)
     outputs = tuple(dict.fromkeys(slot for phase in phases for slot in phase.outputs))
     return StageAction(
@@ -181,7 +181,7 @@ class UnitLevels:
         """Yield what a unit holds at its peak of what it makes, and of what dies in it."""
         at = self.level(unit, death)[0].at
         first = len(unit.inputs)
-        made = -1
+        newest = -1
         named, lasts = dict(labels), _lasts(unit, death)
         for number, use, _ in self.uses(unit, death):
             if number > max(at, 0):
@@ -193,7 +193,7 @@ class UnitLevels:
                     label = self.framework.label(lives, here)
                     named[buffer] = label._replace(unit=word)
             if number < at:
-                made = max([made, *part.makes])
+                newest = max([newest, *part.makes])
                 continue
             inside = {
                 param: named[part.reads[param]]
@@ -210,7 +210,7 @@ class UnitLevels:
             handed = {death.same[part.reads[param]] for param, _, _ in use.owned}
             for buffer, size in enumerate(death.sizes):
                 dead = buffer in death.buffers
-                there = dead if buffer < first else buffer <= made
+                there = dead if buffer < first else buffer <= newest
                 over = dead and lasts[buffer] < at
                 if there and not over and buffer not in handed and size:
                     yield LiveBuffer(named[buffer], death.roles[buffer], size)
@@ -233,9 +233,9 @@ class UnitLevels:
             lives = self.framework.lives[part.function]
             reads = [death.same[b] if b >= 0 else b for b in part.reads]
             dead, owned = dying.get(number, []), []
-            here, times, given = set(dead), Counter(reads), set(lives.results)
+            here, times, escaping = set(dead), Counter(reads), set(lives.results)
             for param, buffer in enumerate(reads):
-                if buffer in here and times[buffer] == 1 and param not in given:
+                if buffer in here and times[buffer] == 1 and param not in escaping:
                     owned.append((param, death.roles[buffer], death.sizes[buffer]))
             gone = {reads[param] for param, _, _ in owned}
             use = CallVariant(part.function, tuple(owned), part.given)

@@ -80,11 +80,13 @@ class Stages:
         Not where weights are stashed: micro-batches before read the old ones.
         """
         stage_info, role = self.staged.stages[stage], self.staged.role_of(stage)
-        given = {slot for slot, name in zip(role.results, stage_info.results, strict=True) if name}
+        returned = {
+            slot for slot, name in zip(role.results, stage_info.results, strict=True) if name
+        }
         carried = {written for _, written in role.carried}
         if self.staged.schedule.stash:
             return carried
-        return carried | {result for _, result in role.updated if result in given}
+        return carried | {result for _, result in role.updated if result in returned}
 
     def _dropped(self, stage: int) -> set[int]:
         """Return the slots of results that the stage does not give, and that nobody reads.
@@ -94,7 +96,9 @@ class Stages:
         stage_info, role = self.staged.stages[stage], self.staged.role_of(stage)
         if self.staged.schedule.stash:
             return set()
-        given = {slot for slot, name in zip(role.results, stage_info.results, strict=True) if name}
+        returned = {
+            slot for slot, name in zip(role.results, stage_info.results, strict=True) if name
+        }
         read = {slot for phase in role.phases for slot in phase.inputs}
         read.update(slot for pair in role.sums for slot in pair)
         read.update(written for _, written in role.carried)
@@ -103,7 +107,7 @@ class Stages:
             edge for edge in edges if self.staged.stages[edge.source[0]].role == stage_info.role
         ]
         read.update(edge.source[1] for edge in alike)
-        return set(role.results) - given - read
+        return set(role.results) - returned - read
 
 
 def _slot_roles(role: StageKind, arriving: set[int]) -> dict[int, int]:
@@ -118,8 +122,8 @@ def _slot_roles(role: StageKind, arriving: set[int]) -> dict[int, int]:
     slot_roles.update({result: WEIGHTS for _, result in role.updates})
     slot_roles.update(dict.fromkeys(arriving, COMMUNICATION))
     later = set().union(*(read.get(name, set()) for name in _BEHIND))
-    made = arriving.union(*(written.get(name, set()) for name in ("rows", "forward")))
-    slot_roles.update(dict.fromkeys(made & later, STASHES))
+    written_slots = arriving.union(*(written.get(name, set()) for name in ("rows", "forward")))
+    slot_roles.update(dict.fromkeys(written_slots & later, STASHES))
     sums = written.get("accumulate", set())
     terms = read.get("accumulate", set()) & set().union(
         *(written.get(name, set()) for name in ("backward", "weight"))

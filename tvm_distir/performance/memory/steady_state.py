@@ -67,11 +67,11 @@ def cut(steps: Sequence[RankStep], schedule: Schedule) -> SteadyState | None:
         if placed is not None:
             at, times = placed
             gone = times * stride
-            kept = [
+            remaining = [
                 s._replace(unit=s.unit._replace(micro=s.unit.micro - gone))
                 for s in steps[at + times * period :]
             ]
-            return SteadyState([*steps[:at], *kept], at, period, times, stride)
+            return SteadyState([*steps[:at], *remaining], at, period, times, stride)
     return None
 
 

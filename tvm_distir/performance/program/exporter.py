@@ -121,8 +121,8 @@ def _reachable(mod: ir.IRModule, entries: Mapping[str, relax.Function]) -> dict[
     out: dict[str, Function] = {}
     for name, fn in entries.items():
         entry, exporter = _entry(name, fn), FunctionExporter(mod, name, fn)
-        made = exporter.run(entry.mesh, _roles(mod, fn), entry.device_ids)
-        out[name] = with_gradients(fn, made)
+        exported = exporter.run(entry.mesh, _roles(mod, fn), entry.device_ids)
+        out[name] = with_gradients(fn, exported)
         out = with_callees(mod, out, [exporter])
     return out
 

@@ -265,31 +265,33 @@ class RoleExporter:
         full = f"{self.note.function}.{name}"
         fn = relax.Function(list(reads), body, result.ty, False)
         exporter = FunctionExporter(self.mod, full, fn)
-        made = exporter.run(self.ports.mesh, None)
+        exported = exporter.run(self.ports.mesh, None)
         inputs = [slot for var in reads for slot in leaves(self.trees[var])]
-        slot_of = dict(zip(made.params, inputs, strict=True))
+        slot_of = dict(zip(exported.params, inputs, strict=True))
         outputs: list[int] = []
-        kept: list[int] = []
-        result_numbers = iter(made.results)
+        used_results: list[int] = []
+        result_numbers = iter(exported.results)
         wanted = iter([slot for slots in targets for slot in slots])
         for var in results:
             slots = []
             for index in [next(result_numbers) for _ in leaves(shaped(var.ty, count()))]:
                 slot = next(wanted) if targets else slot_of.get(index)
                 if slot is None:
-                    value = made.values[index]
+                    value = exported.values[index]
                     self.slots.append(Value(value.name, value.shape, value.dtype, value.bytes))
                     slot = len(self.slots) - 1
                 if targets or index not in slot_of:
                     slot_of[index] = slot
                     outputs.append(slot)
-                    kept.append(index)
+                    used_results.append(index)
                 slots.append(slot)
             self.trees[var] = shaped(var.ty, iter(slots))
-        if not made.ops and not outputs:
+        if not exported.ops and not outputs:
             return  # parts of what an earlier phase made
         self.exporters.append(exporter)
-        self.functions[full] = Function(made.mesh, made.params, made.ops, tuple(kept), made.values)
+        self.functions[full] = Function(
+            exported.mesh, exported.params, exported.ops, tuple(used_results), exported.values
+        )
         self.phases.append(Phase(name, full, tuple(inputs), tuple(outputs)))
 
     def _tree(self, expr: Any) -> Tree:

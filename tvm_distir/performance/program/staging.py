@@ -65,22 +65,24 @@ class _Staging:
         functions = {
             k: fn for exporter in self.exporters.values() for k, fn in exporter.functions.items()
         }
-        made = {k: fn for exporter in self.exporters.values() for k, fn in exporter.made.items()}
+        exported = {
+            k: fn for exporter in self.exporters.values() for k, fn in exporter.made.items()
+        }
         mod = self.mod
-        if made:
+        if exported:
             mod = mod.clone()
-            mod.update(ir.IRModule({ir.GlobalVar(name): fn for name, fn in made.items()}))
+            mod.update(ir.IRModule({ir.GlobalVar(name): fn for name, fn in exported.items()}))
         calling = [e for exporter in self.exporters.values() for e in exporter.exporters]
         callees = with_callees(mod, functions, calling)
         first = {number: rank for rank, number in reversed(list(enumerate(self.wires.of_rank)))}
         numbers = {name: i for i, name in enumerate(roles)}
-        given: set[str] = set()
+        named: set[str] = set()
         known, wanted = set(self.pipeline.inputs), set(self.pipeline.outputs)
         stages = []
         for note in self.pipeline.stages:
             results = [w for w in note.results if w in wanted]
-            names = ["" if w in given else plain_name(w) for w in results]
-            given.update(results)
+            names = ["" if w in named else plain_name(w) for w in results]
+            named.update(results)
             inputs = [plain_name(w) for w in note.params if w in known]
             stages.append(Stage(numbers[note.function], tuple(inputs), tuple(names)))
         staged = PipelineProgram(
@@ -113,11 +115,16 @@ class _Staging:
         for stage, note in enumerate(self.pipeline.stages):
             for kind, step in ((ACTIVATION, 1), (GRADIENT, -1)):
                 for what in [w for w in note.results if w.startswith(f"{kind}:")]:
-                    made, read = self.wires.made(stage, what), self.wires.read(stage + step, what)
+                    source_placement, read = (
+                        self.wires.made(stage, what),
+                        self.wires.read(stage + step, what),
+                    )
                     source = (stage, self._slot(stage, what))
                     target = (stage + step, self._slot(stage + step, what, True))
                     direction = "forward" if step > 0 else "backward"
-                    neighbours.append(self._edge(source, target, direction, what, made, read))
+                    neighbours.append(
+                        self._edge(source, target, direction, what, source_placement, read)
+                    )
         return neighbours
 
     def _sums(self) -> list[StageSum]:
@@ -128,9 +135,9 @@ class _Staging:
             slots = {k: self._slot(k, total, True) for k in stage_sum.stages}
             edges = []
             for here, there in itertools.pairwise(stage_sum.stages):
-                made, read = self.wires.made(here, term), self.wires.made(there, term)
+                source_placement, read = self.wires.made(here, term), self.wires.made(there, term)
                 ends = (here, slots[here]), (there, slots[there])
-                edges.append(self._edge(*ends, "sum", term, made, read))
+                edges.append(self._edge(*ends, "sum", term, source_placement, read))
             last = stage_sum.stages[-1]
             ranks: set[int] = {self.schedule.rank_of[last]}
             for stage in stage_sum.stages[:-1]:
@@ -139,8 +146,8 @@ class _Staging:
                     continue
                 ranks.add(rank)
                 ends = (last, slots[last]), (stage, slots[stage])
-                made, read = self.wires.made(last, term), self.wires.read(stage, total)
-                edges.append(self._edge(*ends, "total", total, made, read))
+                source_placement, read = self.wires.made(last, term), self.wires.read(stage, total)
+                edges.append(self._edge(*ends, "total", total, source_placement, read))
             sums.append(StageSum(plain_name(stage_sum.name), stage_sum.stages, tuple(edges)))
         return sums
 
@@ -154,19 +161,19 @@ class _Staging:
 
     def _edge(
         self, source: tuple[int, int], target: tuple[int, int], direction: str, what: str,
-        made: IoPlacement, read: IoPlacement,
+        written: IoPlacement, read: IoPlacement,
     ) -> Edge:  # fmt: skip
         here, there = (self.schedule.rank_of[end[0]] for end in (source, target))
-        ends = ((made, self.wires.meshes[here]), (read, self.wires.meshes[there]))
+        ends = ((written, self.wires.meshes[here]), (read, self.wires.meshes[there]))
         wire = (0, 0)
         if here != there:
             wire = _wire_bytes(*ends)
         else:
-            self.wires.agree(source[0], what, made, read, NEXT_STAGE)
+            self.wires.agree(source[0], what, written, read, NEXT_STAGE)
         return Edge(
             source, target, direction,
             (_local_bytes(*ends[0]), _local_bytes(*ends[1])), wire,
-            (made.placement, read.placement),
+            (written.placement, read.placement),
         )  # fmt: skip
 
 

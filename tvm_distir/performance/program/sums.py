@@ -46,19 +46,19 @@ def next_sums(mod: ir.IRModule, bindings: Sequence[Any], each: Collection[Any]) 
     each : collection of Var
         Those of them that are not summed.
     """
-    made = NextSums([], [], {}, {})
+    sums = NextSums([], [], {}, {})
     going_on = ContinuedAccumulation()
     for binding in bindings:
         value, ty = binding.value, binding.var.ty
         if binding.var not in each:
             function = going_on.of(mod, value.op)
-            before = made.before[binding.var] = relax.Var("before", ty)
+            before = sums.before[binding.var] = relax.Var("before", ty)
             fields = [relax.Var(f"sum{k}", field) for k, field in enumerate(ty.fields)]
-            made.bindings.extend(
+            sums.bindings.extend(
                 relax.VarBinding(var, relax.TupleGetItem(before, k)) for k, var in enumerate(fields)
             )
             value = typed(ir.Call(function, [*fields, *value.args]), ty)
-        made.results.append(relax.Var(binding.var.name, ty))
-        made.bindings.append(relax.VarBinding(made.results[-1], value))
-    made.functions.update(going_on.functions.values())
-    return made
+        sums.results.append(relax.Var(binding.var.name, ty))
+        sums.bindings.append(relax.VarBinding(sums.results[-1], value))
+    sums.functions.update(going_on.functions.values())
+    return sums

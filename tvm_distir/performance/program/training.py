@@ -22,7 +22,7 @@ def state_names(fn: relax.Function) -> set[str]:
     return {plain_name(name) for name in (*names, *training_notes(fn, "counters"))}
 
 
-def updates(fn: relax.Function, made: Function) -> tuple[tuple[int, int], ...]:
+def updates(fn: relax.Function, exported: Function) -> tuple[tuple[int, int], ...]:
     """Return the results of an entry, each with the parameter whose memory it takes.
 
     ``dist.training`` says at which places the whole step returns what is updated; without, it
@@ -35,33 +35,36 @@ def updates(fn: relax.Function, made: Function) -> tuple[tuple[int, int], ...]:
     whole = {i: plain_name(name) for i, name in said.items()} or dict(enumerate(updated, 1))
     io = fn.attrs[IO_ATTR]
     places = {plain_name(str(item["name"])): k for k, item in enumerate(io["inputs"][:])}
-    params = frozenset(made.params)
+    params = frozenset(exported.params)
     pairs = []
     for number, item in enumerate(io["outputs"][:]):
         name = whole.get(int(item["index"]), "")
         if "name" in item:  # of a pipelined step written out
             name = plain_name(str(item["name"]))
         param = places.get(name) if name in updated else None
-        if param is not None and _alike(made, number, param, params):
+        if param is not None and _alike(exported, number, param, params):
             pairs.append((number, param))
     return tuple(pairs)
 
 
-def _alike(made: Function, result: int, param: int, params: Container[int]) -> bool:
-    result_value, other = made.values[made.results[result]], made.values[made.params[param]]
-    return result_value.bytes == other.bytes and made.results[result] not in params
+def _alike(exported: Function, result: int, param: int, params: Container[int]) -> bool:
+    result_value, other = (
+        exported.values[exported.results[result]],
+        exported.values[exported.params[param]],
+    )
+    return result_value.bytes == other.bytes and exported.results[result] not in params
 
 
-def with_gradients(fn: relax.Function, made: Function) -> Function:
+def with_gradients(fn: relax.Function, exported: Function) -> Function:
     """Mark values as gradients of weights, while they still have their names."""
     names = {str(name) for name in training_notes(fn, "gradients").values()}
-    kept: Sequence[Any] = made.values
-    if not names.intersection(value.name for value in kept):
-        return made
+    old_values: Sequence[Any] = exported.values
+    if not names.intersection(value.name for value in old_values):
+        return exported
     values = tuple(
         value._replace(role="gradient")
         if value.name in names and value.role == "activation"
         else value
-        for value in kept
+        for value in old_values
     )
-    return replace(made, values=values)
+    return replace(exported, values=values)

@@ -34,7 +34,9 @@ def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
         names[UPDATE] = ["begin", *names.pop(END)]
     there = {phase.name for phase in role.phases}
     return {
-        name: kept for name, phases in names.items() if (kept := [p for p in phases if p in there])
+        name: present
+        for name, phases in names.items()
+        if (present := [p for p in phases if p in there])
     }
 
 

@@ -39,27 +39,27 @@ class Dependencies:
 
     def entry(self, entry: EntryTasks) -> None:
         """Add the tasks of an entry."""
-        made: dict[int, Places] = {-1: ()}
+        places_of: dict[int, Places] = {-1: ()}
         for piece in entry.pieces:
-            args = [made[value] for value in piece.ins]
+            args = [places_of[value] for value in piece.ins]
             if piece.function >= 0:
                 places = self.call(piece.function, args)
             else:
                 places = [self.op(self._lowering.rows[piece.row], args)] * len(piece.outs)
-            made.update(zip(piece.outs, places, strict=True))
+            places_of.update(zip(piece.outs, places, strict=True))
 
     def call(self, function: int, args: Sequence[Places]) -> list[Places]:
         """Add the ops of a call and return what its results depend on."""
         fn = self._lowering.functions[function]
-        made: dict[int, Places] = {-1: (), **dict(enumerate(args))}
+        places_of: dict[int, Places] = {-1: (), **dict(enumerate(args))}
         for step in fn.steps:
-            ins = [made.get(value, ()) for value in step.ins]
+            ins = [places_of.get(value, ()) for value in step.ins]
             if step.callee >= 0:
                 places = self.call(step.callee, ins)
             else:
                 places = [self.op(self._lowering.rows[step.row], ins)] * len(step.outs)
-            made.update(zip(step.outs, places, strict=True))
-        return [made.get(value, ()) for value in fn.results]
+            places_of.update(zip(step.outs, places, strict=True))
+        return [places_of.get(value, ()) for value in fn.results]
 
     def op(self, row: OpRow, args: Iterable[Places]) -> Places:
         """Add an op; what a wait waits for holds the compute ops after it."""

@@ -124,12 +124,12 @@ def unrolled(lowering: Lowering, root: int) -> EntryTasks:
         for step in fn.steps:
             ins = [value[k] for k in step.ins]
             if step.callee >= 0:
-                made = call(step.callee, step.name, ins, here)
+                results = call(step.callee, step.name, ins, here)
             else:
-                made = list(range(count, count + len(step.outs)))
-                count += len(made)
-                pieces.append(Piece(step.row, -1, step.name, here, ins, made))
-            value.update(zip(step.outs, made, strict=True))
+                results = list(range(count, count + len(step.outs)))
+                count += len(results)
+                pieces.append(Piece(step.row, -1, step.name, here, ins, results))
+            value.update(zip(step.outs, results, strict=True))
         return [value[k] for k in fn.results]
 
     fn = lowering.functions[root]

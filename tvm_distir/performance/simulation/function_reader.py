@@ -92,8 +92,8 @@ class _Reader:
             else:
                 outs = list(range(values, values + len(op.outputs)))
                 values += len(outs)
-                for index, made in zip(op.outputs, outs, strict=True):
-                    value[index] = made
+                for index, result in zip(op.outputs, outs, strict=True):
+                    value[index] = result
             steps.append(SimulatedStep(row, callee, op.name, ins, outs))
         return self._add(name, params, values, steps, [value[index] for index in fn.results])
 

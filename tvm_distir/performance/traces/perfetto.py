@@ -83,8 +83,8 @@ class _Writer:
         if not np.array_equal(sheet.end - sheet.start, np.broadcast_to(spent, sheet.end.shape)):
             raise ValueError("runs of a unit take different times")
         ids = self._kind_ids(sheet.kinds, spent)
-        made = pairs(uuid + ids[:, 2], ids[:, 0], ids[:, 1], sheet.start // NS, sheet.end // NS)
-        flat = made.reshape(len(made), -1)
+        packets = pairs(uuid + ids[:, 2], ids[:, 0], ids[:, 1], sheet.start // NS, sheet.end // NS)
+        flat = packets.reshape(len(packets), -1)
         runs += [(k, row.data) for k, row in zip(sheet.order.tolist(), flat, strict=True)]
         return set(ids[:, 2].tolist())
 
@@ -152,13 +152,15 @@ class _Writer:
             id_rows = np.array(ids, np.int64)
             place = np.full(len(ids), uuid + track)
             times = (wire.start[None] // NS, wire.end[None] // NS)
-            made = pairs(place, id_rows[:, 0], id_rows[:, 1], *times, np.array(flows), receives)
-            rows.setdefault(track, []).append((wire.start, made[0]))
+            pair_packets = pairs(
+                place, id_rows[:, 0], id_rows[:, 1], *times, np.array(flows), receives
+            )
+            rows.setdefault(track, []).append((wire.start, pair_packets[0]))
         self._flush()
         for name, track in tracks.items():
             self._stream.write(descriptor(uuid + track, name, parent=uuid, rank=track))
             start = np.concatenate([start for start, _ in rows[track]])
-            packets = np.concatenate([made for _, made in rows[track]])
+            packets = np.concatenate([pair_packets for _, pair_packets in rows[track]])
             self._stream.write(packets[np.argsort(start, kind="stable")].tobytes())
 
     def _memory(self, track: int, uuid: int, steps: Sequence[tuple[float, int]]) -> None:

@@ -102,8 +102,8 @@ class RankDependencies:
             if stage not in first:  # hands on its own part
                 part, total = pairs[stage]
                 self._write(stage, total, -1, self._made.get((stage, part, -1), ()))
-        told = {e.target[0] for e in stage_sum.edges if e.direction == "total"}
-        known = [stage for stage in stages if stage in told or stage == stage_sum.stages[-1]]
+        informed = {e.target[0] for e in stage_sum.edges if e.direction == "total"}
+        known = [stage for stage in stages if stage in informed or stage == stage_sum.stages[-1]]
         for stage in stages if known else ():
             total_places = self._read(known[-1], pairs[known[-1]][1], -1, "total")
             self._made[stage, pairs[stage][1], -1] = total_places

@@ -285,11 +285,12 @@ class StageSteps:
                 continue
             self._move(chain[stage], steps)
             rank_steps += self._run(stage, f"add:{place}", once=True)
-        told = [e for e in stage_sum.edges if e.direction == "total"]
-        for edge in told:
+        totals = [e for e in stage_sum.edges if e.direction == "total"]
+        for edge in totals:
             self._move(edge, steps)
         known = {
-            rank_of[stage]: stage for stage in (*(e.target[0] for e in told), stage_sum.stages[-1])
+            rank_of[stage]: stage
+            for stage in (*(e.target[0] for e in totals), stage_sum.stages[-1])
         }
         for stage in stage_sum.stages:  # those that were not told take the sum of one of their rank
             other = known[rank_of[stage]]

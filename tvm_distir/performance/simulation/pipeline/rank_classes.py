@@ -147,7 +147,7 @@ class RankClasses:
         names = [unit.function for unit in units.values()]
         numbers = read_functions(self.lowering, unit_program, OpCosts(unit_program, system), names)
 
-        def made(role: int, name: str, unit: StageUnit) -> RankUnit:
+        def make_unit(role: int, name: str, unit: StageUnit) -> RankUnit:
             function = numbers[unit.function]
             once = once_slots(self.staged.roles[role], self.staged.schedule, name)
             number = self.lowering.functions[function].number
@@ -155,7 +155,7 @@ class RankClasses:
                 unit.function, function, number, unit.inputs, unit.outputs, frozenset(once)
             )
 
-        return {key: made(*key, unit) for key, unit in units.items()}
+        return {key: make_unit(*key, unit) for key, unit in units.items()}
 
     def _classes(self, units: dict[tuple[int, str], RankUnit]) -> dict[int, dict[int, int]]:
         """Return, per stage kind, how late slots may be: as late as any unit may write them."""
