@@ -269,23 +269,23 @@ class Study:
         UsageError
             DIST0151 where both ``recompute`` and the plan say it.
         """
-        given, plan, schedule = self.recompute, self._given_plan, self._schedule
+        choice, plan, schedule = self.recompute, self._given_plan, self._schedule
         of_plan = {} if plan is None else plan.recompute
-        if given is None:
+        if choice is None:
             return of_plan or (recompute_of(self._specs) if self._specs else "none")
         if of_plan:
             raise UsageError(
                 "DIST0151", 'recompute is given, and the plan has "recompute"',
                 place="recompute", remedy="Leave one of them out.",
             )  # fmt: skip
-        if not isinstance(given, str):
-            return given
+        if not isinstance(choice, str):
+            return choice
         if self.mesh:
             devices = math.prod(self.mesh.values()) // (schedule.stages if schedule else 1)
         else:
             counts = [1] if plan is None else [mesh.device_count for mesh in plan.meshes]
             devices = min(counts) if schedule else max(counts)
-        return evenly_cut(given, devices)
+        return evenly_cut(choice, devices)
 
     def _peak(self, step: ir.IRModule, plan: Plan) -> int:
         """Distribute a step that may be chosen, and simulate its peak of memory."""
@@ -315,7 +315,10 @@ class Study:
         """
         mod, system = self.step, self.known_system if self.decide == "times" else None
         named = [
-            *((name, {**given, "system": system}) for name, given in passes_for(self.step_plan)),
+            *(
+                (name, {**options, "system": system})
+                for name, options in passes_for(self.step_plan)
+            ),
             *communication_passes(
                 mod, system, bucket_bytes=self.bucket_bytes, ahead_bytes=self.ahead_bytes
             ),
@@ -323,7 +326,7 @@ class Study:
         names = [name for name, _ in named]
         end = len(named) if until is None else names.index(until) + 1
         chosen = named[names.index(first) : end]
-        for name, run_pass in [(name, PassSpec(name).make(**given)) for name, given in chosen]:
+        for name, run_pass in [(name, PassSpec(name).make(**options)) for name, options in chosen]:
             with self.watch.stage(name):
                 mod = run_pass(mod)
             if self.levels is not None:

@@ -125,9 +125,9 @@ def calibrate(
         can reach, for a system without constants, and for a name in ``fit_also`` that is none.
     """
     known = system if isinstance(system, System) else System.load(system)
-    given = list(rows) if not isinstance(rows, str | Path) else read_rows(rows)
-    if not given or not known.constants:
-        what = "there are no rows" if not given else f"the system {known.name} has no constants"
+    measured = list(rows) if not isinstance(rows, str | Path) else read_rows(rows)
+    if not measured or not known.constants:
+        what = "there are no rows" if not measured else f"the system {known.name} has no constants"
         raise SimulationError(
             "DIST0730", what, place="calibrate", remedy='Give rows, and a system with "constants".'
         )
@@ -137,7 +137,7 @@ def calibrate(
             "DIST0730", f"{unknown[0]!r} cannot be fitted", place="calibrate",
             remedy=f"Known: {', '.join([*FIXED, *LINKS])}.",
         )  # fmt: skip
-    work = _Work(known, given, tolerance, fit_also)
+    work = _Work(known, measured, tolerance, fit_also)
     for _ in range(2):
         result = work.fit(range(len(work.rows)))
         times = work.model.walk(work.values(result.point))
@@ -158,7 +158,7 @@ def calibrate(
         errors,
         tuple(n for n, there in zip(work.names, ends, strict=True) if there),
         vague,
-        len(given) - len(work.rows),
+        len(measured) - len(work.rows),
     )
 
 
@@ -224,8 +224,8 @@ def _validated(work: _Work, result: Fit, folds: int, seed: int) -> dict[str, flo
     order = np.random.default_rng(seed).permutation(count)
     times = np.zeros(count)
     for fold in np.array_split(order, min(folds, count)):
-        kept = sorted(set(range(count)) - set(fold.tolist()))
-        other = work.fit(kept, result.point)
+        training = sorted(set(range(count)) - set(fold.tolist()))
+        other = work.fit(training, result.point)
         times[fold] = work.model.times_s(work.values(other.point))[fold]
     groups: dict[str, list[int]] = {}
     per_node = work.system.intra_node.devices_per_node

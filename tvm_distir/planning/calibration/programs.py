@@ -87,8 +87,8 @@ def _summed_again(step: ir.IRModule, plan: Plan) -> Plan:
 
     Megatron's projection does: 6 all-reduces per layer (Narayanan et al. 2021, section 3.2).
     """
-    made = step["layer_forward"].body.body.fields[0]
+    first_result = step["layer_forward"].body.body.fields[0]
     (mesh,) = plan.meshes
     whole = tuple(R if axis == "tp" else None for axis in mesh.axes)
-    rule = PlanRule("value", str(made.name), whole, mesh.name, function="layer_forward")
+    rule = PlanRule("value", str(first_result.name), whole, mesh.name, function="layer_forward")
     return replace(plan, rules=(*plan.rules, rule))

@@ -77,12 +77,12 @@ class Constraints:
                 place="stage_devices",
                 remedy=f'Leave out the plan, or say "{EQUAL}".',
             )
-        kept = [name for mesh in (self.keep.meshes if self.keep else ()) for name in mesh.axes]
+        fixed = [name for mesh in (self.keep.meshes if self.keep else ()) for name in mesh.axes]
         for option, names in (
             ("most", self.most),
             ("fixed", self.fixed),
             ("inside_node", self.inside_node),
-            ("keep", kept),
+            ("keep", fixed),
         ):
             for name in names:
                 if name not in self.axes:

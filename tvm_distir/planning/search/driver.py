@@ -192,10 +192,10 @@ class _Search:
         """Return what a search before found of a candidate."""
         if self.folder is None:
             return None
-        kept = self.folder.known(candidate)
-        if kept is None:
+        stored = self.folder.known(candidate)
+        if stored is None:
             return None
-        row, plan = kept
+        row, plan = stored
         if plan is not None:
             self._keep(FoundPlan(row, plan))
         return row

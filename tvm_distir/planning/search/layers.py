@@ -134,7 +134,7 @@ def _stage_bytes(labelled: ShardedCandidate, entry: str) -> tuple[int, int, int,
     notes = training_notes(g.fn, "states")
     states = {str(name) for names in notes.values() for name in names}
     weights = set(training_notes(g.fn, "updated")) - states
-    held, sums, kept = 0, 0, 0
+    held, sums, weight_bytes = 0, 0, 0
     for k, name in zip(g.params, param_names(g.fn), strict=True):
         v = g.nodes[k].results[0]
         if name in weights:
@@ -142,8 +142,8 @@ def _stage_bytes(labelled: ShardedCandidate, entry: str) -> tuple[int, int, int,
             held += size
             sums += size // g.values[v].item_bytes * SUM_ITEM_BYTES
         elif name in states:
-            kept += _local_bytes(labelled, inst, v)
-    return stash_bytes(labelled, entry), held, sums, kept
+            weight_bytes += _local_bytes(labelled, inst, v)
+    return stash_bytes(labelled, entry), held, sums, weight_bytes
 
 
 def _local_bytes(labelled: ShardedCandidate, inst: Instance, v: int) -> int:

@@ -69,7 +69,7 @@ def min_marginals(labeller: Labeller, gap: float = 0.0) -> tuple[MinMarginal, ..
     """
     choices = [
         second
-        for name, (net, values) in labeller.found.items()
+        for name, (net, values) in labeller.solutions.items()
         for second in _of_entry(labeller, name, net, list(values), gap)
     ]
     return tuple(

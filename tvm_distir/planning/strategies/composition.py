@@ -163,12 +163,13 @@ def _plans(
             if system is not None and info.asks_system:
                 options[SYSTEM] = system
             with faults.gathered():
-                made = info.function(mod, mesh, **options)
+                strategy_plan = info.function(mod, mesh, **options)
                 if looks == OTHERS:
                     plans = {
-                        k: (n, resolve_conflicts(plan, made)) for k, (n, plan) in plans.items()
+                        k: (n, resolve_conflicts(plan, strategy_plan))
+                        for k, (n, plan) in plans.items()
                     }
-                plans[i] = spec.name, made
+                plans[i] = spec.name, strategy_plan
     faults.raise_all()
     return sharing_batches([plans[i] for i in sorted(plans)])
 

@@ -184,8 +184,8 @@ class Consumers:
             order = [int(a) % len(dims) for a in axes] if axes else range(len(dims))[::-1]
             return where, bound, tuple(dims[a] for a in order)
         if op == "relax.matmul" and len(dims) > 1:
-            contracted, kept = (dims[-1], dims[-2]) if position == 0 else (dims[-2], dims[-1])
-            return replace(other, kind="matmul", contracted=contracted, kept=kept)
+            contracted, remaining = (dims[-1], dims[-2]) if position == 0 else (dims[-2], dims[-1])
+            return replace(other, kind="matmul", contracted=contracted, kept=remaining)
         if op == "relax.take" and position == 0 and dims:
             axis = 0 if value.attrs.axis is None else int(value.attrs.axis) % len(dims)
             return replace(other, kind="take", kept=dims[axis])

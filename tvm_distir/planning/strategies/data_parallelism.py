@@ -62,8 +62,8 @@ def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp") -> Plan:
         data = data_positions(fn, name)
         batched: list[int] = []
         with faults.gathered():
-            given = [p for p in parameters if p.position in data]
-            batched = batched_inputs(given, spec, axis, name)
+            chosen = [p for p in parameters if p.position in data]
+            batched = batched_inputs(chosen, spec, axis, name)
         for parameter in parameters:
             is_data = parameter.position in data
             label = BATCH_DIM if parameter.position in batched else R

@@ -72,11 +72,11 @@ def expert_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "ep", data: bo
     for name, fn, rule_name in entries(mod):
         parameters = tensor_parameters(name, fn, rule_name)
         inputs = data_positions(fn, name)
-        given = [p for p in parameters if p.position in inputs]
+        chosen = [p for p in parameters if p.position in inputs]
         batched: list[int] = []
         if data:
             with faults.gathered():
-                batched = batched_inputs(given, spec, axis, name)
+                batched = batched_inputs(chosen, spec, axis, name)
         for parameter in parameters:
             is_data = parameter.position in inputs
             label = BATCH_DIM if parameter.position in batched else R

@@ -204,15 +204,15 @@ class _Placing:
         """Yield the nodes of a branch that take what others give, and nothing of its own."""
         nodes = set(members(branch))
         for k in sorted(nodes):
-            made = self._made(k)
-            if made and not nodes.intersection(made):
+            producers = self._made(k)
+            if producers and not nodes.intersection(producers):
                 yield k
 
     def _made(self, node: int) -> list[int]:
         """Return the ops and calls that give the operands of a node."""
         g = self._g
-        made = [g.producer[v][0] for v in g.nodes[node].operands if v >= 0]
-        return [n for n in made if g.nodes[n].kind in ("op", "call")]
+        producers = [g.producer[v][0] for v in g.nodes[node].operands if v >= 0]
+        return [n for n in producers if g.nodes[n].kind in ("op", "call")]
 
     def _branch(self, branch: ParallelBranch, place: int, forked: bool) -> None:
         """Put a branch on the mesh of a place: what comes in, and what goes back.
@@ -269,8 +269,8 @@ class _Placing:
         number = sum(str(b.value.op.name_hint) == callee for b in calls[:index])
         for i, arg in enumerate(call.args):
             known = g.env.get(handle(arg), ())
-            made = g.nodes[g.producer[known[0]][0]].kind if len(known) == 1 else ""
-            if made in ("op", "call") and tensor_type(arg.ty) is not None:
+            kind = g.nodes[g.producer[known[0]][0]].kind if len(known) == 1 else ""
+            if kind in ("op", "call") and tensor_type(arg.ty) is not None:
                 self._rules.append(
                     PlanRule(
                         "call",

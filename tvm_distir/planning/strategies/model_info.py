@@ -118,16 +118,16 @@ def tensor_parameters(name: str, fn: relax.Function, rule_name: str | None) -> l
     """Return the tensor parameters of an entry, in order; not an optimizer's states of weights."""
     out = []
     states = state_names(fn)
-    for position, (param, given) in enumerate(zip(fn.params[:], param_names(fn), strict=True)):
+    for position, (param, title) in enumerate(zip(fn.params[:], param_names(fn), strict=True)):
         tensor = tensor_type(param.ty)
-        if tensor is not None and given not in states:
+        if tensor is not None and title not in states:
             shape = static_shape(param.ty)
             out.append(
                 Parameter(
                     rule_name,
                     name,
                     position,
-                    given,
+                    title,
                     shape,
                     int(tensor.ndim) if shape is None else len(shape),
                     str(tensor.dtype),

@@ -103,11 +103,11 @@ def avoid_occupied(
 
     def moved() -> Iterator[CandidatePlacement]:
         members = list(groups.values())
-        options, kept = [], 1
+        options, trials = [], 1
         for group in members:
             offered = choices(group)
-            offered = offered if kept * len(offered) <= MOST_TRIALS else [R]
-            kept *= len(offered)
+            offered = offered if trials * len(offered) <= MOST_TRIALS else [R]
+            trials *= len(offered)
             options.append(offered)
         for combination in itertools.product(*options):
             labels: WeightLabels = {name: dict(dims) for name, dims in trial.labels.items()}

@@ -70,16 +70,16 @@ def branches_of(module: PlacedModule, g: Graph, results: Sequence[int], percent:
     least = max(sum(work[n] for n in _members(counted)) * percent // 100, 1)
     joins = []
     for operands, ends in (*((row, False) for row in _joins(g, counted)), (wanted, True)):
-        made = []
+        branches = []
         for k in operands:
             nodes = past[k]
             for other in operands:
                 nodes &= nodes if other == k else ~past[other]
             flops = sum(work[n] for n in _members(nodes))
             if flops >= least:
-                made.append(ParallelBranch(nodes, k, flops, ends))
-        if len(made) > 1:
-            joins.append(sorted(made, key=_heaviest))
+                branches.append(ParallelBranch(nodes, k, flops, ends))
+        if len(branches) > 1:
+            joins.append(sorted(branches, key=_heaviest))
     joins.sort(key=lambda row: (-row[1].flops, row[0].last))
     groups: list[list[ParallelBranch]] = []
     for row in joins:

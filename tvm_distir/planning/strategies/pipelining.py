@@ -124,8 +124,8 @@ def _schedule(
             place=f'strategy "{PIPELINE}"',
             remedy="Leave stages out, or change the mesh.",
         )
-    made = Schedule(schedule, size or 1, micro_batches, chunks, stash=stash)
-    return replace(made, offload=_stages(offload, made.stage_count))
+    base = Schedule(schedule, size or 1, micro_batches, chunks, stash=stash)
+    return replace(base, offload=_stages(offload, base.stage_count))
 
 
 def _stages(text: str, count: int) -> tuple[int, ...]:
@@ -145,15 +145,15 @@ def _stages(text: str, count: int) -> tuple[int, ...]:
 
 def on_stages(mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule, axis: str) -> Plan:
     """Return a plan without rules that has the mesh of a stage and the schedule."""
-    made = Pipeline.of(mod)
-    if made is None:
+    pipeline = Pipeline.of(mod)
+    if pipeline is None:
         raise PlanError(
             "DIST0233",
             "the module is no training step in stages",
             place=f'strategy "{PIPELINE}"',
             remedy="Make it with --train, or train_step(..., schedule=...).",
         )
-    schedule = made.schedule
+    schedule = pipeline.schedule
     if (schedule.stages, schedule.micro_batches, schedule.chunks) != (
         wanted.stages,
         wanted.micro_batches,

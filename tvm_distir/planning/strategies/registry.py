@@ -124,10 +124,10 @@ def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]
         DIST0231 when an option has no default, or a type that has no text.
     """
     parameters = inspect.signature(function).parameters
-    given = [*list(parameters)[:2], BEFORE, OTHERS, SYSTEM]
-    options = options_of(function, without=given)
+    reserved = [*list(parameters)[:2], BEFORE, OTHERS, SYSTEM]
+    options = options_of(function, without=reserved)
     for name, parameter in parameters.items():
-        if name not in given and (name not in options or parameter.default is parameter.empty):
+        if name not in reserved and (name not in options or parameter.default is parameter.empty):
             raise PlanError(
                 "DIST0231",
                 f'the option "{name}" has no default, or one of a type that has no text',
@@ -137,7 +137,7 @@ def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]
 
     @functools.wraps(function)
     def planned(*args: Arguments.args, **options: Arguments.kwargs) -> Plan:
-        mod = args[0] if args else options[given[0]]
+        mod = args[0] if args else options[reserved[0]]
         return with_updates(mod, function(*args, **options))
 
     looks_at = next((name for name in (BEFORE, OTHERS) if name in parameters), None)

@@ -71,10 +71,10 @@ def cut_inputs(
     for name, fn, rule_name in entries(mod):
         data = data_positions(fn, name)
         parameters = tensor_parameters(name, fn, rule_name)
-        given = [p for p in parameters if p.position in data]
+        chosen = [p for p in parameters if p.position in data]
         cut: list[int] = []
         with faults.gathered():
-            cut = _sequence_inputs(given, mesh, axis, dim, name, strategy)
+            cut = _sequence_inputs(chosen, mesh, axis, dim, name, strategy)
         flat = flat_positions(fn)
         seeds[name] = {flat[position]: dim for position in cut}
         for parameter in parameters:

@@ -146,9 +146,9 @@ def place_rows(tied: TiedDims, values: PlaceValues, count: int, ring: bool = Fal
 
 def place_list(values: PlaceValues, product: Product, count: int) -> None:
     """Cut a list of tokens, in which the sequence is no dim any more, along another dim."""
-    kept = product.kept_dim(count)
-    if kept is not None:
-        values.put(product.tied, product.node, kept)
+    dim = product.kept_dim(count)
+    if dim is not None:
+        values.put(product.tied, product.node, dim)
 
 
 __all__ = ["EVERYTHING", "Left", "PlaceValues", "place_list", "place_rows"]

@@ -108,11 +108,11 @@ def stored_in_parts(
     for name, fn, rule_name in entries(mod):
         parameters = tensor_parameters(name, fn, rule_name)
         inputs = data_positions(fn, name)
-        given = [p for p in parameters if p.position in inputs]
+        chosen = [p for p in parameters if p.position in inputs]
         batched: list[int] = []
         with faults.gathered():
-            batched = batched_inputs(given, spec, axis, name)
-        for parameter in given:
+            batched = batched_inputs(chosen, spec, axis, name)
+        for parameter in chosen:
             label = BATCH_DIM if parameter.position in batched else R
             rules.append(parameter_rule(parameter, spec, number, label, stationary=False))
         weights = {p.position: p for p in parameters if p.position not in inputs}

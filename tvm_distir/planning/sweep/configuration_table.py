@@ -220,12 +220,12 @@ def _divide(table: Table, samples: Ints) -> None:
     """Find the micro-batches of a step from its samples."""
     numbers = table.numbers
     each = numbers["micro_batch"] * numbers["dp"]
-    given = samples > 0
-    for row in np.flatnonzero(given & (samples % each > 0)).tolist():
+    specified = samples > 0
+    for row in np.flatnonzero(specified & (samples % each > 0)).tolist():
         table.faults[row] = (
             f"global_batch={samples[row]} is no multiple of dp x micro_batch = {each[row]}"
         )
-    counts = np.where(given, np.maximum(samples // each, 1), numbers["micro_batches"])
+    counts = np.where(specified, np.maximum(samples // each, 1), numbers["micro_batches"])
     differs = (numbers["micro_batches"] != 1) & (counts != numbers["micro_batches"])
     for row in np.flatnonzero(differs).tolist():
         what = f"global_batch asks for {counts[row]} micro-batches, micro_batches is"

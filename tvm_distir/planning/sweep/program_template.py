@@ -57,21 +57,21 @@ class ProgramTemplate:
         fit = FormulaFit(sizes)
         rows = distinct.tolist()
         formulas = [fit.monomial(row) for row in rows]
-        made = ProgramTemplate(programs[0], known[0], which.ravel(), [])
+        template = ProgramTemplate(programs[0], known[0], which.ravel(), [])
         missing = {number for number, formula in enumerate(formulas) if formula is None}
-        for number, basis, ins, outs in made._contexts(missing, formulas):
+        for number, basis, ins, outs in template._contexts(missing, formulas):
             if formulas[number] is None:
                 formulas[number] = _sum(rows[number], ins, outs, formulas, rows)
             if formulas[number] is None:
                 formulas[number] = fit.total(rows[number], basis)
-        for number, place in made._places(missing):
+        for number, place in template._places(missing):
             if formulas[number] is None:
                 raise SimulationError(
                     "DIST0752", f"{rows[number][:4]} ... is no sum of monomials in the sizes",
                     place=place, remedy="The rows go through the whole pipeline one by one.",
                 )  # fmt: skip
-        made.formulas = [formula for formula in formulas if formula is not None]
-        return made
+        template.formulas = [formula for formula in formulas if formula is not None]
+        return template
 
     def at(self, sizes: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Return quantities, (quantities, rows), and where all of them are whole numbers."""

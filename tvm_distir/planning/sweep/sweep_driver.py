@@ -142,8 +142,8 @@ class _Sweep:
         columns = table.columns()
         self.keys = len(columns)
         self.header = (*columns, *COLUMNS)
-        self.given = list(zip(*columns.values(), strict=True))
-        self.found: list[tuple[Any, ...] | None] = [None] * table.size
+        self.configurations = list(zip(*columns.values(), strict=True))
+        self.outcomes: list[tuple[Any, ...] | None] = [None] * table.size
         self.progress = Progress(table.size)
         self.structures, self.cache = structures, None if cache is None else Path(cache)
         self._known: dict[Configuration, RowOutcome] = {}
@@ -167,8 +167,8 @@ class _Sweep:
             interrupted = True
         self._write()
         rows = [
-            (*given, *outcome)
-            for given, outcome in zip(self.given, self.found, strict=True)
+            (*configuration, *outcome)
+            for configuration, outcome in zip(self.configurations, self.outcomes, strict=True)
             if outcome is not None
         ]
         if self.sheet is not None:
@@ -178,7 +178,7 @@ class _Sweep:
 
     def _open(self) -> Ints:
         """Return the rows that are not finished."""
-        return np.array([n for n, cells in enumerate(self.found) if cells is None], np.int64)
+        return np.array([n for n, cells in enumerate(self.outcomes) if cells is None], np.int64)
 
     def _alike(self, rows: Ints) -> Ints:
         """Return the rows without those in which what is recomputed is measured, each by itself."""
@@ -188,7 +188,7 @@ class _Sweep:
     def _refuse(self) -> None:
         """Finish rows that the table itself refuses."""
         for row, why in self.table.faults.items():
-            if self.found[row] is None:
+            if self.outcomes[row] is None:
                 self._done(row, RowOutcome(f"DIST0751 {why}"))
 
     def _by_structures(self) -> list[Difference]:
@@ -203,7 +203,7 @@ class _Sweep:
             for row, cells in zip(
                 difference.rows.tolist(), difference.cells(capacity), strict=True
             ):
-                self.found[row] = cells
+                self.outcomes[row] = cells
                 self._unwritten.append(row)
             predicted += difference.rows.tolist()
             self.progress.done += difference.rows.size
@@ -218,7 +218,7 @@ class _Sweep:
         result = []
         count = -(-len(rows) // CHECKED)
         for row in random.Random(len(rows)).sample(rows, count):
-            cells = self.found[row]
+            cells = self.outcomes[row]
             assert cells is not None
             whole = through_pipeline(self.pipeline, self.table.row(row))
             difference = Difference(row, float(cells[0]), int(cells[1]), whole)
@@ -232,10 +232,10 @@ class _Sweep:
         """Take rows from a sweep before."""
         if self.sheet is None or not self.sheet.known:
             return
-        for row, given in enumerate(self.given):
-            cells = self.sheet.known.get(tuple(map(str, given)))
+        for row, configuration in enumerate(self.configurations):
+            cells = self.sheet.known.get(tuple(map(str, configuration)))
             if cells is not None:
-                self.found[row] = tuple(cells)
+                self.outcomes[row] = tuple(cells)
                 self.progress.done += 1
                 self.progress.impossible += cells[-1] != OK
 
@@ -252,7 +252,7 @@ class _Sweep:
         return outcome
 
     def _done(self, row: int, outcome: RowOutcome) -> None:
-        self.found[row] = outcome.cells(self.pipeline.system.memory_capacity_bytes)
+        self.outcomes[row] = outcome.cells(self.pipeline.system.memory_capacity_bytes)
         self._unwritten.append(row)
         self.progress.done += 1
         self.progress.impossible += outcome.status != OK
@@ -262,7 +262,9 @@ class _Sweep:
     def _write(self) -> None:
         """Write what was found since the last time, and tell how far it is."""
         if self.sheet is not None:
-            self.sheet.add((*self.given[row], *(self.found[row] or ())) for row in self._unwritten)
+            self.sheet.add(
+                (*self.configurations[row], *(self.outcomes[row] or ())) for row in self._unwritten
+            )
         self._unwritten.clear()
         self._written_s = time.monotonic()
         if self.on_progress is not None:

@@ -91,7 +91,7 @@ class Difference:
     def error(self) -> SimulationError:
         """Return the error of too large a difference."""
         result = self.whole
-        told = (
+        what = (
             result.status
             if result.status != OK
             else f"{result.time_s} s, {result.peak_bytes} bytes"
@@ -99,7 +99,7 @@ class Difference:
         return SimulationError(
             "DIST0753",
             f"its structure gives {self.time_s} s and {self.peak_bytes} bytes, the whole pipeline "
-            f"{told}",
+            f"{what}",
             place=f"row {self.row + 1}",
             remedy="Report it; --row-by-row takes every row through the pipeline.",
         )
