@@ -102,24 +102,24 @@ class Registry:
     ----------
     group : str
         Entry points of this group add names.
-    own : mapping of str to str
+    builtin : mapping of str to str
         Names of this package: where each is, as ``package.module:attribute``. They win over those
         that others offer.
     """
 
     group: str
-    own: Mapping[str, str]
+    builtin: Mapping[str, str]
 
     def names(self) -> tuple[str, ...]:
         """Return all names: the built-in names in order, then those of entry points."""
-        return (*self.own, *(offer.name for offer in self.offered().values()))
+        return (*self.builtin, *(offer.name for offer in self.offered().values()))
 
     def offered(self) -> dict[str, Offer]:
         """Return the entries of other packages, by name."""
-        return {offer.name: offer for offer in offers(self.group) if offer.name not in self.own}
+        return {offer.name: offer for offer in offers(self.group) if offer.name not in self.builtin}
 
     def __contains__(self, name: object) -> bool:
-        return name in self.own or name in self.offered()
+        return name in self.builtin or name in self.offered()
 
     def load(self, name: str) -> Any:
         """Import the target of a known name.
@@ -131,4 +131,6 @@ class Registry:
         DependencyError
             DIST0114 where what another package offers cannot be imported.
         """
-        return _attribute(self.own[name]) if name in self.own else self.offered()[name].load()
+        return (
+            _attribute(self.builtin[name]) if name in self.builtin else self.offered()[name].load()
+        )
