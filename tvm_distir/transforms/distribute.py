@@ -56,8 +56,8 @@ def communication_passes(
         passes += [(name, {"bucket_bytes": bucket_bytes}) for name in ("bucket", "bucket-gathers")]
     clock = system if overlap is None and usual else overlap
     if clock is not None and ahead_bytes != 0:
-        given = {"system": clock, "ahead_bytes": ahead_bytes}
-        passes += [("split", {}), ("schedule", given), ("prefetch", given)]
+        options = {"system": clock, "ahead_bytes": ahead_bytes}
+        passes += [("split", {}), ("schedule", options), ("prefetch", options)]
     return tuple(passes)
 
 
@@ -78,11 +78,13 @@ def pipeline(
 
     With a ``decision`` about a module at level 2 the passes begin with the one that writes it.
     """
-    wanted: list[Named] = [(name, {**given, "system": system}) for name, given in passes_for(plan)]
+    wanted: list[Named] = [
+        (name, {**options, "system": system}) for name, options in passes_for(plan)
+    ]
     if decision is not None:
-        wanted = [(name, given) for name, given in wanted if name != "annotate"]
+        wanted = [(name, options) for name, options in wanted if name != "annotate"]
         wanted[0] = (wanted[0][0], {**wanted[0][1], "decision": decision})
-    passes = [PassSpec(name).make(**given) for name, given in (*wanted, *later)]
+    passes = [PassSpec(name).make(**options) for name, options in (*wanted, *later)]
     return tvm.transform.Sequential(passes, name="tvm_distir.distribute")
 
 

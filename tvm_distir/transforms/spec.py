@@ -50,7 +50,7 @@ class PassSpec:
         """Return the registry entry of the pass."""
         return find_pass(self.name)
 
-    def make(self, **given: Any) -> Any:
+    def make(self, **arguments: Any) -> Any:
         """Return the ``tvm.transform.Pass``.
 
         Parameters
@@ -65,7 +65,7 @@ class PassSpec:
         DistIRError
             What the factory raises, and the loading of a system or plan.
         """
-        return self.info.make(self.name, self.options, given)
+        return self.info.make(self.name, self.options, arguments)
 
 
 def parse_passes(text: str, place: str = "passes") -> tuple[PassSpec, ...]:

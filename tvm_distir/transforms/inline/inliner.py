@@ -162,8 +162,8 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         cast = isinstance(binding, relax.MatchCast)
         new = kind(self._fresh(str(binding.var.name)), binding.ty if cast else value.ty)
         self.set_var_remap(binding.var, new)
-        made = relax.MatchCast(new, value, new.ty) if cast else relax.VarBinding(new, value)
-        self.builder_.emit_normalized(made)
+        new_binding = relax.MatchCast(new, value, new.ty) if cast else relax.VarBinding(new, value)
+        self.builder_.emit_normalized(new_binding)
         return new
 
     def _opened(self, callee: relax.Function, args: Sequence[Any]) -> relax.SeqExpr:
@@ -199,10 +199,10 @@ def _has_branches(fn: relax.Function) -> bool:
     )
 
 
-def _is_at_least(given: Any, wanted: Any) -> bool:
+def _is_at_least(actual: Any, wanted: Any) -> bool:
     """Return whether a type is at least as precise as another."""
     return bool(
-        relax.analysis.type_base_check(wanted, given) == relax.analysis.BaseCheckResult.PASS
+        relax.analysis.type_base_check(wanted, actual) == relax.analysis.BaseCheckResult.PASS
     )
 
 
@@ -212,9 +212,9 @@ def _match_sizes(param: Any, arg: Any, sizes: dict[Any, Any]) -> None:
         for field, other in zip(param.fields, arg.fields):
             _match_sizes(field, other, sizes)
         return
-    wanted, given = _dims(param), _dims(arg)
-    if len(wanted) == len(given):
-        for field, other in zip(wanted, given):
+    wanted, actual = _dims(param), _dims(arg)
+    if len(wanted) == len(actual):
+        for field, other in zip(wanted, actual):
             if isinstance(field, tirx.Var) and field not in sizes:
                 sizes[field] = other
 

@@ -70,11 +70,11 @@ def inline_module(mod: ir.IRModule, names: Sequence[str] | None = None) -> ir.IR
     for name in _callees_first(functions, chosen):
         inliner = Inliner({callee: functions[callee] for callee in chosen})
         functions[name] = inliner.run(functions[name])
-    kept = _still_used(functions, chosen)
+    remaining = _still_used(functions, chosen)
     out = {
         gv: functions.get(str(gv.name_hint), fn)
         for gv, fn in mod.functions.items()
-        if str(gv.name_hint) in kept or not isinstance(fn, relax.Function)
+        if str(gv.name_hint) in remaining or not isinstance(fn, relax.Function)
     }
     return ir.IRModule(out, attrs=mod.attrs, global_infos=mod.global_infos)
 
@@ -146,14 +146,14 @@ def _callees_first(functions: dict[str, Any], chosen: list[str]) -> list[str]:
 
 def _still_used(functions: dict[str, Any], chosen: list[str]) -> set[str]:
     """Return the names of the functions that stay: those not inlined and those they reference."""
-    kept = {name for name in functions if name not in chosen}
-    waiting = sorted(kept)
+    remaining = {name for name in functions if name not in chosen}
+    waiting = sorted(remaining)
     while waiting:
         for name in _mentioned(functions[waiting.pop()]):
-            if name in functions and name not in kept:
-                kept.add(name)
+            if name in functions and name not in remaining:
+                remaining.add(name)
                 waiting.append(name)
-    return kept
+    return remaining
 
 
 def _mentioned(fn: relax.Function) -> list[str]:

@@ -141,7 +141,7 @@ def _fill(rows: list[Any], joined: tuple[str, ...], most_bytes: int) -> dict[Any
     A collective joins the open bucket of its kind unless it depends on a member of an open one:
     then those are closed first. So no bucket ever waits for another that waits for it.
     """
-    made: list[Bucket] = []
+    buckets: list[Bucket] = []
     open_: dict[Key, int] = {}  # numbers in ``made``
     closed: set[int] = set()
     waits: dict[Any, frozenset[int]] = {}
@@ -165,14 +165,14 @@ def _fill(rows: list[Any], joined: tuple[str, ...], most_bytes: int) -> dict[Any
             continue
         key, operand = _key(var, value, kind), value.args[0]
         if key in open_:
-            bucket = made[open_[key]]
+            bucket = buckets[open_[key]]
             again = kind == "all_gather" and operand in bucket.operands
             if again or bucket.size_bytes + size > most_bytes:
                 close([open_[key]])
         if key not in open_:
-            open_[key] = len(made)
-            made.append(Bucket())
-        bucket = bucket_of[var] = made[open_[key]]
+            open_[key] = len(buckets)
+            buckets.append(Bucket())
+        bucket = bucket_of[var] = buckets[open_[key]]
         bucket.members.append(var)
         bucket.operands.add(operand)
         bucket.size_bytes += size

@@ -137,21 +137,21 @@ class _Schedule(Editor):
 
         ``first`` is the number of the block's first binding.
         """
-        given = range(len(nodes))
+        original = range(len(nodes))
         if not any(row[3] == DONE for row in rows):
-            return given
+            return original
         limit_bytes = self.limit_bytes
         if limit_bytes is None:
-            given_bytes = peak_bytes(nodes, given)
-            more_bytes = given_bytes // 16 if self.more_bytes is None else self.more_bytes
-            limit_bytes = given_bytes + more_bytes
+            original_bytes = peak_bytes(nodes, original)
+            more_bytes = original_bytes // 16 if self.more_bytes is None else self.more_bytes
+            limit_bytes = original_bytes + more_bytes
         spent_ps = [self._spent_ps(row[3], n) for n, row in enumerate(rows, first)]
         due = _due(nodes, spent_ps)
         for window in WINDOWS:
             order = _order(nodes, spent_ps, due, window)
             if peak_bytes(nodes, order) <= limit_bytes:
                 return order
-        return given
+        return original
 
     def _spent_ps(self, kind: str | None, number: int) -> int:
         """Return the time of a binding on its stream; transfers have a separate stream."""

@@ -95,9 +95,9 @@ def fits(cut: ShardedCall, ty: Any) -> bool:
 
 
 def on_shards(
-    edit: Editor, var: Any, call: ir.Call, cut: ShardedCall, given: dict[Any, Any]
+    edit: Editor, var: Any, call: ir.Call, cut: ShardedCall, known: dict[Any, Any]
 ) -> Any:
-    """Write a call on shards, with ``given`` operands sliced; return None if impossible."""
+    """Write a call on shards, with ``known`` operands sliced; return None if impossible."""
     mesh, labels = var.ty.device_mesh, list(labels_of(var.ty.placement))
     dims: dict[Any, int] = {}
     for expr, dim in zip(cut.operands, cut.factor.ins):
@@ -125,8 +125,8 @@ def on_shards(
     if not _follows(edit, var, write(shards)):
         return None
     for expr, dim in dims.items():
-        if expr in given:
-            shards[expr] = given[expr]
+        if expr in known:
+            shards[expr] = known[expr]
         else:
             slice_ = ops.local_slice(expr, mesh, cut.axes, dim)
             shards[expr] = edit.emit(slice_, f"{expr.name}_shard")

@@ -212,21 +212,22 @@ def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
     count = math.prod(here[0][a] for a in axes)
     dtype = element_type(reduction.ty)
 
-    def price(kind: str, given: Labels) -> tuple[int, int]:
+    def price(kind: str, scattered: Labels) -> tuple[int, int]:
         """Return the most elements that one device moves, and the total."""
-        part = size_bytes(tuple(local_shape(shape, given, here[0])), dtype)
+        part = size_bytes(tuple(local_shape(shape, scattered, here[0])), dtype)
         reduced = wire_bytes(kind, part, count)
         moved = [
-            size_bytes((n,), dtype) for n in received_elements(shape, (here, given), (there, peer))
+            size_bytes((n,), dtype)
+            for n in received_elements(shape, (here, scattered), (there, peer))
         ]
         return reduced + max(moved), reduced * len(here[1]) + sum(moved)
 
     best, chosen = price("all_reduce", labels), None
     for dim in sorted(range(len(shape)), key=lambda d: d not in peer):
-        given = _scattered_labels(shape, labels, here[0], axes, dim)
-        if given is None:
+        scattered_labels = _scattered_labels(shape, labels, here[0], axes, dim)
+        if scattered_labels is None:
             continue
-        cost = price("reduce_scatter", given)
+        cost = price("reduce_scatter", scattered_labels)
         if cost[0] < best[0] and cost[1] <= best[1]:
             best, chosen = cost, dim
     return chosen
@@ -238,6 +239,6 @@ def _scattered_labels(
     """Return the placement after an even scatter without padding, or None."""
     if blocks_fault(labels, axes, dim):
         return None
-    given = tuple(dim if a in axes else x for a, x in enumerate(labels))
-    whole, part = (math.prod(local_shape(shape, x, mesh)) for x in (labels, given))
-    return given if part * math.prod(mesh[a] for a in axes) == whole else None
+    scattered = tuple(dim if a in axes else x for a, x in enumerate(labels))
+    whole, part = (math.prod(local_shape(shape, x, mesh)) for x in (labels, scattered))
+    return scattered if part * math.prod(mesh[a] for a in axes) == whole else None

@@ -71,7 +71,7 @@ class KeptGathers:
 
     Attributes
     ----------
-    own : dict of Var to GatheredValue
+    gathered : dict of Var to GatheredValue
         Variables bound to gathers of the forward pass, and other names of these.
     late : set of Var
         What is bound in backward passes.
@@ -79,7 +79,7 @@ class KeptGathers:
 
     def __init__(self, members: Sequence[Member], axes: Mapping[str, tuple[int, ...]]) -> None:
         self.axes = axes
-        self.own: dict[Any, GatheredValue] = {}
+        self.gathered: dict[Any, GatheredValue] = {}
         self.late: set[Any] = set()
         self._slot: dict[Any, range] = {}
         self._params: dict[str, list[Any]] = {}
@@ -130,8 +130,8 @@ class KeptGathers:
             self._slot[var] = self._new(var.ty)
             if var not in early:
                 self.late.add(var)
-            if kind == ALIAS and value in self.own:
-                self.own[var] = self.own[value]
+            if kind == ALIAS and value in self.gathered:
+                self.gathered[var] = self.gathered[value]
             if kind in (ALIAS, ITEM, TUPLE):
                 self._join(self._slots(value), self._slot[var])
             elif kind == FUNCTION_CALL and str(value.op.name_hint) in self._results:
@@ -152,13 +152,13 @@ class KeptGathers:
         for used in variables(value):
             if late:
                 self._read_late.update(self._slot[used])
-            elif used not in self.own:
+            elif used not in self.gathered:
                 self._barred.update(self._slot[used])
         gathered = None if late else self._gathered(value)
         if gathered is None:
             self._barred.update(self._slot[var])
         else:
-            self.own[var] = gathered
+            self.gathered[var] = gathered
 
     def _gathered(self, value: Any) -> GatheredValue | None:
         """Return the value before all gathers, for a gather along the axes of a variable."""
@@ -167,7 +167,7 @@ class KeptGathers:
         source = value.args[0]
         if not set(call_axes(value)) <= set(self.axes[str(source.ty.device_mesh)]):
             return None
-        before = self.own.get(source, GatheredValue(source, ()))
+        before = self.gathered.get(source, GatheredValue(source, ()))
         return GatheredValue(before.source, (*before.steps, value))
 
     def _slots(self, expr: Any) -> Sequence[int]:
@@ -182,8 +182,8 @@ class KeptGathers:
             return self._slots(expr.tuple_value)[first : first + sizes[expr.index]]
         return [-1] * len(flat_types(expr.ty))
 
-    def _join(self, given: Sequence[int], taken: Sequence[int]) -> None:
-        for slot, other in zip(given, taken, strict=True):
+    def _join(self, slots: Sequence[int], taken: Sequence[int]) -> None:
+        for slot, other in zip(slots, taken, strict=True):
             if slot < 0:
                 self._barred.add(other)
             else:
@@ -195,7 +195,7 @@ class KeptGathers:
         barred = {root[slot] for slot in self._barred}
         wanted = {root[slot] for slot in self._read_late} - barred
         result: dict[int, GatheredValue] = {}
-        for var, gathered in self.own.items():
+        for var, gathered in self.gathered.items():
             (slot,) = self._slot[var]
             previous = result.setdefault(root[slot], gathered)
             if previous.way != gathered.way:

@@ -175,16 +175,16 @@ class GatherPrologue:
     def lifted(self, count: int) -> HoistedGathers:
         """Hoist the first starts."""
         out = self.starts[:count]
-        given, gathers = self._gathers(out)
-        kept, rest = self._rest(out)
-        return HoistedGathers(gathers, rest, given, kept, self._wire_ps(out))
+        inputs, gathers = self._gathers(out)
+        rest_params, rest = self._rest(out)
+        return HoistedGathers(gathers, rest, inputs, rest_params, self._wire_ps(out))
 
     def _gathers(self, out: list[Any]) -> tuple[tuple[int, ...], relax.Function]:
         numbers = self._needed(out)
         read = {var for n in numbers for var in variables(self.bindings[n].value)}
-        given = tuple(n for n, param in enumerate(self.fn.params) if param in read)
-        params = [make_var(str(self.fn.params[n].name), self.fn.params[n].ty) for n in given]
-        env: dict[Any, Any] = dict(zip((self.fn.params[n] for n in given), params, strict=True))
+        inputs = tuple(n for n, param in enumerate(self.fn.params) if param in read)
+        params = [make_var(str(self.fn.params[n].name), self.fn.params[n].ty) for n in inputs]
+        env: dict[Any, Any] = dict(zip((self.fn.params[n] for n in inputs), params, strict=True))
         bindings = []
         for number in numbers:
             var = self.bindings[number].var
@@ -192,7 +192,7 @@ class GatherPrologue:
             bindings.append(make_binding(env[var], substitute(self.bindings[number].value, env)))
         result = typed(relax.Tuple([env[var] for var in out]), _tuple_type(out))
         new = with_body(self.fn, params, [relax.DataflowBlock(bindings)], result, True)
-        return given, _noted(new, (PHASE_ATTR, REPEAT_ATTR), {"results": range(len(out))})
+        return inputs, _noted(new, (PHASE_ATTR, REPEAT_ATTR), {"results": range(len(out))})
 
     def _rest(self, out: list[Any]) -> tuple[tuple[int, ...], relax.Function]:
         gathered = make_var(GATHERED, _tuple_type(out))
@@ -207,11 +207,11 @@ class GatherPrologue:
         blocks, _ = pruned([type(self.fn.body.blocks[0])(self._late(bindings, gathered))], result)
         read = {var for block in blocks for b in block.bindings for var in variables(b.value)}
         read.update(variables(result))
-        kept = tuple(n for n, param in enumerate(self.fn.params) if param in read)
-        params = [*(self.fn.params[n] for n in kept), gathered]
+        rest_params = tuple(n for n, param in enumerate(self.fn.params) if param in read)
+        params = [*(self.fn.params[n] for n in rest_params), gathered]
         new = with_body(self.fn, params, blocks, result, bool(self.fn.is_pure))
         names = list(self.fn.attrs.keys()) if self.fn.attrs else []
-        return kept, _noted(new, names, {"params": [len(kept)]})
+        return rest_params, _noted(new, names, {"params": [len(rest_params)]})
 
     def _late(self, bindings: list[Any], gathered: Any) -> list[Any]:
         """Move readers of the gathered values, and free layout changes, down to their first use."""

@@ -189,8 +189,8 @@ class _Slices(Editor):
             return self.shards.get(value.args[0], value)
         cut = self._cut(var, value, *self.wanted[var]) if var in self.wanted else None
         if cut is not None:
-            given = {e: self.shards[e] for e in cut.operands if e in self.shards}
-            shard = on_shards(self, var, value, cut, given)
+            shards = {e: self.shards[e] for e in cut.operands if e in self.shards}
+            shard = on_shards(self, var, value, cut, shards)
             if shard is not None:
                 self.shards[var] = self.emit(shard, f"{var.name}_shard")
         return value

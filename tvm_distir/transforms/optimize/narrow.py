@@ -154,11 +154,11 @@ class ChangedCalls:
 
     def _call(self, var: Any, value: ir.Call) -> Any:
         """Rewrite a call of a changed function."""
-        kept, callee = self.kept[str(value.op.name_hint)], self.env[value.op]
+        parts, callee = self.kept[str(value.op.name_hint)], self.env[value.op]
         old, ty = value.args[:], callee.ty.ret
-        call = rebuild(value, callee, [substitute(old[i], self.env) for i in kept.params], ty)
+        call = rebuild(value, callee, [substitute(old[i], self.env) for i in parts.params], ty)
         new = type(var)(var.name, ty)
-        if kept.fields:
-            self.fields[var] = kept.fields
+        if parts.fields:
+            self.fields[var] = parts.fields
         self.env[var] = new
         return make_binding(new, call)

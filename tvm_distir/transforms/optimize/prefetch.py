@@ -98,8 +98,8 @@ class _Prefetch:
                 parts[gv] = lifted
         if not parts:
             return self.mod
-        made = dict(self.mod.functions.items())
-        taken = {str(gv.name_hint) for gv in made}
+        old_functions = dict(self.mod.functions.items())
+        taken = {str(gv.name_hint) for gv in old_functions}
         named: dict[Any, SplitPrefetch] = {}
         for gv, lifted in parts.items():
             gathers = ir.GlobalVar(_free_name(f"{gv.name_hint}_gathers", taken))
@@ -107,7 +107,7 @@ class _Prefetch:
             named[gv] = SplitPrefetch(lifted, retyped(gathers, _type(lifted.gathers)), rest)
         callers = {caller for gv in parts for caller, _ in self.sites[gv]}
         functions: dict[Any, Any] = {}
-        for gv, fn in made.items():
+        for gv, fn in old_functions.items():
             split = named.get(gv)
             body = fn if split is None else split.lifted.rest
             if gv in callers:
@@ -141,8 +141,8 @@ class _Prefetch:
             scan = Scan.of(fn)
             blocks = block_nodes(scan, self.costs.of(scan.reading))
             most = max((peak_bytes(nodes, range(len(nodes))) for nodes in blocks), default=0)
-            given = sum(local_bytes(t) for param in fn.params for t in flat_types(param.ty))
-            self._bounds[caller] = (given + most) // 16
+            param_bytes = sum(local_bytes(t) for param in fn.params for t in flat_types(param.ty))
+            self._bounds[caller] = (param_bytes + most) // 16
         return self._bounds[caller]
 
     def _early_params(self, gv: Any) -> set[int]:

@@ -77,8 +77,8 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
         for gv, fn, _ in members:
             ends = [(p.ty, kept_gathers.of(p)) for p in fn.params]
             ends.append((fn.ret_ty, kept_gathers.of_result(str(gv.name_hint))))
-            if any(is_kept for _, kept in ends for is_kept in kept):
-                *params, result = (_type(ty, iter(kept)) for ty, kept in ends)
+            if any(is_kept for _, leaves in ends for is_kept in leaves):
+                *params, result = (_type(ty, iter(leaves)) for ty, leaves in ends)
                 renamed[gv] = retyped(gv, relax.FuncType(params, result, bool(fn.is_pure)))
         functions = dict(mod.functions.items())
         for gv, fn, _ in members:
@@ -93,8 +93,8 @@ def _type(ty: Any, leaves: Iterator[GatheredValue | None]) -> Any:
     """Return the type of the saved value."""
     if isinstance(ty, relax.TupleType):
         return relax.TupleType([_type(field, leaves) for field in ty.fields])
-    kept = next(leaves)
-    return ty if kept is None else kept.source.ty
+    gather = next(leaves)
+    return ty if gather is None else gather.source.ty
 
 
 class _Regathering:
@@ -106,7 +106,7 @@ class _Regathering:
     def __init__(
         self, fn: relax.Function, gathers: KeptGathers, renamed: Mapping[Any, Any]
     ) -> None:
-        self.fn, self.found, self.renamed = fn, gathers, renamed
+        self.fn, self.gathers, self.renamed = fn, gathers, renamed
         self.kept: dict[Any, Any] = {}
         self._again: dict[Any, Any] = {}
         self._builder = relax.BlockBuilder()
@@ -129,7 +129,7 @@ class _Regathering:
 
     def _held(self, var: Any) -> Any:
         """Return the variable, or the saved one that replaces it."""
-        leaves = self.found.of(var)
+        leaves = self.gathers.of(var)
         if not any(leaves):
             return var
         dataflow = isinstance(var, relax.DataflowVar)
@@ -138,10 +138,10 @@ class _Regathering:
 
     def _write(self, writer: BlockWriter, binding: Any) -> None:
         var, value = binding.var, binding.value
-        gathered = self.found.own.get(var)
+        gathered = self.gathers.gathered.get(var)
         if gathered is not None:
             writer.bindings.append(binding)
-            if any(self.found.of(var)):
+            if any(self.gathers.of(var)):
                 self.kept[var] = gathered.source
         elif isinstance(value, ir.Var) and value in self.kept:
             self.kept[var] = self.kept[value]
@@ -167,19 +167,23 @@ class _Regathering:
 
     def _computed(self, var: Any, value: Any) -> list[Any]:
         """Return the operands of a value that must be gathered for it."""
-        late = var in self.found.late
-        return [v for v in variables(value) if v in self.kept and (late or v not in self.found.own)]
+        late = var in self.gathers.late
+        return [
+            v
+            for v in variables(value)
+            if v in self.kept and (late or v not in self.gathers.gathered)
+        ]
 
     def _gathered(self, writer: BlockWriter, var: Any) -> Any:
         """Return the gathered variable, computed once per function."""
-        kept = self.kept[var]
-        if kept not in self._again:
-            (way,) = self.found.of(var)
-            value = kept
+        shard = self.kept[var]
+        if shard not in self._again:
+            (way,) = self.gathers.of(var)
+            value = shard
             for step in way.steps if way else ():
                 value = writer.add(rebuild(step, step.op, [value], step.ty), f"{var.name}_again")
-            self._again[kept] = value
-        return self._again[kept]
+            self._again[shard] = value
+        return self._again[shard]
 
 
 def _callee(value: Any) -> bool:

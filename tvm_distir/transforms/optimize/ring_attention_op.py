@@ -46,8 +46,8 @@ class AttentionAsProducts(Editor):
         if keys is None or values is None or (keys.dim, values.dim) != (1, 1):
             return value
         name, query = str(var.name), value.args[0]
-        given = value.attrs.scale
-        scale = 1 / math.sqrt(int(query.ty.shape[3])) if given is None else float(given)
+        attr = value.attrs.scale
+        scale = 1 / math.sqrt(int(query.ty.shape[3])) if attr is None else float(attr)
         turned = self.emit(relax.op.permute_dims(query, [0, 2, 1, 3]), f"{name}_queries")
         scores = relax.op.matmul(turned, self._again(keys, [0, 2, 3, 1], f"{name}_keys"))
         scores = self.emit(scores, f"{name}_scores")

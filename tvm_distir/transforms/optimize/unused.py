@@ -54,20 +54,20 @@ def removed(mod: ir.IRModule, readings: Readings | None = None) -> ir.IRModule:
         members = [without_dead(m, readings) for m in read_module(mod, readings=readings)]
         order = [(m.gv, m.fn) for m in members]
         reads = _unite_branches(order, _fields_read(members))
-        kept: dict[str, KeptParts] = {}
+        narrowed_parts: dict[str, KeptParts] = {}
         renamed: dict[Any, Any] = {}
         bodies: dict[str, relax.Function] = {}
         for member in members:
             name, fn = member.name, member.fn
             new = fn
             if any(callee in renamed for callee in member.reading.callees):
-                new = ChangedCalls(fn, name, kept, renamed).run()
+                new = ChangedCalls(fn, name, narrowed_parts, renamed).run()
             if name in reads:
                 whole = None if new is not fn else _all_kept(member, reads[name])
                 if whole is None:
-                    new, kept[name] = narrowed(new, reads[name])
+                    new, narrowed_parts[name] = narrowed(new, reads[name])
                 else:
-                    kept[name] = whole
+                    narrowed_parts[name] = whole
             if _size(new) != _size(fn):
                 params = [p.ty for p in new.params]
                 renamed[member.gv] = retyped(
@@ -157,7 +157,7 @@ def without_dead(member: Member, readings: Readings) -> Member:
     fn, reading = member.fn, member.reading
     taken = _fields_taken(reading)
     live, pure = set(reading.result), dict[int, bool]()
-    kept, first = list[int](), reading.params
+    live_numbers, first = list[int](), reading.params
     for number in range(len(reading.bindings) - 1, -1, -1):
         if first + number not in live:
             like = reading.like[number]
@@ -165,11 +165,11 @@ def without_dead(member: Member, readings: Readings) -> Member:
                 pure[like] = is_pure(reading.values[number])
             if pure[like]:
                 continue
-        kept.append(number)
+        live_numbers.append(number)
         live.update((taken[number],) if number in taken else reading.used(number))
-    if len(kept) == len(reading.bindings):
+    if len(live_numbers) == len(reading.bindings):
         return member
-    stays, blocks, number = set(kept), [], -1
+    stays, blocks, number = set(live_numbers), [], -1
     for block in fn.body.blocks:
         bindings = []
         for _ in range(len(block.bindings)):

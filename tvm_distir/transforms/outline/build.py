@@ -85,7 +85,7 @@ def build(
     if len(relax.analysis.defined_symbolic_vars(function)):
         function = relax.utils.copy_with_new_vars(function)
     weights = [[names[v] for v in column] for column in classes if all(v in names for v in column)]
-    differing = [given for given in weights if len(set(given)) > 1]
+    differing = [numbers for numbers in weights if len(set(numbers)) > 1]
     name = taken.fresh(function_name(differing, bound, _convolves(sequence, repeat)))
     arguments = [[classes[c][i] for c in order] for i in range(len(repeat.starts))]
     return Outlined(repeat, name, function, arguments)
@@ -174,7 +174,7 @@ def _function(
     """Copy the first occurrence with new variables."""
     start = repeat.starts[0]
     dataflow = sequence.dataflow[start]
-    made: list[Any] = []
+    variables_made: list[Any] = []
     bindings = []
     begin = int(sequence.leaf_start[start])
     for offset in range(repeat.length):
@@ -182,13 +182,14 @@ def _function(
         low = int(sequence.leaf_start[start + offset]) - begin
         high = int(sequence.leaf_start[start + offset + 1]) - begin
         operands = [
-            leaves[i] if wiring[i] == NOWHERE else made[int(wiring[i])] for i in range(low, high)
+            leaves[i] if wiring[i] == NOWHERE else variables_made[int(wiring[i])]
+            for i in range(low, high)
         ]
         value = rebuilt(old.value, iter(operands))
         kind = relax.DataflowVar if dataflow and offset not in repeat.outputs else relax.Var
-        made.append(kind(str(old.var.name), old.var.ty))
-        bindings.append(relax.VarBinding(made[-1], value))
-    outputs = [made[offset] for offset in repeat.outputs]
+        variables_made.append(kind(str(old.var.name), old.var.ty))
+        bindings.append(relax.VarBinding(variables_made[-1], value))
+    outputs = [variables_made[offset] for offset in repeat.outputs]
     result = outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
     block = (relax.DataflowBlock if dataflow else relax.BindingBlock)(bindings)
     body = relax.SeqExpr([block], result)

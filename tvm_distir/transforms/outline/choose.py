@@ -181,5 +181,5 @@ def saved(repeats: list[Repeat]) -> int:
 
 def _crossing(last_use: Ints) -> Ints:
     """Count, per split position, the values that are computed before it and read after it."""
-    made = np.flatnonzero(last_use > np.arange(len(last_use)))
-    return live_bytes(made + 1, last_use[made], 1, len(last_use) + 1)
+    used = np.flatnonzero(last_use > np.arange(len(last_use)))
+    return live_bytes(used + 1, last_use[used], 1, len(last_use) + 1)

@@ -118,16 +118,16 @@ def outline_module(
     """Apply the pass to a copy of the module."""
     chosen = _choose(mod, functions)
     taken = NameAllocator(str(gv.name_hint) for gv in mod.functions)
-    made: dict[Any, Any] = {}
+    outlined: dict[Any, Any] = {}
     private: dict[Any, Any] = {}
     for gv, fn in mod.functions.items():
-        made[gv] = fn
+        outlined[gv] = fn
         if str(gv.name_hint) in chosen:
-            made[gv], new = _outline(fn, min_repeats, min_bindings, taken)
+            outlined[gv], new = _outline(fn, min_repeats, min_bindings, taken)
             private.update(new)
     if not private:
         return mod
-    return ir.IRModule({**made, **private}, attrs=mod.attrs, global_infos=mod.global_infos)
+    return ir.IRModule({**outlined, **private}, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
 def _choose(mod: ir.IRModule, names: Sequence[str] | None) -> set[str]:
@@ -224,20 +224,20 @@ class _Caller:
         return relax.Function(self.fn.params, body, self.fn.ret_ty, self.fn.is_pure, attributes)
 
     def _bindings(self, old: list[Any], first: int, dataflow: bool) -> list[Any]:
-        made: list[Any] = []
+        bindings: list[Any] = []
         i = 0
         while i < len(old):
             entry = self.starts.get(first + i)
             if entry is None:
-                made.append(old[i])
+                bindings.append(old[i])
                 i += 1
                 continue
             outlined, gv, number = entry
             stretch = [binding.var for binding in old[i : i + outlined.repeat.length]]
             self.moved |= {str(var.name) for var in stretch}
-            made += self._call(outlined, gv, number, stretch, dataflow)
+            bindings += self._call(outlined, gv, number, stretch, dataflow)
             i += outlined.repeat.length
-        return made
+        return bindings
 
     def _call(
         self, outlined: Outlined, gv: Any, number: int, stretch: list[Any], dataflow: bool
@@ -252,17 +252,17 @@ class _Caller:
         relax.expr._update_type(call, ty)
         kind = relax.DataflowVar if dataflow else relax.Var
         whole = kind(self.names.fresh(f"{outlined.name}_results"), ty)
-        made = [relax.VarBinding(whole, call)]
+        bindings = [relax.VarBinding(whole, call)]
         for i, var in enumerate(outputs):
-            made.append(relax.VarBinding(var, relax.TupleGetItem(whole, i)))
-        return made
+            bindings.append(relax.VarBinding(var, relax.TupleGetItem(whole, i)))
+        return bindings
 
     def _attrs(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Remove the annotations of variables that were outlined."""
         if STATIONARY_ATTR in attrs:
-            kept = [str(n) for n in attrs.pop(STATIONARY_ATTR) if str(n) not in self.moved]
-            if kept:
-                attrs[STATIONARY_ATTR] = kept
+            names = [str(n) for n in attrs.pop(STATIONARY_ATTR) if str(n) not in self.moved]
+            if names:
+                attrs[STATIONARY_ATTR] = names
         if OPEN_AXES_ATTR in attrs:
             axes = attrs.pop(OPEN_AXES_ATTR).items()
             open_axes = {str(n): list(a) for n, a in axes if str(n) not in self.moved}

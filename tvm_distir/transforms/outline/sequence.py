@@ -103,12 +103,12 @@ def rebuilt(value: Any, leaves: Iterator[Any]) -> Any:
     """Return a binding's value with its leaves replaced, in the order of ``Sequence.leaves``."""
     if isinstance(value, ir.Call):
         args = [_rebuilt_operand(arg, leaves) for arg in value.args]
-        made = ir.Call(value.op, args, value.attrs, value.ty_args)
+        copy = ir.Call(value.op, args, value.attrs, value.ty_args)
     else:
-        made = _rebuilt_operand(value, leaves)
-    if made.ty is None or not tvm_ffi.structural_equal(made.ty, value.ty):
-        relax.expr._update_type(made, value.ty)
-    return made
+        copy = _rebuilt_operand(value, leaves)
+    if copy.ty is None or not tvm_ffi.structural_equal(copy.ty, value.ty):
+        relax.expr._update_type(copy, value.ty)
+    return copy
 
 
 def _rebuilt_operand(expr: Any, leaves: Iterator[Any]) -> Any:
@@ -157,17 +157,19 @@ class _Reader:
 
     def finish(self, result: Any) -> Sequence:
         """Record the result of the function and fill the arrays."""
-        made = self.made
-        count = len(made.bindings)
-        self.reads += [(made.position[v], count) for v in variables(result) if v in made.position]
-        made.symbols = np.asarray(self.symbols, np.int64)
-        made.leaf_start = np.asarray(self.starts, np.int64)
-        made.producers = np.asarray(self.producers, np.int64)
-        made.last_use = np.full(count, NOWHERE, np.int64)
+        sequence = self.made
+        count = len(sequence.bindings)
+        self.reads += [
+            (sequence.position[v], count) for v in variables(result) if v in sequence.position
+        ]
+        sequence.symbols = np.asarray(self.symbols, np.int64)
+        sequence.leaf_start = np.asarray(self.starts, np.int64)
+        sequence.producers = np.asarray(self.producers, np.int64)
+        sequence.last_use = np.full(count, NOWHERE, np.int64)
         if self.reads:
             defined, readers = np.asarray(self.reads, np.int64).T
-            np.maximum.at(made.last_use, defined, readers)
-        return made
+            np.maximum.at(sequence.last_use, defined, readers)
+        return sequence
 
     def _append(self, binding: Any, dataflow: bool) -> None:
         leaves: list[Any] = []

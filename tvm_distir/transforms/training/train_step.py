@@ -145,7 +145,7 @@ def train_step(
         recompute=recompute,
         system=system,
     )
-    mod, given = with_streams(without_statistics(mod), given=stages is not None), mod
+    mod, original = with_streams(without_statistics(mod), given=stages is not None), mod
     functions = NamedFunctions(mod)
     main = functions.of.get("main")
     if not isinstance(main, relax.Function):
@@ -155,10 +155,13 @@ def train_step(
     if plain_name(TARGETS) in map(plain_name, param_names(main)):
         raise unfit(f'a parameter is called "{TARGETS}": the model is a training step already')
     check_functions(
-        recipe, [str(gv.name_hint) for gv, fn in relax_functions(given) if is_private(fn)]
+        recipe, [str(gv.name_hint) for gv, fn in relax_functions(original) if is_private(fn)]
     )
-    warn_of_constants(given)
-    data, streams = data_positions(given["main"]), len(main.params) - len(given["main"].params)
+    warn_of_constants(original)
+    data, streams = (
+        data_positions(original["main"]),
+        len(main.params) - len(original["main"].params),
+    )
 
     def params() -> Parameters:
         forward = relax.utils.copy_with_new_vars(main)
@@ -173,16 +176,16 @@ def train_step(
                 decided_in_stages,
             )
 
-            plain = StagedStep(params(), recipe, NamedFunctions(mod), stages).run(given.attrs)
+            plain = StagedStep(params(), recipe, NamedFunctions(mod), stages).run(original.attrs)
             recipe = replace(recipe, recompute=decided_in_stages(plain, recipe, auto))
-        return StagedStep(params(), recipe, functions, stages).run(given.attrs).module
+        return StagedStep(params(), recipe, functions, stages).run(original.attrs).module
     if isinstance(auto, Auto):
         from tvm_distir.transforms.training.auto_recompute.automatic import decided
 
         trial = TrainStepWriter(params(), recipe, NamedFunctions(mod))
         recipe = replace(recipe, recompute=decided(trial, auto))
     step = TrainStepWriter(params(), recipe, functions)
-    return functions.module({"main": step.run()}, given.attrs)
+    return functions.module({"main": step.run()}, original.attrs)
 
 
 _WEIGHTS = {

@@ -86,14 +86,14 @@ class CallChain:
 
     def _unread(self) -> dict[int, set[Buffer]]:
         """Return the saved values, and results of calls, that only one backward pass reads."""
-        given = [
+        operand_buffers = [
             {b for arg in place.call.args for b in self._buffers(arg) if self._is_value(b)}
             for place in self.places
         ]
-        readers = Counter(buffer for buffers in given for buffer in buffers)
+        readers = Counter(buffer for buffers in operand_buffers for buffer in buffers)
         return {
             place.backward: {*self._saved(place.call), *(b for b in buffers if readers[b] == 1)}
-            for place, buffers in zip(self.places, given, strict=True)
+            for place, buffers in zip(self.places, operand_buffers, strict=True)
         }
 
     def _saved(self, call: CallGradient) -> list[Buffer]:
@@ -168,20 +168,20 @@ class CallChain:
     def _bytes(self, place: _Place, pair: ForwardBackward) -> tuple[int, int, int]:
         """Return the saved bytes, and the peaks inside both passes."""
         memory, args = self.memory, place.call.args
-        given = [b for arg in args for b in self._buffers(arg)]
+        operands = [b for arg in args for b in self._buffers(arg)]
         needed = [b for i in pair.needed for b in self._buffers(args[i])]
         held = {b for b in needed if self._is_value(b) and self.last.get(b, -1) < place.backward}
         forward = str(pair.forward.name_hint)
-        tree, _ = memory.results(forward, given)
+        tree, _ = memory.results(forward, operands)
         saved = list(dict.fromkeys(leaves(tree[1]))) if pair.saves else []
-        ends = {b for b in given if self._is_value(b) and self.last.get(b) == place.forward}
+        ends = {b for b in operands if self._is_value(b) and self.last.get(b) == place.forward}
         grad = self.main.tasks[place.backward].reads[: self._width(place)]
         dying = {
             b for b in (*grad, *needed) if self.last.get(b) == place.backward and self._is_value(b)
         }
         return (
             memory.sizes((*saved, *held)),
-            memory.peak(forward, given, ends - held) + memory.sizes(ends & held),
+            memory.peak(forward, operands, ends - held) + memory.sizes(ends & held),
             memory.peak(
                 str(pair.backward.name_hint), [*grad, *saved, *needed], {*dying, *saved, *held}
             ),
@@ -189,8 +189,8 @@ class CallChain:
 
     def _width(self, place: _Place) -> int:
         """Return the number of buffers of the gradient of a call's result."""
-        made = self._buffers(place.call.made)
-        return len(made) - len(self._saved(place.call))
+        results = self._buffers(place.call.made)
+        return len(results) - len(self._saved(place.call))
 
 
 def _figures(option: CallOption) -> tuple[int, ...]:

@@ -63,8 +63,8 @@ class PeakMemory:
 
     def flag(self, pair: ForwardBackward, args: Sequence[Any], weights: Collection[str]) -> None:
         """Mark the results of a backward pass that are gradients of weights."""
-        given = [args[i] for i in pair.given]
-        flags = tuple(isinstance(arg, ir.Var) and str(arg.name) in weights for arg in given)
+        operands = [args[i] for i in pair.given]
+        flags = tuple(isinstance(arg, ir.Var) and str(arg.name) in weights for arg in operands)
         self.gradients[str(pair.backward.name_hint)] = flags
 
     def read(self, name: str, weights: Flags) -> FunctionBody:
@@ -85,17 +85,17 @@ class PeakMemory:
         """Return the results of a call of a function, and which of them it allocates."""
         body = self.read(name, tuple(arg.weight for arg in args))
         known = dict(zip(body.params, args, strict=True))
-        made: list[Buffer] = []
+        buffers: list[Buffer] = []
 
         def shown(tree: Tree) -> Tree:
             if isinstance(tree, tuple):
                 return tuple(shown(part) for part in tree)
             if tree not in known:
                 known[tree] = Buffer(tree.size_bytes, tree.weight)
-                made.append(known[tree])
+                buffers.append(known[tree])
             return known[tree]
 
-        return shown(body.result), made
+        return shown(body.result), buffers
 
     def peak(self, name: str, args: Sequence[Buffer], dying: Collection[Buffer]) -> int:
         """Return the peak bytes inside a call, of its values and of arguments last used in it."""
@@ -136,28 +136,28 @@ class PeakMemory:
             makes, and what it is the last to read, at most.
         """
         last = self.last_uses(body) if last is None else last
-        made = [[b for b in task.makes if b not in others] for task in body.tasks]
+        results_of = [[b for b in task.makes if b not in others] for task in body.tasks]
         ranges = [(b, 0, last[b]) for b in params if b in last]  # the rest is never read
-        for number, results in enumerate(made):
+        for number, results in enumerate(results_of):
             ranges += [(b, number, max(last.get(b, number), number)) for b in results]
-        ends: list[list[Buffer]] = [[] for _ in range(len(made) + 1)]
+        ends: list[list[Buffer]] = [[] for _ in range(len(results_of) + 1)]
         for buffer, _, end in ranges:
             ends[end].append(buffer)
         size = {buffer: self.size(buffer) for buffer, _, _ in ranges}
         first, until = [r[1] for r in ranges], [r[2] for r in ranges]
-        live = live_bytes(first, until, [size[r[0]] for r in ranges], len(made)).tolist()
+        live = live_bytes(first, until, [size[r[0]] for r in ranges], len(results_of)).tolist()
         result = []
-        for task, results, ending, here in zip(body.tasks, made, ends, live, strict=False):
+        for task, results, ending, here in zip(body.tasks, results_of, ends, live, strict=False):
             dying = [b for b in ending if b not in task.makes]
             before = here - sum(size[b] for b in (*results, *dying))
             result.append((before, before + self.inside(task, results, dying)))
         return result
 
-    def inside(self, task: CallTask, made: Collection[Buffer], dying: Collection[Buffer]) -> int:
+    def inside(self, task: CallTask, results: Collection[Buffer], dying: Collection[Buffer]) -> int:
         """Return the peak bytes inside a task, of its results and of what is last used in it."""
         if task.callee is not None:
             return self.peak(task.callee, task.reads, dying)
-        return self.sizes(made) + self.sizes(dying)
+        return self.sizes(results) + self.sizes(dying)
 
     def last_uses(
         self, body: FunctionBody, without: Mapping[int, Collection[Buffer]] | None = None

@@ -130,12 +130,12 @@ class _Measuring:
         arriving = [b for param in arrive for b in leaves(body.trees[param])]
         later = self._handed_on if splits else None
         chain = CallChain(self.memory, body, self.draft.calls, self.weights, arriving, later)
-        links, (kept, _) = chain.links(), chain.profile[boundary]
+        links, (resident, _) = chain.links(), chain.profile[boundary]
         labels = list(self.tools.pairs.inside[self.pair.name])
         once = self._once()
         before, sums, begun, adding, end = self._sums(once)
         if self.tools.schedule.stash:  # each micro-batch has weights of its own
-            kept += self._bytes(list(self.writer.params.args[self.first :]), once)
+            resident += self._bytes(list(self.writer.params.args[self.first :]), once)
             sums = begun = self._sizes(leaves(once.result))
             adding += end
         return StageMemory(
@@ -146,7 +146,7 @@ class _Measuring:
             self.memory.constant_bytes,
             sums,
             begun,
-            kept,
+            resident,
             self._later(chain, once) if splits else 0,
             adding,
             end,
@@ -172,14 +172,14 @@ class _Measuring:
         ]
         flags += [False for _ in flat_types(draft.grad.ty)]
         body = self.memory.read(name, tuple(flags))
-        made, *gradients = body.result
+        output, *gradients = body.result
         for number, gradient in zip(draft.given, gradients, strict=True):
             for buffer in leaves(gradient):
                 buffer.weight |= number >= self.first
         before = {binding.var for binding in draft.before}
         boundary = sum(task.var in before for task in body.tasks)
         grad = list(leaves(body.trees[draft.grad]))
-        body.tasks.insert(boundary, CallTask(draft.grad, list(leaves(made)), grad))
+        body.tasks.insert(boundary, CallTask(draft.grad, list(leaves(output)), grad))
         body.params = [b for b in body.params if b not in grad]
         body.result = tuple(gradients)
         return body, boundary

@@ -104,8 +104,8 @@ class StageKinds:
         """Return the choices of a kind that fit beside stashes that are no larger."""
         memory = self.memories[kind]
 
-        def fits(kept: int, need: int) -> bool:
-            return self.needed(kind, memory.kept + kept, need) <= bound
+        def fits(stash: int, need: int) -> bool:
+            return self.needed(kind, memory.kept + stash, need) <= bound
 
         return all_ways(memory.links, memory.gaps, fits, bound)
 

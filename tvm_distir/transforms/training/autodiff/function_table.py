@@ -99,15 +99,15 @@ def write_function(
     -------
     bindings : list of Binding
         All that was emitted, in normal form.
-    made : what ``write`` returned
+    result : what ``write`` returned
     """
     builder = relax.BlockBuilder()
     builder.begin_scope(list(params))
     builder._begin_dataflow_block()
-    made = write(builder)
+    result = write(builder)
     block = builder._end_block()
     builder.end_scope()
-    return list(block.bindings), made
+    return list(block.bindings), result
 
 
 def only_read(bindings: Sequence[Any], results: Sequence[Any]) -> list[Any]:

@@ -45,24 +45,24 @@ def kept_and_again(
 
     Returns
     -------
-    kept : list of Var
+    saved : list of Var
     again : list of Binding
         In order.
     """
     wanted, at_hand = set(read), set(params)
     values = {binding.var: binding.value for binding in forward}
-    kept: list[Any] = []
-    made: dict[Any, None] = {}
+    saved: list[Any] = []
+    recomputed: dict[Any, None] = {}
     for binding in forward:
         if binding.var not in wanted:
             continue
         chain = _chain(binding.var, values, at_hand)
         if chain is None:
-            kept.append(binding.var)
+            saved.append(binding.var)
             at_hand.add(binding.var)
         else:
-            made.update(dict.fromkeys(chain))
-    return kept, [binding for binding in forward if binding.var in made]
+            recomputed.update(dict.fromkeys(chain))
+    return saved, [binding for binding in forward if binding.var in recomputed]
 
 
 def _chain(var: Any, values: Mapping[Any, Any], at_hand: set[Any]) -> list[Any] | None:
@@ -86,9 +86,9 @@ def type_bytes(ty: Any) -> int:
     return size_bytes(shape, str(ty.dtype))
 
 
-def kept_bytes(kept: Sequence[Any]) -> int:
+def kept_bytes(saved: Sequence[Any]) -> int:
     """Return the bytes of some variables."""
-    return sum(type_bytes(ty) for var in kept for ty in flat_types(var.ty))
+    return sum(type_bytes(ty) for var in saved for ty in flat_types(var.ty))
 
 
 __all__ = ["VIEWS", "kept_and_again", "kept_bytes", "type_bytes", "view_source"]

@@ -82,19 +82,19 @@ class Splitter:
             work.add(binding)
         gradients = [substitute(fields[i], work.env) for i in later]
         crossing = work.crossing(gradients)
-        made = [substitute(fields[i], work.env) for i in first]
+        first_gradients = [substitute(fields[i], work.env) for i in first]
         inputs = private_function(
-            name, list(fn.params), work.first, tuple_of([*made, tuple_of(crossing)])
+            name, list(fn.params), work.first, tuple_of([*first_gradients, tuple_of(crossing)])
         )
-        given = relax.Var("crossing", relax.TupleType([v.ty for v in crossing]))
+        argument = relax.Var("crossing", relax.TupleType([v.ty for v in crossing]))
         fresh = {v: relax.Var(str(v.name), v.ty) for v in crossing}
         opened = [
-            relax.VarBinding(fresh[v], typed(relax.TupleGetItem(given, k), v.ty))
+            relax.VarBinding(fresh[v], typed(relax.TupleGetItem(argument, k), v.ty))
             for k, v in enumerate(crossing)
         ]
         rest = [relax.VarBinding(b.var, substitute(b.value, fresh)) for b in work.later]
         results = tuple_of([substitute(v, fresh) for v in gradients])
-        weights = private_function(name, [given], [*opened, *rest], results)
+        weights = private_function(name, [argument], [*opened, *rest], results)
         return SplitBackward(
             self.functions.add(name + INPUTS_SUFFIX, inputs),
             self.functions.add(name + WEIGHTS_SUFFIX, weights),

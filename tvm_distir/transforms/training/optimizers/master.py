@@ -59,6 +59,6 @@ class Master:
         """Update a weight; see :class:`.protocol.Optimizer`."""
         if str(weight.ty.dtype) == "float32":
             return self.inner.update(builder, weight, grad, states, shared)
-        new, kept = self.inner.update(builder, states[0], grad, states[1:], shared)
+        new, moments = self.inner.update(builder, states[0], grad, states[1:], shared)
         master = builder.emit(new)
-        return astype(master, str(weight.ty.dtype)), [master, *kept]
+        return astype(master, str(weight.ty.dtype)), [master, *moments]

@@ -68,8 +68,8 @@ def optimizer_named(name: str, options: Mapping[str, float]) -> Optimizer:
     for field in fields(kind):
         if field.name in options:
             check_range(name, field, float(options[field.name]))
-    made: Optimizer = make(**{key: float(value) for key, value in options.items()})
-    return made
+    optimizer: Optimizer = make(**{key: float(value) for key, value in options.items()})
+    return optimizer
 
 
 def read_optimizer(text: str, place: str) -> tuple[str, dict[str, float]]:

@@ -49,13 +49,13 @@ class Sgd:
         shared: Shared,
     ) -> tuple[Any, list[Any]]:
         """Update a weight; see :class:`.protocol.Optimizer`."""
-        kept = []
+        new_state = []
         if self.decay:
             grad = builder.emit(add(grad, scaled(builder, self.decay, weight)))
         if states:
             grad = builder.emit(add(scaled(builder, self.momentum, states[0]), grad))
-            kept = [grad]
-        return subtract(weight, by_rate(builder, self.rate, shared, grad)), kept
+            new_state = [grad]
+        return subtract(weight, by_rate(builder, self.rate, shared, grad)), new_state
 
 
 LEFT = ("left1", "left2")
@@ -109,8 +109,8 @@ class Adam:
         squared = builder.emit(multiply(grad, grad))
         betas, moments = (self.beta1, self.beta2), []
         for state, new, beta in zip(states, (grad, squared), betas, strict=True):
-            kept = scaled(builder, beta, state)
-            moments.append(builder.emit(add(kept, scaled(builder, 1 - beta, new))))
+            new_state = scaled(builder, beta, state)
+            moments.append(builder.emit(add(new_state, scaled(builder, 1 - beta, new))))
         first, second = (
             builder.emit(divide(moment, part)) for moment, part in zip(moments, left, strict=True)
         )
@@ -170,11 +170,11 @@ class Lion:
         shared: Shared,
     ) -> tuple[Any, list[Any]]:
         """Update a weight; see :class:`.protocol.Optimizer`."""
-        near, kept = (
+        near, new_state = (
             builder.emit(add(scaled(builder, beta, states[0]), scaled(builder, 1 - beta, grad)))
             for beta in (self.beta1, self.beta2)
         )
         move = by_rate(builder, self.rate, shared, builder.emit(sign(near)))
         if self.decay:
             move = builder.emit(add(move, by_rate(builder, self.rate, shared, weight, self.decay)))
-        return subtract(weight, move), [kept]
+        return subtract(weight, move), [new_state]

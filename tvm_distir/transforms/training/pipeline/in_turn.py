@@ -52,10 +52,10 @@ def run_in_turn(mod: ir.IRModule) -> ir.IRModule:
         schedule.micro_batches, schedule.splits_backward, lambda gv: sums.of(mod, gv)
     )
     main = _InTurn(mod, pipeline, writer).run()
-    kept = {gv: fn for gv, fn in mod.functions.items() if gv.name_hint not in pipeline.functions}
+    others = {gv: fn for gv, fn in mod.functions.items() if gv.name_hint not in pipeline.functions}
     attrs = {str(key): value for key, value in mod.attrs.items() if key != PIPELINE_ATTR}
     return ir.IRModule(
-        {"main": main, **kept, **dict(sums.functions.values())},
+        {"main": main, **others, **dict(sums.functions.values())},
         attrs=ir.make_node("ir.DictAttrs", **attrs),
     )
 

@@ -95,17 +95,17 @@ class StagedStep:
             policies = {layer.label: layer.policy for layer in stage.layers}
             pairs.inside.setdefault(str(stage.function.name_hint), policies)
         tools = Tools(self.recipe, self.functions, pairs, schedule, self.known)
-        made: dict[Any, tuple[str, StageWriter]] = {}
+        writer_of: dict[Any, tuple[str, StageWriter]] = {}
         entries: dict[str, relax.Function] = {}
         whole, notes, writers = Notes(self.params, self.recipe, schedule), [], []
         for number, part in enumerate(parts):
-            if part.alike not in made:
+            if part.alike not in writer_of:
                 name = self._free(f"{ENTRY}{number}")
                 writer = StageWriter(part, tools)
                 entries[name] = writer.run(name)
-                made[part.alike] = name, writer
-            notes.append(whole.stage(part, *made[part.alike]))
-            writers.append(made[part.alike][1])
+                writer_of[part.alike] = name, writer
+            notes.append(whole.stage(part, *writer_of[part.alike]))
+            writers.append(writer_of[part.alike][1])
         pipeline = whole.pipeline(parts, notes)
         module = self.functions.module(entries, attrs)
         module = module.with_attr(PIPELINE_ATTR, pipeline.to_attr())

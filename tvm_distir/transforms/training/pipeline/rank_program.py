@@ -127,13 +127,13 @@ class RankProgram:
         wires = self.wires
         for number, body in self.bodies.items():
             for what in body.carried:
-                made, read = wires.made(number, what), wires.read(number, what)
-                wires.agree(number, what, made, read, "the next micro-batch")
+                written, read = wires.made(number, what), wires.read(number, what)
+                wires.agree(number, what, written, read, "the next micro-batch")
             for kind, other in ((ACTIVATION, number + 1), (GRADIENT, number - 1)):
                 for what in body.results if other in self.bodies else ():
                     if what.startswith(f"{kind}:"):
-                        made, read = wires.made(number, what), wires.read(other, what)
-                        wires.agree(number, what, made, read, NEXT_STAGE)
+                        written, read = wires.made(number, what), wires.read(other, what)
+                        wires.agree(number, what, written, read, NEXT_STAGE)
 
     def _function(self, outputs: Sequence[Any], items: Sequence[dict[str, Any]]) -> relax.Function:
         result = (

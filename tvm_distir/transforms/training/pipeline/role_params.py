@@ -132,11 +132,11 @@ class RoleParams:
             return wish
 
         def arrivals(kind: str, wish: str, arrivals_in: Sequence[Any]) -> list[Any]:
-            made = []
+            variables = []
             for j, var in enumerate(arrivals_in):
                 name = fresh(wish if len(arrivals_in) == 1 else f"{wish}_{j}")
-                made.append(self.ports.add(relax.Var(name, var.ty), name, f"{kind}:{j}"))
-            return made
+                variables.append(self.ports.add(relax.Var(name, var.ty), name, f"{kind}:{j}"))
+            return variables
 
         self.activations = arrivals(ACTIVATION, "x", stage.activations)
         self.grads = arrivals(GRADIENT, "grad", () if part.last else stage.outputs)

@@ -129,11 +129,11 @@ class StageWriter:
         result = builder.emit(relax.TupleGetItem(whole, 0)) if pair.saves else whole
         saved = builder.emit(relax.TupleGetItem(whole, 1), "saved") if pair.saves else None
         loss = self._forward_results(result)
-        gradients, given = {}, []
+        gradients, outputs = {}, []
         for i, part in zip(pair.given, self._backward(pair, loss, saved), strict=True):
             if i < len(self.params.activations):
                 name = f"{self.params.activations[i].name}_grad"
-                given.append((part, name, f"{GRADIENT}:{i}"))
+                outputs.append((part, name, f"{GRADIENT}:{i}"))
             else:
                 at = i - len(self.params.activations) - len(stage.data)
                 gradients[stage.weights[at]] = part
@@ -141,7 +141,7 @@ class StageWriter:
             (total,) = self.tools.accumulated(self.builder, self.title, [loss])
             count = scalar(1.0 / self.tools.schedule.micro_batches, str(total.ty.dtype))
             self._out(multiply(total, count), LOSS, LOSS)
-        for output in given:
+        for output in outputs:
             self._out(*output)
         self._end(gradients)
 
@@ -177,17 +177,19 @@ class StageWriter:
         halves = self.halves = self.tools.splitter.split(pair.backward, early)
         self.tools.mark(halves.inputs, BACKWARD_PHASE)
         self.tools.mark(halves.weights, WEIGHT_PHASE)
-        *made, crossing = self._fields(halves.inputs, args, "backward", [*halves.first, -1])
+        *early_gradients, crossing = self._fields(
+            halves.inputs, args, "backward", [*halves.first, -1]
+        )
         rest = self._fields(halves.weights, [crossing], "weights", halves.later)
-        result = dict(zip((*halves.first, *halves.later), (*made, *rest), strict=True))
+        result = dict(zip((*halves.first, *halves.later), (*early_gradients, *rest), strict=True))
         return [result[k] for k in order]
 
     def _fields(
         self, gv: ir.GlobalVar, args: Sequence[Any], name: str, fields: Sequence[int]
     ) -> list[Any]:
         """Emit a call and its first result fields."""
-        made = self.builder.emit(ir.Call(gv, list(args)), name)
-        return [self.builder.emit(relax.TupleGetItem(made, k)) for k in range(len(fields))]
+        call = self.builder.emit(ir.Call(gv, list(args)), name)
+        return [self.builder.emit(relax.TupleGetItem(call, k)) for k in range(len(fields))]
 
     def _seed(self, loss: Any) -> Any:
         """Return the gradient of a micro-batch's loss: the total loss is the mean of all."""

@@ -120,17 +120,19 @@ def cut_model(
     ModelError
         DIST0354 see :func:`.cutting.split_stages`.
     """
-    made: dict[Any, list[ir.GlobalVar]] = {}
+    stage_functions: dict[Any, list[ir.GlobalVar]] = {}
     policies, result = Policies(recompute), list[ModelStage]()
-    first, given = 0, tuple[Any, ...]()
+    first, inputs = 0, tuple[Any, ...]()
     for end in split_stages(flat, functions, stages, names):
         bindings = [b for b in flat.bindings[first : end + 1] if b.var not in flat.anywhere]
         outputs = tuple(flat.live[end]) or (flat.loss,)
         result.append(
-            _stage(len(result), flat, bindings, given, outputs, functions, policies, made)
+            _stage(
+                len(result), flat, bindings, inputs, outputs, functions, policies, stage_functions
+            )
         )
         # the order in which one stage gives is that in which the next one takes
-        first, given = end + 1, outputs
+        first, inputs = end + 1, outputs
     return result
 
 
@@ -138,7 +140,7 @@ def _stage(
     number: int,
     flat: Flat,
     stage_bindings: list[Any],
-    given: tuple[Any, ...],
+    inputs: tuple[Any, ...],
     outputs: tuple[Any, ...],
     functions: NamedFunctions,
     policies: Policies,
@@ -148,19 +150,19 @@ def _stage(
     first_stream, bindings = from_first_stream(bindings, flat.stream)
     inside = {b.var for b in bindings}
     read = dict.fromkeys(
-        v for b in bindings for v in variables(b.value) if v not in inside and v not in given
+        v for b in bindings for v in variables(b.value) if v not in inside and v not in inputs
     )
     data = tuple(v for v in read if v not in flat.weights)
     weights = tuple(v for v in read if v in flat.weights)
-    env = {v: relax.Var(str(v.name), v.ty) for v in given}  # they were of a dataflow block
+    env = {v: relax.Var(str(v.name), v.ty) for v in inputs}  # they were of a dataflow block
     inner = [relax.VarBinding(b.var, substitute(b.value, env)) for b in bindings]
     statistics = {flat.statistics[b.var]: b.var for b in stage_bindings if b.var in flat.statistics}
-    made = [env.get(v, v) for v in (*outputs, *statistics.values())]
-    result = made[0] if len(made) == 1 else tuple_of(made)
+    result_vars = [env.get(v, v) for v in (*outputs, *statistics.values())]
+    result = result_vars[0] if len(result_vars) == 1 else tuple_of(result_vars)
     fn = private_function(f"{STAGE}{number}", [*env.values(), *data, *weights], inner, result)
     layers = _layers(stage_bindings, policies)
     gv = _shared(fn, number, functions, tuple(layer.policy for layer in layers), shared)
-    return ModelStage(gv, given, data, weights, outputs, tuple(statistics), layers, first_stream)
+    return ModelStage(gv, inputs, data, weights, outputs, tuple(statistics), layers, first_stream)
 
 
 def _needed(flat: Flat, bindings: Sequence[Any]) -> list[Any]:
@@ -192,15 +194,15 @@ def _shared(
     number: int,
     functions: NamedFunctions,
     policies: tuple[str, ...],
-    made: dict[Any, list[ir.GlobalVar]],
+    stage_functions: dict[Any, list[ir.GlobalVar]],
 ) -> ir.GlobalVar:
     """Return the function, or an equal one with equal policies of its calls."""
     key = (int(tvm_ffi.structural_hash(fn, map_free_vars=True)), policies)
-    for gv in made.get(key, ()):
+    for gv in stage_functions.get(key, ()):
         if tvm_ffi.structural_equal(functions.of[str(gv.name_hint)], fn, map_free_vars=True):
             return gv
     gv = functions.add(f"{STAGE}{number}", fn)
-    made.setdefault(key, []).append(gv)
+    stage_functions.setdefault(key, []).append(gv)
     return gv
 
 

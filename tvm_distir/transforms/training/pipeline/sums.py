@@ -29,9 +29,9 @@ class ContinuedAccumulation:
         name = f"{gv.name_hint}_on"
         if name not in self.functions:
             fn = _going_on(mod[gv], name)
-            made = ir.GlobalVar(name)
-            relax.expr._update_type(made, fn.ty)
-            self.functions[name] = made, fn
+            variable = ir.GlobalVar(name)
+            relax.expr._update_type(variable, fn.ty)
+            self.functions[name] = variable, fn
         return self.functions[name][0]
 
 

@@ -115,9 +115,9 @@ class UnitWriter:
         self, number: int, body: StageBody, arguments: Mapping[str, Any], sliced: Collection[str]
     ) -> None:
         """Start a stage with the parameters of the full step; ``sliced`` ones have all rows."""
-        given = {what: arguments[what] for what in body.params if what in arguments}
-        rows = {what: var for what, var in given.items() if what in sliced}
-        env = {body.params[what]: var for what, var in given.items() if what not in rows}
+        inputs = {what: arguments[what] for what in body.params if what in arguments}
+        rows = {what: var for what, var in inputs.items() if what in sliced}
+        env = {body.params[what]: var for what, var in inputs.items() if what not in rows}
         self.stages[number] = stage = Running(body, rows, env)
         for binding in body.bindings[When.BEGIN]:
             self._copy(binding, stage.env, "")

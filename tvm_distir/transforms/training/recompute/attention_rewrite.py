@@ -93,14 +93,14 @@ def keeping_sums(
     forward = writer.bindings
     backward = _without_sums(after, sites, before)
     core = {b.var for site in sites.values() for b in site.core}
-    made = {b.var for bindings in remade.values() for b in bindings}
+    rewritten = {b.var for bindings in remade.values() for b in bindings}
     of_forward = {b.var for b in forward} | set(params)
     again = [b for b in forward if b.var in core] + [b for bs in remade.values() for b in bs]
     wanted = [v for b in (*backward, *again) for v in variables(b.value) if v in of_forward]
     wanted += [v for v in read if v in of_forward]
-    at_hand = [*params, *core, *made]
-    outside = [v for v in wanted if v not in core and v not in made]
-    kept, views = kept_and_again(forward, outside, at_hand)
+    at_hand = [*params, *core, *rewritten]
+    outside = [v for v in wanted if v not in core and v not in rewritten]
+    saved, views = kept_and_again(forward, outside, at_hand)
     views_of = {b.var for b in views}
     ordered: list[Any] = []
     for binding in forward:
@@ -115,7 +115,7 @@ def keeping_sums(
         if len(known_shape(b.var.ty) or ()) == BATCH_HEADS_ROWS_COLUMNS
     )
     return AttentionRewrite(
-        forward, backward, kept, ordered, [*dict.fromkeys([*kept, *outside])], whole
+        forward, backward, saved, ordered, [*dict.fromkeys([*saved, *outside])], whole
     )
 
 
@@ -233,13 +233,13 @@ def _along(
         site = sites.get(weights) if isinstance(weights, ir.Var) else None
         if site is None:
             continue
-        made: Any = values.get(grad)
-        if op_name(made) == "astype":
-            made = values.get(made.args[0])
+        producer: Any = values.get(grad)
+        if op_name(producer) == "astype":
+            producer = values.get(producer.args[0])
         mixed = values[site.mixed]
-        if op_name(made) == "matmul" and _transposed(made.args[1], mixed.args[1], values):
-            same = known_shape(made.args[0].ty) == known_shape(site.mixed.ty)
-            return (made.args[0], site.mixed) if same else None
+        if op_name(producer) == "matmul" and _transposed(producer.args[1], mixed.args[1], values):
+            same = known_shape(producer.args[0].ty) == known_shape(site.mixed.ty)
+            return (producer.args[0], site.mixed) if same else None
     return None
 
 

@@ -66,12 +66,12 @@ def _backward(
     grad = relax.Var(str(fn.params[0].name), fn.params[0].ty)
     saved = relax.Var("saved", fn.params[1].ty)
     bindings.append(relax.VarBinding(saved, _item(both, 1)))
-    given = relax.Var("gradients", fn.ret_ty)
+    gradients = relax.Var("gradients", fn.ret_ty)
     needed = [params[i] for i in pair.needed]
     call = ir.Call(pair.backward, [grad, saved, *needed])
-    bindings.append(relax.VarBinding(given, typed(call, fn.ret_ty)))
+    bindings.append(relax.VarBinding(gradients, typed(call, fn.ret_ty)))
     # Each gradient by itself: what splits a step's backward pass reads them one by one.
-    each = tuple_of([_item(given, i) for i in range(len(fn.ret_ty.fields))])
+    each = tuple_of([_item(gradients, i) for i in range(len(fn.ret_ty.fields))])
     return pair.name, [grad, *params], bindings, each
 
 

@@ -35,8 +35,8 @@ class Auto:
     @property
     def text(self) -> str:
         """Return the text that parses to this value."""
-        given = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(Auto)]
-        return f"{AUTO}:{','.join(given[not self.memory_gib :])}"
+        options = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(Auto)]
+        return f"{AUTO}:{','.join(options[not self.memory_gib :])}"
 
     @staticmethod
     def read(text: str) -> Auto:

@@ -87,19 +87,19 @@ class _Values:
 
     def _point(self, at_hand: set[Any]) -> Point:
         """Follow the values that are read back to those that are saved."""
-        kept, again = [], []
+        saved, again = [], []
         wanted = set(self.read)
         for i in reversed(range(len(self.bindings))):
             var = self.bindings[i].var
             if var in wanted and var in at_hand:
-                kept.append(i)
+                saved.append(i)
             elif var in wanted:
                 again.append(i)
                 wanted.update(variables(self.bindings[i].value))
         return Point(
-            sum(self.bytes[i] for i in kept),
+            sum(self.bytes[i] for i in saved),
             sum(self.times[i] for i in again),
-            tuple(self.bindings[i].var for i in reversed(kept)),
+            tuple(self.bindings[i].var for i in reversed(saved)),
             tuple(self.bindings[i] for i in reversed(again)),
         )
 

@@ -54,8 +54,8 @@ def keeping_narrow(
     wanted = {v: None for v in wanted if v in of_forward or v in set(params)}
     for var in list(wanted):
         wanted |= dict.fromkeys(_narrower(of_forward.get(var), var))
-    kept, again = kept_and_again(forward, list(wanted), params)
-    return AttentionRewrite(forward, backward, kept, again, [*wanted])
+    saved, again = kept_and_again(forward, list(wanted), params)
+    return AttentionRewrite(forward, backward, saved, again, [*wanted])
 
 
 def _with_masks(
@@ -66,11 +66,11 @@ def _with_masks(
     masks: dict[tuple[Any, ...], tuple[Any, Any]] = {}
     for binding in before:
         call, ty = binding.value, binding.var.ty
-        made = kernels(call.args[0], ty) if _dropout_operands(call) else None
-        if made is None:
+        kernel_pair = kernels(call.args[0], ty) if _dropout_operands(call) else None
+        if kernel_pair is None:
             forward.bindings.append(binding)
             continue
-        keeping, masked = made
+        keeping, masked = kernel_pair
         mask_ty = relax.TensorType(ty.shape, "bool")
         name = str(binding.var.name)
         both = forward.emit(relax.call_tir(keeping, call.args[1], [ty, mask_ty]), f"{name}_both")
@@ -82,10 +82,10 @@ def _with_masks(
         if mask is None:
             backward.bindings.append(binding)
             continue
-        given = relax.Tuple([binding.value.args[1].fields[0], mask])
+        operands = relax.Tuple([binding.value.args[1].fields[0], mask])
         backward.bind(
             binding.var,
-            backward.builder.normalize(relax.call_tir(masked, given, binding.var.ty)),
+            backward.builder.normalize(relax.call_tir(masked, operands, binding.var.ty)),
         )
     return forward.bindings, backward.bindings
 

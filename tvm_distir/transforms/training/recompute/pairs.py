@@ -171,23 +171,23 @@ class Differentiator:
     def _drafted(self, name: str, roles: Roles) -> DraftPair:
         fn = relax.utils.copy_with_new_vars(self.functions.of[name])
         params, bindings = list(fn.params), pure_bindings(fn, name)
-        given = tuple(i for i, asked in enumerate(roles) if asked)
+        differentiated = tuple(i for i, asked in enumerate(roles) if asked)
         grad = relax.Var("grad", self._leading(name, fn.body.body).ty)
         forward: list[Any] = []
 
         def write(builder: relax.BlockBuilder) -> tuple[Any, list[Any], tuple[CallGradient, ...]]:
-            tape = Tape(builder, self, active(bindings, [params[i] for i in given]))
+            tape = Tape(builder, self, active(bindings, [params[i] for i in differentiated]))
             for binding in bindings:
                 tape.add(binding.var, tape.replaced(binding.value))
             forward.extend(binding.var for binding in tape.bindings[-1:])
             forward.extend(call.saved for call in tape.calls.values() if call.saved is not None)
             result = tape.replaced(fn.body.body)
-            live = active(tape.bindings, [params[i] for i in given])
+            live = active(tape.bindings, [params[i] for i in differentiated])
             work = Reverse(builder, live, name, calls=tape.calls)
             work.give(self._leading(name, result), grad)
             work.run(tape.bindings)
             calls = tuple(call for call in tape.calls.values() if call.back is not None)
-            return result, [work.total(params[i]) for i in given], calls
+            return result, [work.total(params[i]) for i in differentiated], calls
 
         emitted, (result, gradients, calls) = write_function([*params, grad], write)
         cut = max((_position(emitted, var) + 1 for var in forward), default=0)
@@ -197,7 +197,7 @@ class Differentiator:
         choices = Frontier(emitted[:cut], read, self.times)
         before = emitted[:cut]
         return DraftPair(
-            params, given, before, after, grad, result, read, gradients, choices, calls
+            params, differentiated, before, after, grad, result, read, gradients, choices, calls
         )
 
     def _leading(self, name: str, result: Any) -> Any:
@@ -221,7 +221,7 @@ class Differentiator:
                 else keeping_narrow(before, after, read, params, self._masks)
             )
             before, after, read = parts.before, parts.after, parts.read
-            kept, again = parts.kept, parts.again
+            stash, again = parts.kept, parts.again
             if parts.whole:
                 warnings.warn(
                     f"{name}: the weights of attention {', '.join(parts.whole)} are kept, though "
@@ -229,13 +229,13 @@ class Differentiator:
                     stacklevel=2,
                 )
         else:
-            kept, again = kept_by(policy, before, read, params, draft.frontier)
+            stash, again = kept_by(policy, before, read, params, draft.frontier)
         body = [*again, *after]
         used = {*read, *(v for b in again for v in variables(b.value))}
         needed = tuple(i for i, param in enumerate(params) if param in used)
-        saved = relax.Var("saved", relax.TupleType([v.ty for v in kept]))
-        opened = [relax.VarBinding(v, relax.TupleGetItem(saved, k)) for k, v in enumerate(kept)]
-        first = [draft.grad, saved] if kept else [draft.grad]
+        saved = relax.Var("saved", relax.TupleType([v.ty for v in stash]))
+        opened = [relax.VarBinding(v, relax.TupleGetItem(saved, k)) for k, v in enumerate(stash)]
+        first = [draft.grad, saved] if stash else [draft.grad]
         backward = private_function(
             name,
             [*first, *(params[i] for i in needed)],
@@ -245,14 +245,14 @@ class Differentiator:
         is_single = policy == NONE or len(self.recompute.of(name).parts) == 1
         suffix = "" if is_single else f"_{plain_name(policy)}"
         forward = self.functions.variables[name]
-        if kept:
-            both = private_function(name, params, before, tuple_of([draft.result, tuple_of(kept)]))
+        if stash:
+            both = private_function(name, params, before, tuple_of([draft.result, tuple_of(stash)]))
             forward = self.functions.add(name + FORWARD_SUFFIX + suffix, both)
         return ForwardBackward(
             name,
             forward,
             self.functions.add(name + BACKWARD_SUFFIX + suffix, backward),
-            bool(kept),
+            bool(stash),
             needed,
             draft.given,
             tuple(str(param.name) for param in params),

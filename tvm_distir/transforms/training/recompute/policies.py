@@ -53,21 +53,21 @@ def _recompute_bindings(
 ) -> Kept:
     """Recompute through cheap bindings, and save the values where they end."""
     values = {binding.var: binding for binding in forward}
-    made: set[Any] = set()
-    kept: set[Any] = set()
+    recomputed: set[Any] = set()
+    saved: set[Any] = set()
     waiting = list(read)
     while waiting:
         var = waiting.pop()
-        if var not in values or var in made or var in kept:
+        if var not in values or var in recomputed or var in saved:
             continue
         if cheap(values[var]):
-            made.add(var)
+            recomputed.add(var)
             waiting.extend(variables(values[var].value))
         else:
-            kept.add(var)
+            saved.add(var)
     return (
-        [binding.var for binding in forward if binding.var in kept],
-        [binding for binding in forward if binding.var in made],
+        [binding.var for binding in forward if binding.var in saved],
+        [binding for binding in forward if binding.var in recomputed],
     )
 
 
@@ -105,13 +105,13 @@ def core(
             inside = not region.isdisjoint(variables(binding.value))
         if inside:
             region.add(binding.var)
-    _, made = _recompute_bindings(forward, read, lambda binding: binding.var in region)
-    again = {binding.var for binding in made}
+    _, recomputed = _recompute_bindings(forward, read, lambda binding: binding.var in region)
+    again = {binding.var for binding in recomputed}
     outside = [var for var in read if var not in again]
-    outside += [v for b in made for v in variables(b.value) if v not in again]
-    kept, views = kept_and_again(forward, outside, params)
+    outside += [v for b in recomputed for v in variables(b.value) if v not in again]
+    saved, views = kept_and_again(forward, outside, params)
     again.update(binding.var for binding in views)
-    return kept, [binding for binding in forward if binding.var in again]
+    return saved, [binding for binding in forward if binding.var in again]
 
 
 def _work(value: Any, kernels: ir.IRModule) -> Work | None:

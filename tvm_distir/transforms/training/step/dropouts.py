@@ -77,13 +77,13 @@ def with_streams(mod: ir.IRModule, given: bool = False) -> ir.IRModule:
         _is_dropout(b.value) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)
     ):
         return mod
-    made = _Streams(given)
+    streams = _Streams(given)
     functions = dict(mod.functions.items())
     for gv, fn in callees_first(mod):
-        written = made.function(gv, fn)
+        written = streams.function(gv, fn)
         del functions[gv]
-        functions[made.variables[str(gv.name_hint)]] = written
-    return ir.IRModule({**functions, **made.kernels}, attrs=mod.attrs)
+        functions[streams.variables[str(gv.name_hint)]] = written
+    return ir.IRModule({**functions, **streams.kernels}, attrs=mod.attrs)
 
 
 class _Streams:
@@ -177,8 +177,8 @@ class _Body:
             self._masks.add(var)
         elif self.streams.streams_of(value):
             name = str(value.op.name_hint)
-            given = self._given(writer, self.streams.streams_of(value))
-            call = ir.Call(self.streams.variables[name], [*value.args, *given], value.attrs)
+            streams = self._given(writer, self.streams.streams_of(value))
+            call = ir.Call(self.streams.variables[name], [*value.args, *streams], value.attrs)
             writer.bind(var, writer.builder.normalize(call))
         else:
             self.check(str(var.name), variables(value))

@@ -220,13 +220,13 @@ class Objective:
     def _term(self, emitter: Any, part: _Part, output: Any) -> Any:
         read = [self._output(emitter, output, number) for number in part.numbers]
         if part.function is None:
-            (given,), (targets,) = read, part.targets
-            dtype = str(given.ty.dtype)
+            (prediction,), (targets,) = read, part.targets
+            dtype = str(prediction.ty.dtype)
             if dtype in HALF:
-                given = emitter.emit(astype(given, "float32"), "wide_output")
+                prediction = emitter.emit(astype(prediction, "float32"), "wide_output")
                 if str(targets.ty.dtype) == dtype:
                     targets = emitter.emit(astype(targets, "float32"), "wide_targets")
-            return LOSSES[part.term.loss].write(emitter, given, targets)
+            return LOSSES[part.term.loss].write(emitter, prediction, targets)
         return ir.Call(part.function, [*read, *part.targets])
 
     def _output(self, emitter: Any, output: Any, number: int) -> Any:

@@ -108,10 +108,10 @@ def recipe_of(
         scale = math.nan
     for what, value, most in (("loss_scale", scale, math.inf), ("clip", clip or 1.0, math.inf)):
         if not 0 < value < most:
-            given, other = (loss_scale, f", or {DYNAMIC}") if what == "loss_scale" else (clip, "")
+            option, other = (loss_scale, f", or {DYNAMIC}") if what == "loss_scale" else (clip, "")
             raise ModelError(
                 "DIST0351",
-                f"{what} is {shortened(str(given))}",
+                f"{what} is {shortened(str(option))}",
                 place="train_step",
                 remedy=f"Give a positive number{other}.",
             )

@@ -89,11 +89,11 @@ def grouped(
     }
     layers: Groups = {}
     for weight, gradient in zip(weights, gradients, strict=True):
-        made = builder.lookup_binding(gradient)
-        back = made.tuple_value if isinstance(made, relax.TupleGetItem) else None
+        producer = builder.lookup_binding(gradient)
+        back = producer.tuple_value if isinstance(producer, relax.TupleGetItem) else None
         if back in owners:
             call, owner = owners[back]
-            label = call.pair.params[call.pair.given[int(made.index)]]
+            label = call.pair.params[call.pair.given[int(producer.index)]]
             layers.setdefault(owner, []).append((weight, gradient, label))
         else:
             layers.setdefault(None, []).append((weight, gradient, weight.name))
@@ -162,8 +162,8 @@ class Updates:
         if FINITE not in shared:
             return [new, *states]
         old = [var, *weight.states]
-        made = [new if isinstance(new, ir.Var) else builder.emit(new), *states]
-        return [where(shared[FINITE], n, o) for n, o in zip(made, old, strict=True)]
+        new_values = [new if isinstance(new, ir.Var) else builder.emit(new), *states]
+        return [where(shared[FINITE], n, o) for n, o in zip(new_values, old, strict=True)]
 
     def _squares_of(self, owner: Owner, gradients: list[Any]) -> Any:
         """Emit the call that sums the squares of a layer's gradients."""
@@ -218,17 +218,17 @@ class Updates:
         shared = dict(zip(of_all, rest[len(rest) - len(of_all) :], strict=True))
 
         def write(builder: relax.BlockBuilder) -> list[Any]:
-            made, left = [], iter(rest)
+            results, left = [], iter(rest)
             for title, var, gradient in zip(titles, weight_params, gradients, strict=True):
                 weight = UpdatedWeight(title[0], var, [next(left) for _ in title[1:]])
                 new = self._updated(builder, weight, gradient, shared)
-                made += [
+                results += [
                     value
                     if isinstance(value, ir.Var)
                     else builder.emit(value, plain_name(wish) + UPDATED_SUFFIX)
                     for wish, value in zip(title, new, strict=True)
                 ]
-            return made
+            return results
 
         bindings, new = write_function(params, write)
         title = name + _UPDATE

@@ -109,8 +109,8 @@ def _by_operand(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[st
         value = einsum(tuple(x for _, x in terms), f"{text}->{known}")
     if known == subscripts:
         return value
-    kept = [n if c in known else 1 for c, n in zip(subscripts, shape, strict=True)]
-    return broadcast_to(reshape(value, kept), shape)
+    unit_shape = [n if c in known else 1 for c, n in zip(subscripts, shape, strict=True)]
+    return broadcast_to(reshape(value, unit_shape), shape)
 
 
 def _diagonal(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:

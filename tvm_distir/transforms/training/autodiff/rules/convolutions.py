@@ -142,11 +142,11 @@ def _first(value: Any, shape: Sequence[Any], builder: relax.BlockBuilder) -> Any
     return strided_slice(builder.emit(value), axes, [0] * len(axes), [shape[d] for d in axes])
 
 
-def _turned(value: Any, given: str, wanted: str, builder: relax.BlockBuilder) -> Any:
+def _turned(value: Any, layout: str, wanted: str, builder: relax.BlockBuilder) -> Any:
     """Convert a value from one layout to another."""
-    if given == wanted:
+    if layout == wanted:
         return value
-    return builder.emit(permute_dims(value, [given.index(c) for c in wanted]))
+    return builder.emit(permute_dims(value, [layout.index(c) for c in wanted]))
 
 
 def _plain(
@@ -156,14 +156,14 @@ def _plain(
     a, (data, weight) = call.attrs, call.args
     names = SPATIAL[len(shape_of(data)) - 2]
     wanted = (f"NC{names}", f"{kernel}{names}", f"NC{names}")
-    given = (str(a.data_layout), str(a.kernel_layout), str(a.out_layout or a.data_layout))
-    if any(sorted(g) != sorted(w) for g, w in zip(given, wanted, strict=True)):
-        raise refuse(call, f"the gradient for the layouts {', '.join(given)} is not known")
+    layouts = (str(a.data_layout), str(a.kernel_layout), str(a.out_layout or a.data_layout))
+    if any(sorted(g) != sorted(w) for g, w in zip(layouts, wanted, strict=True)):
+        raise refuse(call, f"the gradient for the layouts {', '.join(layouts)} is not known")
     values = (data, weight, grad)
     if str(grad.ty.dtype) != str(data.ty.dtype):
         values = (data, weight, builder.emit(relax.op.astype(grad, str(data.ty.dtype))))
-    plain = [_turned(v, g, w, builder) for v, g, w in zip(values, given, wanted, strict=True)]
-    return plain[0], plain[1], plain[2], (given[0], given[1])
+    plain = [_turned(v, g, w, builder) for v, g, w in zip(values, layouts, wanted, strict=True)]
+    return plain[0], plain[1], plain[2], (layouts[0], layouts[1])
 
 
 def _back(

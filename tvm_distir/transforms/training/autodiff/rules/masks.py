@@ -27,7 +27,7 @@ def dropout_kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx.Prim
     x = te.placeholder(shape, dtype, name="x")
 
     def dropped(*at: Any) -> Any:
-        return draw.over(at, lambda kept: _scaled(kept, x(*at), rate, dtype))
+        return draw.over(at, lambda mask: _scaled(mask, x(*at), rate, dtype))
 
     function = _function([x, *draw.operands, te.compute(shape, dropped, name="dropped")])
     return function.with_attr(DROPOUT_RATE_ATTR, rate)
@@ -37,7 +37,7 @@ def mask_keeping_kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx
     """Build ``(x, state, stream, *offsets, result, mask)``, which also returns the mask."""
     draw = _Draw(shape, rate)
     x = te.placeholder(shape, dtype, name="x")
-    mask = te.compute(shape, lambda *at: draw.over(at, lambda kept: kept), name="mask")
+    mask = te.compute(shape, lambda *at: draw.over(at, lambda bit: bit), name="mask")
     result = te.compute(shape, lambda *at: _scaled(mask(*at), x(*at), rate, dtype), name="dropped")
     return _function([x, *draw.operands, result, mask])
 
@@ -82,8 +82,8 @@ class _Draw:
         return value
 
 
-def _scaled(kept: Any, value: Any, rate: float, dtype: str) -> Any:
-    return tirx.Select(kept, value * tirx.const(1 / (1 - rate), dtype), tirx.const(0, dtype))
+def _scaled(mask: Any, value: Any, rate: float, dtype: str) -> Any:
+    return tirx.Select(mask, value * tirx.const(1 / (1 - rate), dtype), tirx.const(0, dtype))
 
 
 def _function(tensors: list[Any]) -> tirx.PrimFunc:

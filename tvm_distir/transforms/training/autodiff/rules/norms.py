@@ -68,8 +68,12 @@ def _through_norm(
 def _astype(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Differentiate ``astype``; a sum over samples of a widened weight stays wide."""
     dtype = str(call.args[0].ty.dtype)
-    made = builder.lookup_binding(grad) if isinstance(grad, relax.Var) else None
-    sums = isinstance(made, ir.Call) and isinstance(made.op, ir.Op) and str(made.op.name) in SUMS
+    producer = builder.lookup_binding(grad) if isinstance(grad, relax.Var) else None
+    sums = (
+        isinstance(producer, ir.Call)
+        and isinstance(producer.op, ir.Op)
+        and str(producer.op.name) in SUMS
+    )
     if dtype in HALF and str(grad.ty.dtype) == "float32" and sums:
         return [grad]
     return [astype(grad, dtype)]

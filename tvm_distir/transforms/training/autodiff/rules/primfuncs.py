@@ -36,18 +36,18 @@ class _Kernel:
     handle: ir.GlobalVar
     read: tuple[int, ...]
 
-    def call(self, given: Sequence[Any], ty: Any) -> Any:
+    def call(self, operands: Sequence[Any], ty: Any) -> Any:
         """Call the kernel on the operands, results and gradients that it reads."""
-        return relax.call_tir(self.handle, relax.Tuple([given[i] for i in self.read]), ty)
+        return relax.call_tir(self.handle, relax.Tuple([operands[i] for i in self.read]), ty)
 
 
-def _kept(given: tirx.PrimFunc, name: str) -> _Kernel:
+def _kept(kernel_source: tirx.PrimFunc, name: str) -> _Kernel:
     """Register a backward kernel."""
-    used = set(tirx.analysis.undefined_vars(given.body, []))
-    *inputs, output = given.params
+    used = set(tirx.analysis.undefined_vars(kernel_source.body, []))
+    *inputs, output = kernel_source.params
     read = tuple(i for i, param in enumerate(inputs) if param in used)
     params = [*(inputs[i] for i in read), output]
-    kernel = tirx.PrimFunc(params, given.body, given.ret_type, given.attrs)
+    kernel = tirx.PrimFunc(params, kernel_source.body, kernel_source.ret_type, kernel_source.attrs)
     kernel = kernel.without_attr("global_symbol")
     handle = relax.BlockBuilder().add_func(kernel, name)
     _KERNELS[str(handle.name_hint)] = handle, kernel
@@ -59,9 +59,9 @@ def _with_kernels(kernels: Sequence[_Kernel | None]) -> Backward:
 
     def backward(call: ir.Call, results: Any, grads: Any, builder: relax.BlockBuilder) -> list[Any]:
         operands = [x for x, _, _ in leaves_of(call.args[1])]
-        given = [*operands, *results, *grads]
+        available = [*operands, *results, *grads]
         return [
-            None if kernel is None else kernel.call(given, x.ty)
+            None if kernel is None else kernel.call(available, x.ty)
             for kernel, x in zip(kernels, operands, strict=True)
         ]
 
@@ -108,8 +108,8 @@ def register_primfunc_gradient(
         _PAIRS[name] = backward
         return
     kernels = [
-        None if given is None else _kept(given, f"gradient_of_{name}_{position}")
-        for position, given in enumerate(backward)
+        None if kernel is None else _kept(kernel, f"gradient_of_{name}_{position}")
+        for position, kernel in enumerate(backward)
     ]
     _PAIRS[name] = _with_kernels(kernels)
 

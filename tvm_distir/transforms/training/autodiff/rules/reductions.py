@@ -34,8 +34,8 @@ from .registry import constant_like, register_gradient, shape_of
 def _axes(call: ir.Call) -> list[int]:
     """Return the dims that a call reduces."""
     rank = len(shape_of(call.args[0]))
-    given = call.attrs.axis
-    return list(range(rank)) if given is None else sorted(int(a) % rank for a in given)
+    axis = call.attrs.axis
+    return list(range(rank)) if axis is None else sorted(int(a) % rank for a in axis)
 
 
 def _keep_dims(value: Any, call: ir.Call, builder: relax.BlockBuilder) -> Any:

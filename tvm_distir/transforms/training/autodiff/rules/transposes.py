@@ -25,10 +25,10 @@ def order_of(call: ir.Call, rank: int) -> list[int]:
 
 def transposed_from(builder: relax.BlockBuilder, value: Any, order: Sequence[int]) -> Any:
     """Return the variable that a variable transposes in a given order of dims, else None."""
-    made = builder.lookup_binding(value) if isinstance(value, ir.Var) else None
-    if made is None or not is_transposed(made) or not isinstance(made.args[0], ir.Var):
+    producer = builder.lookup_binding(value) if isinstance(value, ir.Var) else None
+    if producer is None or not is_transposed(producer) or not isinstance(producer.args[0], ir.Var):
         return None
-    return made.args[0] if order_of(made, len(order)) == list(order) else None
+    return producer.args[0] if order_of(producer, len(order)) == list(order) else None
 
 
 def before_transposing(builder: relax.BlockBuilder, target: Any, gradient: Any) -> tuple[Any, Any]:

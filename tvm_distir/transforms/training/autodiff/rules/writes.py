@@ -177,5 +177,5 @@ def _slice_scatter(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder
     low, high, step = (int(n) for n in call.args[2:5])
     axis = int(call.attrs.axis)
     empty = builder.emit(zeros(written.ty.shape, str(written.ty.dtype)))
-    kept = slice_scatter(grad, empty, low, high, step, axis)
-    return [kept, strided_slice(grad, [axis], [low], [high], [step]), None, None, None]
+    cleared = slice_scatter(grad, empty, low, high, step, axis)
+    return [cleared, strided_slice(grad, [axis], [low], [high], [step]), None, None, None]
