@@ -23,7 +23,7 @@ def last_reads(
     reads : iterable of iterable of Buffer
         The buffers that each step reads.
     results : iterable of Buffer
-        The buffers that are read after all steps, at a step that is one more than the last.
+        The buffers that are read after all steps; their last step is the number of steps.
     """
     last: dict[Buffer, int] = {}
     step = -1

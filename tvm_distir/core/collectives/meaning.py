@@ -149,9 +149,9 @@ def exchange(shards: Sequence[Array], shape: tuple[int, ...], src: Side, dst: Si
     shards : sequence of arrays
         One (padded) shard per rank, in group order.
     shape : tuple of int
-        Of the full tensor.
+        The shape of the full tensor.
     src, dst : Side
-        Their devices are positions in the group. New padding is zero.
+        The two ends; their devices are positions in the group. New padding is zero.
     """
     size = [int(n) for n in local_shape(shape, dst[2], dst[0])]
     out = [np.zeros(size, shards[0].dtype) for _ in shards]

@@ -31,7 +31,7 @@ class Tile:
     src, dst : int
         Ranks.
     src_bounds, dst_bounds : tuple of (start, stop)
-        The box in the local (padded) tensor of either side, one pair per dim.
+        The box in the local (padded) tensor of either side, a pair per dim.
     """
 
     src: int
@@ -84,9 +84,9 @@ def transfer_tiles(shape: tuple[int, ...], src: Side, dst: Side) -> tuple[Tile, 
     Returns
     -------
     tiles : tuple of Tile
-        Where the source holds replicas, the destination itself is preferred (no traffic),
-        then the replica whose turn it is: destinations take the r replicas of a shard
-        round-robin, so that no two replicas' loads differ by more than one tile.
+        The tiles. Where the source holds replicas, the destination itself is preferred (no
+        traffic), then the replica whose turn it is: destinations take the r replicas of a shard
+        round-robin, so that the loads of any two replicas differ by at most a tile.
     """
     replicas: dict[Bounds, list[int]] = {}
     for device, bounds in _shards(shape, src):
@@ -142,7 +142,7 @@ class Transfer:
         ----------
         sends : bool
         devices : collection of int
-            Those that count; empty: all.
+            The devices that are counted; all devices where it is empty.
         """
         selected = set(devices)
         side = self.src if sends else self.dst

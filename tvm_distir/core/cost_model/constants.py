@@ -18,10 +18,10 @@ class ConstantSpec:
     least, most : float
         Bounds of what fits may find.
     spread : float
-        How far, as a standard deviation of its logarithm, a fit may take it from where it begins
-        at the cost of one row that is off by the tolerance.
+        The standard deviation of its logarithm around the initial value of a fit: such a deviation
+        costs as much as a row that is off by the tolerance.
     begin : float
-        Where a fit begins where a system has 0.
+        The initial value of a fit where a system has 0.
     """
 
     unit: str

@@ -54,17 +54,17 @@ class IntraNode:
     devices_per_node : int
         Devices ``k * devices_per_node`` and following share a node.
     bandwidth_GBps : float
-        What a device sends, per direction, as collectives reach it.
+        The bandwidth at which a device sends, per direction, as collectives reach it.
     latency_us : float
-        Per ring step.
+        The latency of each step of a ring.
     setup_us : float
-        Per collective.
+        The setup time of each collective.
     root_us : float
         Times the square root of the MB that a rank sends: the bandwidth that grows with the size.
     share : float
-        Over the ranks: the part by which few of them are slower per byte.
+        The fraction, divided by the number of ranks, by which small groups are slower per byte.
     send_us : float, optional
-        Of a message; None: as a collective.
+        The time of a message; None: messages are timed as collectives.
     """
 
     name: str
@@ -86,11 +86,11 @@ class InterNode:
     name : str
     nics_per_node : int
     bandwidth_per_nic_GBps : float
-        Per direction, as collectives reach it.
+        The bandwidth of a network adapter per direction, as collectives reach it.
     latency_us : float
-        Per ring step.
+        The latency of each step of a ring.
     setup_us : float
-        Per collective, on top of that of the node.
+        The setup time of each collective, added to that inside the node.
     """
 
     name: str
@@ -108,9 +108,9 @@ class HostLink:
     ----------
     name : str
     bandwidth_GBps : float
-        Of one device, per direction; both directions work at the same time.
+        The bandwidth of a single device, per direction; both directions work at the same time.
     latency_us : float
-        Per copy.
+        The latency of each copy.
     """
 
     name: str

@@ -27,7 +27,8 @@ def near_time_s(near: IntraNode, kind: str, payload_bytes: Any, ranks: int) -> A
     near : IntraNode
     kind : str
     payload_bytes : int, or int64 array
-        Of an array: the seconds of each, as of the numbers alone.
+        The payload. An array gives an array of seconds, equal to those of its numbers one at a
+        time.
     ranks : int
 
     Notes
@@ -62,12 +63,13 @@ def far_time_s(
     near, far : IntraNode, InterNode
     kind : str
     payload_bytes : int, or int64 array
-        As in :func:`near_time_s`.
+        The payload, as in :func:`near_time_s`.
     where : GroupTopology
     far_bandwidth : float
         Bytes per second that the group sends out of a node.
     hop_us : float, optional
-        Of a message between nodes. None: the ring, each of whose steps has the larger latency.
+        The latency of a message between nodes. None: the collective runs as a ring, each of whose
+        steps has the larger latency.
 
     Notes
     -----

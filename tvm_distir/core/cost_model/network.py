@@ -52,10 +52,10 @@ def wire_bytes(kind: str, result_bytes: int, ranks: int) -> int:
     Returns
     -------
     sent : int
-        all-reduce ``2 (n-1)/n b``; all-gather ``(n-1)/n b``; reduce-scatter ``(n-1) b`` (its
-        operand is ``n b``); all-to-all ``(n-1)/n b``; permutation and transfer ``b``; exchange
-        ``b``, here the most bytes that a rank receives. A fraction of a byte is rounded up.
-        Nothing in a group of one, transfers apart.
+        The bytes that each rank sends: all-reduce ``2 (n-1)/n b``; all-gather ``(n-1)/n b``;
+        reduce-scatter ``(n-1) b`` (its operand is ``n b``); all-to-all ``(n-1)/n b``; permutation
+        and transfer ``b``; exchange ``b``, here the most bytes that a rank receives. A fraction of
+        a byte is rounded up. A group of a single rank sends nothing, except for transfers.
 
     Notes
     -----
@@ -149,7 +149,7 @@ class GroupLayout:
     spreads : tuple of GroupTopology
         One per group.
     sharing : int
-        How many of them leave one node at most: they share its network adapters.
+        The maximum number of groups that leave the same node: they share its network adapters.
     kinds : frozenset of GroupTopology
         The different ones: groups that lie alike take equally long.
     """

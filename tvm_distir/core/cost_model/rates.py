@@ -41,7 +41,7 @@ class Rate(NamedTuple):
         A kernel runs at the peak first, which saves up to so many seconds; infinite and 0 where it
         does not.
     gap_s : float
-        Per kernel, behind it.
+        The idle time behind each kernel.
     floor_s : float
         The least a kernel takes.
     exposed : float

@@ -58,12 +58,12 @@ class System:
     intra_node : IntraNode
     inter_node : InterNode
     sources : mapping of str to str
-        Where each number comes from, by its key.
+        The source of each number, by its key.
     kernels : str
         Profile by which ops are grouped into kernels (``tvm_distir/program/kernels/data``).
     constants : mapping of str to Constant
-        Those of :data:`.constants.MEANINGS`, for the model of fused kernels, host and network;
-        none: a roofline per op.
+        The constants of :data:`.constants.MEANINGS`, for the model of fused kernels, host and
+        network; where there are none, each op is timed by a roofline.
     host_link : HostLink, optional
         None: what waits in the host's memory cannot be priced.
     """
@@ -170,7 +170,7 @@ class System:
         work : Work
             FLOPs, bytes read and written, kernel class.
         dtype : str
-            Of the arithmetic: that of the operands.
+            The dtype of the arithmetic, which is that of the operands.
         """
         moved = sum(work.in_bytes) + sum(work.out_bytes)
         return self.roofline(work.flops, moved, work.kernel_class, dtype).time_s
@@ -231,7 +231,8 @@ class System:
         ranks : sequence of int
             Device ids of the group; they say which members share a node.
         sharing : int
-            Groups, this one included, that leave a node at the same time (:meth:`nic_sharing`).
+            The number of groups, this group included, that leave a node at the same time
+            (:meth:`nic_sharing`).
         """
         where = spread(ranks, self.intra_node.devices_per_node)
         return self.spread_time_s(kind, payload_bytes, where, sharing)

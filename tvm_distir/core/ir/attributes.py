@@ -111,7 +111,7 @@ def with_annotated(
     stationary : sequence of str
         Names of the variables that may not be communicated.
     open_axes : mapping of str to sequence of int
-        Per variable the mesh axes that its annotation leaves open.
+        The mesh axes that the annotation of each variable leaves open.
     """
     attrs = dict(fn.attrs or {})
     if stationary:

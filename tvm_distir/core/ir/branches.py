@@ -69,7 +69,7 @@ def lift_branches(mod: ir.IRModule) -> ir.IRModule:
     Parameters
     ----------
     mod : IRModule
-        At level 1 or 2; it is not changed (and returned when it holds no ``If``).
+        The module, at level 1 or 2; it is not changed (and returned when it holds no ``If``).
 
     Raises
     ------
@@ -86,7 +86,7 @@ def outline_branches(mod: ir.IRModule) -> ir.IRModule:
     Parameters
     ----------
     mod : IRModule
-        Of plain tensors; it is not changed (and returned when it holds no ``If``).
+        A module of plain tensors; it is not changed (and returned when it holds no ``If``).
     """
     return _Lifter(mod, select=False).run()
 

@@ -29,7 +29,7 @@ def learned(what: Any) -> dict[Any, Any]:
     Parameters
     ----------
     what : hashable
-        What is learnt, and what it depends on beside its keys.
+        The name of what is stored, with all that it depends on beside its keys.
     """
     global _seen_generation
     load_entry_points()

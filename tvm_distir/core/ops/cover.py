@@ -32,7 +32,7 @@ class OpCoverage:
     op : str
     source : str
     why : str
-        For ``system`` and ``none``, why there is no rule.
+        The reason why there is no rule, for ``system`` and ``none``.
     """
 
     op: str
@@ -47,7 +47,7 @@ class CallCoverage:
     Attributes
     ----------
     op : str
-        What is called.
+        The name of the op or function that is called.
     signature : str
         Shapes of operands and results.
     count : int
@@ -55,9 +55,9 @@ class CallCoverage:
     source : str
         ``hand``, ``derived`` or ``none``.
     factors : tuple of str
-        What may be sharded, as ``S(0), R -> S(0)``.
+        The dims that may be sharded together, as ``S(0), R -> S(0)``.
     whole : tuple of str
-        What must be replicated, as ``in0.dim1: why``; for ``none``, the error.
+        The dims that must be replicated, as ``in0.dim1: why``; for ``none``, the error.
     """
 
     op: str

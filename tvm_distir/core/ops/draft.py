@@ -28,10 +28,10 @@ class CallShape:
     ins, outs : tuple of shapes
         Shapes of the flattened tensor operands and results.
     in_dtypes, out_dtypes : tuple of str
-        Their dtypes.
+        The dtypes of the operands and of the results.
     args : tuple
-        Per argument: the tuple of flattened operand numbers it brings when it is a tensor or a
-        tuple of tensors, otherwise its plain value (number, or tuple of numbers for shapes).
+        The arguments: for a tensor or a tuple of tensors, the tuple of its flattened operand
+        numbers; otherwise its plain value (number, or tuple of numbers for shapes).
     """
 
     op: str
@@ -109,8 +109,8 @@ class Draft:
         kind : str
             See :class:`Factor`.
         size : int or Expr, optional
-            When the extents differ: how many blocks there are at most. Of a halo, the extents
-            need not be multiples of it (see :func:`.halo.most_blocks`).
+            The maximum number of blocks, where the extents differ. The extents of a halo need not
+            be multiples of it (see :func:`.halo.most_blocks`).
         comm_bytes : int
             Payload inside the call (halo, stat).
         uneven : bool

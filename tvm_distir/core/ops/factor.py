@@ -22,12 +22,12 @@ class Factor:
     Attributes
     ----------
     size : int or tvm Expr
-        Into how many equal blocks the space divides at most: a mesh axis of n devices needs
-        ``size % n == 0`` (or ``uneven``). For dims tied elementwise it is their extent; a tied
-        dim of extent m times the size is sharded into blocks of whole m's. Those of a halo may
-        have any extents, see :func:`.halo.most_blocks`.
+        The maximum number of equal blocks of the space: a mesh axis of n devices needs ``size % n
+        == 0`` (or ``uneven``). For dims tied elementwise it is their extent; a tied dim of extent m
+        times the size is sharded into blocks of whole m's. The extents of a halo are not
+        restricted, see :func:`.halo.most_blocks`.
     ins, outs : tuple of int or None
-        Per flattened tensor operand and result, the dim that walks the space; None: replicated.
+        The dim of each flattened tensor operand and result that walks the space; None: replicated.
     kind : str
         ``map``: each device computes its block of the results. ``sum``, ``max``, ``min``,
         ``prod``: each device computes a term of that reduction. ``halo``: as map, with neighbour
@@ -43,11 +43,12 @@ class Factor:
         A ``sum`` whose terms are means of their part: each is multiplied by
         (extent of the part / whole extent) before it is summed.
     adjacent : bool
-        The call reads across the borders of shards, so that no padding may lie between them: one
-        mesh axis may cut an uneven extent, several may not.
+        Whether the call reads across the borders of shards, so that no padding may lie between
+        them: a single mesh axis may shard an uneven extent, several may not.
     kernels, passes : int
-        Of a ``stat``: how many kernels of the first operand's size a device then runs in the place
-        of one, and how often they read or write as much; 0 where it stays about one.
+        The cost of a ``stat``: how many kernels of the first operand's size a device runs in place
+        of a single kernel, and how often they read or write as much; 0 where the cost stays about
+        the same.
     """
 
     size: Any
@@ -97,8 +98,8 @@ class Rule:
     op : str
         Name of the op, or of the PrimFunc of a ``call_tir``.
     factors : tuple of Factor
-        Along a mesh axis a call follows at most a single factor. Each dim is in at most
-        a single factor.
+        The factors. Along a mesh axis a call follows at most a single factor. Each dim is in at
+        most a single factor.
     linear : tuple of tuple of int
         Operand groups: when all operands of a group are partial sums and the others are not
         sharded, the results are partial sums.
@@ -107,9 +108,9 @@ class Rule:
     in_bytes, out_bytes : tuple of int
         Sizes of the operands and results in bytes. (What the kernel moves stands in ``work``.)
     why_whole : mapping of str to str
-        For each dim in no factor, as ``in0.dim1`` or ``out0.dim2``, why it must be replicated.
+        The reason why a dim in no factor must be replicated, by ``in0.dim1`` or ``out0.dim2``.
     work : Work
-        What the call costs.
+        The work of the call.
     source : str
         ``hand`` or ``derived`` (from TIR).
     """

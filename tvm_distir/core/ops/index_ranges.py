@@ -53,7 +53,7 @@ class IndexRange:
     Attributes
     ----------
     low, high : int
-        They lie in ``[low, high)``.
+        The bounds of the indices, which are in ``[low, high)``.
     ignored : int, optional
         A number outside that is allowed all the same.
     strict : bool
@@ -87,7 +87,7 @@ def index_range(call: ir.Call, operand: int, leaf: int = 0) -> IndexRange | None
     Parameters
     ----------
     call : ir.Call
-        Of an op, its types global.
+        A call of an op, with global types.
     operand : int
     leaf : int
         Number of the tensor in an operand that is a tuple.
@@ -140,9 +140,9 @@ class _Held:
     Attributes
     ----------
     number : int
-        Of the tensor among the flattened parameters.
+        The number of the tensor among the flattened parameters.
     below : int
-        What was added to negative elements.
+        The number that was added to negative elements.
     """
 
     number: int
@@ -296,16 +296,16 @@ def input_index_ranges(mod: ir.IRModule, fn: relax.Function) -> dict[tuple[int, 
     Parameters
     ----------
     mod : IRModule
-        At the levels 1 to 4; its private functions are followed.
+        The module, at levels 1 to 4; its private functions are followed.
     fn : relax.Function
-        Of the module.
+        A function of the module.
 
     Returns
     -------
     dict of (int, str) to IndexRange
-        By the position of a parameter, and what the name of its tensor has beyond the parameter's
-        (:func:`~.types.named_leaves`). Inputs that a condition, a slice or arithmetic stands
-        before are left out: what is computed is masked in the kernels.
+        The ranges by the position of a parameter, and by what the name of its tensor has beyond the
+        parameter's (:func:`~.types.named_leaves`). Inputs behind a condition, a slice or arithmetic
+        are left out: their computed indices are masked in the kernels.
     """
     ranges = _Walker(mod).ranges(fn)
     leaves = [

@@ -46,9 +46,10 @@ class Kernel:
     Attributes
     ----------
     name : str
-        Of the op, the PrimFunc or the external function.
+        The name of the op, the PrimFunc or the external function.
     work : Work
-        Of the kernel class ``view`` where the result is the operand's memory.
+        The work of the kernel; its kernel class is ``view`` where the result is the operand's
+        memory.
     dtype : str
         Type of the arithmetic.
     reason : str
@@ -82,7 +83,7 @@ def kernel_of(call: ir.Call, mod: ir.IRModule, ty: Any, in_place: bool = False) 
     mod : IRModule
         Holds the PrimFuncs that are called.
     ty : Type
-        Of the result.
+        The type of the result.
     in_place : bool
         Whether the result needs no memory although it is no view: an op of
         :func:`.transposes.transposed_operands`.

@@ -21,7 +21,7 @@ class LikeKernels:
     mod : IRModule
         Holds the PrimFuncs that are called.
     reading : FunctionView
-        Of the function.
+        The view of the function.
 
     Attributes
     ----------

@@ -65,12 +65,12 @@ def match_factor(
     Parameters
     ----------
     rule : Rule
-        Of the call.
+        The rule of the call.
     in_labels, out_labels : sequence of int or None
-        Per flattened operand and result: a dim, ``R`` (-1) or ``P`` (-2); None where any will do
-        (a constant, which is at hand in every form).
+        The label of each flattened operand and result: a dim, ``R`` (-1) or ``P`` (-2); None where
+        any will do (a constant, which is available in every placement).
     place : str
-        Where the call stands, for the message.
+        The place of the call, for the message.
 
     Returns
     -------

@@ -73,7 +73,7 @@ class PackedForm:
     ties : sequence of Tie
         Dims that are sharded together; each dim is in at most a single tie.
     holds : mapping of int to tuple
-        Per result that is an object, the dims of what it holds.
+        The dims of the contents of each result that is an object.
     shapes : mapping of int to (str, int)
         Arguments that state a shape, and whose: ``("in", operand)`` or ``("out", result)``. On
         shards its dims are sharded as that tensor's.
@@ -161,9 +161,10 @@ def packed_form(call: ir.Call, held: Sequence[Dims | None]) -> tuple[PackedCall,
     Parameters
     ----------
     call : Call
-        Of an ``ExternFunc``.
+        A call of an ``ExternFunc``.
     held : sequence
-        Per flattened operand that is an object, the dims of what it holds; of others not read.
+        The dims of the contents of each flattened operand that is an object; the entries of other
+        operands are not read.
 
     Raises
     ------

@@ -39,13 +39,13 @@ class Padding:
     Attributes
     ----------
     reduced : Reduced
-        What the padding of a reduced dim must hold.
+        The values that the padding of a reduced dim must have.
     indices : tuple of int
         Operands used as indices, which must lie inside what they index even in the padding.
     divisor : int or None
         Operand that divides: integers trap on a zero.
     zeros : Zeros
-        When the padding of the results holds zeros.
+        The condition under which the padding of the results is zero.
     """
 
     reduced: Reduced = Reduced.UNKNOWN

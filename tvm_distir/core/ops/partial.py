@@ -32,7 +32,7 @@ def call_form(
     out_leaves : sequence of types
         Flattened result types (DTensors).
     mod, function, var
-        Where it stands, for rules of PrimFuncs and for messages.
+        The place of the call, for rules of PrimFuncs and for messages.
 
     Raises
     ------
@@ -89,18 +89,18 @@ def carried(
     Parameters
     ----------
     rule : Rule
-        Of the call.
+        The rule of the call.
     operand_terms : sequence of Terms
-        Per flattened tensor operand.
+        The partial sums of each flattened tensor operand.
     constants : sequence of int
         Operands that are constants.
     form : CallForm
-        Of the call.
+        The form of the call.
 
     Returns
     -------
     terms : Terms
-        What is carried.
+        The partial sums that are passed on.
     needed : mapping of int to axes
         Constants that must be made partial along the axes.
     """

@@ -39,7 +39,7 @@ class Registration:
     Attributes
     ----------
     write : callable
-        From a call's shapes to the sheet of its rule.
+        The function that drafts the rule from a call's shapes.
     local : LocalForm or None
         None: nothing is said; each cut must then be proved from the op's TIR.
     padding : Padding

@@ -45,11 +45,11 @@ def register_sharding_rule(
     names : str
         Full op names, such as ``relax.nn.conv2d``.
     local : LocalForm, optional
-        What a device computes of a sharded call: :data:`SAME_OP`, or a function of a
-        :class:`.local.LocalCall`. Where nothing is said, each factor must be proved from the
-        op's TIR when the rule is looked up: see :mod:`.sound`.
+        The local form of a sharded call: :data:`SAME_OP`, or a function of a
+        :class:`.local.LocalCall`. Without it, each factor must be proved from the op's TIR when the
+        rule is looked up: see :mod:`.sound`.
     padding : Padding
-        What the op needs of the padding of uneven dims.
+        The requirements of the op on the padding of uneven dims.
     examples : callable, optional
         Gives the calls (:class:`.validate.Case`) by which :mod:`.validate` proves the rule.
     override : bool

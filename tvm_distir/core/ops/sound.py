@@ -33,11 +33,11 @@ def with_local_forms(call: ir.Call, shape: CallShape, rule: Rule, said: Registra
     ----------
     call : Call
     shape : CallShape
-        Of the call.
+        The shapes of the call.
     rule : Rule
-        As its writer gave it.
+        The rule as its writer returned it.
     said : Registration
-        Of the op.
+        The registration of the op.
 
     Returns
     -------

@@ -57,13 +57,14 @@ class CallForm:
     Attributes
     ----------
     factors : tuple of Factor or None
-        Per mesh axis: the factor it follows.
+        The factor that the call follows along each mesh axis.
     ins : tuple of labels
-        Per flattened tensor operand; of a constant, what the factors ask of it.
+        The labels of each flattened tensor operand; of a constant, the labels that the factors ask
+        of it.
     outs : tuple of labels
-        Per flattened result, as typed.
+        The labels of each flattened result, as typed.
     terms : Terms
-        What the reducing factors leave.
+        The partial sums that the reducing factors leave.
     rule : Rule or None
         None when nothing is sharded.
     """

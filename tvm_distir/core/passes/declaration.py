@@ -64,11 +64,12 @@ class PassInfo:
         Parameters
         ----------
         name : str
-            Of the pass, for messages.
+            The name of the pass, for messages.
         options : mapping of str to plain value
-            As :class:`.spec.PassSpec` holds them.
+            The options, as :class:`.spec.PassSpec` holds them.
         arguments : mapping of str to value
-            What options have where ``options`` does not say it; for those that the pass has.
+            The values of options that ``options`` does not set; those that the pass lacks are
+            ignored.
 
         Raises
         ------

@@ -32,11 +32,12 @@ class FunctionTargets:
     Attributes
     ----------
     params : dict of int to PlanRule
-        By position of the parameter.
+        The rule of each parameter, by its position.
     values : dict of Var to PlanRule
-        By the variable as bound.
+        The rule of each value, by the variable as bound.
     args : dict of Var to (dict of int to PlanRule)
-        By the variable a call is bound to, then by position of the argument.
+        The rules of arguments, by the variable that a call is bound to, then by the position of the
+        argument.
     positions : dict of str to list of int
         Positions of the parameters by name, so that thousands of exact names are quick to find.
     bound : dict of str to list of Var
@@ -67,7 +68,7 @@ def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:
     Returns
     -------
     targets : dict of str to FunctionTargets
-        By function name, for the functions that rules look into.
+        The matched tensors by function name, for the functions that rules look into.
 
     Raises
     ------

@@ -29,18 +29,18 @@ class Plan:
     meshes : tuple of MeshSpec
     rules : tuple of PlanRule
     recompute : mapping of str to str
-        What a training step recomputes, by functions (:mod:`.recomputation`).
+        The recomputation policy of a training step, by functions (:mod:`.recomputation`).
     ring : tuple of str
         Mesh axes along which attention gathers no keys: blocks of them travel around a ring.
     regather : tuple of str
         Mesh axes along which a training step gathers again, in its backward pass, what it has
         gathered in its forward pass: only each device's part is kept in between.
     schedule : Schedule, optional
-        Stages and micro-batches of a training step. The mesh is that of one stage, and rules name
-        the functions of stages.
+        The stages and micro-batches of a training step. The mesh is that of a single stage, and
+        rules name the functions of stages.
     labels : mapping, optional
-        What was decided of every value of one module, as ``propagation.labels_of`` writes it:
-        propagation then decides nothing. Rules say what they can of the same.
+        The decided placements of all values of a module, as ``propagation.labels_of`` writes them:
+        propagation then decides nothing. The rules express as much of it as rules can.
     complete : bool
         Whether what the rules leave open may be sharded on any dim along any axis, not only on
         dims that follow from theirs: the cheapest completion of the rules.

@@ -70,14 +70,14 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     Parameters
     ----------
     data : mapping
-        ``schema_version`` (1), ``mesh`` (axes) or ``meshes`` (name to ``axes``, ``start``,
-        ``device_ids``), ``rules`` (see :class:`PlanRule`; one of ``param``, ``value``, ``call``),
-        ``recompute`` (policies by functions, see :mod:`.recomputation`), ``ring`` and
-        ``regather`` (names of axes), ``schedule`` (see :class:`~.schedule.Schedule`),
-        ``labels`` (what was decided of every value: ``rules`` has how many of the rules it was
-        decided under), ``complete`` (whether any axis may shard what the rules leave open).
+        The object, with ``schema_version`` (1), ``mesh`` (axes) or ``meshes`` (name to ``axes``,
+        ``start``, ``device_ids``), ``rules`` (see :class:`PlanRule`; either ``param``, ``value`` or
+        ``call``), ``recompute`` (policies by functions, see :mod:`.recomputation`), ``ring`` and
+        ``regather`` (names of axes), ``schedule`` (see :class:`~.schedule.Schedule`), ``labels``
+        (the decided placements of all values: ``rules`` has how many of the rules they were decided
+        under), ``complete`` (whether any axis may shard what the rules leave open).
     place : str
-        What to call the plan in messages.
+        The name of the plan in messages.
     make : callable
         :class:`.plan.Plan`.
 

@@ -90,8 +90,8 @@ class Recomputation:
     Attributes
     ----------
     rules : tuple of (str, Runs)
-        By patterns of names; of several that fit the last counts, and functions that none fits
-        keep all.
+        The policies by patterns of names; of several that match, the last counts, and functions
+        that match none save all values.
     """
 
     rules: tuple[tuple[str, Runs], ...] = ()

@@ -143,8 +143,8 @@ class PlanRule:
         ``param``: parameters of a function; ``value``: variables bound in a function;
         ``call``: an argument of the calls of a private function.
     name : str
-        For ``param`` and ``value`` a name or shell-style pattern (``*``, ``?``, ``[...]``);
-        dots count as underscores, as TVMScript prints them. For ``call`` the callee.
+        For ``param`` and ``value`` a name or shell-style pattern (``*``, ``?``, ``[...]``); dots
+        count as underscores, as TVMScript prints them. For ``call`` rules it is the callee.
     placement : tuple of int or None
         One label per axis of the mesh, None where the axis is open.
     mesh : str
@@ -157,9 +157,9 @@ class PlanRule:
         The function to look in. None: ``main``, or every public function where there is no
         ``main``. A private function is looked into only when named.
     index : int, optional
-        Of ``call`` rules: which call, counted from 0 in program order. None: every call.
+        The number of the call in program order, from 0, of ``call`` rules. None: every call.
     arg : int, optional
-        Of ``call`` rules: which argument, from 0.
+        The number of the argument, from 0, of ``call`` rules.
     """
 
     kind: str

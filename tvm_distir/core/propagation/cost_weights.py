@@ -19,7 +19,7 @@ def costs_for(mod: ir.IRModule, system: System | str | None) -> Costs:
     Parameters
     ----------
     mod : IRModule
-        At level 2.
+        The module, at level 2.
     system : System or str, optional
         None: the weights that hold without a system.
     """

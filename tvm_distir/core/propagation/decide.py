@@ -33,7 +33,7 @@ def propagate(
     mod : IRModule
         Level 2: plain tensors and ``annotate_sharding``; meshes in ``global_infos``.
     costs : Costs, optional
-        What wire bytes, memory traffic and FLOPs weigh.
+        The weights of wire bytes, memory traffic and FLOPs.
     memory_bytes : int, optional
         Limit of what a device keeps, as
         :class:`~tvm_distir.core.propagation.memory.MemoryMeter` counts it. Where the plain decision
@@ -41,7 +41,7 @@ def propagate(
         any axis.
 
     system : System or str, optional
-        Where no costs are given: they are in proportion to the times of this system.
+        A system whose times give the costs in proportion, where no costs are given.
     complete : bool
         Whether any axis may shard any dim of what annotations leave open, not only dims that
         follow from theirs.

@@ -57,7 +57,7 @@ class Decision:
     ----------
     axes : tuple of Axis
     entries : dict of str to Instance
-        Per public function.
+        The instance of each public function.
     cost : int
         Sum of the minima in 1/1024 wire bytes: of the axes of each mesh at once; where they were
         solved in turn each axis counts the work, with the sizes it was solved with. Compare

@@ -44,11 +44,11 @@ class ShardingAssignment:
     ----------
     module : PlacedModule
     reach : mapping of str to ReachableAxes
-        Per graph.
+        The reachable axes of each graph.
     prices : PriceTables
     problems : Problems
     starts : WarmStarts, optional
-        Of sharding assignments along single axes of the same module at other costs.
+        The assignments along single axes of the same module at other costs, to start from.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Propagator:
     Parameters
     ----------
     mod : IRModule
-        At level 2.
+        The module, at level 2.
     costs : Costs
     complete : bool
         Whether any axis may shard any dim of what annotations leave open.
@@ -220,9 +220,9 @@ class Propagator:
     ----------
     module : PlacedModule
     forced : mapping of str to Signature
-        What all calls of a function must share.
+        The signature that all calls of a function must share.
     labelling : ShardingAssignment
-        With what was asked for last.
+        The assignment for the latest request.
     """
 
     def __init__(self, mod: ir.IRModule, costs: Costs, complete: bool = False) -> None:

@@ -28,7 +28,7 @@ class DeviceCost:
     Attributes
     ----------
     param_bytes : int
-        Of the weights.
+        The bytes of the weights.
     flops : int
     wire_bytes : int
         Sent, by ring estimates.

@@ -24,7 +24,7 @@ class Instances:
     ----------
     axes : sequence of Axis
     reach : mapping of str to ReachableAxes
-        Per graph.
+        The reachable axes of each graph.
     """
 
     def __init__(self, axes: Sequence[Axis], reach: Mapping[str, ReachableAxes]) -> None:

@@ -35,7 +35,7 @@ class KeptMemory:
     peak_bytes : int
         Parameters, and the values alive at the worst moment, copies in other placements included.
     param_bytes : int
-        Of it, the parameters.
+        The part of the memory that the parameters take.
     place : str
         The node that runs at that moment.
     """

@@ -26,7 +26,7 @@ class PlacedModule:
     ----------
     axes : tuple of Axis
     entries : mapping of str to str
-        Per public function, the key of its graph.
+        The key of the graph of each public function.
     graphs : mapping of str to Graph
     order : sequence of str
         Keys of the graphs, callees first.

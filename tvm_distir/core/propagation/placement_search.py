@@ -59,16 +59,16 @@ class PlacementSearch:
     Parameters
     ----------
     mod : IRModule
-        At level 1.
+        The module, at level 1.
     axis : str
         Name of the mesh axis, for messages.
     ranks : int
         Devices along it.
     weights : mapping of str to collection of int
-        Per public function, which of its flat parameters are weights. The others are
-        replicated along the axis.
+        The flat parameters of each public function that are weights. The others are replicated
+        along the axis.
     costs : Costs
-        What propagation counts later, when it is not asked to weigh otherwise.
+        The costs that propagation uses later, unless it is given others.
 
     Raises
     ------
@@ -107,7 +107,7 @@ class PlacementSearch:
         ----------
         costs : Costs
         parts : int
-            Not 0: values that follow from the data inputs may be sharded too, where this
+            Where it is not 0, values that follow from the data inputs may be sharded too, if it
             divides a dim of the input.
 
         Raises

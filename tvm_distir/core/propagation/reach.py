@@ -99,7 +99,7 @@ class ReachabilityWalk:
     ----------
     module : PlacedModule
     unified : DimClasses
-        Of it; its seeds are taken over and added to.
+        The classes of the dims of the module; their seeds are taken over and extended.
     given : Given, optional
         Labels of parameters of functions that are not called.
     """

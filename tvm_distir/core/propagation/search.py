@@ -46,7 +46,7 @@ class WeightSearch:
     Parameters
     ----------
     mod : IRModule
-        At level 1.
+        The module, at level 1.
     axis : Axis
     settling : Costs
         Costs asked for often: what is made with them is kept.
@@ -90,13 +90,13 @@ class WeightSearch:
         Parameters
         ----------
         labels : mapping
-            Of the weights.
+            The labels of the weights.
         costs : Costs
         stored : mapping of str to collection of int
             Weights that may be communicated.
         parts : int
-            Not 0: what follows from the other parameters may be sharded as well, where this
-            divides a dim of the parameter.
+            Where it is not 0, values that follow from the other parameters may be sharded as well,
+            if it divides a dim of the parameter.
         """
         reach, prices = self.reach_of(labels, stored, parts), self._prices.at(costs)
         problems = Problems(reach)

@@ -38,7 +38,7 @@ def labels_of_decision(decision: Decision, module: PlacedModule, rules: int) -> 
     ----------
     decision : Decision
     module : PlacedModule
-        That it is about.
+        The module of the decision.
     rules : int
         How many of the plan's rules, the first, were annotated on it.
     """

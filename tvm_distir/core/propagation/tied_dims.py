@@ -29,7 +29,7 @@ class TiedDims:
     flags : sequence of int
         1 for each (value, dim) of the graph, at ``graph.offset[value] + dim``, that is tied.
     names : mapping of int to str
-        Per node the variable that it binds, where no other has its name.
+        The variable that each node binds, where no other has its name.
     follows : sequence of int
         1 for each of those inputs and each value that is computed from them.
     """
@@ -58,11 +58,11 @@ def tied_dims(
     Parameters
     ----------
     mod : IRModule
-        At level 1.
+        The module, at level 1.
     seeds : mapping
-        Per public function, the dim of each flat parameter that counts.
+        The dim of each flat parameter that counts, per public function.
     ranks : int
-        Into how many shards they are to be split.
+        The number of shards of the tied dims.
 
     Raises
     ------

@@ -28,12 +28,12 @@ class DimClasses:
     Attributes
     ----------
     root : mapping of str to sequence of int
-        Per graph, the class of each (value, dim).
+        The class of each (value, dim), per graph.
     seeds : mapping of str to dict of int to set of int
-        Per graph, the axes annotated per class.
+        The axes annotated on each class, per graph.
     across : mapping of (str, int) to list of (int, int)
-        Per graph and call node, of each class of the callee that the call ties: a dim number in
-        the caller, and the class.
+        The classes of the callee that a call ties, per graph and call node: a dim number in the
+        caller, and the class.
     """
 
     root: Mapping[str, Sequence[int]]
@@ -55,7 +55,7 @@ class DimUnifier:
     ----------
     module : PlacedModule
     forced : mapping of str to Signature, optional
-        What all calls of a graph must share; it counts as annotations at the calls.
+        The signature that all calls of a graph must share; it counts as annotations at the calls.
     free : bool
         Whether every dim of a public function's parameters may be sharded where its annotation
         does not say otherwise.

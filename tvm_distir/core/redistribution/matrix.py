@@ -33,12 +33,12 @@ class PriceMatrix:
     ----------
     placements : tuple of Labels
     cost : int64 array (placements, placements)
-        Of the cheapest steps from that of a row to that of a column, in which no shard is larger
-        than the larger end; INFINITE where there are none.
+        The cost of the cheapest steps from the placement of a row to that of a column, in which no
+        shard is larger than the larger end; INFINITE where there are none.
     local : int64 array (placements, placements)
         The same by steps that send nothing.
     local_bytes : int64 array (placements,)
-        Of a (padded) shard.
+        The bytes of a (padded) shard.
     """
 
     placements: tuple[Labels, ...]
@@ -70,7 +70,7 @@ def price_matrix(
     devices : sequence of int
         Device ids, row-major.
     placements : sequence of Labels
-        Those at hand, for ends and for what lies between; partial ones included.
+        The placements to consider, for ends and for steps in between; partial placements included.
 
     Notes
     -----

@@ -32,8 +32,8 @@ class Planner:
     Parameters
     ----------
     system : System, optional
-        Prices steps by its bandwidths and latencies. Without one, bytes on the wire count
-        (:class:`.costs.RingCosts`).
+        A system whose bandwidths and latencies give the costs of steps. Without it, the bytes on
+        the wire are the cost (:class:`.costs.RingCosts`).
     memory_bound : float, optional
         No shard on the way may be larger than this times the larger end (at least 1), but for
         padding that is less than an eighth of it; None for no bound.

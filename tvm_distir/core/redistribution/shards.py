@@ -82,7 +82,8 @@ class TermsMove:
     shape : tuple of int
         The number of terms, then the full shape.
     before, after : tuple of int
-        Labels of the two ends: each device holds one term, then all terms of its new shard.
+        The labels of the two ends: each device holds a single term, then all terms of its new
+        shard.
     """
 
     shape: tuple[int, ...]

@@ -49,9 +49,9 @@ class Space:
     mesh : tuple of int
         Sizes of the mesh axes.
     allowed : tuple of tuple of int
-        Per mesh axis: the dims it may shard.
+        The dims that each mesh axis may shard.
     finish : tuple of bool
-        Per mesh axis: whether its partial sums are completed (else they are kept).
+        Whether the partial sums of each mesh axis are completed (else they are kept).
     kinds : tuple of str
         The kinds of steps at hand.
     innermost : bool

@@ -28,9 +28,9 @@ class Redistribution:
     ----------
     steps : tuple of Step
     cost : int
-        In the unit of the planner's costs.
+        The cost, in the unit of the planner's costs.
     peak_bytes : int
-        Of a device's shard, the ends and all that lies between.
+        The largest bytes of a device's shard among the ends and all placements in between.
     """
 
     steps: tuple[Step, ...]

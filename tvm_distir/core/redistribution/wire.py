@@ -28,12 +28,13 @@ class Wire:
     Attributes
     ----------
     kind : str
-        That of the step; ``exchange`` too for a ``reduce_scatter`` that moves terms
+        The kind of the step; ``exchange`` too for a ``reduce_scatter`` that moves terms
         (:func:`.shards.terms_move`).
     axes : tuple of int
         Mesh axes whose product group takes part.
     payload_bytes : int
-        Bytes of a rank's result, padding included; of an exchange, the most one receives.
+        The bytes of a rank's result, padding included; of an exchange, the most bytes that a rank
+        receives.
     """
 
     kind: str

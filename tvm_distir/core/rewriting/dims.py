@@ -55,7 +55,7 @@ class OpenDim:
         ``function/parameter``.
     dim : int
     name : str
-        Of the variable: what ``--dim`` and `bind_dims` give a size.
+        The name of the variable, to which ``--dim`` and `bind_dims` give a size.
     """
 
     place: str
@@ -112,7 +112,7 @@ def bind_dims(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModule:
     Parameters
     ----------
     mod : IRModule
-        Not changed.
+        The module, which is not changed.
     dims : mapping of str to int
         Sizes by the names of variables in the types of public functions' parameters.
 

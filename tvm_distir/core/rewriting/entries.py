@@ -86,7 +86,7 @@ def keep_entry(mod: ir.IRModule, entry: str | None) -> ir.IRModule:
     Parameters
     ----------
     mod : IRModule
-        At any level; a lowered one may have the entry in parts, ``decode_mesh0``.
+        A module at any level; a lowered module may have the entry in parts, ``decode_mesh0``.
     entry : str or None
         Name of a public function, or of a function that other ones call. None: the module.
 

@@ -106,7 +106,7 @@ def callees_first(
     ----------
     mod : IRModule
     called : mapping of str to sequence of GlobalVar, optional
-        What each function calls, where that is known already.
+        The callees of each function, where they are known already.
 
     Raises
     ------

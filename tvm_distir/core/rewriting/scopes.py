@@ -23,7 +23,7 @@ def with_branches(fn: relax.Function, rewrite: Rewrite) -> relax.Function:
     Parameters
     ----------
     fn : Function
-        In normal form.
+        The function, in normal form.
     rewrite : callable
         Gets each branch as a function: its parameters are the variables that it reads of the
         scopes around it, its attributes those of ``fn``. Returns that very object where nothing

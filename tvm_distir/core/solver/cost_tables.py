@@ -29,15 +29,15 @@ class Elimination:
     Attributes
     ----------
     number : int
-        Of the elimination, for :meth:`Tables.decode`.
+        The number of the elimination, for :meth:`Tables.decode`.
     constant : int
-        What was minimized out.
+        The part of the minimum that was eliminated.
     feasible : bool
         False when some variable has no value its neighbors allow.
     kept : list of int
         Variables that stay.
     factors : dict of scope to table number
-        What is left, over ``kept``.
+        The remaining factors, over ``kept``.
     """
 
     number: int
@@ -168,8 +168,8 @@ class Tables:
         ----------
         problem : Problem
         states : sequence of sequence of int
-            Per variable what is left of it, ascending. Variables keep their numbers; no factor
-            stands over one that has a single state.
+            The remaining states of each variable, ascending. Variables keep their numbers; no
+            factor stands over a variable that has a single state.
         """
         constant, feasible, *rest = self._restrict(*problem.arrays, _listed(states))
         return Restriction(
@@ -184,7 +184,7 @@ class Tables:
         Parameters
         ----------
         problem, states
-            As for :meth:`restrict`.
+            The arguments of :meth:`restrict`.
         limit : int
             None is returned where a bucket of more entries would be joined.
         """

@@ -49,7 +49,7 @@ class Block:
     reduced : list of bool
         Parallel to it.
     stores : list of Store
-        What it writes, indices and values simplified.
+        The stores of the block, their indices and values simplified.
     combiner : str
         How its reduced variables combine ("" when they do so in an unknown way).
     analyzer : Analyzer

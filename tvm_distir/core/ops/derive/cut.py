@@ -227,7 +227,7 @@ def cut_prim_func(func: Any, counts: Counts) -> Any:
     Parameters
     ----------
     func : PrimFunc
-        With static shapes, as LegalizeOps makes it.
+        A PrimFunc with static shapes, as LegalizeOps makes it.
     counts : Counts
         How many parts the dims of its parameters are sharded into.
 

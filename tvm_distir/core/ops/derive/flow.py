@@ -103,7 +103,7 @@ def flow(
     Parameters
     ----------
     blocks : list of Block
-        In program order.
+        The blocks, in program order.
     number : callable
         Number of a buffer.
     cut : set of nodes

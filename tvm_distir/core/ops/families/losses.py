@@ -59,8 +59,8 @@ class _Targets:
     Parameters
     ----------
     cx : LocalCall
-        Of a loss or its gradient; the predictions are operand ``first``, targets and weights
-        follow.
+        The call of a loss or its gradient; the predictions are operand ``first``, targets and
+        weights follow.
     first : int
     """
 

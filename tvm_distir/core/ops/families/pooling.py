@@ -39,12 +39,12 @@ class _Border:
     Attributes
     ----------
     dim, result_dim, spatial : int
-        Its numbers among the operand's, the result's and the spatial dims.
+        The numbers of the dim among the operand's, the result's and the spatial dims.
     window : Window
     first, last : int
         How many rows of the full result they are at either end.
     end : int
-        Where the local shard ends in what the windows read.
+        The end of the local shard in what the windows read.
     over : int
         Rows that the last window reaches behind the full operand.
     """

@@ -31,14 +31,14 @@ class LocalCall:
     Attributes
     ----------
     call : Call
-        As it stands at level 4, with whole types.
+        The call at level 4, with global types.
     form : CallForm
         The factors it follows along each mesh axis.
     ins : list of Operand
     outs : list of Shard
     mesh : DeviceMesh
     memo : BlockMemo
-        What earlier calls of the block have written, positions and fetched rows.
+        The values that earlier calls of the block have written: positions and fetched rows.
     """
 
     def __init__(

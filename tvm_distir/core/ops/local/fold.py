@@ -91,11 +91,11 @@ def folded(call: ir.Call, source: ir.Call, mod: ir.IRModule, function: str, var:
     Parameters
     ----------
     call : Call
-        Of level 4; ``source`` computes its first operand.
+        A call of level 4; ``source`` computes its first operand.
     source : Call
         See :func:`is_foldable`.
     mod, function, var
-        Where ``call`` stands.
+        The place of ``call``.
 
     Returns
     -------

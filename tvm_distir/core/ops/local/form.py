@@ -27,8 +27,8 @@ def local_form(
     cx : LocalCall
         Padding that the call would read is masked in it first.
     said : Registration or None
-        Of the op; None where its rule is derived: its TIR has shown that it does on shards what
-        it does on the whole.
+        The registration of the op; None where its rule is derived: its TIR has shown that the op
+        computes on shards what it computes on full tensors.
     mod : IRModule
         Holds the PrimFunc of a ``call_tir``.
     prim_funcs : dict

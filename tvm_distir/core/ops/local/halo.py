@@ -174,12 +174,12 @@ def with_halo(cx: LocalCall, number: int, x: Any, dim: int, plan: Exchange, valu
     number : int
         The operand.
     x : variable
-        Its shard; other dims may have been extended already.
+        The shard of the operand; other dims may have been extended already.
     dim : int
         The dim, cut.
     plan : Exchange
     value : number
-        What the op's padding holds.
+        The value of the op's padding.
 
     Returns
     -------

@@ -36,7 +36,7 @@ class RowsKey:
         How many places before me (behind me when negative) their rank lies.
     count : int
     border : float
-        What stands where there is no such rank.
+        The value that is used where there is no such rank.
     """
 
     x: Any

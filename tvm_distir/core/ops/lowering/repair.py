@@ -112,7 +112,7 @@ class _Repair:
     computed : set of Var
         Variables that hold what was read from a buffer.
     begins : list of float
-        With what its reductions began that now begin with an infinity.
+        The original initial values of the reductions that now begin with an infinity.
     """
 
     def __init__(self, function: tirx.PrimFunc) -> None:

@@ -140,8 +140,8 @@ def fetching(
     rows, extent, span : int
         Rows of a shard, of the full operand, and those the local op reads.
     reads : sequence of (int, int)
-        Per rank, the first row that its results read and the end of these rows; equal for a rank
-        without results.
+        The first row that the results of each rank read, and the end of these rows; equal for a
+        rank without results.
     base, drift, phase, per : int
         Rank r's rows start ``base + (r drift + phase) // per`` rows behind the start of its shard.
     """

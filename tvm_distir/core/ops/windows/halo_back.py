@@ -32,13 +32,13 @@ class RowSpread:
     Attributes
     ----------
     fetch : Exchange
-        Of the short rows.
+        The exchange of the short rows.
     count : int
         Long rows that the local op gives, from the ``front``-th on that its short rows reach.
     front, back : int
         Rows that the local op leaves out before and behind those.
     more : int
-        Of these rows, how many at the end no short row reaches.
+        The number of these rows at the end that no short row reaches.
     ragged : bool
         Whether the rank's block starts at its row ``(rank drift + phase) % per`` of these, with
         the numbers of ``fetch``; else it is all of them.

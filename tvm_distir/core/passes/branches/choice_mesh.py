@@ -52,7 +52,7 @@ def choose_beside_branches(mod: ir.IRModule) -> ir.IRModule:
     Parameters
     ----------
     mod : IRModule
-        At level 3, with lifted branches; it is not changed.
+        The module, at level 3, with lifted branches; it is not changed.
     """
     mod = _without_mixed(mod)
     functions: dict[Any, Any] = dict(mod.functions.items())
@@ -102,9 +102,9 @@ class _Placed:
     Attributes
     ----------
     mesh : DeviceMesh
-        That of its branches.
+        The mesh of the branches.
     sides : tuple of Expr
-        What it chooses between there.
+        The two values on that mesh between which it chooses.
     away : bool
         Whether it was made on another mesh.
     """

@@ -29,9 +29,9 @@ class DefUse:
     Attributes
     ----------
     value : dict
-        Per variable what it is bound to.
+        The value that each variable is bound to.
     readers : dict
-        Per variable the bindings that read it, None for the function's result; one entry per
+        The bindings that read each variable, with None for the function's result; an entry per
         mention.
     legalized : bool
         Whether the function is at level 4, where collectives convert; at 3 redistributes do.
@@ -109,7 +109,7 @@ class DefUse:
         Returns
         -------
         source : Var
-            What is no redistribute of a variable.
+            The variable at the start, which is not bound to a redistribute.
         steps : list of Var
             The redistributes, in reverse order.
         """

@@ -26,17 +26,17 @@ class Sunk:
     Attributes
     ----------
     args : dict of int to list of Call
-        Per argument its conversions, in order.
+        The conversions of each argument, in order.
     sources : dict of int to Var
-        Per argument what is converted.
+        The variable of each argument that is converted.
     results : dict of tuple to list of Call
-        Per result leaf its conversions.
+        The conversions of each result leaf.
     removed : set of Var
         Variables whose bindings move.
     finals : dict of Var to Var
         The last converted variable of a leaf, and the leaf.
     lasts : dict of tuple to Var
-        Per result leaf its last converted variable.
+        The last converted variable of each result leaf.
     """
 
     args: dict[int, list[Any]] = field(default_factory=dict)

@@ -74,7 +74,7 @@ def restore_branches(mod: ir.IRModule) -> ir.IRModule:
     Parameters
     ----------
     mod : IRModule
-        At level 5; it is not changed (and returned when it has no lifted branch).
+        The module, at level 5; it is not changed (and returned when it has no lifted branch).
     """
     functions: dict[Any, Any] = dict(mod.functions.items())
     if not any(branch_of(fn) for fn in functions.values()):
@@ -90,9 +90,9 @@ def choices(mod: ir.IRModule, fn: relax.Function) -> list[Choice]:
     Parameters
     ----------
     mod : IRModule
-        At level 4 or 5.
+        The module, at level 4 or 5.
     fn : Function
-        Of that module.
+        A function of that module.
     """
     results = branch_results(mod, fn)
     by_var: dict[Any, Choice] = {}

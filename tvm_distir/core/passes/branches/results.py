@@ -24,11 +24,11 @@ class BranchResult:
     call : Binding
         The call of the branch.
     name : str
-        Of the ``If``.
+        The name of the ``If``.
     side : str
         ``then`` or ``else``.
     path : tuple of int
-        Where in the (nested) tuple that the branch gives.
+        The position in the (nested) tuple that the branch returns.
     """
 
     call: Any
@@ -49,9 +49,9 @@ def branch_results(mod: ir.IRModule, fn: relax.Function) -> dict[Any, BranchResu
     Parameters
     ----------
     mod : IRModule
-        At level 3 to 5, with lifted branches.
+        The module, at level 3 to 5, with lifted branches.
     fn : Function
-        Of that module.
+        A function of that module.
     """
     results = {b.var: BranchResult(b, name, side, ()) for b, name, side in branch_calls(mod, fn)}
     if not results:

@@ -50,8 +50,8 @@ def sink_conversions(mod: ir.IRModule) -> ir.IRModule:
     Parameters
     ----------
     mod : IRModule
-        At level 3, from a module whose ``If`` were lifted; it is not changed (and returned when
-        it has no lifted branch).
+        The module, at level 3, made from a module whose ``If`` were lifted; it is not changed (and
+        returned when it has no lifted branch).
     """
     if not any(branch_of(fn) for fn in mod.functions.values()):
         return mod
@@ -64,7 +64,7 @@ def sink_collectives(mod: ir.IRModule) -> ir.IRModule:
     Parameters
     ----------
     mod : IRModule
-        At level 4; it is not changed (and returned when nothing moves).
+        The module, at level 4; it is not changed (and returned when nothing moves).
     """
     if not any(branch_of(fn) for fn in mod.functions.values()):
         return mod
@@ -78,9 +78,9 @@ class _Sinker:
     Attributes
     ----------
     settled : dict of str to Function
-        Functions whose own calls of branches are rewritten.
+        Functions in which the calls of branches are rewritten.
     variants : dict of str to list
-        Per branch, the functions that take its place: (global variable, function).
+        The functions that take the place of each branch: (global variable, function).
     """
 
     def __init__(self, mod: ir.IRModule, *, legalized: bool) -> None:

@@ -40,9 +40,9 @@ class CallLegalizer:
     ----------
     classes : Classes
     values : LegalizedValues
-        Of the function.
+        The values of the function.
     moves : Moves
-        Of the same values.
+        The moves of the same values.
     """
 
     def __init__(self, classes: Classes, values: LegalizedValues, moves: Moves) -> None:

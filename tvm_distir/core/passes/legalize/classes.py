@@ -18,7 +18,7 @@ class Classes:
     Parameters
     ----------
     mod : IRModule
-        At level 3.
+        The module, at level 3.
     """
 
     def __init__(self, mod: ir.IRModule) -> None:

@@ -113,7 +113,7 @@ class Moves:
     tags : TransferTags
         Numbers for transfers.
     calls : TypedCalls
-        Of the module.
+        The typed calls of the module.
     """
 
     def __init__(

@@ -55,11 +55,12 @@ class LegalizedValues:
     Attributes
     ----------
     env : dict
-        What takes the place of a variable, or of a callee.
+        The replacement of a variable, or of a callee.
     terms : dict
         Unfinished reductions of the leaves of variables.
     raw : dict
-        Of what a reducing call gives: the variable of its terms, and the axes it made them along.
+        The results of reducing calls: the variable of the terms, and the axes along which the call
+        made them.
     sources : dict
         Redistributions that were left to the ``R.dist.partial`` that reads them.
     reads : dict

@@ -38,10 +38,10 @@ class FunctionLegalizer:
     classes : Classes
     fn : relax.Function
     reading : FunctionView
-        Of the function; it has no control flow.
+        The view of the function, which has no control flow.
     values : LegalizedValues
     moves : Moves
-        Of the same values.
+        The moves of the same values.
     """
 
     def __init__(

@@ -29,14 +29,14 @@ class LikeBindings:
     ----------
     values : LocalValues
     reading : FunctionView
-        Of the function.
+        The view of the function.
 
     Attributes
     ----------
     names : list of str
-        Of the variables.
+        The names of the variables.
     locals : list of Var or None
-        The local form of each variable that is one like others: of its state.
+        The local form of each variable that is in a class of equal variables, with its state.
     """
 
     def __init__(self, values: LocalValues, reading: FunctionView) -> None:

@@ -122,7 +122,7 @@ def collective(
     Returns
     -------
     result : expression
-        A call, or ``x`` itself where the group is one device.
+        The collective call, or ``x`` itself where the group is a single device.
     """
     mesh = attrs["device_mesh"]
     sizes = [int(n) for n in mesh.shape]

@@ -32,10 +32,10 @@ class Leaf(NamedTuple):
     Attributes
     ----------
     position : int
-        Of the parameter of the function that it is, or is a field of.
+        The position of the parameter of the function that the leaf is, or of which it is a field.
     name : str
     ty : DTensorType
-        At level 4.
+        The type at level 4.
     like : int
         Number of that type, as a reading gives it; -1 where it gives none.
     """
@@ -63,11 +63,11 @@ class LocalFunction:
     Parameters
     ----------
     values : LocalValues
-        Of the function on the mesh.
+        The local values of the function on the mesh.
     fn : relax.Function
         The function at level 4.
     reading : FunctionView
-        Of it.
+        The view of the function.
     entry : bool
         Whether it is a public function: its inputs arrive padded with zeros, its tuple
         parameters and results are flattened.

@@ -25,7 +25,7 @@ class LocalMoves:
     Parameters
     ----------
     values : LocalValues
-        Of the function that they stand in.
+        The local values of the function that holds the bindings.
     """
 
     def __init__(self, values: LocalValues) -> None:

@@ -32,7 +32,7 @@ class OpCalls:
     Parameters
     ----------
     values : LocalValues
-        Of the function that they stand in.
+        The local values of the function that holds the calls.
     """
 
     def __init__(self, values: LocalValues) -> None:

@@ -204,7 +204,7 @@ class _Described:
     Attributes
     ----------
     rows : list of dict
-        What it says, by number.
+        The descriptions, by number.
     """
 
     def __init__(self) -> None:

@@ -39,9 +39,9 @@ class DeviceClass:
     meshes : tuple of int
         Numbers of the meshes, in order.
     devices : tuple of int
-        In the order of the first mesh.
+        The devices, in the order of the first mesh.
     shares : bool
-        Whether other classes take part in one of the meshes.
+        Whether other classes take part in any of the meshes.
     """
 
     meshes: tuple[int, ...]
@@ -158,14 +158,14 @@ def merged(
     Parameters
     ----------
     parts : sequence of relax.Function
-        At level 5, with ``dist.io``; one for each of the class' meshes.
+        The functions at level 5, with ``dist.io``; there is a function for each mesh of the class.
     meshes : sequence of DeviceMesh
         All meshes of the module.
     devices : DeviceClass
     order : mapping
         See :func:`transfer_order`.
     name : str
-        Of the entry.
+        The name of the entry.
     """
     if len(parts) == 1 and not devices.shares:
         return parts[0].with_attr("global_symbol", name)

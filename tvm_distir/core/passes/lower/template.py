@@ -57,21 +57,20 @@ class Template:
     Attributes
     ----------
     op, attrs, ty_args
-        Of a call; None for other values. A collective with the attributes of the value bound at
-        level 4 has :data:`SAME` for them: they mention a mesh, and that of one module cannot
-        stand in another.
+        The op, attributes and type arguments of a call; None for other values. A collective with
+        the attributes of the value bound at level 4 has :data:`SAME` for them: they mention a mesh,
+        and the mesh of a module cannot be used in another module.
     index : int
-        Of a field that is taken; -1 for other values.
+        The index of a field that is read; -1 for other values.
     parts : tuple
-        What stands in the place of its arguments: an int for a variable by its position among
-        those that the binding reads, :class:`ConstantSlot`, :class:`Fields`, else the very
-        argument.
+        The replacements of the arguments: an int for a variable by its position among those that
+        the binding reads, :class:`ConstantSlot`, :class:`Fields`, else the very argument.
     ty : type
-        Of the value.
+        The type of the value.
     state : VariableState
-        Of the variable that it is bound to.
+        The state of the variable that it is bound to.
     number : int
-        Of that state.
+        The number of that state.
     """
 
     op: Any

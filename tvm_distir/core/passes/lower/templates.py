@@ -31,7 +31,7 @@ class Templates:
     Parameters
     ----------
     shared : dict
-        Those of all modules, on meshes of the same devices.
+        The templates of all modules, on meshes of the same devices.
     """
 
     def __init__(self, shared: dict[Key, Template]) -> None:
@@ -63,7 +63,7 @@ class Templates:
         operands : sequence of Var or None
             Local forms of the variables that it reads, in order; None for a constant.
         state : VariableState
-            Of the variable that it is bound to.
+            The state of the variable that it is bound to.
         """
         if type(new) not in (ir.Call, relax.TupleGetItem, relax.Tuple):
             return

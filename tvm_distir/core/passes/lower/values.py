@@ -37,9 +37,9 @@ class Context:
     Attributes
     ----------
     mod : IRModule
-        At level 4.
+        The module, at level 4.
     keys : list of mesh keys
-        Per mesh of the module.
+        The key of each mesh of the module.
     callees : dict of GlobalVar to GlobalVar
         Private functions lowered so far, and what takes their place.
     known : list of (handle, position)
@@ -111,7 +111,7 @@ class LocalValues:
     number : int
         The mesh for which it is lowered.
     mesh : DeviceMesh
-        That mesh.
+        The mesh for which the function is lowered.
     """
 
     def __init__(self, context: Context, name: str, number: int, mesh: Any) -> None:

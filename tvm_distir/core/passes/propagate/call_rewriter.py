@@ -34,11 +34,11 @@ class Calls:
     Parameters
     ----------
     values : PlacedValues
-        Of the specialization.
+        The values of the specialization.
     operands : Operands
-        Of it.
+        The operands of the specialization.
     results : CallResults
-        Of it.
+        The results of the specialization.
     callees : mapping of node number to GlobalVar
         The specializations that it calls.
     """

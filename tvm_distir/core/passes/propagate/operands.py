@@ -28,7 +28,7 @@ class Operands:
     Parameters
     ----------
     values : PlacedValues
-        Of the specialization.
+        The values of the specialization.
     """
 
     def __init__(self, values: PlacedValues) -> None:

@@ -33,7 +33,7 @@ class PlacedValues:
     Parameters
     ----------
     mod : IRModule
-        At level 2.
+        The module, at level 2.
     decision : Decision
     inst : Instance
         The specialization.
@@ -41,15 +41,15 @@ class PlacedValues:
     Attributes
     ----------
     g : Graph
-        Of the specialization.
+        The graph of the specialization.
     exprs : dict of handle to expression
         New expression of each old variable.
     roots : dict of value number to expression
-        In the form that the value is produced in.
+        The expression of each value, in the placement in which it is produced.
     aliases : dict of handle to expression
-        For each old variable that is bound to no call: the old expression.
+        The old expression of each old variable that is not bound to a call.
     bindings : list of Binding
-        Of the open block.
+        The bindings of the open block.
     dataflow : bool
         Whether that is a dataflow block.
     """
@@ -82,7 +82,7 @@ class PlacedValues:
         ----------
         dataflow : bool
         shadowed : mapping of handle to Var, optional
-            Outputs of the dataflow block that have a name of their own inside it, until
+            The outputs of the dataflow block that have another name inside it, until
             :meth:`close_dataflow` binds them.
         """
         self.bindings, self.dataflow = [], dataflow

@@ -24,7 +24,7 @@ class PlainCalls:
     Parameters
     ----------
     values : PlacedValues
-        Of the specialization.
+        The values of the specialization.
     """
 
     def __init__(self, values: PlacedValues) -> None:

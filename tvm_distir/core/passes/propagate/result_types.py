@@ -26,7 +26,7 @@ class CallResults:
     Parameters
     ----------
     values : PlacedValues
-        Of the specialization.
+        The values of the specialization.
     """
 
     def __init__(self, values: PlacedValues) -> None:
@@ -97,11 +97,11 @@ class Returned:
     Parameters
     ----------
     values : PlacedValues
-        Of the specialization.
+        The values of the specialization.
     operands : Operands
-        Of it.
+        The operands of the specialization.
     body : Expr
-        What the old function returns.
+        The result expression of the old function.
     """
 
     def __init__(self, values: PlacedValues, operands: Operands, body: Any) -> None:

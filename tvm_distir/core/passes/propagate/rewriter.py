@@ -33,7 +33,7 @@ class FunctionRewriter:
     Parameters
     ----------
     mod : IRModule
-        At level 2.
+        The module, at level 2.
     decision : Decision
     inst : Instance
         The specialization.

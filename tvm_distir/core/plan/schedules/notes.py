@@ -35,7 +35,8 @@ class StageNote:
     function : str
         The public function that stages alike share.
     params, results : tuple of str
-        What they are: a name of the whole step's inputs or outputs, or a kind and a name.
+        The names of the parameters and results: the name of an input or output of the full step, or
+        a kind and a name.
     """
 
     function: str
@@ -50,7 +51,8 @@ class SumNote:
     Attributes
     ----------
     name : str
-        Of a weight that several stages have, whose gradients are summed; or of a number.
+        The name of a weight that several stages have, whose gradients are summed; or the name of a
+        number.
     stages : tuple of int
     """
 
@@ -73,13 +75,13 @@ class Pipeline:
         Data of which each micro-batch has its rows: row r belongs to micro-batch
         ``r % micro_batches``.
     carried : tuple of str
-        Inputs that a micro-batch reads as the one before it has left them, in the order of
+        Inputs that a micro-batch reads as the preceding micro-batch has left them, in the order of
         micro-batches: running statistics.
     outputs : tuple of str
         ``loss``, then the names of the inputs that are updated, in order.
     stages : tuple of StageNote
     sums : tuple of SumNote
-        In the order in which they are made.
+        The sums, in the order in which they are computed.
     """
 
     schedule: Schedule

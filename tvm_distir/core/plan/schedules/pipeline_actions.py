@@ -23,7 +23,7 @@ class PipelineAction(NamedTuple):
     micro : int
         The micro-batch, from 0.
     chunk : int
-        Which of the rank's stages, from 0.
+        The number of the stage among those of the rank, from 0.
     """
 
     phase: str

@@ -31,9 +31,10 @@ class RankStep(NamedTuple):
         ``run``, ``send``, ``recv``; ``store``: what the unit keeps is in the host's memory from
         here on, and not on the device any more; ``fetch``: it comes back from here on.
     unit : PipelineAction
-        What is run, or the unit of this rank that makes, or needs, the message or the stash.
+        The action that is run, or the action of this rank that produces, or needs, the message or
+        the stash.
     stage : int
-        Of the unit.
+        The stage of the action.
     peer : int
         Stage at the other end of a message; -1 of a run.
     """

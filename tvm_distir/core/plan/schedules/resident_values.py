@@ -35,8 +35,8 @@ class ResidentValues:
         Micro-batches whose forward pass is done and whose backward pass is not, without that of
         the unit, and without those that are in the host's memory.
     later : int64 array
-        From their backward pass to their gradients of weights, that of the unit too; 0 where these
-        are not apart.
+        The values stored between the backward pass of a micro-batch and its gradients of weights,
+        that of the action too; 0 where these are not apart.
     activations, gradients : int64 arrays
         Messages that are there for later units.
     results, given : int64 arrays

@@ -43,13 +43,14 @@ class Schedule:
     cuts : tuple of str
         Names of the values of ``main`` that end a stage, but for the last; empty: by cost.
     units : tuple of tuple of PipelineAction
-        Of ``custom``: per rank its units, in order.
+        The actions of each rank in order, of a ``custom`` schedule.
     ranks : tuple of int
-        Of ``custom``: the rank of each stage; empty: one stage after the other, in turn.
+        The rank of each stage, of a ``custom`` schedule; empty: the stages are distributed over the
+        ranks in turn.
     devices : tuple of tuple of int
-        Per rank the devices of its mesh, row-major; empty: one rank behind the other.
+        The devices of each rank's mesh, row-major; empty: the ranks follow each other.
     meshes : tuple of str
-        Per rank the name of its mesh in the plan; empty: all ranks have the plan's only one.
+        The name of each rank's mesh in the plan; empty: all ranks have the plan's only mesh.
     stash : bool
         Weights change after every micro-batch, and the backward pass of each reads those that its
         forward pass read, which are kept for it (Narayanan et al. 2019, PipeDream).

@@ -47,7 +47,7 @@ def timeline(orders: Orders, ranks: Sequence[int], times: Times) -> list[Timelin
     Parameters
     ----------
     orders : list of list of PipelineAction
-        Per rank.
+        The actions of each rank, in order.
     ranks : sequence of int
         Rank of each stage.
     times : Times
@@ -55,8 +55,8 @@ def timeline(orders: Orders, ranks: Sequence[int], times: Times) -> list[Timelin
     Returns
     -------
     list of TimelineEntry
-        By start, each behind all that it waits for. Shorter than the orders where these wait for
-        each other.
+        The entries by start, each behind all that it waits for. There are fewer than in the orders
+        where these wait for each other.
     """
     stage_at, ends = stages_of(ranks), dict[Work, float]()
     position, free = [0] * len(orders), [0.0] * len(orders)

@@ -40,7 +40,7 @@ def decision_of(
     module : PlacedModule
     reach : mapping of str to ReachableAxes
     solutions : mapping of str to (ShardingProblem, sequence of int)
-        Per public function, its net and the values of its variables.
+        The problem of each public function and the values of its variables.
     price_ps, bound_ps : int
     """
     instances = Instances(module.axes, reach)

@@ -24,7 +24,7 @@ class EdgeBuilder:
     Parameters
     ----------
     net : Assembly
-        With all nodes.
+        The problem, with all nodes.
     """
 
     def __init__(self, net: Assembly) -> None:

@@ -48,7 +48,8 @@ class InFlightActivations:
     first : int
         How many more there are before there are sums.
     more : mapping of int to int
-        By number of the function's parameter: how often it is there beside that of a micro-batch.
+        By the number of a parameter of the function: how many copies of it are stored beside that
+        of a micro-batch.
     arriving : set of int
         Numbers of the parameters that come from the stage before.
     summed : bool
@@ -153,9 +154,9 @@ class LiveRanges:
     ----------
     g : Graph
     graphs : mapping of str to Graph
-        Of what it calls.
+        The graphs of the functions that it calls.
     begins : sequence of int
-        Per node when it begins; at the end when the function ends.
+        The time at which each node begins; the last entry is the end of the function.
     flight : InFlightActivations
     """
 
@@ -181,7 +182,7 @@ class LiveRanges:
         v, reader : int
             Numbers of the value and of a node.
         first, last : int
-            When the node reads it, of the micro-batch that runs.
+            The times at which the node reads it, of the micro-batch that runs.
         """
         number = self._params.get(self.g.producer[v][0], -1)
         each = number < 0 or number in self.flight.arriving or number in self.flight.more
@@ -196,7 +197,7 @@ class LiveRanges:
         ----------
         v : int
         first, last : int
-            When that of the micro-batch that runs is kept.
+            The times between which the value of the running micro-batch is stored.
         """
         flight, maker = self.flight, self.g.producer[v][0]
         phase, number = self._phases.get(maker, ""), self._params.get(maker, -1)

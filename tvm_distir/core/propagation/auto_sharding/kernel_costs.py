@@ -34,10 +34,10 @@ class StepKernels(NamedTuple):
     Attributes
     ----------
     each : Counter of UnshardedKernel
-        What every micro-batch needs: it follows from data, and no gradient of a weight comes
-        before it. Here of all micro-batches together.
+        The kernels that every micro-batch needs: they follow from data, and no gradient of a weight
+        comes before them. The counts are of all micro-batches together.
     once : Counter of UnshardedKernel
-        What may be done once for all of them.
+        The kernels that may run once for all micro-batches.
     """
 
     each: Counter[UnshardedKernel]
@@ -59,7 +59,7 @@ class StepKernels(NamedTuple):
         ----------
         clock : Clock
         devices : int
-            Of all stages together.
+            The number of devices of all stages together.
         stages, micro_batches, chunks : int
         """
         stage_devices = devices // stages

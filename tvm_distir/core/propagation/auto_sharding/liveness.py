@@ -28,7 +28,7 @@ class Liveness:
     Parameters
     ----------
     net : Assembly
-        With all nodes.
+        The problem, with all nodes.
     """
 
     def __init__(self, net: Assembly) -> None:
@@ -53,11 +53,11 @@ class Liveness:
         ----------
         v : int
         matrix : PriceMatrix
-            Its placements.
+            The costs between the placements of the value.
         producer, shared : Side
-            Of the placements in which it is given, and held for its readers.
+            The placements in which the value is produced, and in which it is held for its readers.
         readers : sequence of Side
-            In the order of the graph, a side per operand; a single side is ``shared``.
+            A side per operand, in the order of the graph; a single side is ``shared``.
         """
         begins = self.net.begins
         times = [
@@ -105,7 +105,7 @@ class Liveness:
         matrix : PriceMatrix
         producer : Side
         last : int
-            Until when it is kept in this placement, if not for ever.
+            The time until which it is stored in this placement, unless it is stored forever.
 
         Returns
         -------

@@ -44,7 +44,8 @@ class BoundedSolution:
     ----------
     values : sequence of int
     price, bound : int
-        Without the price of memory; no labelling within the limit is cheaper than the bound.
+        The cost, and a lower bound on it, without the cost of memory; no assignment within the
+        limit is cheaper than the bound.
     peak_bytes : int
     """
 
@@ -160,7 +161,7 @@ def within(
     limit : int or None
         None: any.
     place : str
-        For messages.
+        The place that messages name.
     gap : float
         Costs are no longer changed once the best is proved to be at most this share above the
         least.

@@ -39,13 +39,13 @@ class ShardingProblem(LabellingProblem):
     Attributes
     ----------
     holdings : list of LiveRange
-        Of the function itself, without its callees.
+        The live ranges of the function itself, without its callees.
     begins : list of int
-        Per node when it begins; at the end when the function ends.
+        The time at which each node begins; the last entry is the end of the function.
     callees : dict of int to (ShardingProblem, int)
-        Per call node the callee's, and its first variable here.
+        The callee's problem of each call node, and its first variable here.
     lasts : list of int
-        Per parameter when it is read last.
+        The time at which each parameter is last read.
     """
 
     holdings: list[LiveRange] = field(default_factory=list)
@@ -79,14 +79,15 @@ class Shared:
     module : PlacedModule
     reach : mapping of str to ReachableAxes
     prices : MeshPrices
-        Of the entry's mesh.
+        The costs on the entry's mesh.
     axes : sequence of int
         Numbers of its axes among those of the module.
     tables : Tables
     updates : mapping of int to int
-        Of the entry, results that must lie as a parameter does: result number to parameter's.
+        The results of the entry that must be placed as a parameter is: result number to parameter
+        number.
     flight : InFlightActivations
-        What a rank stores of the entry beside a micro-batch.
+        The activations that a rank stores of the entry beside a micro-batch.
     hiding : OverlapDiscount
         How much counts of what is sent.
     """

@@ -56,9 +56,9 @@ class Labeller:
     Parameters
     ----------
     mod : IRModule
-        At level 2, no branch left.
+        The module, at level 2, without branches.
     system : System
-        Whose times are the costs.
+        The system whose times are the costs.
     """
 
     def __init__(self, mod: ir.IRModule, system: System) -> None:
@@ -79,7 +79,7 @@ class Labeller:
         gap : float
             Stop once the cost is proved to be at most this share above the least.
         memory_bytes : int, optional
-            What a device may keep at most.
+            The maximum number of bytes that a device may store.
         hidden : float
             A share below 1, which is taken off the cost of sending what can be sent beside the
             work: weights, and what only their new values come of. Price and bound are then of what

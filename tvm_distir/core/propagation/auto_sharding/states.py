@@ -38,7 +38,7 @@ class OpStates:
     ----------
     prices : MeshPrices
     strategies : StrategyTable
-        Along the axes of the mesh.
+        The strategies along the axes of the mesh.
     """
 
     def __init__(self, prices: MeshPrices, strategies: StrategyTable) -> None:
@@ -60,11 +60,11 @@ class OpStates:
         ----------
         rule : Rule
         dtype : str
-            Of the arithmetic.
+            The dtype of the arithmetic.
         shapes : tuple of tuple of int
-            Of the operands and results.
+            The shapes of the operands and results.
         partial : tuple of int
-            Per axis, bit i: operand i may be a partial sum.
+            A bit mask per axis; bit i: operand i may be a partial sum.
         free : bool
             The call costs no work (a transpose that products read in place).
         """

@@ -32,10 +32,10 @@ class Annotations:
     Parameters
     ----------
     facts : ModuleTypes
-        Of its module.
+        The types of the module.
     fn : relax.Function
     name : str
-        Of the function.
+        The name of the function.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Annotations:
         Parameters
         ----------
         var : Var
-            What it is bound to.
+            The variable that the value is bound to.
         call : Call
             The annotation.
         shape : sequence

@@ -47,11 +47,11 @@ class _Known(NamedTuple):
     Attributes
     ----------
     rule : Rule or None
-        Of an op; None for a call of a function.
+        The rule of an op; None for a call of a function.
     title : str
         Name of the op or of the function.
     results : list of FlatValue
-        Of the first call.
+        The results of the first call.
     """
 
     rule: Rule | None

@@ -23,10 +23,10 @@ class Leaves:
     Parameters
     ----------
     facts : ModuleTypes
-        Of the module.
+        The types of the module.
     g : Graph
     survey : FunctionIndex
-        Of the graph's function.
+        The index of the graph's function.
 
     Attributes
     ----------

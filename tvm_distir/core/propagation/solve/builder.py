@@ -29,17 +29,17 @@ class ProblemBuilder:
     Parameters
     ----------
     costs : ByteCosts
-        Of the axes.
+        The costs along the axes.
     inst : Instance
-        With the axes undecided.
+        The instance, with the axes undecided.
     reach : ReachableAxes
-        Of the instance's graph.
+        The reachable axes of the instance's graph.
     sizes : (list of int, dict)
         Bytes of each value local to the other axes, and how its dims are sharded by them.
     summary_of : callable
         Gives the summary of the function that a call node calls.
     forced : Signature, optional
-        What all calls of the function must share.
+        The signature that all calls of the function must share.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class ByteCosts:
     Parameters
     ----------
     prices : PriceTables
-        At each axis' costs; the tables are interned there.
+        The tables of costs at each axis' weights, in which the tables are interned.
     axes : sequence of int
         Numbers of the axes.
     """

@@ -23,7 +23,7 @@ class ReshardPath:
     Parameters
     ----------
     conversions : sequence of Conversions
-        Per axis of the value's mesh.
+        The conversions along each axis of the value's mesh.
     produced : tuple of int
         Labels the producer gives, per axis of the value's mesh.
     wanted : sequence of tuple of int

@@ -25,27 +25,28 @@ class Costs:
     Attributes
     ----------
     wire : int
-        Per byte a device sends (ring estimate).
+        The cost of a byte that a device sends (ring estimate).
     memory : int
-        Per byte an op reads or writes: a sixteenth of a wire byte.
+        The cost of a byte that an op reads or writes: a sixteenth of a wire byte.
     flop : int
-        Per floating point operation: 1/256 of a wire byte.
+        The cost of a floating point operation: 1/256 of a wire byte.
     launch : int
-        Per collective: 64 wire bytes.
+        The cost of launching a collective: 64 wire bytes.
     slice : int
         Replicated to sharded: local, so a tie-break only.
     partial : int
         Replicated to partial sum: local as well.
     hold : int
-        Per byte of a free parameter of a public function: shards it where nothing else decides.
+        The cost of a byte of a free parameter of a public function: it shards the parameter where
+        nothing else decides.
     keep : int
-        Per byte of every result, and of every copy in another placement, that a device keeps; the
-        price of memory, which a bound on it raises.
+        The cost of a byte of every result, and of every copy in another placement, that a device
+        stores; this is the price of memory, which a bound on it raises.
     move : int
         Factor on converting an annotated value away from where the plan put it.
     clone : int
-        Per specialisation of a private function beyond the first; with 0 specialising is free
-        and calls are never made to share a specialisation.
+        The cost of a specialisation of a private function beyond the first; with 0 specialising is
+        free and calls are never made to share a specialisation.
     shift : int
         Right shift of all costs but the tie-breaks: coarser units for huge models.
     links : tuple of (int, int)
@@ -74,7 +75,7 @@ class Costs:
         ----------
         system : System
         dtype : str
-            Of the matmuls.
+            The dtype of the matmuls.
         ranks : int
             The wire is measured among so many devices, the first devices; of a single device, which
             sends nothing, as of two.
@@ -93,9 +94,9 @@ class Costs:
         ----------
         system : System
         dtype : str
-            Of the matmuls.
+            The dtype of the matmuls.
         axes : sequence of sequence of sequence of int
-            Per axis the device ids of its groups, which run at once.
+            The device ids of the groups of each axis, which run at once.
         """
         large = 1 << 30
         work = 1 << 44
@@ -180,7 +181,7 @@ def sent_inside(factor: Factor, result_bytes: int, ranks: int, share: int = 1) -
     ----------
     factor : Factor
     result_bytes : int
-        Of all results, local to the other axes.
+        The bytes of all results, local to the other axes.
     ranks : int
         Devices along the axis.
     share : int

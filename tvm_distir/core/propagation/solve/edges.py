@@ -28,13 +28,13 @@ class EdgeTables:
     costs : ByteCosts
     g : Graph
     reach : ReachableAxes
-        Of the graph.
+        The reachable axes of the graph.
     model : LabellingProblem
-        With all nodes.
+        The problem, with all nodes.
     sizes : sequence of int
         Bytes of each value, local to the other axes of the mesh.
     given : sequence of Placed
-        Per value.
+        The placement in which each value is produced.
     """
 
     def __init__(

@@ -112,17 +112,17 @@ def minimise(
     limit : int
         Entries of the largest bucket to join.
     place : str
-        For messages.
+        The place that messages name.
     starts : WarmStarts, optional
-        Of problems with the same structure.
+        The solutions of problems with the same structure, to start from.
     gap : float
         A sharding assignment will do whose cost is proved to be at most this share above the least.
     constant : int
-        What is added to all costs, of which ``gap`` is a share too.
+        The constant that is added to all costs, of which ``gap`` is a share too.
     narrow : int
         Entries of the largest bucket of a problem that is eliminated as it is.
     rounds : int, optional
-        Of bounds, in all; None: :data:`ROUNDS`.
+        The maximum number of rounds of bounds in all; None: :data:`ROUNDS`.
     program : bool
         Whether what stays wide then goes to the integer solver; else the best labelling of before
         is the answer, or that there is none.

@@ -40,7 +40,7 @@ class SolverLimits:
         the caller's problem narrow: a function with many operands, as the backward pass of a
         layer, else joins them all in its tables.
     narrow, rounds, program
-        As for :func:`.exact.minimise`.
+        The limits, as for :func:`.exact.minimise`.
     """
 
     summary: int = 1 << 6
@@ -67,9 +67,9 @@ class Problems:
     Parameters
     ----------
     reach : mapping of str to ReachableAxes
-        Per graph.
+        The reachable axes of each graph.
     forced : mapping of str to Signature, optional
-        What all calls of a graph must share.
+        The signature that all calls of a graph must share.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class AxesSolver:
     problems : Problems
     limits : SolverLimits
     starts : WarmStarts, optional
-        Of sharding assignments of the same module at other costs.
+        The sharding assignments of the same module at other costs, to start from.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class AxesSolver:
         Parameters
         ----------
         inst : Instance
-            With the axes open.
+            The instance, with the axes open.
         """
         try:
             model = self.problem(inst)

@@ -46,7 +46,7 @@ class Strategies:
     Attributes
     ----------
     needs, gives : list of tuple
-        Per strategy the placements (a label per axis) of all operands, and of all results.
+        The placements (a label per axis) of all operands, and of all results, of each strategy.
     """
 
     def __init__(self, number: int, items: tuple[NodeStrategy, ...]) -> None:
@@ -103,9 +103,9 @@ class StrategyTable:
         ----------
         rule : Rule
         masks : sequence of int
-            Per axis; bit i: it reaches factor i.
+            A bit mask per axis; bit i: the axis reaches factor i.
         partials : sequence of int
-            Per axis; bit i: operand i may be a partial sum.
+            A bit mask per axis; bit i: operand i may be a partial sum.
         others : Others
 
         Raises
@@ -151,8 +151,8 @@ class StrategyTable:
         ----------
         columns : sequence of sequence of OpStrategy
         shape : sequence, optional
-            Of its value, whose dims are to have parts for all axes that cut them, unless none of
-            these has a choice.
+            The shape of the node's value, whose dims are to have parts for all axes that shard
+            them, unless none of these has a choice.
 
         Raises
         ------

@@ -147,12 +147,12 @@ class ProblemTemplate:
     Attributes
     ----------
     model : LabellingProblem
-        With numbers of ``orders`` in place of tables.
+        The problem, with numbers of ``orders`` in place of tables.
     orders : tuple of Order
     counts : dict of int to int
         How often each is used.
     looked_at : tuple of int
-        Those that stand over no variable if their tables do not, and must not be infinite.
+        The tables whose scope becomes empty together with theirs, and which must not be infinite.
     calls : tuple of int
         How often each distinct callee is called.
     """
@@ -169,7 +169,7 @@ class ProblemTemplate:
         Parameters
         ----------
         costs : ByteCosts
-            With the strategies that the template was made with.
+            The costs, with the strategies that the template was made with.
         callees : sequence of Summary
             The distinct ones, of the :func:`structure` that the template was made with.
         """
@@ -235,7 +235,7 @@ def template_of(
     costs : ByteCosts
         Any, with the strategies to use.
     inst, reach, sizes
-        As for :class:`~.builder.ProblemBuilder`.
+        The arguments of :class:`~.builder.ProblemBuilder`.
     calls : mapping of int to int
         Call node to the number of what it calls.
     callees : sequence of Summary
@@ -261,11 +261,11 @@ class SketchedProblems(Problems):
     Parameters
     ----------
     reach : mapping of str to ReachableAxes
-        Per graph.
+        The reachable axes of each graph.
     key : hashable
-        What the reach depends on.
+        The key of all that the reachable axes depend on.
     sketches : dict
-        Those made so far; others are put there.
+        The templates made so far; further templates are added to it.
     """
 
     def __init__(

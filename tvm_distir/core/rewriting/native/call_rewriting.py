@@ -47,7 +47,7 @@ class CallWriter:
         bindings : array of Binding
         types : sequence of Type
         which : sequence of int
-            Of each binding the number of its type, -1 where it is left to others.
+            The number of the type of each binding, -1 where it is left to others.
         dataflow : bool
             Whether it is a dataflow block. What it hid stays hidden.
         inside : sequence of int
@@ -61,7 +61,7 @@ class CallWriter:
         Returns
         -------
         variables, bindings : lists
-            As many of each as were written.
+            The variables and bindings that were written, as many of each.
         """
         pairs = unpack(self._write(first))
         return pairs[::2], pairs[1::2]

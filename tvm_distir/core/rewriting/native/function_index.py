@@ -24,30 +24,31 @@ class FunctionView(NamedTuple):
     Attributes
     ----------
     bindings : list of Binding
-        Of all blocks, in order.
+        The bindings of all blocks, in order.
     variables : list of Var
         Parameters, then what the bindings bind.
     values : list of Expr
-        What the bindings bind it to.
+        The values of the bindings.
     said : str
         Names of the variables, see :attr:`names`.
     kinds : sequence of int
-        Per binding, :data:`OP_CALL` and so on.
+        The kind of each binding, :data:`OP_CALL` and so on.
     like : sequence of int
-        Per binding, a number that it shares with those bindings that are the same but for the
-        variables of equal types that they read and for the data of constants: with those of all
-        functions that this process reads, where no function of the module is mentioned, else of
-        those read together. No number is given twice; what has not been met for long may get
-        another one. -1 where that cannot be told (an ``If``, a cast, what is not plain).
+        The class of each binding: a number that it shares with those bindings that are equal up to
+        the variables of equal types that they read and up to the data of constants: with those of
+        all functions that this process reads, where no function of the module is mentioned, else
+        with those read together. No number is given twice; a binding that has not been met for long
+        may get another number. -1 where no class can be determined (an ``If``, a cast, what is not
+        plain).
     begin : sequence of int
         Binding i reads ``reads[begin[i]:begin[i + 1]]``; what an ``If`` or a function inside
         reads is not told.
     reads : sequence of int
         Numbers of variables, in the order of their mention; -1 for a constant.
     types : sequence of int
-        Per variable, a number that it shares with the variables of equal type.
+        The type of each variable: a number that it shares with the variables of equal type.
     result : sequence of int
-        What the function returns, as ``reads``.
+        The variables of the function's result, as ``reads``.
     """
 
     bindings: list[Any]
@@ -96,7 +97,7 @@ def read_functions(functions: Sequence[Any]) -> list[FunctionView]:
     Parameters
     ----------
     functions : sequence of relax.Function
-        In normal form.
+        The functions, in normal form.
     """
     return [_reading(element) for element in unpack(native_function("read_functions")(functions))]
 
@@ -157,7 +158,7 @@ def read_module(mod: Any, ordered: bool = True, readings: Readings | None = None
     ordered : bool
         Every callee before its callers; else in the order of their names.
     readings : Readings, optional
-        What has been read already.
+        The functions that have been read already.
 
     Raises
     ------

@@ -18,10 +18,10 @@ def make_variables(names: Sequence[str], types: Sequence[Any], which: Sequence[i
     Parameters
     ----------
     names : sequence of str
-        Of each.
+        The name of each variable.
     types : sequence of Type
     which : sequence of int
-        Of each the number of its type among ``types``.
+        The number of the type of each variable among ``types``.
     """
     return unpack(native_function("make_variables")(_join_names(names), list(types), tuple(which)))
 
@@ -37,11 +37,11 @@ def make_ports(
     Parameters
     ----------
     names, index : sequence of str, of int
-        Of each entry.
+        The name and index of each entry.
     described : sequence of mapping
-        What else is said of some of them.
+        The remaining fields of some entries.
     which : sequence of int
-        Of each entry the number of the rest of it among ``described``.
+        The number of the remaining fields of each entry among ``described``.
     """
     said = _join_names(names)
     return native_function("make_ports")(said, tuple(index), list(described), tuple(which))

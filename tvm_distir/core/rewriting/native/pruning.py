@@ -25,12 +25,12 @@ def pruned(blocks: Sequence[Any], result: Any) -> tuple[list[Any], bool]:
     ----------
     blocks : sequence of BindingBlock
     result : expression
-        What the function returns.
+        The result of the function.
 
     Returns
     -------
     blocks : list of BindingBlock
-        Without empty ones.
+        The blocks, without empty ones.
     pure : bool
         Whether all that is left is pure.
     """
@@ -46,14 +46,14 @@ def pruned_bindings(
     Parameters
     ----------
     blocks : sequence of (bool, sequence of Binding)
-        Of each block whether it is a dataflow block, and what stands in it.
+        A pair for each block: whether it is a dataflow block, and its bindings.
     result : expression
-        What the function returns.
+        The result of the function.
 
     Returns
     -------
     blocks, pure
-        As of :func:`pruned`.
+        The blocks and whether they are pure, as of :func:`pruned`.
     """
     hides = tuple([int(dataflow) for dataflow, _ in blocks])
     bindings = [some for _, some in blocks]

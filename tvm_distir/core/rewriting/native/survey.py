@@ -18,37 +18,39 @@ class FunctionIndex(NamedTuple):
     Attributes
     ----------
     names : sequence of str
-        Of the variables.
+        The names of the variables.
     handles : sequence of int
-        Per variable, its :func:`~tvm_distir.core.ir.handles.handle`.
+        The :func:`~tvm_distir.core.ir.handles.handle` of each variable.
     hidden : sequence of int
-        Per variable, 1 where its dataflow block hides it, else 0.
+        A flag per variable, 1 where its dataflow block hides it, else 0.
     first : sequence of int
-        Per variable, the first whose type is the same tensor type with known dims; -1 where
-        the type is another one.
+        The first variable whose type is the same tensor type with known dims, per variable; -1
+        where the type is not such a type.
     sources : sequence of int
-        Per binding, the variable that it annotates, -1 where it is no annotation of a variable.
+        The variable that each binding annotates, -1 where it is no annotation of a variable.
     asked : sequence of int
-        Per binding, the first annotation that has the very mesh and placement of this one, and
-        the same type and :attr:`named`; -1 where it is no annotation of a variable, or
+        The first annotation that has the very mesh and placement of this annotation, and the same
+        type and :attr:`named`, per binding; -1 where it is no annotation of a variable, or
         :attr:`first` does not tell a type.
     named : sequence of int
-        Per binding, 1 where its variable has one of the names asked for, else 0.
+        A flag per binding, 1 where its variable has one of the names asked for, else 0.
     like : sequence of int
-        Per binding, the first that calls the same op or function on operands of the same types
-        for a result of the same type; -1 where it is no such call, or not plain enough to tell.
+        The first binding that calls the same op or function on operands of the same types for a
+        result of the same type, per binding; -1 where it is no such call, or not plain enough to
+        tell.
     classes : sequence of int
-        Per binding, a number that it shares with all calls that this process surveys that are
-        :attr:`like` it; no number is given twice, and what has not been met for long may get
-        another one. -1 where :attr:`like` is, and where a function of the module is mentioned.
+        The class of each binding: a number that it shares with all calls that this process surveys
+        that are :attr:`like` it; no number is given twice, and a call that has not been met for
+        long may get another number. -1 where :attr:`like` is, and where a function of the module is
+        mentioned.
     begin : sequence of int
         Operands of binding i, where ``like[i]`` is not -1, are
         ``operands[begin[i]:begin[i + 1]]``.
     operands : sequence of int
         Variables; -1 for a constant.
     types : sequence of int
-        Per variable, a number that it shares with all variables of equal type that this process
-        surveys; no number is given twice.
+        The type of each variable: a number that it shares with all variables of equal type that
+        this process surveys; no number is given twice.
     """
 
     names: Sequence[str]
@@ -74,7 +76,7 @@ def survey(function: Any, annotation: Any, names: Sequence[str] = ()) -> Functio
     annotation : ir.Op
         The op of annotations.
     names : sequence of str
-        What :attr:`FunctionIndex.named` looks for.
+        The names that :attr:`FunctionIndex.named` looks for.
     """
     said, *arrays = unpack(native_function("survey")(function, annotation, names))
     return FunctionIndex(said.split("\0")[:-1], *map(numbers_of, arrays))

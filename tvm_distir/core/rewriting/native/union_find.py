@@ -19,6 +19,6 @@ def union_find(count: int, groups: Sequence[int]) -> tuple[int, ...]:
     count : int
         The things are numbered from 0 on.
     groups : sequence of int
-        For each group the number of its members, then these: they are of one class.
+        The number of members of each group, followed by the members, which are in the same class.
     """
     return numbers_of(native_function("joined_classes")(count, tuple(groups)))
