@@ -37,15 +37,17 @@ class Loads:
     Attributes
     ----------
     capacity : float64 array (links,)
-        Of each link, in any unit per picosecond.
+        The capacity of each link, in any unit per picosecond.
     piece_begin : int64 array (classes + 1,)
-        Class c has the pieces ``piece_begin[c] : piece_begin[c + 1]``, at least one.
+        The range of pieces of each class: class c has the pieces ``piece_begin[c] : piece_begin[c +
+        1]``, at least a single piece.
     until : float64 array (pieces,)
         Picoseconds behind the beginning at which a piece ends; :data:`ENDLESS` of the last.
     speed : float64 array (pieces,)
         The most that it may have of full speed, by what overlaps in it.
     load_begin, link, load : int64 (pieces + 1,), int64 (n,), float64 (n,) arrays
-        What a piece puts on links, in the unit of the capacities; no more than each has.
+        The loads that each piece puts on links, in the units of the capacities; no load exceeds the
+        capacity of its link.
     slows : int64 array (classes, 2)
         Ranks whose units run at most at ``beside`` while the class is in a piece with loads; -1.
     beside : float
@@ -82,12 +84,12 @@ class Activities:
     matrix : int64 array
         Maps of kinds of units in sequence, each (outputs, ports).
     matrix_begin, matrix_ports : int64 arrays (kinds,)
-        Where each begins, and its ports.
+        The beginning of each kind, and its ports.
     kind, group, rank, spent : int64 arrays (activities,)
         Number of the map, or :data:`FLOW`, or :data:`JOIN`; class; rank of a unit; duration of a
         message that meets nothing.
     in_begin, ins : int64 arrays (activities + 1,), (n,)
-        Tokens that each waits for: of a unit one per port.
+        The tokens that each activity waits for: a unit has a token per port.
     out_begin : int64 array (activities + 1,)
         Activity a makes the tokens ``out_begin[a] : out_begin[a + 1]``.
     """
@@ -118,7 +120,7 @@ class ActivityGraph:
     finish : int64 array (ranks, 6)
         Tokens of the streams behind the last step.
     position : int64 array (ranks,)
-        As :class:`.rank_programs.ActionTimes` has it.
+        The positions, as in :class:`.rank_programs.ActionTimes`.
     """
 
     activities: Activities

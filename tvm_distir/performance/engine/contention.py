@@ -23,7 +23,8 @@ class ContendedTimes:
     Attributes
     ----------
     ran : ActionTimes
-        As without meeting, but for the times; those of a run at full speed.
+        The times of the actions under contention; times inside a run are those at full speed,
+        which :meth:`real` converts.
     ended : int64 array (edges, micros)
         End of each message, -1 where there is none.
     clock_begin : int64 array (runs + 1,)

@@ -53,10 +53,11 @@ class FunctionTable:
     Attributes
     ----------
     functions : list of int
-        Per function its number of parameters, values (the parameters first), ops and results.
+        The numbers of parameters, values (the parameters first), ops and results of each function.
     ops : list of int
-        Per op its stream (``COMPUTE_PORT`` or ``COMM_PORT``; 0 for a call), flags, duration, time
-        of the host to issue it, callee (-1: none), number of operands, number of results.
+        The numbers of each op: its stream (``COMPUTE_PORT`` or ``COMM_PORT``; 0 for a call), flags,
+        duration, time of the host to issue it, callee (-1: none), number of operands, number of
+        results.
     ins, outs, results : list of int
         Values, -1 for what is there all along; what an op makes may be -1 too.
     """
@@ -127,7 +128,7 @@ class FunctionSummaries(Protocol):
         Parameters
         ----------
         columns : int64 array
-            By op of the table its row in ``spent``; -1 of a call.
+            The row of each op of the table in ``spent``; -1 of a call.
         spent : int64 array (durations, rows)
         sent : int64 array (messages, rows)
             Durations of messages.
@@ -147,7 +148,7 @@ class FunctionSummaries(Protocol):
         runs : int64 array (runs,)
             Functions.
         times : int64 array
-            Of the ports of each run in turn.
+            The times of the ports of each run, run by run.
         computing, talking : int64 arrays (2 n,)
             Further intervals, each its start and end.
         """

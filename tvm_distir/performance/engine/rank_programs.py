@@ -37,8 +37,8 @@ class RankPrograms:
     kind_function : int64 array (kinds,)
         Function of each kind of unit.
     kind_places : int64 array
-        Per kind the places of its function's parameters, then of its results; the cell -1 of a
-        result that is not kept, and of a parameter that is no port.
+        The places of the parameters of each kind's function, then of its results; the cell is -1
+        for a result that is not stored, and for a parameter that is not a port.
     steps : int64 array (steps, 5)
         Kind of step, and: number of the kind of unit, first cell; place, place; edge, place, and
         of a send the stream that it occupies; stream, place.
@@ -87,7 +87,7 @@ class RankPrograms:
         program, step : int64 arrays (runs,)
             Row of ``programs``, row of ``steps``.
         begin : int64 array (ranks + 1,)
-            Where the runs of each rank begin, and end.
+            The beginning of the runs of each rank, and the end of the last.
         """
         is_run = self.steps[:, 0] == RUN
         before = np.concatenate(([0], np.cumsum(is_run)))
@@ -108,9 +108,10 @@ class ActionTimes:
     Attributes
     ----------
     times : int64 array
-        Of the ports of each run, those of each rank in turn.
+        The times of the ports of each run, rank by rank.
     finish : int64 array (ranks, 6)
-        When its streams are free: compute, communication, host, sends, stores, fetches.
+        The times at which the streams of each rank are free: compute, communication, host, sends,
+        stores, fetches.
     sent : int64 array (edges, micros)
         Start of each message, -1 where there is none.
     position : int64 array (ranks,)

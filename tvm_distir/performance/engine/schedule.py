@@ -25,7 +25,7 @@ def schedule(tasks: Tasks, names: Sequence[str] | None = None) -> tuple[Ints, In
     Returns
     -------
     start, end : int64 arrays (n,)
-        In the unit of the durations.
+        The times, in the unit of the durations.
 
     Raises
     ------

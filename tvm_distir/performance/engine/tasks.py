@@ -24,7 +24,7 @@ class Tasks:
     Attributes
     ----------
     duration : int64 array (n,)
-        In any integer unit of time, not negative.
+        The duration in any integer unit of time, not negative.
     stream : int64 array (n,)
         Number of the stream in [0, stream_count), or -1 for a task that occupies none.
     stream_count : int

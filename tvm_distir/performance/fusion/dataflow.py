@@ -33,11 +33,11 @@ class Dataflow:
     views : set of int
         Ops that only show a value's memory.
     source : list of int
-        Of each value the one whose memory it is.
+        The value whose memory each value uses.
     maker : dict of int to int
-        By value the op that makes it.
+        The op that produces each value.
     readers : dict of int to list of int
-        By value that has memory the ops, no views, that read it, directly or through views.
+        The ops, without views, that read each value that has memory, directly or through views.
     kept : set of int
         Values with memory that the function returns, directly or through views.
     """

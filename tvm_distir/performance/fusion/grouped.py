@@ -26,16 +26,16 @@ def grouped(program: Program, profile: Profile | str) -> Program:
     Parameters
     ----------
     program : Program
-        As :func:`..exporter.export` makes it.
+        The program, as :func:`..exporter.export` makes it.
     profile : Profile or str
         A profile, its name, or its file.
 
     Returns
     -------
     Program
-        The same functions and results; ops that run as one kernel are one op, whose bytes are what
-        it reads from and writes to memory. The program itself for a profile that groups nothing,
-        and where ops were measured: they are kernels.
+        The same functions and results; ops that run as a single kernel become a single op, whose
+        bytes are what it reads from and writes to memory. The program itself is returned for a
+        profile that groups nothing, and where ops were measured: they are kernels.
 
     Raises
     ------

@@ -110,7 +110,7 @@ def plain(flow: Dataflow, profile: Profile) -> tuple[set[int], int]:
     -------
     casts : set of int
     launches : int
-        What the host does besides.
+        The additional launches by the host.
     """
     result: set[int] = set()
     launches = 0

@@ -36,19 +36,19 @@ class FusionRule:
     Attributes
     ----------
     name : str
-        Of the kernel.
+        The name of the kernel.
     anchors, members : tuple of str
-        Names of ops, or patterns of them (``dropout_kernel*``). ``relax.add:scalar`` is an add of
-        which one operand has a single element.
+        Names of ops, or patterns of them (``dropout_kernel*``). ``relax.add:scalar`` is an add in
+        which an operand has a single element.
     issue : str
-        Who issues the anchor: ``python``, then the members too; ``autograd``; ``any``.
+        The issuer of the anchor: ``python``, then of the members too; ``autograd``; ``any``.
     batch_multiple : int
         The product of all dims of the anchor's result but the last two must be a multiple of it;
         else each of the ops is a kernel, casts too.
     launches_else : int
-        What the host does then besides, in launches.
+        The number of additional launches by the host in that case.
     extra_bytes : int
-        Per element, what other kernels beside this one read and write.
+        The bytes per element that other kernels beside this kernel read and write.
     kernel_class : str
         Class of the kernel; empty: by its ops.
     """
@@ -87,9 +87,11 @@ class Profile:
     once : bool
         Sums of gradients over devices are made behind all micro-batches, with the others.
     bucket : bool
-        Sums over the same devices with nothing between them are one collective.
+        Whether sums over the same devices with nothing between them are merged into a single
+        collective.
     split_sends : bool
-        What several devices hold alike is sent in parts, and gathered where it arrives.
+        Whether a value that several devices hold alike is sent in parts, and gathered at its
+        destination.
     blocking : bool
         Collectives that are not split into start and done stop the kernels behind them.
     accumulates : bool
@@ -97,7 +99,7 @@ class Profile:
     sums : str
         Type of the sums of gradients over micro-batches: ``float32``, or that of the ``weight``.
     rules : tuple of FusionRule
-        In the order in which they are tried.
+        The rules, in the order in which they are tried.
     """
 
     name: str

@@ -193,7 +193,7 @@ class _Narrowing:
     Parameters
     ----------
     functions : dict of str to Function
-        They are replaced.
+        The functions, which are replaced.
     staged : PipelineProgram
     """
 

@@ -64,11 +64,11 @@ class BufferGroup:
     role : str
         One of :data:`ROLES`.
     function : str
-        Where it is made; empty for what is there from the beginning.
+        The function that makes them; empty for values that exist from the beginning.
     unit : str
-        Unit of a schedule that made it, or it arrived for; empty without one.
+        The unit of a schedule that made them, or for which they arrived; empty without a unit.
     bytes : int
-        Of all of them.
+        The bytes of all of them.
     count : int
     """
 
@@ -94,15 +94,15 @@ class MemoryAccount:
     peak_bytes : int
         Most that lives at once, in whole blocks.
     fragmentation_bytes : int
-        What best-fit placement of the blocks takes more than that.
+        The additional bytes that best-fit placement of the blocks takes.
     moment : str
-        When the peak is: unit, and function and op.
+        The moment of the peak: unit, and function and op.
     at_peak : mapping of str to int
         Bytes by role at the peak: they add up to it.
     most : mapping of str to int
         Most bytes of each role at any time, each for itself.
     holders : tuple of BufferGroup
-        What holds the peak, the largest first, at most :data:`NAMED`.
+        The largest groups at the peak in descending order, at most :data:`NAMED`.
     host_bytes : int
         Most that it keeps in the host's memory.
     """

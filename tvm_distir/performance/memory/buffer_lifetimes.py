@@ -29,7 +29,7 @@ class MemoryStep:
     writes : tuple of int
         Buffers, in the order of its results.
     new : tuple of int
-        Those of them that it makes.
+        The buffers among them that it makes.
     """
 
     op: Op
@@ -50,20 +50,21 @@ class FunctionBuffers:
     steps : list of MemoryStep
         Ops in order of issue, without views.
     sizes, roles, values : lists of int
-        By buffer: bytes in whole blocks, role, value that it is first.
+        The bytes in whole blocks, the role and the first value of each buffer.
     makers : list of int
-        By buffer the step that makes it; -1 for parameters.
+        The step that makes each buffer; -1 for parameters.
     ends : list of tuple of int
-        By step the buffers that nobody reads behind it. What a collective that was started reads
-        is read until its wait, or until the call ends that waits.
+        The buffers that no later step reads, by step. The operand of a collective that was started
+        is read until its wait, or until the end of the call that waits.
     unread : frozenset of int
         Parameters that nobody reads.
     results : tuple of int
         Buffers; they are in no ``ends``. Behind those that it gives are those that are ``lent``.
     lent : tuple of (int, int)
-        By result that is in flight, its place, what the collective reads until it has ended.
+        The place of each result that is in flight: the buffer that the collective reads until it
+        has ended.
     last : tuple of int
-        By buffer the step that reads it last, or makes it; -1 of a parameter that nobody reads.
+        The step that reads each buffer last, or makes it; -1 of a parameter that no step reads.
     """
 
     name: str

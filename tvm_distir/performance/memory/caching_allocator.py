@@ -38,7 +38,8 @@ class CallVariant(NamedTuple):
         Parameters that nobody else reads any more, with their roles and bytes: they are freed
         inside.
     given : tuple of int
-        Role of each result, or one of the words above; empty: their own ones.
+        The role of each result, or a word of those above; where it is empty, results keep the
+        function's roles.
     roles : tuple of (int, int)
         Buffers of other roles than by themselves.
     """

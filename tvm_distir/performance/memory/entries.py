@@ -61,7 +61,7 @@ class EntryMemory:
         Parameters
         ----------
         taken : mapping of str to str
-            Of each branch, ``function/binding``, the function that runs.
+            The function that runs for each branch, ``function/binding``.
         """
         during, after = LiveBytes(self.framework, taken).of(self.use)
         return during + self.resident_bytes, after + self.resident_bytes

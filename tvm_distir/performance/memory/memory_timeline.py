@@ -24,15 +24,15 @@ def curve(resident: int, start: Ints, during: Ints, end: int, after: int) -> tup
     resident : int
         Bytes at time 0, before anything is issued.
     start, during : int64 arrays (ops,)
-        In order of issue: when each starts, and the most that is live meanwhile.
+        The start of each op, in order of issue, and the most bytes that are live while it runs.
     end, after : int
-        When the last ends, and what is left then.
+        The end of the last op, and the bytes that are left then.
 
     Returns
     -------
     time, live : int64 arrays
-        ``live[i]`` bytes from ``time[i]`` on. Where several ops are issued at one time, the most
-        of them stands before the last of them, at the same time.
+        The bytes ``live[i]`` from ``time[i]`` on. Where several ops are issued at the same time,
+        the most of them is placed before the last of them, at the same time.
     """
     issued = np.minimum.accumulate(start[::-1])[::-1]
     time = np.concatenate(([0], issued, [end]))
@@ -52,7 +52,7 @@ class LiveBytes:
     ----------
     framework : CachingAllocator
     taken : mapping of str to str
-        Of each branch, ``function/binding``, the function that runs.
+        The function that runs for each branch, ``function/binding``.
     """
 
     def __init__(self, framework: CachingAllocator, taken: Mapping[str, str]) -> None:

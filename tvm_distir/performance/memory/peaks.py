@@ -105,14 +105,14 @@ class Peaks:
     program : Program
         One of them, grouped into kernels; without branches.
     numbers : Numbers
-        Of the program.
+        The numbers of the program.
     which : int64 array
-        By number of the program, its quantity.
+        The quantity of each number of the program.
 
     Attributes
     ----------
     quantities : list of int
-        Those that are sizes.
+        The quantities that are sizes.
     """
 
     def __init__(self, program: Program, numbers: Numbers, which: Ints) -> None:

@@ -28,9 +28,9 @@ def planned_account(program: Program, number: int) -> MemoryAccount:
     Parameters
     ----------
     program : Program
-        With its storage.
+        The program, with its storage.
     number : int
-        Of the entry, or of the rank.
+        The number of the entry, or of the rank.
 
     Raises
     ------

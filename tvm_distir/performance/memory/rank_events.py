@@ -36,8 +36,8 @@ class RankEvent:
     Attributes
     ----------
     name : str
-        Of the unit; ``send`` or ``recv`` of a message; ``store`` or ``fetch`` of a stash, which
-        leaves for the host's memory, or comes back.
+        The name of the unit; ``send`` or ``recv`` for a message; ``store`` or ``fetch`` for a
+        stash, which is copied to the host's memory, or back.
     stage, micro : int
         The micro-batch is -1 of what is done once.
     unit : StageAction, optional
@@ -72,21 +72,22 @@ class RankEvents:
     stages : Stages
     rank : int
     steps : sequence of RankStep
-        Of the rank, in order.
+        The steps of the rank, in order.
 
     Attributes
     ----------
     events : list of RankEvent
     before : list of int
-        By step how many events there are before it.
+        The number of events before each step.
     makers : list of (int, int)
-        By event that makes instances its number and the buffer, or slot, that is the first of them.
+        The number of each event that makes instances, and the buffer, or slot, that is the first of
+        them.
     first : list of int
-        By maker its first instance.
+        The first instance of each maker.
     sizes, roles : lists of int
-        By instance.
+        The size and role of each instance.
     last : int64 array
-        By instance the event that reads it last.
+        The event that reads each instance last.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class RankMemory:
     ----------
     account : MemoryAccount
     events : list of RankEvent
-        What the rank does, in order; those of steady periods are the same again.
+        The events of the rank, in order; the events of steady periods are repetitions.
     during, after : int64 arrays (events,)
         Live bytes: the most while each runs, and behind it.
     resident_bytes : int

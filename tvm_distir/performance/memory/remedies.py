@@ -42,7 +42,7 @@ class Remedy:
     ----------
     name : str
     peak_bytes : int
-        At the peak, as the account predicts it.
+        The bytes at the peak, as the account predicts them.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Verdict:
     holders : tuple of BufferGroup
         The largest, at most :data:`NAMED`.
     remedies : tuple of Remedy
-        Those that apply, the cheapest first.
+        The remedies that apply, the cheapest first.
     chosen : str
         The first of them that fits; empty: none of these is enough.
     """
@@ -104,13 +104,13 @@ class _Facts:
     degree : int
         Devices among which the data are cut.
     whole : dict of str to float
-        By role of a value, the share of its bytes that is whole along those axes.
+        The share of the bytes of each role that is unsharded along those axes.
     cut : float
         Share of the weights' bytes that is cut along other axes; 1 where nothing is.
     given_share : float
-        What layers are given, of what they stash; 1 without layers.
+        The bytes of the inputs of layers, as a fraction of what they stash; 1 without layers.
     layer_stash_bytes, layer_weight_bytes : int
-        Most of one layer.
+        The most bytes of a single layer.
     """
 
     degree: int

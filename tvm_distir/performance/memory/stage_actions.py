@@ -44,13 +44,14 @@ class StageAction:
     outputs : tuple of int
         Slots that it writes.
     refs : tuple of int
-        By output its buffer, or :data:`RESIDENT`.
+        The buffer of each output, or :data:`RESIDENT`.
     sizes, roles : tuple of int
-        Of the buffers; the inputs have those of their instances, 0 and ``OWN`` here.
+        The sizes and roles of the buffers; inputs take them from their instances, and have 0 and
+        ``OWN`` here.
     slots : tuple of int
-        Of the buffers: the first that they are in.
+        The first slot that each buffer is in.
     last : tuple of int
-        By buffer the part that reads it last, or makes it.
+        The part that reads each buffer last, or makes it.
     """
 
     name: str
@@ -78,7 +79,7 @@ def make_unit(
     ----------
     name : str
     phases : sequence of Phase
-        In order.
+        The phases, in order.
     framework : CachingAllocator
     codes : mapping of int to int
         Roles of slots, where their functions do not say them.
@@ -132,11 +133,11 @@ class LastUse(NamedTuple):
     Attributes
     ----------
     buffers : tuple of int
-        Of several that are one instance, the first.
+        The buffers; of several that are the same instance, the first.
     same : tuple of int
-        By buffer the first that is the same instance.
+        The first buffer that is the same instance, per buffer.
     roles, sizes : tuple of int
-        By buffer: those of its instance, which its maker decides.
+        The role and size of each buffer's instance, which its maker decides.
     """
 
     buffers: tuple[int, ...]
@@ -152,7 +153,7 @@ class UnitLevels:
     ----------
     framework : CachingAllocator
     arenas : Arenas, optional
-        Without it, what best-fit placement needs is taken to be 0.
+        The arenas of best-fit placement; without them, it is assumed to need no additional bytes.
     """
 
     def __init__(self, framework: CachingAllocator, arenas: Arenas | None) -> None:

@@ -28,10 +28,11 @@ class SteadyState:
     Attributes
     ----------
     steps : list of RankStep
-        Those behind ``at`` are of micro-batches ``times * stride`` before their own.
+        The steps; those behind ``at`` are of micro-batches that are ``times * stride`` before their
+        real numbers.
     at, period, times, stride : int
-        So many periods of so many steps, which equal those before ``at`` but for ``stride``
-        micro-batches each, are left out there.
+        The repeated periods that are left out: ``times`` periods of ``period`` steps each at step
+        ``at``, equal to those before but for ``stride`` micro-batches each.
     """
 
     steps: list[RankStep]
@@ -81,12 +82,12 @@ def steady(before: Sequence[int], shorter: SteadyState, facts: Ints, left: Ints)
     Parameters
     ----------
     before : sequence of int
-        By step how many events there are before it.
+        The number of events before each step.
     shorter : SteadyState
     facts : int64 array (events, ...)
-        What memory depends on.
+        The facts on which memory depends.
     left : int64 array (events, sizes)
-        What each event leaves, of each size.
+        The bytes of each size that each event leaves allocated.
     """
     at, period = shorter.at, shorter.period
     marks = [before[at + n * period] for n in (-2, -1, 0, 1)]

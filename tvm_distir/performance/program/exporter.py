@@ -48,7 +48,7 @@ def export(mod: ir.IRModule) -> Program:
     Parameters
     ----------
     mod : IRModule
-        At the level local, with ``dist.io`` on its entries.
+        A module at the level local, with ``dist.io`` on its entries.
 
     Raises
     ------

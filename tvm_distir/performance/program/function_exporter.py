@@ -51,7 +51,7 @@ class FunctionExporter:
     ----------
     mod : IRModule
     name : str
-        Of the function, for messages.
+        The name of the function, for messages.
     fn : relax.Function
 
     Attributes
@@ -59,7 +59,7 @@ class FunctionExporter:
     callees : list of str
         Functions it calls, in the order of the first call.
     branches : dict of str to Function
-        Branches of its ``If`` that are more than a call, as functions with names of their own.
+        The branches of its ``If`` that are more than a call, as functions with separate names.
     """
 
     def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function) -> None:

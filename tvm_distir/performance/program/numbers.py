@@ -29,15 +29,15 @@ class Numbers:
         Digest of the rest. Not part of it: numbers of micro-batches, meshes' sizes and devices.
     values : list of int
     op_at : dict of str to list of int
-        By function and op, where its :data:`OP_NUMBERS` begin.
+        The position of the :data:`OP_NUMBERS` of each function and op.
     value_at : dict of str to list of int
-        By function and value, where its bytes are.
+        The position of the bytes of each function and value.
     slot_at : list of list of int
-        By role and slot, where its bytes are.
+        The position of the bytes of each role and slot.
     edge_at : list of int
-        Of the edges, then those of sums, where their :data:`EDGE_NUMBERS` begin.
+        The position of the :data:`EDGE_NUMBERS` of the edges, then of those of sums.
     dims_from : int
-        From here on there are dims of tensors.
+        The position from which on the numbers are dims of tensors.
     """
 
     skeleton: str = ""

@@ -56,11 +56,11 @@ class Value(NamedTuple):
         hand from the start, produced by no op); of an entry's parameters ``weight``, ``state``
         (of an optimizer) or ``input``.
     whole_shape : tuple of int, optional
-        Of an entry's parameters: the shape over all devices of the mesh.
+        The shape over all devices of the mesh, of an entry's parameters.
     placement : str, optional
-        Of an entry's parameters.
+        The placement, of an entry's parameters.
     mesh : int, optional
-        Of an entry's parameters: the mesh it lies on, where that is not the entry's own.
+        The mesh on which an entry's parameter is placed, where it is not the entry's mesh.
     """
 
     name: str
@@ -79,44 +79,44 @@ class Op(NamedTuple):
     Attributes
     ----------
     name : str
-        Of the binding.
+        The name of the binding.
     kind : str
         ``compute``, ``collective``, ``wait`` (for a collective that was started: its operand),
         ``call``, ``branch``, ``transfer``, or ``view``: its result is its first operand's memory
         under another shape. The operands of a ``branch`` are the
         condition, those of ``callee``, those of ``otherwise``.
     op : str
-        What is called: op, PrimFunc or function.
+        The op, PrimFunc or function that is called.
     inputs, outputs : tuple of int
         Indices into the function's ``values``.
     flops, bytes_read, bytes_written : int
-        Work of a compute op on one device.
+        The work of a compute op on a device.
     modelled : bool
         False where the work is not known; ``reason`` says why, the bytes are then those of all
         operands and results.
     kernel_class, dtype : str
-        Of a compute op: which of the hardware's peaks it can reach.
+        The class and dtype of a compute op, which decide which peak of the hardware it can reach.
     callee : str
-        Of a call: the function. Of a branch: the one that runs when the condition holds.
+        The function of a call. Of a branch, the function that runs when the condition holds.
     otherwise : str
-        Of a branch: the other function.
+        The other function of a branch.
     collective : str
-        Of a collective: its kind. Of a transfer: ``send`` or ``recv``.
+        The kind of a collective; ``send`` or ``recv`` for a transfer.
     mesh : int
-        Of a collective or transfer: the mesh it works on.
+        The mesh on which a collective or transfer works.
     mesh_axes : tuple of int
-        Of a collective: the axes it works along.
+        The axes along which a collective works.
     group_size : int
-        Of a collective: devices per group.
+        The number of devices per group of a collective.
     payload_bytes : int
-        Of a collective: size of one device's result. Of a transfer: size of one device's tensor.
+        The size of a device's result of a collective, or of a device's tensor in a transfer.
     wire_bytes : int
-        Of a transfer: the most that one device of this end sends or receives; in an entry, one
-        device that runs it. What stays on its device is not counted.
+        The most bytes that a device of this end of a transfer sends or receives; in an entry, a
+        device that runs it. Bytes that stay on their device are not counted.
     tag, peer_mesh : int
-        Of a transfer: what joins its ends, and the mesh at the other end.
+        The tag that joins the ends of a transfer, and the mesh at the other end.
     measured_ps : int
-        Of a compute op: picoseconds that it was measured to take; 0: it was not.
+        The measured picoseconds of a compute op; 0: it was not measured.
     """
 
     name: str
@@ -211,8 +211,8 @@ class Entry:
     device_ids : tuple of int
         The devices that run it, where others of the mesh run another entry; empty: all.
     alias : tuple of (int, int)
-        Places of results, each with that of the parameter whose memory it may take: an updated
-        weight, that of the old one.
+        The places of results, each with that of the parameter whose memory it may take: an updated
+        weight takes the memory of the old weight.
     """
 
     mesh: int

@@ -54,20 +54,20 @@ class StageKind:
     ----------
     name : str
     slots : tuple of Value
-        What its phases hand to each other and to other stages, as one device holds it. Those that
-        ``begin``, ``accumulate``, ``part``, ``add`` and ``end`` write there are once, and so are
-        results of the whole step, the others per micro-batch.
+        The values that its phases pass to each other and to other stages, as a device holds them.
+        Slots that ``begin``, ``accumulate``, ``part``, ``add`` and ``end`` write exist once, and so
+        do results of the full step; the others exist per micro-batch.
     params : tuple of int
         Slots that the whole step gives, with their roles: there from the beginning.
     results : tuple of int
         Slots that are results of the whole step.
     sums : tuple of (int, int)
-        Per sum over stages that it takes part in: the slot of its own term, and that of the sum.
+        The slot of its term, and that of the sum, for each sum over stages that it takes part in.
     updates : tuple of (int, int)
         Slots of parameters, and of the results that take their place: what ``forward`` writes, for
         the next micro-batch; the others, where the schedule stashes weights, behind each.
     phases : tuple of Phase
-        In the order of :data:`PHASES`; one that does nothing is left out.
+        The phases in the order of :data:`PHASES`; a phase that does nothing is left out.
     """
 
     name: str
@@ -116,9 +116,11 @@ class Stage:
     ----------
     role : int
     names : tuple of str
-        Of the role's ``params``: the whole step's inputs. Stages of one rank share those of a name.
+        The full step's inputs for the ``params`` of the stage kind. Stages of the same rank share
+        inputs of the same name.
     results : tuple of str
-        Of the role's ``results``: the whole step's outputs; empty where another stage gives it.
+        The full step's outputs for the ``results`` of the stage kind; empty where another stage
+        returns the output.
     """
 
     role: int
@@ -137,11 +139,11 @@ class Edge:
     direction : str
         One of :data:`DIRECTIONS`.
     bytes : (int, int)
-        Of one device's tensor at either end.
+        The bytes of a device's tensor at either end.
     wire_bytes : (int, int)
-        The most that one device sends, and receives.
+        The most bytes that a device sends, and receives.
     placements : (str, str)
-        At either end.
+        The placements at either end.
     split : int
         Devices that each send a part of what they hold alike, which is gathered behind; 1: all of
         them send the whole.
@@ -170,9 +172,9 @@ class StageSum:
     ----------
     name : str
     stages : tuple of int
-        In the order in which their terms are added.
+        The stages, in the order in which their terms are added.
     edges : tuple of Edge
-        From each of them to the next; then from the last to those before, once per rank.
+        The edges from each of them to the next; then from the last to those before, once per rank.
     """
 
     name: str
@@ -187,13 +189,13 @@ class PipelineProgram:
     Attributes
     ----------
     schedule : Schedule
-        Its rank r works on mesh r of the program.
+        The schedule, whose rank r works on mesh r of the program.
     roles : tuple of StageKind
     stages : tuple of Stage
     edges : tuple of Edge
         Activations and gradients, in the order in which a stage sends them.
     sums : tuple of StageSum
-        In the order in which they are made.
+        The sums, in the order in which they are computed.
     """
 
     schedule: Schedule

@@ -36,8 +36,8 @@ class Program:
     meshes : tuple of Mesh
     functions : mapping of str to Function
     entries : tuple of Entry
-        One per mesh that runs something; where meshes share devices, one for all devices that
-        belong to the same meshes. None where the step is in stages.
+        The entries, an entry per mesh that runs something; where meshes share devices, an entry for
+        all devices that belong to the same meshes. There are none where the step is pipelined.
     staged : PipelineProgram, optional
         Stages and schedule, whose phases take the place of entries.
     storage : Storage, optional

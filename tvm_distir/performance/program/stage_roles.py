@@ -63,21 +63,21 @@ class RoleExporter:
     Parameters
     ----------
     mod : IRModule
-        At level 5.
+        The module, at level 5.
     pipeline : Pipeline
     number : int
-        Of the first stage of the kind.
+        The number of the first stage of the kind.
     ports : StageInterface
-        Where its parameters and results lie.
+        The placements of its parameters and results.
 
     Attributes
     ----------
     exporters : list of FunctionExporter
-        Of its phases, for what they call.
+        The exporters of its phases, for the functions that they call.
     functions : dict of str to Function
         The phases.
     made : dict of str to relax.Function
-        Functions of its own that the phases call.
+        Additional functions that the phases call.
     """
 
     def __init__(

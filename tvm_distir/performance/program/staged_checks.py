@@ -23,7 +23,7 @@ class StagedChecks:
     ----------
     meshes : sequence of Mesh
     functions : mapping of str to Function
-        Each checked on its own.
+        The functions, each of which is checked separately.
     staged : PipelineProgram
     place : str
     broken : callable

@@ -44,7 +44,7 @@ class _Staging:
     Parameters
     ----------
     mod : IRModule
-        At level 5.
+        The module, at level 5.
     pipeline : Pipeline
     """
 

@@ -17,14 +17,16 @@ class StorageStep(NamedTuple):
     Attributes
     ----------
     kind : str
-        ``take`` and ``free`` of a block; ``call`` of a function, or ``branch``: one of two, whose
-        blocks that they return are the caller's then; ``return``, before what is left is freed.
+        The kind of operation: ``take`` and ``free`` of a block; ``call`` of a function, or
+        ``branch``: a call of either of two, whose returned blocks are then the caller's;
+        ``return``, before the remaining blocks are freed.
     blocks : tuple of int
-        Numbers of blocks in the function: the one taken or freed; those that a call returns.
+        The numbers of blocks in the function: the block that is taken or freed; those that a call
+        returns.
     bytes : int
-        Of a block that is taken.
+        The bytes of a block that is taken.
     names : tuple of str
-        Of the value whose block it is; of the functions that may be called.
+        The name of the value in the block, or of the functions that may be called.
     """
 
     kind: str
@@ -100,7 +102,7 @@ class StorageWalk:
     Attributes
     ----------
     sizes : list of int
-        Of blocks as they are taken, negative as they are freed.
+        The sizes of blocks as they are taken, negative as they are freed.
     live, peak : int
         Bytes.
     top : int

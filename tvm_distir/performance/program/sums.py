@@ -22,9 +22,9 @@ class NextSums:
     ----------
     bindings : list of VarBinding
     results : list of Var
-        In the order of the bindings that begin them.
+        The results, in the order of the bindings that begin them.
     before : dict of Var to Var
-        From what begins to the sums so far, which are parameters.
+        The sum so far, which is a parameter, by the variable that begins the sum.
     functions : dict of GlobalVar to relax.Function
         Called by the bindings.
     """
@@ -44,7 +44,7 @@ def next_sums(mod: ir.IRModule, bindings: Sequence[Any], each: Collection[Any]) 
     bindings : sequence of VarBinding
         Calls that begin sums.
     each : collection of Var
-        Those of them that are not summed.
+        The variables among them that are not summed.
     """
     sums = NextSums([], [], {}, {})
     going_on = ContinuedAccumulation()

@@ -57,7 +57,7 @@ class StepAccount:
     Attributes
     ----------
     works : list of DeviceWork
-        Of each group of devices.
+        The work of each group of devices.
     """
 
     def __init__(self, program: Program, system: System, lowering: Lowering, finish: int) -> None:
@@ -84,13 +84,13 @@ class StepAccount:
         mesh : str
         devices : tuple of int
         timeline : DeviceTimeline
-            Of the first of them.
+            The timeline of the first of them.
         held : callable giving DeviceMemory
         traffic : Traffic
             Messages and copies that are no ops. Where groups of devices share a mesh, whose ops may
             differ, the most of each counts.
         collective_mesh : Mesh, optional
-            On which collectives run, where ops do not say it.
+            The mesh on which collectives run, where ops do not name it.
         """
         counts = timeline.counts()
         ops = self._ops(counts)
@@ -184,11 +184,11 @@ def memory_over_time(
     ----------
     memory : EntryMemory or RankMemory
     issued, during : int64 arrays (n,)
-        When each op or unit is issued, and the most that is live meanwhile.
+        The time at which each op or unit is issued, and the most bytes that are live while it runs.
     end, after : int
-        When the last ends, and what is left then.
+        The end of the last op, and the bytes that are left then.
     param_bytes : int
-        Of weights and constants.
+        The bytes of weights and constants.
     """
     when, live = curve(memory.resident_bytes, issued, during, end, after)
     course = tuple(zip(all_seconds(when), live.tolist(), strict=True))

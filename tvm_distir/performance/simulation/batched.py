@@ -42,7 +42,7 @@ class BatchedTimes(NamedTuple):
     bound : int64 array (rows,)
         Places in :data:`.batched_costs.BOUNDS` and, behind these, idle time.
     fits : bool array (rows,)
-        Where all times fit; the rest is to be left.
+        The rows all of whose times fit; the other rows are to be left.
     """
 
     time_ps: Ints
@@ -59,11 +59,11 @@ class Batch:
         One of them, grouped into kernels, with the schedule of all.
     system : System
     numbers : Numbers
-        Of the program.
+        The numbers of the program.
     which : int64 array
-        By number of the program, its quantity.
+        The quantity of each number of the program.
     blocking : bool
-        As :func:`.simulator.simulate` has it.
+        The option, as :func:`.simulator.simulate` has it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Batch:
         shapes : sequence of sequence of Mesh
             Meshes of the ranks: those that rows have.
         shape : int64 array (rows,)
-            Which of them each row has.
+            The shape that each row has.
         """
         rows = quantities.shape[1]
         ran = BatchedTimes(np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.ones(rows, bool))

@@ -38,19 +38,19 @@ class BatchPrices:
         Grouped into kernels; ops are called by their places in their functions.
     system : System
     numbers : Numbers
-        Of the program.
+        The numbers of the program.
     which : int64 array
-        By number of the program, its quantity.
+        The quantity of each number of the program.
     quantities : int64 array (quantities, rows)
     shapes : sequence of sequence of Mesh
         Meshes of the ranks: those that rows have.
     shape : int64 array (rows,)
-        Which of them each row has.
+        The shape that each row has.
 
     Attributes
     ----------
     fits : bool array (rows,)
-        Where all times fit.
+        The rows all of whose times fit.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ class Dependencies:
     ----------
     lowering : Lowering
     mesh : int, optional
-        On which collectives run, where ops do not say it.
+        The mesh on which collectives run, where ops do not name it.
 
     Attributes
     ----------

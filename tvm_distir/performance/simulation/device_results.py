@@ -30,7 +30,7 @@ class DeviceResult:
     compute_s : float
         Time in which its compute stream runs.
     comm_s : float
-        Time in which at least one of its communications runs.
+        The time in which at least a single communication of the device runs.
     exposed_comm_s : float
         The part of ``comm_s`` in which nothing is computed.
     idle_s : float
@@ -68,11 +68,11 @@ class CollectiveTotal:
     mesh_axis : str
         Axis names joined by ``,``; ``mesh0->mesh1`` for a transfer; ``host``.
     group_size : int
-        For a transfer, the devices it arrives on.
+        The number of devices in a group; of a transfer, the devices at which it arrives.
     count : int
     bytes_per_device, wire_bytes_per_device : int
-        Of the results, and sent by the ring algorithm, summed over ``count``. Of a message that is
-        sent in parts, what each device sends of it.
+        The bytes of the results, and the bytes sent by the ring algorithm, summed over ``count``.
+        Of a message that is sent in parts, the bytes that each device sends.
     time_s : float
         Sum of the durations.
     """
@@ -151,7 +151,7 @@ class DeviceMemory(NamedTuple):
     curve : tuple of (time_s, live_bytes)
         Live memory from each time on.
     account : MemoryAccount
-        What holds it at the peak.
+        The account of the memory at the peak.
     param_bytes : int
         Weights and constants.
     """
@@ -202,9 +202,9 @@ class DeviceGroupResult:
     devices : tuple of int
     timeline : DeviceTimeline
     held : callable giving DeviceMemory
-        Memory, found when it is first asked for.
+        A function that computes the memory when it is first asked for.
     tables : callable giving (tuple of OpTime, tuple of FunctionTime)
-        What ops and functions take, found when it is first asked for.
+        A function that computes the times of ops and functions when they are first asked for.
     """
 
     mesh: str

@@ -56,7 +56,7 @@ class Devices(Sequence[DeviceResult]):
     lanes : sequence of DeviceGroupResult
         Devices that have the same result but for its id.
     works : sequence of DeviceWork
-        What each device of each lane did.
+        The work of each device of each lane.
     """
 
     def __init__(self, lanes: Sequence[DeviceGroupResult], works: Sequence[DeviceWork]) -> None:

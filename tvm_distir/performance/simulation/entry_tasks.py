@@ -55,13 +55,13 @@ class Piece(NamedTuple):
     Attributes
     ----------
     row : int
-        Of an op; -1 of a call.
+        The row of an op; -1 of a call.
     function : int
-        That is called; -1 of an op.
+        The function of a call; -1 of an op.
     name : str
-        Of the binding.
+        The name of the binding.
     frame : int
-        Where it stands.
+        The frame that holds it.
     ins, outs : list of int
         Values.
     """
@@ -81,18 +81,18 @@ class EntryTasks:
     Attributes
     ----------
     pieces : list of Piece
-        In order of issue.
+        The pieces, in order of issue.
     frames : list of Frame
         Callers first.
     row : int64 array (tasks,)
-        Of the op that the task is, -1 for part of a call.
+        The row of the op that the task is, -1 for part of a call.
     duration : int64 array (tasks,)
     waits : int64 array (n, 2)
         Tasks, and tasks that they wait for.
     task : list of int
-        Per piece that of an op; of a call its first one, which may be the next's.
+        The task of each op; of a call its first task, which may be the next piece's.
     ports : list of list of Waits
-        Per piece when the ports of a call are there; empty of an op.
+        The waits for the ports of each call; empty of an op.
     """
 
     pieces: list[Piece]
@@ -163,7 +163,7 @@ class TaskWriter:
     ----------
     lowering : Lowering
     maps : FunctionSummaries
-        Of its summarized functions, which know how late their parameters may be.
+        The summaries of its summarized functions, which determine how late their parameters may be.
     """
 
     def __init__(self, lowering: Lowering, maps: FunctionSummaries) -> None:

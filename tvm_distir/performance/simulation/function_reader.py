@@ -31,14 +31,14 @@ def read_functions(
         Gets them, with their rows and branches.
     program : Program
     costs : OpCosts
-        Of the program.
+        The costs of the ops of the program.
     roots : iterable of str
         Names of functions.
 
     Returns
     -------
     dict of str to int
-        Their numbers in ``into.functions``.
+        The number of each function in ``into.functions``.
     """
     reader = _Reader(into, program, costs)
     needed = reached(program.functions, roots)

@@ -21,7 +21,7 @@ class ElapsedTimes:
     Attributes
     ----------
     depth : int
-        Of the first call.
+        The depth of the first call.
     calls : int
     compute_ps, other_ps : int
     flops : int

@@ -32,9 +32,9 @@ class SimulatedStep(NamedTuple):
     callee : int
         Function that is called; -1 of an op.
     name : str
-        Of the binding.
+        The name of the binding.
     ins, outs : list of int
-        Values. A view, a wait or a send has no value of its own: its result is its operand.
+        The values. A view, a wait or a send adds no value: its result is its operand.
     """
 
     row: int
@@ -58,11 +58,11 @@ class LoweredFunction:
     results : list of int
         Values.
     number : int
-        In the table of summarized functions; -1 of an open one.
+        The number in the table of summarized functions; -1 of an inlined function.
     work_ps : int
         Sum of the times of all ops, callees included.
     tasks : int
-        Their number.
+        The number of tasks.
     """
 
     name: str

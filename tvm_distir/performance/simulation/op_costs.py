@@ -31,14 +31,14 @@ class OpRow:
     stream : int
         ``COMPUTE`` to ``RECV``.
     duration_ps : int
-        On the slowest of the groups, for a collective.
+        The duration; for a collective, that of the slowest group.
     bound_by : str
         ``compute``, ``memory``, ``launch``, or ``network``.
     wire_bytes : int
         Bytes that each device sends.
     issue_ps : int
-        What the host takes to issue it. The host issues ops in program order, and none starts
-        before it is issued.
+        The time that the host takes to issue it. The host issues ops in program order, and none
+        starts before it is issued.
     host_waits : bool
         Whether the host issues nothing more until it ends.
     """

@@ -29,7 +29,7 @@ class PipelineResult:
     Attributes
     ----------
     schedule : str
-        Its kind.
+        The kind of the schedule.
     ranks, chunks, micro_batches : int
         Ranks of the pipeline, stages per rank, parts of the batch.
     bubble : float
@@ -56,9 +56,9 @@ class Result:
     system : str
         Name of the system.
     time_s : float
-        From the start to the end of the last task.
+        The time from the start to the end of the last task.
     memory_capacity_bytes : int
-        Of one device of the system.
+        The memory of a device of the system.
     devices : sequence of DeviceResult
         All of them, by id; made, with their memory, when they are asked for.
     collectives : tuple of CollectiveTotal
@@ -70,11 +70,11 @@ class Result:
     lanes : tuple of DeviceGroupResult
         Devices that behave alike, once.
     timings_s : mapping of str to float
-        Wall-clock seconds of the simulation's own stages.
+        Wall-clock seconds of the stages of the simulation itself.
     pipeline : PipelineResult, optional
-        Of a pipelined step.
+        The results of a pipelined step.
     meshes : tuple of Mesh
-        Of the program.
+        The meshes of the program.
     """
 
     system: str
@@ -138,8 +138,9 @@ class Result:
         ----------
         path : str or Path
         form : str, optional
-            ``json``, Chrome's JSON, in which units of a pipeline are one event each; or
-            ``pftrace``, Perfetto's protocol buffers, with all ops. As the path ends if not given.
+            The format: ``json``, Chrome's JSON, in which each unit of a pipeline is an event; or
+            ``pftrace``, Perfetto's protocol buffers, with all ops. If it is not given, the
+            extension of the path decides.
 
         Raises
         ------

@@ -47,19 +47,19 @@ def simulate(
     system : System or str
         A system, its name or its path.
     fold_devices : bool
-        Let one device stand for all of its mesh, which run the same program. False simulates
-        each of them, members of collectives tied together.
+        Whether a single device stands for all devices of its mesh, which run the same program.
+        False simulates each of them, with the members of collectives tied together.
     blocking : bool
         Let collectives that are not split into a start and a done stop the compute stream, as
         an engine without a stream for them does. False: they only wait for their operands,
         and only what reads their results waits for them.
     kernels : Profile or str, optional
-        By which ops are grouped into kernels, :func:`tvm_distir.performance.fusion.grouped`. None:
-        the system's.
+        The profile by which ops are grouped into kernels, see
+        :func:`tvm_distir.performance.fusion.grouped`. None: that of the system.
     allocator : str
-        Whose memory: ``framework``, or ``tvm``, the storage plan that the program carries (see
-        :func:`tvm_distir.plan_storage`), as :func:`tvm_distir.run` takes it; live memory over time
-        then is a line at the peak.
+        The allocator whose memory is predicted: ``framework``, or ``tvm``, the storage plan that
+        the program carries (see :func:`tvm_distir.plan_storage`), as :func:`tvm_distir.run` uses
+        it; live memory over time then is a line at the peak.
     contention : bool
         Let messages and collectives of a pipelined step share the links on which they meet,
         max-min fair, and slow kernels beside them by the system's ``overlap_slowdown``. Without,

@@ -51,9 +51,9 @@ class CollectiveGroups:
     row : int64 array (collectives,)
         Ops, in order.
     parts : tuple of DeviceTasks
-        Whose devices take part.
+        The tasks of the devices that take part.
     tasks : int64 array (parts, collectives)
-        Their tasks.
+        The tasks of each part.
     """
 
     mesh: Mesh

@@ -41,7 +41,7 @@ class TaskGraph:
     tasks : Tasks
     parts : tuple of DeviceTasks
     entries : dict of str to EntryTasks
-        By function.
+        The tasks of each entry, by function.
     numbers : dict of str to int
         Functions in ``lowering``.
     lowering : Lowering

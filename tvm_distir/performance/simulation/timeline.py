@@ -63,9 +63,9 @@ class Timeline:
     lowering : Lowering
     maps : FunctionSummaries
     task_start, task_end : int64 arrays
-        Of the entry's tasks, in picoseconds.
+        The times of the entry's tasks, in picoseconds.
     tables : FunctionTables
-        Of the lowering.
+        The tables of the lowering.
     """
 
     device: int

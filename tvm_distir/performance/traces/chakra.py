@@ -58,7 +58,7 @@ class _Ends:
     ----------
     meshes : sequence of Mesh
     tasks : sequence of sequences of Task
-        Of all lanes.
+        The tasks of all lanes.
     """
 
     def __init__(self, meshes: Sequence[Mesh], tasks: Sequence[Sequence[Task]]) -> None:

@@ -18,7 +18,7 @@ def write_file(path: str | Path, content: bytes | Callable[[BinaryIO], object]) 
     ----------
     path : str or Path
     content : bytes or callable
-        What writes it into the open file.
+        The content, or a function that writes it into the open file.
 
     Raises
     ------

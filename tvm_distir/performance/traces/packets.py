@@ -71,9 +71,9 @@ class _Pattern:
     Parameters
     ----------
     flags : bytes
-        Of the packet.
+        The flags of the packet.
     fields : sequence of (name, bytes, int)
-        Of the event; each ends with so many bytes that differ, none without a name.
+        The fields of the event; each ends with so many bytes that differ, none without a name.
     """
 
     def __init__(self, flags: bytes, fields: list[tuple[str, bytes, int]]) -> None:

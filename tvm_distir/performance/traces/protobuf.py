@@ -72,7 +72,7 @@ def put_padded(rows: Bytes, at: int, values: npt.NDArray[np.int64], width: int =
     rows : uint8 array (..., bytes)
     at : int
     values : int64 array (...)
-        From 0 up to 2**56, or up to 2**28 where four bytes are to do.
+        The values, from 0 up to 2**56, or up to 2**28 where four bytes suffice.
     width : int
         Bytes of each varint, 8 or 4.
     """

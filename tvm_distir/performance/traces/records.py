@@ -49,14 +49,14 @@ class OpRecords:
     Attributes
     ----------
     kinds : sequence of RecordKind (ops,)
-        Of streams that run one op after the other: compute and collectives.
+        The kinds of the ops of streams that run in sequence: compute and collectives.
     start, end : int64 arrays (runs, ops)
     order : int64 array (runs,)
         Places among all runs of the device.
     unit : str
-        What a run is called; empty where it is the whole step.
+        The name of a run; empty where it is the full step.
     place : str
-        Where the unit belongs.
+        The place of the unit.
     micros : int64 array (runs,)
         Micro-batch of each run; -1 of none.
     span : int64 array (runs, 2)
@@ -85,7 +85,7 @@ class MessageRecords:
     names : sequence of str (messages,)
     start, end : int64 arrays (messages,)
     flows : sequence of hashable (messages,)
-        What the two ends of a message have in common.
+        A key that the two ends of a message have in common.
     """
 
     stream: str
@@ -109,9 +109,9 @@ class Task(NamedTuple):
         ``bytes``: of the operand of a collective, moved by a kernel, or on the wire.
     mesh : int
     axes : tuple of int
-        Of a collective.
+        The mesh axes of a collective.
     peer, tag : int
-        Of a message: the mesh at the other end, and what joins the ends.
+        The mesh at the other end of a message, and the tag that joins the ends.
     """
 
     name: str
@@ -138,11 +138,11 @@ class TracedDevices:
     sheets : callable giving an iterator of OpRecords
     wires : callable giving an iterator of MessageRecords
     tasks : callable giving a list of Task
-        What they do without times.
+        A function that returns the tasks of the devices, without times.
     memory : callable giving a sequence of (time_s, bytes)
         Live memory from each time on.
     events : callable giving an iterator of Event
-        In order of issue; units of a pipeline are one event each.
+        A function that yields the events in order of issue; each unit of a pipeline is an event.
     """
 
     mesh: str

@@ -27,7 +27,7 @@ class RankDependencies:
     rank : int
     ran : StageRuns
     runs : list of ActionRuns
-        Of the rank.
+        The runs of the rank.
     sent, received : list of EdgeMessages
     copied : list of Copies
 

@@ -64,9 +64,9 @@ class StageSteps:
     ----------
     units : RankPrograms
     runs : dict of int to RunKind
-        By step.
+        The kind of run of each step.
     edges : list of Edge
-        Those between ranks, as ``units`` numbers them.
+        The edges between ranks, as ``units`` numbers them.
     edge_ps : list of int
         Durations of their messages.
     stashes : OffloadTransfers

@@ -34,11 +34,11 @@ class RankUnit:
     Attributes
     ----------
     name : str
-        Of its function.
+        The name of its function.
     function : int
-        In the lowering.
+        The number of its function in the lowering.
     number : int
-        Of its map.
+        The number of its map.
     inputs, outputs : tuple of int
         Slots.
     once : frozenset of int
@@ -60,9 +60,10 @@ class RankClass:
     Attributes
     ----------
     units : dict of (int, str) to RankUnit
-        By number of role and name.
+        The units by the number of the stage kind and by name.
     timed : dict of int to list of int
-        By number of role the slots whose time matters by itself, beside the compute stream's.
+        The slots whose time matters by itself, beside the compute stream's, by the number of the
+        stage kind.
     """
 
     units: dict[tuple[int, str], RankUnit]

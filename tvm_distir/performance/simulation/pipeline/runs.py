@@ -37,7 +37,7 @@ class ActionRuns:
     micros : int64 array (runs,)
         Micro-batch of each run; -1 for what is done once.
     times : int64 array (runs, ports)
-        Of the ports.
+        The times of the ports.
     order : int64 array (runs,)
         Places among all runs of the rank.
     """
@@ -79,18 +79,18 @@ class StageRuns:
         Units of each rank, with their maps.
     steps : StageSteps
     meshes : sequence of Mesh
-        Of the ranks.
+        The meshes of the ranks.
     loads : Loads, optional
-        What meets on links; None: all run at full speed.
+        The loads of links under contention; None: all run at full speed.
 
     Attributes
     ----------
     messages : list of EdgeMessages
-        Per edge between ranks.
+        The messages of each edge between ranks.
     copies : list of Copies
-        To the memory of the host, and back.
+        The copies to the memory of the host, and back.
     finish : int
-        When the last stream is free, and the last message there.
+        The time at which the last stream is free, and the last message has arrived.
 
     Raises
     ------

@@ -48,7 +48,7 @@ class StageTimeline:
     rank : int
     ran : StageRuns
     runs : list of ActionRuns
-        Of the rank.
+        The runs of the rank.
     sent, received : list of EdgeMessages
     copied : list of Copies
     tables : FunctionTables

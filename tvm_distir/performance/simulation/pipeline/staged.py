@@ -54,7 +54,7 @@ def simulate_stages(
     ----------
     program : Program
     staged : PipelineProgram
-        Of the program.
+        The pipelined step of the program.
     system : System
     blocking : bool
     contention : bool

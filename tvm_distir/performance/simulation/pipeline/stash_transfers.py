@@ -43,9 +43,9 @@ class StashTransfer:
     kind : str
         ``store`` or ``fetch``.
     bytes : int
-        Of one device's stash.
+        The bytes of a device's stash.
     spent_ps : int
-        Of each copy.
+        The time of each copy.
     """
 
     stage: int
@@ -67,7 +67,7 @@ class OffloadTransfers:
     Attributes
     ----------
     moves : list of StashTransfer
-        Those of a stage in sequence; they are edges behind the others.
+        The transfers of each stage in sequence; they are edges behind the others.
     """
 
     def __init__(self, staged: PipelineProgram, costs: OpCosts, edges: int, cells: int) -> None:
@@ -106,9 +106,9 @@ class OffloadTransfers:
         Parameters
         ----------
         stash : callable
-            From a stage to the places of what it keeps, where their times matter.
+            A function from a stage to the places of its stash, where their times matter.
         template : callable
-            From steps to the number of a template.
+            A function from steps to the number of a template.
         """
         numbers = {}
         for move in self.moves:
@@ -134,7 +134,7 @@ class OffloadTransfers:
         units : int64 array (units, 2)
             Template and micro-batch of each unit.
         templates : dict
-            As :meth:`templates` gives it.
+            The templates, as :meth:`templates` returns them.
         """
         if not self.moves:
             return units

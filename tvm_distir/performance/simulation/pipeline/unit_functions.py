@@ -20,7 +20,7 @@ class StageUnit:
     Attributes
     ----------
     function : str
-        That runs its phases.
+        The function that runs its phases.
     inputs, outputs : tuple of int
         Slots of the role that its parameters and results are.
     """
@@ -38,9 +38,9 @@ def with_units(
     Returns
     -------
     program : Program
-        Its collectives run on the rank's mesh.
+        The program, whose collectives run on the rank's mesh.
     units : dict of (int, str) to StageUnit
-        By number of role and name.
+        The units by the number of the stage kind and by name.
     """
     functions = {name: fn.on(rank) for name, fn in program.functions.items()}
     units: dict[tuple[int, str], StageUnit] = {}
