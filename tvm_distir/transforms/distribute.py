@@ -43,8 +43,8 @@ def communication_passes(
     Parameters
     ----------
     mod : IRModule
-        What is distributed. A training step has, where a system is given, its small reductions
-        joined and its collectives overlapped with other work without being asked.
+        The module that is distributed. Where a system is given, a training step has its small
+        reductions merged and its collectives overlapped with other work by default.
     system, bucket_bytes, overlap, ahead_bytes
         See :func:`distribute`.
     """
@@ -124,8 +124,8 @@ def distribute(
     Returns
     -------
     IRModule
-        Level 5: local tensors, collectives, one entry function with ``dist.io`` per mesh, or
-        where meshes share devices for all devices that belong to the same meshes.
+        The module at level 5: local tensors, collectives, an entry function with ``dist.io`` per
+        mesh, or, where meshes share devices, for all devices that belong to the same meshes.
 
     Raises
     ------

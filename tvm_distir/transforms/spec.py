@@ -56,7 +56,8 @@ class PassSpec:
         Parameters
         ----------
         given
-            What options have that the spec does not name, where the pass has them.
+            The values of options that the spec does not name; those that the pass lacks are
+            ignored.
 
         Raises
         ------
@@ -76,7 +77,7 @@ def parse_passes(text: str, place: str = "passes") -> tuple[PassSpec, ...]:
     text : str
         ``name{option=value,...},...``; see :mod:`tvm_distir.support.plugins.notation`.
     place : str
-        Where the text stands, for messages.
+        The place of the text, for messages.
 
     Raises
     ------

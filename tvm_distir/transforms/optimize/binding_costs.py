@@ -100,7 +100,7 @@ class BodyCosts:
     ----------
     costs : BindingCosts
     reading : FunctionView
-        Of a function of the module.
+        The view of a function of the module.
     devices : collection of int
         Run the body, where not all of its mesh do.
     """

@@ -40,7 +40,7 @@ class ShardedCall:
     ----------
     axes : tuple of int
     factor : Factor
-        What the call follows along them.
+        The factor that the call follows along them.
     operands : list of expression
         Flattened.
     """

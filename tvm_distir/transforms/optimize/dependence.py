@@ -77,7 +77,7 @@ def block_nodes(
     ----------
     scan : Scan
     costs : BodyCosts
-        Of the scan's reading.
+        The costs of the bindings that the scan reads.
     meets_in_order : bool
         Whether collectives, and calls of functions that may hold some, keep their order too.
     """

@@ -75,7 +75,7 @@ def rewrite_of(steps: Sequence[FunctionStep], level: int = 4) -> Rewrite:
     Parameters
     ----------
     steps : sequence of FunctionStep
-        Applied one after the other.
+        The steps, applied in sequence.
     level : int
         4 or 5: at 4, functions without DTensors are left as they are.
     """

@@ -43,7 +43,7 @@ class GatheredValue:
     Attributes
     ----------
     source : Var
-        What it was before.
+        The variable that is gathered.
     steps : tuple of Call
         The gathers, in order.
     """
@@ -67,14 +67,14 @@ class KeptGathers:
     members : sequence of Member
         The functions of the module.
     axes : mapping of str to tuple of int
-        Per mesh, by its text, along which axes gathers count.
+        The axes along which gathers count, by the text of each mesh.
 
     Attributes
     ----------
     gathered : dict of Var to GatheredValue
         Variables bound to gathers of the forward pass, and other names of these.
     late : set of Var
-        What is bound in backward passes.
+        Variables that are bound in backward passes.
     """
 
     def __init__(self, members: Sequence[Member], axes: Mapping[str, tuple[int, ...]]) -> None:

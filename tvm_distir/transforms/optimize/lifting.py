@@ -86,7 +86,7 @@ class GatherPrologue:
     Parameters
     ----------
     fn : Function
-        Of level 5, its collectives split, with a body of one block.
+        A function of level 5 whose collectives are split, with a body of a single block.
     early : collection of int
         Parameters that are there long before it is called.
     costs : BindingCosts
@@ -94,7 +94,7 @@ class GatherPrologue:
     Attributes
     ----------
     starts : list of Var
-        In the order in which they are first needed.
+        The started collectives, in the order in which they are first needed.
     """
 
     def __init__(self, fn: relax.Function, early: Collection[int], costs: BindingCosts) -> None:

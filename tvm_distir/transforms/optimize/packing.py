@@ -27,10 +27,10 @@ def one_for_all(
     ----------
     writer : BlockWriter
     members : sequence of (Var, Call)
-        ``all_reduce``, ``reduce_scatter`` or ``all_gather`` of one kind, dtype, reduction and
-        set of axes, on tensors of known shapes.
+        Calls of ``all_reduce``, ``reduce_scatter`` or ``all_gather`` of the same kind, dtype,
+        reduction and set of axes, on tensors of known shapes.
     name : str
-        Of the variables between.
+        The name of the variables in between.
     """
     first = members[0][1]
     kind = str(dist_op_name(first))

@@ -25,14 +25,15 @@ class RegionNode:
     ----------
     var, value : Var, expression
     kind : str
-        ``map`` works on each key, ``same`` passes on, ``pad`` adds rows for a scatter, ``sum``
-        sums over keys, ``scatter`` leaves a device its own, ``softmax``, ``stat`` is part of one.
+        The kind of binding: ``map`` works on each key, ``same`` passes on, ``pad`` adds rows for a
+        scatter, ``sum`` sums over keys, ``scatter`` leaves a device its part, ``softmax`` is a
+        softmax, ``stat`` is part of a softmax.
     walks : tuple of int or None
-        Per argument, the dim that runs over the keys.
+        The dim of each argument that runs over the keys.
     dim : int or None
-        That of the result.
+        The dim of the result that runs over the keys.
     phase : int
-        In which it can be done.
+        The phase in which it can be computed.
     online : Var or None
         The softmax of the same phase that a sum is taken with, as long as it is not finished.
     """
@@ -53,15 +54,17 @@ class Region:
     Attributes
     ----------
     mesh, axis, count, rows, whole : DeviceMesh, int, int, int, int
-        Who holds the keys: rows on each of the devices along the axis, so many of them in all.
+        The owners of the keys: ``rows`` on each of the ``count`` devices along the axis, ``whole``
+        in all.
     sources : dict of Var to GatheredTensor
     nodes : dict of Var to RegionNode
-        In order.
+        The bindings, in order.
     softmaxes : dict of Var to Softmax
     whole_softmaxes : set of Var
-        Those that are read beyond the region.
+        The softmaxes that are read beyond the region.
     roots : dict of Var to (Var, list of Call)
-        Per source the block that travels, and the transpositions that make the source's of it.
+        The block of each source that travels, and the transpositions that compute the source's
+        block of it.
     """
 
     mesh: Any

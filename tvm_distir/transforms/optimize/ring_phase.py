@@ -29,11 +29,11 @@ class RingPhase:
     ----------
     region : Region
     number : int
-        Of the phase.
+        The number of the phase.
     emit : callable
         Binds a value to a new variable of a name.
     stats : dict
-        Of the softmaxes of earlier phases; those of this one are added.
+        The statistics of the softmaxes of earlier phases; those of this phase are added.
     """
 
     def __init__(self, region: Region, number: int, emit: Emit, stats: Stats) -> None:

@@ -31,11 +31,11 @@ class RegionFinder:
     Parameters
     ----------
     name : str
-        Of the function.
+        The name of the function.
     rows : sequence of Row
-        Of the block.
+        The rows of the block.
     values, readers : mapping
-        Of the function, see :class:`.scan.Scan`.
+        The values and readers of the function, see :class:`.scan.Scan`.
     axes : mapping of str to collection of int
         Mesh axes along which nothing may be gathered for attention, by the mesh's text.
     """

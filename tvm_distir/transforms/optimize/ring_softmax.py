@@ -22,12 +22,12 @@ class Softmax:
     Attributes
     ----------
     scores : Var
-        What it reads.
+        The operand of the softmax.
     weights : Var
-        What it gives.
+        The result of the softmax.
     top, total : Var or None
-        Where they are values of their own: the maximum of the scores, (..., 1), and the sum of
-        their exponentials below it, (..., 1).
+        The maximum of the scores, (..., 1), and the sum of their exponentials below it, (..., 1),
+        where these are separate values.
     """
 
     scores: Any

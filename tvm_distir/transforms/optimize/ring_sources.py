@@ -75,7 +75,7 @@ def match_ring_gather(
     ----------
     var : expression
     values : mapping of Var to expression
-        What variables are bound to.
+        The values that variables are bound to.
     axes : mapping of str to collection of int
         The axes that are rings, by the mesh's text.
     """

@@ -22,7 +22,7 @@ class Scan:
     ----------
     fn : relax.Function
     reading : FunctionView
-        Of the function.
+        The view of the function.
 
     Attributes
     ----------

@@ -49,9 +49,9 @@ class Traffic:
     Attributes
     ----------
     counts, result_bytes, wire_bytes : Counter
-        By :class:`TrafficKind`: how many, bytes of results, bytes that a device sends by the ring
-        formulae (:func:`~.network.wire_bytes`). Transfers between meshes count
-        at the ``send``, as the size of one device's tensor.
+        Counts by :class:`TrafficKind`: how many, bytes of results, bytes that a device sends by the
+        ring formulae (:func:`~.network.wire_bytes`). Transfers between meshes count at the
+        ``send``, as the size of a device's tensor.
     """
 
     counts: Counter[TrafficKind] = field(default_factory=Counter)
@@ -95,9 +95,9 @@ def traffic(mod: ir.IRModule) -> Traffic:
     Parameters
     ----------
     mod : IRModule
-        At level 4 or 5. Of an ``If`` the branch that sends more bytes counts; functions that
-        call each other in a circle count once, and so does what the entries of a shared mesh do
-        together.
+        The module, at level 4 or 5. Of an ``If`` the branch that sends more bytes counts; functions
+        that call each other in a circle count once, and so does what the entries of a shared mesh
+        do together.
 
     Returns
     -------
@@ -128,8 +128,8 @@ class _Count:
     Attributes
     ----------
     devices : tuple of int
-        Those that run the entry, where others share its meshes: what such a mesh does counts
-        for its first device. Empty: all counts.
+        The devices that run the entry, where other entries share its meshes: work on such a mesh
+        counts for its first device. Empty: all work counts.
     """
 
     def __init__(self, mod: ir.IRModule, devices: tuple[int, ...]) -> None:

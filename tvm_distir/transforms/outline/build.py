@@ -31,7 +31,7 @@ class Outlined:
     name : str
     function : Function
     arguments : list of list
-        Per stretch the arguments of its call.
+        The arguments of the call for each stretch.
     """
 
     repeat: Repeat

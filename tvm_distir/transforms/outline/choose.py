@@ -26,7 +26,7 @@ class Repeat:
     Attributes
     ----------
     starts : tuple of int
-        Where each begins, in order; they do not overlap.
+        The beginning of each occurrence, in order; they do not overlap.
     length : int
         Bindings of each.
     outputs : tuple of int
@@ -57,7 +57,7 @@ def choose_repeats(sequence: Sequence, min_repeats: int, min_bindings: int) -> l
     min_repeats : int
         At least 2.
     min_bindings : int
-        Of a stretch.
+        The least number of bindings of a stretch.
 
     Returns
     -------

@@ -49,8 +49,8 @@ def common_name(names: Sequence[str]) -> tuple[str, str] | None:
     Returns
     -------
     parts : (str, str) or None
-        What stands before and after the first number that differs, ``("h.", ".attn.weight")``;
-        the name and nothing where all are equal; None where more than numbers differ.
+        The text before and after the first number that differs, ``("h.", ".attn.weight")``; the
+        name and an empty text where all are equal; None where more than numbers differ.
     """
     split = [re.split(r"(\d+)", name) for name in names]
     if any(len(parts) != len(split[0]) or parts[::2] != split[0][::2] for parts in split):
@@ -93,11 +93,11 @@ def function_name(weights: Iterable[Sequence[str]], bound: Sequence[str], convol
     Parameters
     ----------
     weights : iterable of sequence of str
-        Per parameter that is a weight, its names in all layers.
+        The names in all layers of each parameter that is a weight.
     bound : sequence of str
         Names of the variables inside; TVM's Gradient says ``adjoint`` in them.
     convolves : bool
-        Without weights that tell: whether to say block, not layer.
+        Whether the name is ``block`` rather than ``layer`` where weights do not decide.
     """
     votes: Counter[str] = Counter()
     for names in weights:

@@ -59,7 +59,7 @@ def tandem_runs(symbols: Ints, least_period: int, least_count: int) -> list[Run]
     Returns
     -------
     runs : list of Run
-        By period, then by start.
+        The runs by period, then by start.
     """
     pieces: list[tuple[int, int, int]] = []
     for width, names in _windows(symbols):

@@ -58,15 +58,15 @@ class Sequence:
         Whether the binding stands in a dataflow block.
     symbols : array of int64, (n,)
     leaves : list of tuple
-        Per binding its operands; empty for one that may not be moved.
+        The operands of each binding; empty for a binding that may not be moved.
     leaf_start : array of int64, (n + 1,)
-        Where each binding's leaves begin in ``producers``.
+        The beginning of each binding's leaves in ``producers``.
     producers : array of int64, (leaves,)
         Position of the binding that defines a leaf, NOWHERE for parameters and constants.
     last_use : array of int64, (n,)
         Position of the last binding that reads the variable; n for results, NOWHERE for none.
     position : dict of Var to int
-        Of each variable the sequence binds.
+        The position of each variable that the sequence binds.
     """
 
     bindings: list[Any] = field(default_factory=list)

@@ -36,7 +36,7 @@ def shared_in_front(
     ----------
     fn : relax.Function
     sequence : Sequence
-        Its bindings.
+        The bindings of the function.
     repeats : iterable of Repeat
 
     Returns

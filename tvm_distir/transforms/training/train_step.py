@@ -63,17 +63,18 @@ def train_step(
     Parameters
     ----------
     mod : IRModule
-        At level 1, with ``main(*data, *weights) -> output``; it and the private functions on
-        the way have neither branches nor effects. The output is a tensor, or a tuple of some:
-        logits (samples, ..., classes) for ``cross_entropy``, any shape for ``mse``; of half
-        precision, the loss is computed in float32.
+        The module, at level 1, with ``main(*data, *weights) -> output``; it and the private
+        functions on the way have neither branches nor effects. The output is a tensor, or a tuple
+        of tensors: logits (samples, ..., classes) for ``cross_entropy``, any shape for ``mse``; the
+        loss of half-precision outputs is computed in float32.
     loss : str
         ``cross_entropy`` (mean over all samples; targets are int32 (samples, ...)) or ``mse``
         (mean of squares; targets are like the output), or a private function of the module,
         ``(output, *targets) -> scalar``; of several outputs a weighted sum,
         ``logits:cross_entropy*2,value:mse*0.5``, with ``logits_targets`` and ``value_targets``.
     optimizer : str
-        ``sgd``, ``adam``, ``adamw``, ``lion``, or one that another package offers.
+        The optimizer: ``sgd``, ``adam``, ``adamw``, ``lion``, or an optimizer that another package
+        offers.
     reread : bool
         The backward pass reads the weights anew (as values that end in ``_again``, which plans
         place as the weights). Where weights of ``main`` are stored in shards, they are then
@@ -81,9 +82,9 @@ def train_step(
     clip : float
         Most that the norm of all gradients together may be, larger ones are scaled down; 0: any.
     loss_scale : float or str
-        What the loss is multiplied with for the backward pass, so that gradients of half precision
-        do not vanish; ``dynamic``: an input that halves after a step whose gradients overflow,
-        which then changes no weight, and doubles after 2000 that do not.
+        The factor by which the loss is multiplied for the backward pass, so that gradients of half
+        precision do not vanish; ``dynamic``: an input that halves after a step whose gradients
+        overflow, which then changes no weight, and doubles after 2000 that do not.
     master : bool
         Weights of half precision have a float32 copy, a state, on which the optimizer works.
     rate_input : bool
@@ -100,27 +101,28 @@ def train_step(
         ``full*4+none``; ``auto``: what takes least time within the memory of a device,
         ``auto:memory_gib=80,activations=8,weights=1`` (parts that they are cut into).
     system : System or str, optional
-        Whose times and memory ``auto`` and ``cut`` go by.
+        The system whose times and memory ``auto`` and ``cut`` use.
     schedule : Schedule, mapping or str, optional
-        Stages and micro-batches, as ``1f1b:stages=4,micro_batches=8``. The model's batch is that
-        of one micro-batch: the step takes ``micro_batches`` times as much. Gradients are those
-        of the mean over all micro-batches, summed in float32 where they are of half precision.
+        The stages and micro-batches, as ``1f1b:stages=4,micro_batches=8``. The model's batch is
+        that of a single micro-batch: the step takes ``micro_batches`` times as much. Gradients are
+        those of the mean over all micro-batches, summed in float32 where they are of half
+        precision.
     **options : float
-        Of the optimizer, see :mod:`.optimizers`.
+        The options of the optimizer, see :mod:`.optimizers`.
 
     Returns
     -------
     IRModule
-        ``main(*data, targets, [rate], *weights, *states, *counters) -> (loss, *new weights,
-        *new states, *new counters)``, in the order of the parameters. States of a weight ``w`` are
-        called ``w.momentum``, or ``w.m`` and ``w.v``, with ``w.master`` before; counters are
-        ``step`` (of Adam) and ``loss_scale`` and ``scale_steps`` (of a dynamic scale). Statistics
-        of batch norms count as weights, and so does ``dropout``, int64, after all others, of a
-        model with dropouts: the seed times 2^32, plus the steps so far. The attribute
-        ``dist.training`` says which value updates which parameter, and which is the gradient of a
-        weight, so that strategies place them alike. With a schedule, one public function per kind
-        of stage, ``stage0`` the first, and the attribute ``dist.pipeline``;
-        :func:`~.expand_passes.RunInTurn` makes the one ``main`` of it.
+        The function ``main(*data, targets, [rate], *weights, *states, *counters) -> (loss, *new
+        weights, *new states, *new counters)``, in the order of the parameters. States of a weight
+        ``w`` are called ``w.momentum``, or ``w.m`` and ``w.v``, with ``w.master`` before; counters
+        are ``step`` (of Adam) and ``loss_scale`` and ``scale_steps`` (of a dynamic scale).
+        Statistics of batch norms count as weights, and so does ``dropout``, int64, after all
+        others, of a model with dropouts: the seed times 2^32, plus the steps so far. The attribute
+        ``dist.training`` records which value updates which parameter, and which is the gradient of
+        a weight, so that strategies place them alike. With a schedule, there is a public function
+        per stage kind, ``stage0`` the first, and the attribute ``dist.pipeline``;
+        :func:`~.expand_passes.RunInTurn` makes a single ``main`` of it.
 
     Raises
     ------

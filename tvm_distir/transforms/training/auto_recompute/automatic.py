@@ -36,7 +36,7 @@ def chain_of(
     writer : TrainStepWriter
         Has run, without recomputation.
     main : Function
-        What it wrote.
+        The function ``main`` that the trial wrote.
     auto : Auto
     """
     memory = PeakMemory(writer.pairs, auto)
@@ -64,7 +64,7 @@ def decided(trial: TrainStepWriter, auto: Auto) -> Recomputation:
     Parameters
     ----------
     trial : TrainStepWriter
-        Of the same step without recomputation; it is run.
+        The writer of the same step without recomputation; it is run.
     auto : Auto
 
     Raises

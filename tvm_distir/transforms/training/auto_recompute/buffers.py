@@ -49,9 +49,9 @@ class CallTask:
     Attributes
     ----------
     var : Var
-        What it is bound to.
+        The variable that it is bound to.
     reads : list of Buffer
-        Of its arguments, in order.
+        The buffers of its arguments, in order.
     makes : list of Buffer
     callee : str or None
         The Relax function that is called.
@@ -98,10 +98,10 @@ def read_body(
     ----------
     fn : relax.Function
     weights : sequence of bool
-        Per leaf of its parameters, whether it is a weight.
+        A flag per leaf of its parameters, whether it is a weight.
     kernels : IRModule
     results : callable
-        Of called functions.
+        A function that returns the results of called functions.
     """
     (reading,) = read_functions([fn])
     in_place = {reading.variables[i] for i in transposed_operands(reading)}

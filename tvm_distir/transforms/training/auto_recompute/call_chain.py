@@ -59,7 +59,8 @@ class CallChain:
         Parameters that live from the beginning to their last use; others are there all the time,
         and not counted.
     later : callable, optional
-        Bytes that the first half of a pair's backward pass passes on to the other one.
+        A function that returns the bytes that the first half of a pair's backward pass passes on to
+        the second half.
     """
 
     def __init__(

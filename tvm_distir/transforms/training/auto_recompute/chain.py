@@ -28,7 +28,7 @@ class CallOption:
     ----------
     policy : str
     time : int
-        Of what is recomputed.
+        The time of recomputation.
     kept_bytes : int
         Kept from the forward to the backward pass.
     forward_bytes, backward_bytes : int
@@ -53,7 +53,7 @@ class ChainCall:
     Attributes
     ----------
     options : tuple of CallOption
-        At least one.
+        The options, of which there is at least a single option.
     before_forward, before_backward : int
         Bytes that others than the calls' kept values take when the two parts are called.
     """
@@ -74,7 +74,7 @@ class PartialChoice(NamedTuple):
     Attributes
     ----------
     kept_bytes : int
-        By all of them.
+        The bytes that all calls save.
     need_bytes : int
         Most at any moment so far, of what they keep and of what others take; 0 where it is known
         to fit.
@@ -111,8 +111,8 @@ def least_time(
     ----------
     links : sequence of ChainCall
     gaps : sequence of int
-        ``gaps[i]``: most that others take at any moment between calls at which exactly the first
-        i calls keep something; one more than links.
+        The memory between calls, ``gaps[i]``: the most bytes that other values take at any moment
+        at which exactly the first i calls have saved values; there is one more gap than links.
     bound : int
         Most memory at any moment.
     """
@@ -135,9 +135,9 @@ def all_ways(
     Parameters
     ----------
     links, gaps : sequences of ChainCall and int
-        As for :func:`least_time`.
+        The chain, as for :func:`least_time`.
     fits : callable
-        Of a way so far; what does not fit is not followed.
+        A predicate of a partial choice; choices that do not fit are not extended.
     most : int
         Memory, by a part of which bytes are rounded up where ways are many.
     is_final : bool

@@ -132,8 +132,8 @@ class PeakMemory:
         Returns
         -------
         list of (int, int)
-            Per task, bytes of what was made before it and is read after it; and with what it
-            makes, and what it is the last to read, at most.
+            Two numbers per task: the bytes of values that are made before it and read after it; and
+            the most bytes with the values that it makes, and those that it is the last to read.
         """
         last = self.last_uses(body) if last is None else last
         results_of = [[b for b in task.makes if b not in others] for task in body.tasks]

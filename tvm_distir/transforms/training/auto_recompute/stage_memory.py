@@ -51,30 +51,33 @@ class StageMemory:
     Attributes
     ----------
     links : tuple of ChainCall
-        The calls of one micro-batch, forward and backward.
+        The calls of a micro-batch, forward and backward.
     gaps : tuple of int
-        Between them, see :func:`.recompute.least_time`.
+        The memory between them, see :func:`.recompute.least_time`.
     calls : tuple of int
-        Which of the stage's calls of private functions they are.
+        The numbers of these calls among the stage's calls of private functions.
     resident : int
         Data, weights and states.
     constants : int
-        Of all functions that are tried.
+        The bytes of the constants of all functions that are tried.
     sums : int
-        Of what grows with micro-batches, from the first one on: sums of gradients.
+        The bytes of values that accumulate over micro-batches, from the first micro-batch on: sums
+        of gradients.
     begun : int
-        Of that what the first one makes beside its gradients, which become the sums otherwise.
+        The bytes of such values that the first micro-batch makes beside its gradients, which
+        otherwise become the sums.
     kept : int
-        Of a micro-batch from its forward to its backward pass, without what calls keep.
+        The bytes stored for a micro-batch between its forward and its backward pass, without what
+        calls save.
     later : int
-        Of a micro-batch from its backward pass to its gradients of weights, without what calls
-        pass on.
+        The bytes stored for a micro-batch between its backward pass and its gradients of weights,
+        without what calls pass on.
     adding : int
-        What adding a micro-batch's gradients to the sums takes.
+        The bytes that adding a micro-batch's gradients to the sums takes.
     end : int
-        What the updates take, sums included.
+        The bytes that the updates take, sums included.
     activations, results : int
-        Of a message from the stage before, and to the stage behind.
+        The bytes of a message from the preceding stage, and to the following stage.
     """
 
     links: tuple[ChainCall, ...]

@@ -33,7 +33,7 @@ class PeakMoment:
     Attributes
     ----------
     stashes : int
-        Micro-batches beside the one that runs, whose stashes are held.
+        The number of micro-batches, beside the running micro-batch, whose stashes are stored.
     beside : int
         Bytes of what else is there.
     """
@@ -48,9 +48,9 @@ class StageKinds:
     Parameters
     ----------
     memories : sequence of StageMemory
-        Of each kind.
+        The memory of each kind.
     kind_of : sequence of int
-        Per stage.
+        The kind of each stage.
     schedule : Schedule
     """
 

@@ -91,7 +91,7 @@ def write_function(
     Parameters
     ----------
     params : sequence of Var
-        What may be read; their symbolic sizes are known.
+        The variables that may be read; their symbolic sizes are known.
     write : callable
         Emits into the builder that it gets.
 

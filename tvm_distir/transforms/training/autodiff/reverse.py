@@ -69,13 +69,13 @@ class Reverse:
     Parameters
     ----------
     builder : BlockBuilder
-        Inside the block.
+        The builder, inside the block.
     live : set of Var
         Variables on the way, see :func:`active`.
     place : str
         Name of the function, for messages.
     reread : WeightRegather, optional
-        What the backward pass reads anew.
+        The rewriter that lets the backward pass read parameters again.
     calls : mapping of Var to Backward, optional
         Calls of private functions, by the variables of their values.
 
@@ -240,7 +240,7 @@ def reverse(
     Parameters
     ----------
     builder : BlockBuilder
-        Inside the block that holds the bindings already.
+        The builder, inside the block that holds the bindings already.
     bindings : sequence of Binding
         All that leads to the loss, in order and in normal form.
     loss : Var
@@ -250,11 +250,11 @@ def reverse(
     place : str
         Name of the function, for messages.
     reread : WeightRegather, optional
-        What the backward pass reads anew.
+        The rewriter that lets the backward pass read parameters again.
     calls : mapping of Var to Backward, optional
         Calls of private functions, by the variables of their values.
     seed : expression, optional
-        Gradient of the scalar to begin with, of its type; None: one.
+        The gradient of the scalar to begin with, of its type; None: the number 1.
 
     Returns
     -------

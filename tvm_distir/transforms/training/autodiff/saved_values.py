@@ -39,15 +39,15 @@ def kept_and_again(
     forward : sequence of Binding
         The forward pass, in order.
     read : sequence of Var
-        What the backward pass reads.
+        The values that the backward pass reads.
     params : sequence of Var
-        They are at hand in either part.
+        The parameters, which are available to either pass.
 
     Returns
     -------
     saved : list of Var
     again : list of Binding
-        In order.
+        The bindings that are recomputed, in order.
     """
     wanted, at_hand = set(read), set(params)
     values = {binding.var: binding.value for binding in forward}

@@ -34,7 +34,7 @@ class SplitBackward:
     weights : GlobalVar
         ``((*crossing,)) -> (*other results,)``.
     first, later : tuple of int
-        Which results of the function are in which.
+        The numbers of the function's results that the first and the second part return.
     """
 
     inputs: ir.GlobalVar

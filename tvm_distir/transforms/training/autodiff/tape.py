@@ -27,7 +27,7 @@ class ForwardBackward:
     Attributes
     ----------
     name : str
-        Of the function.
+        The name of the function.
     forward : GlobalVar
         ``(*params) -> (y, (*saved,))``; the function itself where nothing is saved.
     backward : GlobalVar
@@ -108,7 +108,7 @@ class Tape:
     Parameters
     ----------
     builder : BlockBuilder
-        Inside the block to write to.
+        The builder, inside the block to write to.
     pairs : PairMaker
     live : set of Var
         Variables on the way from what gradients are asked of.
@@ -116,9 +116,9 @@ class Tape:
     Attributes
     ----------
     env : dict of Var to Var
-        What represents the variables of the model.
+        The variable that represents each variable of the model.
     bindings : list of Binding
-        What was emitted, values as the model has them.
+        The emitted bindings, with the values of the model.
     calls : dict of Var to CallGradient
     """
 

@@ -25,12 +25,12 @@ class WeightRegather:
     builder : BlockBuilder
     params : sequence of Var
     bindings : sequence of Binding
-        Of the forward pass.
+        The bindings of the forward pass.
 
     Attributes
     ----------
     marks : dict of Var to Var
-        Of the parameters that were read anew: what they are called there.
+        The variable under which the backward pass reads each parameter again.
     """
 
     def __init__(

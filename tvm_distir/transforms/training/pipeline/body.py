@@ -73,7 +73,7 @@ class StageBody:
     Parameters
     ----------
     mod : IRModule
-        At level 1 or 5.
+        The module, at level 1 or 5.
     note : StageNote
     varying : collection of str
         Inputs that are not the same for every micro-batch.
@@ -81,18 +81,18 @@ class StageBody:
     Attributes
     ----------
     params : dict of str to Var
-        By what they are.
+        The parameters by what they are.
     results : dict of str to expression
         Likewise.
     bindings : dict of When to list of Binding
     when : dict of Var to When
-        Of results and all that is bound.
+        The phase of results and of all bound variables.
     carried : list of str
-        Inputs that the forward pass of a micro-batch changes for the next one.
+        Inputs that the forward pass of a micro-batch changes for the next micro-batch.
     each : set of Var
-        What is handed to an update of its own for every micro-batch, and not summed.
+        Values that are passed to a separate update for every micro-batch, and not summed.
     stash : list of Var
-        What the forward pass of a micro-batch keeps for its later parts.
+        Values that the forward pass of a micro-batch saves for its later phases.
     """
 
     def __init__(self, mod: ir.IRModule, note: StageNote, varying: Iterable[str]) -> None:

@@ -32,9 +32,9 @@ class Flat:
     ----------
     params : tuple of Var
     weights : set of Var
-        Those of the parameters that are no data.
+        The parameters that are not data.
     bindings : tuple of Binding
-        In order.
+        The bindings, in order.
     loss : Var
     stream : Var or None
         The parameter that is the first of a micro-batch's streams of random numbers.
@@ -85,11 +85,12 @@ def split_stages(
     ----------
     flat : Flat
     functions : NamedFunctions
-        Of the model.
+        The functions of the model.
     stages : int
     names : sequence of str
-        Of the values that end a stage, but for the last; empty: the dearest stage takes little
-        more work than it must, few bytes pass, and stages are alike.
+        The names of the values that end a stage, except for the last stage; if there are none, the
+        stages are chosen such that the most expensive stage takes little more work than it must,
+        few bytes pass, and stages are equal.
 
     Raises
     ------

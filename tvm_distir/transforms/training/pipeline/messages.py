@@ -23,7 +23,7 @@ class RankMessages:
     wires : MessageEndpoints
     rank : int
     writer : UnitWriter
-        Of the rank's program.
+        The writer of the rank's program.
     """
 
     def __init__(self, wires: MessageEndpoints, rank: int, writer: UnitWriter) -> None:

@@ -40,9 +40,9 @@ class WrittenPipeline:
     ----------
     module : IRModule
     parts : tuple of StageInputs
-        Per stage.
+        The inputs of each stage.
     writers : tuple of StageWriter
-        Per stage that of its kind.
+        The writer of the kind of each stage.
     pipeline : Pipeline
     tools : Tools
     """
@@ -60,10 +60,10 @@ class StagedStep:
     Parameters
     ----------
     params : Parameters
-        Of the forward function.
+        The parameters of the forward function.
     recipe : Recipe
     functions : NamedFunctions
-        Of the model; those of the step are added.
+        The functions of the model; those of the step are added.
     schedule : Schedule
     """
 

@@ -27,7 +27,7 @@ class IoPlacement:
     dtype : str
     placement : str
     index_range : tuple of int
-        What its indices may be, as ``dist.io`` has it; empty where it holds none.
+        The range of its indices, as ``dist.io`` has it; empty where it holds none.
     """
 
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class StageInterface:
     mesh : int
         Number of its mesh in the module.
     inputs, outputs : dict of int to IoPlacement
-        By position.
+        The entries by position.
     """
 
     mesh: int
@@ -101,12 +101,12 @@ def rank_meshes(
     Parameters
     ----------
     known : sequence of DeviceMesh
-        Of the module.
+        The meshes of the module.
     of_rank : sequence of int
         Number of each rank's mesh among these.
     devices : sequence of sequence of int
-        Device ids of each rank, row-major; empty: a mesh that one rank has stays where it is, the
-        ranks of another lie one behind the other from its first device on.
+        The device ids of each rank, row-major; empty: a mesh that a single rank has stays where it
+        is, and the ranks of another mesh follow each other from its first device on.
 
     Raises
     ------

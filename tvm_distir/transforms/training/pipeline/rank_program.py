@@ -41,7 +41,7 @@ class RankProgram:
         The functions.
     rank : int
     name : str
-        Of the entry.
+        The name of the entry.
     home : mapping of str to int
         The stage that gives each output of the full step.
     """
@@ -166,11 +166,11 @@ def move_stash(writer: UnitWriter, kind: str, number: int, micro: int) -> None:
     Parameters
     ----------
     writer : UnitWriter
-        Of the rank's program.
+        The writer of the rank's program.
     kind : str
         ``store`` or ``fetch``.
     number : int
-        Of the stage.
+        The number of the stage.
     micro : int
     """
     stage = writer.stages[number]

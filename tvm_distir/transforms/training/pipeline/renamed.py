@@ -34,13 +34,13 @@ class RelocatedFunctions:
     Parameters
     ----------
     mod : IRModule
-        At level 5.
+        The module, at level 5.
     known : sequence of DeviceMesh
-        Of the module.
+        The meshes of the module.
     of_rank : sequence of int
-        Which of them each rank's functions are written for.
+        The number of the mesh for which each rank's functions are written.
     wanted : sequence of DeviceMesh
-        Of each rank.
+        The mesh of each rank.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class StageInputs:
     ----------
     stage : ModelStage
     names : mapping of Var to str
-        Of the whole model's parameters, but for that of a stream of random numbers.
+        The names of the full model's parameters, except for that of a stream of random numbers.
     trained : frozenset of Var
         Weights that the step updates.
     shared : frozenset of Var
@@ -40,12 +40,12 @@ class StageInputs:
     counted : frozenset of Var
         Trained weights whose gradients this stage counts in the norm of all.
     unread : tuple of Var
-        Trained weights that no stage reads, if this is the first one.
+        The trained weights that no stage reads, if this is the first stage.
     layered : frozenset of str
         Functions of layers that the whole model calls more than once.
     last : bool
     mesh : str
-        Name of the mesh that it is to be placed on; empty where there is one.
+        The name of the mesh that it is to be placed on; empty where there is a single mesh.
     dropout : Var or None
         The state of dropouts, of the whole model.
     """
@@ -107,13 +107,13 @@ class RoleParams:
     data_count : int
         How many of them, the first, are no weights.
     activations, grads : list of Var
-        Of other stages.
+        The activations and gradients from other stages.
     args : list of Var
-        What the stage's private function takes.
+        The arguments of the stage's private function.
     weights : dict of Var to UpdatedWeight
         Trained ones, by the variables of the whole model.
     totals : dict of Var to Var
-        Of those that other stages have too, the sums of all stages' gradients.
+        The sum of all stages' gradients of each weight that other stages have too.
     squares : Var
         The sum of the squares of all gradients; a parameter where the recipe looks at it.
     step, rate, dropout : Var or None

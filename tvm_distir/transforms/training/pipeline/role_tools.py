@@ -36,7 +36,7 @@ class Tools:
     pairs : Differentiator
     schedule : Schedule
     known : frozenset of str
-        Names of the model's own functions.
+        The names of the model's functions.
     """
 
     def __init__(

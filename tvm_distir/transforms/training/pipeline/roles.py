@@ -57,12 +57,12 @@ class StageWriter:
     ----------
     params : RoleParams
     outputs : StageSignature
-        Of the function, once it is written.
+        The results of the function, once it is written.
     name : str
     pair : ForwardBackward
-        Of the stage's private function.
+        The passes of the stage's private function.
     halves : SplitBackward
-        Of its backward pass, where gradients of weights are a phase of their own.
+        The parts of its backward pass, where gradients of weights are a separate phase.
     """
 
     def __init__(self, part: StageInputs, tools: Tools) -> None:

@@ -27,7 +27,7 @@ class Notes:
     Attributes
     ----------
     params : Parameters
-        Of the forward function.
+        The parameters of the forward function.
     recipe : Recipe
     schedule : Schedule
     """

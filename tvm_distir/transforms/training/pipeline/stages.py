@@ -33,13 +33,13 @@ class Layer:
     Attributes
     ----------
     name : str
-        Of the function.
+        The name of the function.
     label : str
-        Of the call's value.
+        The name of the call's value.
     args : tuple of Var
-        Those of its arguments that are variables of the whole model, by position.
+        Those of its arguments that are variables of the full model, by position.
     policy : str
-        What its backward pass makes again.
+        The recomputation policy of its backward pass.
     """
 
     name: str
@@ -55,19 +55,19 @@ class ModelStage:
     Attributes
     ----------
     function : GlobalVar
-        ``(*activations, *data, *weights) -> (*outputs, *statistics)``, no tuple where there is
-        one. Stages alike share it.
+        The function ``(*activations, *data, *weights) -> (*outputs, *statistics)``, which returns
+        no tuple where there is a single result. Equal stages share it.
     activations : tuple of Var
-        Of the stages before, variables of the whole model.
+        The activations of the preceding stages, which are variables of the full model.
     data, weights : tuple of Var
         Parameters of the whole model that it reads.
     outputs : tuple of Var
-        What later stages read, or the loss.
+        The values that later stages read, or the loss.
     statistics : tuple of Var
-        Of the weights, the running statistics that it gives anew.
+        The weights that are running statistics of which the stage returns new values.
     layers : tuple of Layer
     first_stream : int
-        What it adds to the first of a micro-batch's streams of random numbers.
+        The number that is added to the first of a micro-batch's streams of random numbers.
     """
 
     function: ir.GlobalVar

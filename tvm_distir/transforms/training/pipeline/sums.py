@@ -18,7 +18,7 @@ class ContinuedAccumulation:
     Attributes
     ----------
     functions : dict of str to (GlobalVar, Function)
-        Those made so far, by name.
+        The functions made so far, by name.
     """
 
     def __init__(self) -> None:

@@ -40,9 +40,9 @@ class Running:
     env : dict of Var to expression
         Parameters and what was made once.
     micros : dict of int to dict
-        Per micro-batch in flight what arrived and what was made.
+        The values that arrived and that were made for each micro-batch in flight.
     ended : set of Var
-        What was made behind all of them.
+        The values that were made after all of them.
     now : dict of Var to expression
         Parameters that were updated since, where every micro-batch has an update.
     """
@@ -68,13 +68,13 @@ class UnitWriter:
     ----------
     micro_batches : int
     splits : bool
-        Whether gradients of weights are units of their own.
+        Whether gradients of weights are separate actions.
     going_on : callable
-        From a function that begins sums over micro-batches to the one that goes on with them
-        (:class:`.sums.ContinuedAccumulation`).
+        A callable from a function that begins sums over micro-batches to the function that
+        continues them (:class:`.sums.ContinuedAccumulation`).
     binds_tuples : bool
-        Whether tuples among the arguments of calls are values of their own: TVM's virtual machine
-        lets go of what a variable holds, and of nothing else before the function ends.
+        Whether tuples among the arguments of calls are bound to variables: TVM's virtual machine
+        frees what a variable holds, but no other value before the function ends.
 
     Attributes
     ----------

@@ -27,21 +27,21 @@ class MessageEndpoints:
     Parameters
     ----------
     mod : IRModule
-        At level 5.
+        The module, at level 5.
     pipeline : Pipeline
 
     Attributes
     ----------
     ports : dict of str to Ports
-        Of the stages' functions.
+        The placements of each stage function.
     rank_of : tuple of int
         Rank of each stage.
     of_rank : list of int
         Number of each rank's mesh in the module.
     meshes : list of DeviceMesh
-        Of the ranks.
+        The meshes of the ranks.
     names : list of str
-        Of these.
+        The names of the meshes.
 
     Raises
     ------

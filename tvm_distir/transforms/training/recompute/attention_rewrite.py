@@ -36,11 +36,11 @@ class AttentionRewrite:
     before, after : list of Binding
         The forward and the backward pass.
     kept : list of Var
-        What is kept of the forward pass.
+        The values of the forward pass that are saved.
     again : list of Binding
-        What the backward pass makes again, in order.
+        The bindings that the backward pass recomputes, in order.
     read : list of Var
-        What the two read of the forward pass.
+        The values of the forward pass that the two read.
     whole : tuple of str
         Weights over positions that are kept all the same: what reads them is no product.
     """
@@ -73,7 +73,7 @@ def keeping_sums(
     before, after : sequence of Binding
         The forward and the backward pass.
     read : sequence of Var
-        What the backward pass, and what it returns, reads.
+        The values that the backward pass, and its results, read.
     params : sequence of Var
 
     Returns

@@ -21,7 +21,7 @@ class Auto:
     Attributes
     ----------
     memory_gib : float
-        Memory of one device, GiB; 0: that of the system.
+        The memory of a device in GiB; 0: that of the system.
     activations : int
         Parts into which activations are cut over devices.
     weights : int

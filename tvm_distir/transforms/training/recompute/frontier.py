@@ -35,9 +35,9 @@ class Point:
     Attributes
     ----------
     size_bytes : int
-        Of what is kept.
+        The bytes of the saved values.
     time : int
-        Of what is recomputed.
+        The time of recomputation.
     kept : tuple of Var
     again : tuple of Binding
     """
@@ -111,7 +111,7 @@ class Frontier:
     ----------
     forward : sequence of Binding
     read : sequence of Var
-        What the backward pass reads.
+        The values that the backward pass reads.
     times : ValueTimes
     """
 

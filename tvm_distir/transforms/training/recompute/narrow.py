@@ -41,7 +41,7 @@ def keeping_narrow(
     before, after : sequence of Binding
         The forward and the backward pass.
     read : sequence of Var
-        What the backward pass, and what it returns, reads.
+        The values that the backward pass, and its results, read.
     params : sequence of Var
     kernels : callable
     """

@@ -65,10 +65,10 @@ class DraftPair:
     grad, result : expression
         The gradient of the result, and the result.
     read : list of Var
-        What the backward pass reads.
+        The values that the backward pass reads.
     gradients : list of Var
     frontier : Frontier
-        What may be kept.
+        The choices of saved values.
     calls : tuple of CallGradient
         Calls of private functions in both parts.
     """
@@ -93,16 +93,16 @@ class Differentiator:
     functions : NamedFunctions
         New ones are added.
     recompute : Recomputation
-        What the calls of each keep.
+        The policy of the calls of each function.
     times : ValueTimes
-        What it takes to make values again.
+        The times of recomputing values.
 
     Attributes
     ----------
     leading : dict of str to int
         Functions of whose results only so many, the first, get gradients.
     inside : dict of str to dict of str to str
-        Functions in which calls have policies of their own, by the names of the calls' values.
+        The functions in which calls have policies by themselves, by the names of the calls' values.
     """
 
     def __init__(

@@ -19,9 +19,10 @@ class ValueTimes:
     Parameters
     ----------
     functions : NamedFunctions
-        Those that are called; a call takes what its bindings take.
+        The called functions; a call takes the time of its bindings.
     system : System or None
-        Whose clock it is. None: :class:`tvm_distir.core.propagation.solve.cost.Costs`.
+        The system whose clock gives the times. None:
+        :class:`tvm_distir.core.propagation.solve.cost.Costs`.
     """
 
     def __init__(self, functions: NamedFunctions, system: System | None) -> None:

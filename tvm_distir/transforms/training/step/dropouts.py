@@ -64,9 +64,10 @@ def with_streams(mod: ir.IRModule, given: bool = False) -> ir.IRModule:
     Parameters
     ----------
     mod : IRModule
-        At level 1.
+        The module, at level 1.
     given : bool
-        Whether ``main`` is told its first stream too, as each micro-batch has its own.
+        Whether ``main`` gets its first stream as a parameter too, since each micro-batch has a
+        different stream.
 
     Raises
     ------
@@ -98,7 +99,7 @@ class _Streams:
     ----------
     kernels : dict of GlobalVar to PrimFunc
     variables : dict of str to GlobalVar
-        Of the functions as they are written.
+        The variable of each function as it is written.
     """
 
     def __init__(self, given: bool) -> None:
@@ -224,15 +225,15 @@ def from_first_stream(bindings: Sequence[Any], stream: Any) -> tuple[int, list[A
     Parameters
     ----------
     bindings : sequence of Binding
-        Of ``main``.
+        The bindings of ``main``.
     stream : Var or None
-        Its first stream.
+        The first stream of the bindings.
 
     Returns
     -------
     first : int
     bindings : list of Binding
-        Over ``stream`` as if it were the first of theirs.
+        The bindings over ``stream`` as if it were their first stream.
     """
     if stream is None:
         return 0, list(bindings)

@@ -27,7 +27,7 @@ class Loss:
     ----------
     name : str
     targets : callable
-        From the type of the output to that of the targets.
+        A function from the type of the output to that of the targets.
     write : callable
         ``(builder, output, targets)`` to the scalar; intermediate values are emitted.
     """

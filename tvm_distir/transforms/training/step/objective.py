@@ -50,7 +50,7 @@ class Term:
     output : str
         Name or number of the output; empty where all is meant.
     loss : str
-        Of :data:`.losses.LOSSES`, or of a function.
+        The name in :data:`.losses.LOSSES`, or of a function.
     weight : float
     """
 
@@ -107,7 +107,7 @@ class Objective:
     forward : Function
         ``main``.
     functions : mapping of str to Function
-        Of the module.
+        The functions of the module.
     variables : mapping of str to GlobalVar
 
     Attributes

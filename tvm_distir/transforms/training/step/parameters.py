@@ -26,23 +26,23 @@ class Parameters:
     Parameters
     ----------
     forward : Function
-        ``main``, with variables of its own.
+        The function ``main``, with fresh variables.
     data : sequence of int
-        Which of its parameters are data.
+        The positions of its parameters that are data.
     streams : int
         How many of them, the last, :func:`.dropouts.with_streams` added: the state of dropouts,
         then the first stream.
     recipe : Recipe
     functions : NamedFunctions
-        Of the model.
+        The functions of the model.
 
     Attributes
     ----------
     objective : Objective
     data : list of (str, Var)
-        Those of the loss come last.
+        The data inputs; those of the loss come last.
     others : list of (str, Var)
-        In order; the state of dropouts among them.
+        The other parameters in order; the state of dropouts is among them.
     dropout, stream : Var or None
     running : set of Var
         Running statistics of batch norms.

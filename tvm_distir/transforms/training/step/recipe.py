@@ -33,7 +33,8 @@ class Recipe:
     clip : float
         Most that the norm of all gradients together may be; 0: any.
     scale : float
-        Of the loss; 1: none. What a dynamic one begins with is an input of the step.
+        The scale of the loss; 1: none. The initial value of a dynamic scale is an input of the
+        step.
     dynamic : bool
         Whether the scale follows what overflows.
     rate_input : bool
@@ -41,9 +42,9 @@ class Recipe:
     frozen : tuple of str
         Patterns of weights that stay as they are.
     recompute : Recomputation or Auto
-        What functions keep for their backward pass.
+        The policy of what functions save for their backward pass.
     system : System or None
-        Whose times and memory decide that.
+        The system whose times and memory decide that.
     """
 
     losses: tuple[Term, ...]

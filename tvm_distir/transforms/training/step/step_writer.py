@@ -44,10 +44,10 @@ class TrainStepWriter:
     Parameters
     ----------
     params : Parameters
-        Of the forward function.
+        The parameters of the forward function.
     recipe : Recipe
     functions : NamedFunctions
-        Of the model; those of the step are added.
+        The functions of the model; those of the step are added.
     """
 
     def __init__(self, params: Parameters, recipe: Recipe, functions: NamedFunctions) -> None:

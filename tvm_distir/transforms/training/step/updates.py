@@ -41,7 +41,7 @@ class UpdatedWeight:
     var : Var
     states : list of Var
     names : list of str
-        Of the states.
+        The names of the states.
     """
 
     name: str
@@ -57,9 +57,9 @@ class Owner:
     Attributes
     ----------
     name : str
-        Of the layer's function.
+        The name of the layer's function.
     label : str
-        Of the call's value.
+        The name of the call's value.
     """
 
     name: str
@@ -106,12 +106,12 @@ class Updates:
     Parameters
     ----------
     builder : BlockBuilder
-        Inside the block of ``main``.
+        The builder, inside the block of ``main``.
     optimizer : Optimizer
     functions : NamedFunctions
         Gets the functions of the layers.
     made : dict, optional
-        Those made so far; more are put there.
+        The functions made so far; further functions are added.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class _Weight:
     taps : list of int
         Spatial extents of the kernel.
     strides, dilation, before : list of int
-        Of the convolution, by spatial dim.
+        The parameters of the convolution, by spatial dim.
     groups : int
     dtype : str
     """
@@ -70,7 +70,7 @@ def _weight_gradient(w: _Weight, long: Any, short: Any, builder: relax.BlockBuil
     ----------
     w : _Weight
     long, short : Var
-        What its windows read or write, and what there is one of per window:
+        The tensor that the windows read or write, and the tensor with an element per window:
         (samples, channels, ...).
     """
     names, groups = w.names, w.groups

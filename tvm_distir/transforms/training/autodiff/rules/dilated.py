@@ -104,7 +104,7 @@ def of_windows(
         Result, its gradient, and the data.
     reaches : sequence of WindowRange
     lowest : float, optional
-        What the padding of a maximum holds; None for an average.
+        The value of the padding of a maximum; None for an average.
     include : bool
         Whether averages count the padding.
     """

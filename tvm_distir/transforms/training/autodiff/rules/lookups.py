@@ -89,7 +89,7 @@ def indices_together(indices: Any, builder: relax.BlockBuilder) -> Any:
     Parameters
     ----------
     indices : Tuple or Var
-        Of k tensors of integers, which are broadcast to one shape.
+        The k tensors of integers, which are broadcast to a single shape.
 
     Returns
     -------

@@ -161,9 +161,9 @@ class MaskKernels:
         Parameters
         ----------
         handle : GlobalVar
-            Of the kernel; None is returned where it draws no mask.
+            The kernel; None is returned where it draws no mask.
         ty : TensorType
-            Of its result.
+            The type of its result.
         """
         kernel = self.functions.of.get(str(handle.name_hint))
         rate = (getattr(kernel, "attrs", None) or {}).get(DROPOUT_RATE_ATTR)

@@ -38,7 +38,7 @@ class _Places:
     ----------
     builder : BlockBuilder
     read : callable
-        From a tensor to what lies there.
+        A function from a tensor to the elements at these positions.
     write : callable
         ``(tensor, values, reduction)`` to the tensor with values written there.
     """
