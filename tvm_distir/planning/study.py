@@ -54,9 +54,9 @@ class Study:
     Parameters
     ----------
     model : Model, IRModule, str or Path
-        A model, its module, or a MODEL string as :func:`tvm_distir.load_model` takes it. Of a
-        step in micro-batches, a string is loaded with the samples of one micro-batch; a module
-        and a model are taken as they are.
+        A model, its module, or a MODEL string as :func:`tvm_distir.load_model` takes it. For a step
+        in micro-batches, a string is loaded with the samples of a single micro-batch; a module and
+        a model are taken as they are.
     plan : Plan, mapping, str or Path, optional
         A plan; None without a strategy: the annotations of the module.
     strategy : str, optional
@@ -64,11 +64,11 @@ class Study:
     mesh : mapping of str to int, optional
         Sizes of the mesh axes, major first, for the strategy.
     system : System or str, optional
-        Its times decide what the plan leaves open, and are those of the simulation.
+        The system, whose times decide what the plan leaves open, and are those of the simulation.
     train : mapping, optional
         Keywords of :func:`tvm_distir.train_step`; None: the model is run forward.
     recompute : str or mapping of str to str, optional
-        What the backward pass recomputes; None: what the plan or the strategy says.
+        The recomputation of the backward pass; None: as the plan or the strategy says.
     schedule : Schedule or mapping, optional
         Schedule of the training step; None: that of the strategy or of the plan.
     batch, dims, entry
@@ -77,11 +77,11 @@ class Study:
         ``times`` of the system decide what the plan leaves open, or ``bytes``, which count
         without a system too.
     bucket_bytes, ahead_bytes : int, optional
-        As :func:`tvm_distir.distribute` takes them.
+        The options, as :func:`tvm_distir.distribute` takes them.
     exporter : callable
         Makes the program of the distributed module.
     kernels, allocator
-        As :func:`tvm_distir.simulate` takes them.
+        The options, as :func:`tvm_distir.simulate` takes them.
     levels : dict, optional
         Receives the module after each pass, by the name of the pass.
     watch : Stopwatch
@@ -311,7 +311,7 @@ class Study:
         first : str
             The pass to begin with.
         until : str, optional
-            The pass to end with; None: the last one.
+            The pass to end with; None: the last pass.
         """
         mod, system = self.step, self.known_system if self.decide == "times" else None
         named = [

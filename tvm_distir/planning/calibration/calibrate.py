@@ -37,7 +37,8 @@ class Calibration:
     Attributes
     ----------
     system : System
-        What no row depends on is as it was, and ``burst_us`` is named only where rows determine it.
+        The fitted system. Constants on which no row depends are unchanged, and ``burst_us`` is
+        named only where rows determine it.
     values : dict of str to float
         The constants that were fitted.
     errors_percent : dict of str to float
@@ -99,20 +100,20 @@ def calibrate(
     Parameters
     ----------
     system : System, or str or Path
-        With constants, which are the centers of the priors.
+        A system with constants, which are the centers of the priors.
     rows : sequence of Row, StepRow or ProductRow, or str or Path
-        What was measured, or its CSV file.
+        The measurements, or the path of their CSV file.
     fit_also : sequence of str
         Numbers of links to fit, of :data:`~.constants.LINKS`, and constants that are left
         alone otherwise (:data:`FIXED`).
     tolerance : float
         Relative error up to which errors count by their square; larger ones by themselves.
     folds : int
-        Of the cross-validation; 0: none.
+        The number of folds of the cross-validation; 0: none.
     seed : int
-        Of the folds.
+        The seed of the folds.
     source : str
-        What is written as the source of the constants.
+        The text that is written as the source of the constants.
 
     Returns
     -------

@@ -85,9 +85,9 @@ class StepCostTerms:
     program : Program
         Grouped into kernels.
     staged : PipelineProgram
-        Its own.
+        The pipelined step of the program.
     system : System
-        Of whose nodes the sizes count.
+        The system whose nodes determine the sizes of groups.
     """
 
     def __init__(self, program: Program, staged: PipelineProgram, system: System) -> None:

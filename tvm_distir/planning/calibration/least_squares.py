@@ -26,7 +26,7 @@ class Fit:
     ----------
     point : float64 array (n,)
     jacobian : float64 array (rows, n)
-        Of the residuals, weighted as they count.
+        The Jacobian of the residuals, weighted as they count.
     loss : float
     """
 
@@ -58,7 +58,7 @@ def fit(
     Parameters
     ----------
     residuals : callable
-        Of (n,) to (rows,), in units of the tolerance.
+        A function from (n,) to (rows,), in units of the tolerance.
     weights : float64 array (rows,)
     center, spread : float64 arrays (n,)
         The prior.

@@ -29,7 +29,7 @@ class StepTimeModel:
     ----------
     rows : sequence of Row, StepRow or ProductRow
     system : System
-        Its nodes, its kernel profile, and what constants are not given otherwise.
+        The system, for its nodes, its kernel profile, and constants that are not given otherwise.
     """
 
     def __init__(self, rows: Sequence[AnyRow], system: System) -> None:

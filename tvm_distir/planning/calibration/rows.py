@@ -15,7 +15,7 @@ class MeasuredStep:
     Attributes
     ----------
     global_batch, micro_batch : int
-        Sequences of a step, and of one micro-batch on one replica.
+        The sequences of a step, and of a micro-batch on a single replica.
     hidden, heads, layers, seq, vocab : int
     tp, dp, pp, chunks : int
         Degrees of parallelism; stages per rank.
@@ -67,14 +67,14 @@ class StepRow:
     Attributes
     ----------
     model : str
-        As the command line takes it; its batch is that of all devices.
+        The model, as the command line takes it; its batch is that of all devices.
     strategy : str
-        As the command line takes it; empty: one device.
+        The strategy, as the command line takes it; empty: a single device.
     axes : tuple of (str, int)
-        Of the mesh, with their sizes.
+        The axes of the mesh, with their sizes.
     loss, optimizer : str
     time_s, weight : float
-        As those of :class:`MeasuredStep`.
+        The time and weight, as those of :class:`MeasuredStep`.
     """
 
     model: str
@@ -103,11 +103,11 @@ class ProductRow:
     ----------
     m, k, n : int
     dtype, out_dtype : str
-        Of the operands, and of the result.
+        The dtypes of the operands, and of the result.
     accumulate : int
         1: added to what is there, which is read.
     time_s, weight : float
-        As those of :class:`MeasuredStep`.
+        The time and weight, as those of :class:`MeasuredStep`.
     """
 
     m: int

@@ -40,12 +40,12 @@ class ShardedCandidate:
     Attributes
     ----------
     annotated : IRModule
-        At level 2, with the mesh.
+        The module at level 2, with the mesh.
     meshes : tuple of MeshSpec
-        Several where stages have meshes of their own.
+        The meshes, several where stages have different meshes.
     system : System
     price_ps : int
-        Of one run: work, and all communication that counts, in sequence.
+        The cost of a run: work, and all communication that counts, in sequence.
     bound_ps : int
         No labelling of the module on this mesh is cheaper.
     decision : Decision
@@ -56,7 +56,7 @@ class ShardedCandidate:
     entries_ps : mapping of str to int
         The price, function by public function.
     module : PlacedModule
-        Of ``annotated``.
+        The placed form of ``annotated``.
     fixed : Plan
         The rules that hold.
     """
@@ -124,16 +124,17 @@ def auto_shard(
     mod : IRModule
         Level 1 or 2, inference or a training step.
     mesh : MeshSpec, mapping of str to int, or sequence of MeshSpec
-        Its axes; or the meshes of which the schedule of a pipelined step (``meshes``) names one
-        for each rank: each stage is labelled on its own.
+        The axes of the mesh; or the meshes of which the schedule of a pipelined step (``meshes``)
+        names a mesh for each rank: each stage is solved separately.
     system : System or str
-        Whose times are the prices.
+        The system whose times are the costs.
     fixed : Plan, optional
         Rules that hold; the rest is free.
     gap : float
         Stop once the price is proved to be at most this share above the least.
     memory_bytes : int, optional
-        What a device may keep at most, as :attr:`ShardedCandidate.peak_bytes` counts it.
+        The maximum number of bytes that a device may store, as :attr:`ShardedCandidate.peak_bytes`
+        counts them.
     hidden : float
         A share below 1, which is taken off the price of sending what can be sent beside the work:
         weights, and what only their new values come of. Price and bound are then of what is left.
@@ -192,10 +193,10 @@ class PlanLabeller:
     Parameters
     ----------
     mod : IRModule
-        At level 2, no branch left.
+        The module, at level 2, without branches.
     system : System
     fixed : Plan
-        Whose rules are annotated, with the meshes.
+        The plan whose rules are annotated, with the meshes.
     """
 
     def __init__(self, mod: ir.IRModule, system: System, fixed: Plan) -> None:

@@ -46,7 +46,7 @@ class Constraints:
     chunks : tuple of int
         Stages per rank (1: schedule ``1f1b``, more: ``interleaved``).
     recompute : tuple of str
-        Policies of recomputation, tried in turn until one fits.
+        The policies of recomputation, tried in turn until a policy fits.
     stage_devices : str
         ``equal``, or ``any``: also pipelines whose stages have different meshes, which no plan
         to keep can be given for.
@@ -101,11 +101,11 @@ class Candidate:
     Attributes
     ----------
     axes : tuple of (str, int)
-        Of the mesh of one stage; of the first, where they differ.
+        The axes of the mesh of a stage; of the first stage, where they differ.
     stages, micro_batches, chunks : int
     recompute : str
     ranks : tuple of tuple
-        Per rank the axes of its mesh, where they differ.
+        The axes of each rank's mesh, where they differ.
     cuts : tuple of str
         Names of the values that end a stage; empty: by cost.
     """

@@ -69,24 +69,26 @@ def search(
         Keywords of ``td.train_step`` (``loss``, ``optimizer`` and so on), to search for a step of
         training the model.
     memory_bytes : int, optional
-        What a device may keep; the memory of the system's devices by default.
+        The maximum number of bytes that a device may store; the memory of the system's devices by
+        default.
     gap : float
         How far labels may be above the least price, as a share of it.
     constraints : Constraints, optional
     top : int
         How many plans to give.
     margin : float
-        Of estimates, as a share.
+        The margin of estimates, as a share.
     time_limit_s : float, optional
         Wall-clock seconds after which no further candidate is begun.
     compare : (str, callable or Plan), optional
-        What to compare with, and its name: what makes plans is simulated on every mesh of the
-        space without stages, and the best of these is ``baseline``; a plan is, as it is. It is
-        given too where it fits and is as good as those found.
+        The baseline, as its name and what it is: a callable that makes plans is simulated on every
+        mesh of the space without stages, and the best of these is ``baseline``; a plan is simulated
+        as it is. The baseline is returned among the plans too where it fits and is as good as those
+        of the search.
     why : bool
-        Also find what other placements of the best plan's weights would cost, ``why``.
+        Whether to also compute the cost of other placements of the best plan's weights, ``why``.
     folder : Folder, optional
-        Keeps rows and plans as they are found, and has those of a search before.
+        A folder that stores rows and plans as they arise, and has those of an earlier search.
     on_progress : callable, optional
         Told how many candidates have come to which end, and the best plan so far.
 

@@ -36,11 +36,11 @@ class Estimate(NamedTuple):
     Attributes
     ----------
     time_s : float
-        Of a step.
+        The time of a step.
     peak_bytes : int
-        That the device that keeps most keeps, leaving out what one micro-batch needs besides.
+        The bytes on the device that stores most, leaving out what a micro-batch needs besides.
     zero : int
-        Which of :data:`ZERO` that is with.
+        The stage of ZeRO, from :data:`ZERO`, that the estimate assumes.
     """
 
     time_s: float

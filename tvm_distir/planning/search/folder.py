@@ -28,7 +28,8 @@ class Folder:
     Parameters
     ----------
     path : Path
-        It is made with the first row or the table: a search that fails before leaves nothing.
+        The path, which is created with the first row or the table: a search that fails before
+        leaves nothing.
     settings : mapping
         All that prices depend on; a search goes on only with equal ones.
     resume : bool

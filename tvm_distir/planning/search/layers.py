@@ -44,9 +44,10 @@ class Layers(NamedTuple):
     times_ps : tuple of int
         Forward, backward, and its part of what is done once.
     stashes_bytes : tuple of int
-        What its forward pass keeps for its backward pass, on a device.
+        The bytes that the forward pass of each layer saves for its backward pass, on a device.
     weights_bytes, sums_bytes, states_bytes : tuple of int
-        Its weights, the sums of their gradients, and states of the optimizer, on a device.
+        The bytes of each layer's weights, of the sums of their gradients, and of the states of the
+        optimizer, on a device.
     """
 
     times_ps: tuple[int, ...]

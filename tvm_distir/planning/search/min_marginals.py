@@ -35,11 +35,12 @@ class MinMarginal(NamedTuple):
     entry : str
         The public function.
     weight : str
-        Its name, numbers as ``*``: of weights alike the first is placed otherwise.
+        The name of the weight, with numbers as ``*``: of equal weights the first is placed
+        otherwise.
     alike : int
         How many are alike.
     form, other : str
-        Its placement, and the best other one.
+        The placement of the weight, and its best alternative.
     dearer_s : float
         The difference of the prices of the whole step. Below 0 where the other placement is
         cheaper: memory is what speaks against it, which is not counted here.
@@ -63,9 +64,10 @@ def min_marginals(labeller: Labeller, gap: float = 0.0) -> tuple[MinMarginal, ..
     Parameters
     ----------
     labeller : Labeller
-        That has run.
+        A labeller that has run.
     gap : float
-        Of the labels with another form, as of :func:`auto_shard`.
+        The optimality gap of the assignment with the alternative placement, as of
+        :func:`auto_shard`.
     """
     choices = [
         second

@@ -28,7 +28,7 @@ class Source:
     train : mapping, optional
         Keywords of ``td.train_step``; None: the model is run forward.
     system : System
-        By which recomputation is chosen.
+        The system by which recomputation is chosen.
     """
 
     def __init__(

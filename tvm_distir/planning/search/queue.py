@@ -43,7 +43,7 @@ class Queue:
     Parameters
     ----------
     trials : Trials
-        That the candidates are for.
+        The trials of the candidates.
     """
 
     def __init__(self, trials: Trials) -> None:
@@ -112,7 +112,7 @@ class Queue:
         ----------
         one : QueuedCandidate
         worst_s : float
-            What a plan must be better than.
+            The time that a plan must be better than.
         """
         if queued.least_s >= worst_s:
             return CandidateRow(queued.candidate, BOUND, queued.least_s, likely_s=queued.likely_s)

@@ -33,25 +33,26 @@ class CandidateRow:
     least_s : float
         No plan of the candidate takes less.
     price_s : float, optional
-        Of the labels found, all communication that counts in sequence with the work.
+        The cost of the chosen placements, with all communication that counts in sequence with the
+        work.
     gap : float, optional
         How far the price may be above the least, as a share of it.
     time_s : float, optional
-        Of the plan, as simulated.
+        The simulated time of the plan.
     peak_bytes : int, optional
-        As for ``time_s``.
+        The simulated peak memory of the plan.
     why : str
         Why there is no plan.
     likely_s : float, optional
-        What was expected of its layers, before it was labelled.
+        The time expected of its layers, before auto-sharding.
     needs_bytes : int, optional
-        What a device must keep at least where it does not fit, as is proved of its labels; or
-        likely, by its layers.
+        The least bytes that a device must store where the candidate does not fit, as is proved of
+        its placements; or the likely bytes, by its layers.
     hidden : float
         Share of what can be sent beside the work that its labels take to be hidden.
     compute_s, exposed_comm_s : float, optional
-        Of ``time_s``, on the device with most of both: work, and communication beside no work.
-        What is left of the step it waits.
+        The parts of ``time_s`` on the device with most of both: work, and communication that does
+        not overlap with work. In the rest of the step the device waits.
     """
 
     candidate: Candidate
@@ -143,13 +144,13 @@ class SearchResult:
     excluded : mapping of str to int
         Meshes that were not enumerated, by what excluded them.
     baseline : CandidateRow, optional
-        What the plans are compared with.
+        The row with which the plans are compared.
     complete : bool
         Whether the search came to its end.
     interrupted : bool
         Whether it was stopped by Ctrl-C.
     why : tuple of MinMarginal
-        Of the best plan, where it was asked for.
+        The min-marginals of the best plan's weights, where they were requested.
     """
 
     plans: tuple[FoundPlan, ...]

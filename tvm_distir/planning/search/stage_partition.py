@@ -25,7 +25,7 @@ def partition_stages(
     Parameters
     ----------
     times : sequence of int
-        Of the items.
+        The times of the items.
     parts : int
         Some are empty where there are more than items.
     needs : sequence of sequence of int, optional
@@ -97,11 +97,11 @@ def shared_out(
     Parameters
     ----------
     times : sequence of sequence of int
-        Per kind of mesh, of each layer.
+        The times of each layer, per kind of mesh.
     sizes : sequence of int
         Devices of each kind of mesh.
     needs : sequence of sequence of sequence of int
-        Per stage and kind of mesh, bytes of each layer; their number is that of the stages.
+        The bytes of each layer, per stage and kind of mesh; their number is that of the stages.
     devices : int
         All are used.
     micro_batches : int

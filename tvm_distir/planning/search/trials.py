@@ -53,10 +53,10 @@ class Trials:
     limit : int
         Bytes that a device may keep.
     gap : float
-        As of :func:`auto_shard`.
+        The optimality gap, as of :func:`auto_shard`.
     constraints : Constraints
     margin : float
-        Of estimates.
+        The margin of estimates.
     in_stages : bool
         Whether candidates may have stages.
     """
@@ -84,9 +84,9 @@ class Trials:
         ----------
         candidate : Candidate
         least_s : float
-            Its bound.
+            The lower bound of the candidate's time.
         likely_s : float, optional
-            What it is likely to take.
+            The likely time of the candidate.
         """
         try:
             return self._solved(candidate, least_s, likely_s)

@@ -64,12 +64,12 @@ def compose(
     Parameters
     ----------
     mod : IRModule
-        At level 1.
+        The module, at level 1.
     mesh : MeshSpec or mapping of str to int
     specs : str or sequence
         A text as for :func:`parse`, or specs.
     system : System or str, optional
-        Whose times decide where a strategy asks for them. None: bytes do.
+        The system whose times decide where a strategy asks for them. None: bytes decide.
 
     Returns
     -------

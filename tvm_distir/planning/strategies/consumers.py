@@ -43,19 +43,20 @@ class WeightConsumer:
     op : str
         Name of the op.
     contracted : int or None
-        Of a matmul: the dim of the weight that is summed over.
+        The dim of the weight that a matmul sums over.
     kept : int or None
-        Of a matmul: the dim that becomes the result's last; of a take: the dim looked up.
+        The dim that becomes the last dim of a matmul's result; of a take, the dim that is looked
+        up.
     function : str
-        Where the consumer stands.
+        The function that holds the consumer.
     result : Var or None
-        What it is bound to.
+        The variable that the consumer is bound to.
     value : Expr
         The consumer itself.
     operand : Var
         The view of the weight that it takes.
     dims : tuple of int
-        For each dim of the operand, which dim of the weight it is.
+        The dim of the weight for each dim of the operand.
     """
 
     kind: str
@@ -93,7 +94,7 @@ class Consumers:
     Parameters
     ----------
     mod : IRModule
-        At level 1 or 2.
+        The module, at level 1 or 2.
     """
 
     def __init__(self, mod: ir.IRModule) -> None:

@@ -83,7 +83,7 @@ def batched_inputs(data: list[Parameter], mesh: MeshSpec, axis: str, name: str) 
     axis : str
         The axis that is to divide the batch.
     name : str
-        Of the entry, for messages.
+        The name of the entry, for messages.
 
     Raises
     ------

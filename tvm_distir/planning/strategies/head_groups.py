@@ -54,10 +54,10 @@ def with_copies(mesh: MeshSpec, axis: str, heads: int | None) -> MeshSpec:
     ----------
     mesh : MeshSpec
     axis : str
-        Where the mesh has none of this name, or it does not hold groups of equal size, the mesh
-        stays as it is.
+        The axis. Where the mesh has no axis of this name, or it does not hold groups of equal size,
+        the mesh stays as it is.
     heads : int or None
-        Of keys and values, as :func:`key_heads` finds them.
+        The number of heads of keys and values, as :func:`key_heads` determines it.
     """
     count = mesh.axes.get(axis, 1)
     if heads is None or not 1 < heads < count or count % heads:

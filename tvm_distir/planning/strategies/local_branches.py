@@ -113,9 +113,9 @@ def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
     ----------
     mod : IRModule
     branches : Plan
-        Of :func:`local_layers`.
+        The plan of :func:`local_layers`.
     others : Plan
-        Of strategies for the axes of one of its meshes.
+        The plan of strategies for the axes of any of its meshes.
 
     Raises
     ------

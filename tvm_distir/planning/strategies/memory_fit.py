@@ -44,16 +44,18 @@ def fitted(
     Parameters
     ----------
     make : callable
-        From what is recomputed to the step.
+        A function from the recomputation to the step.
     planned : callable
-        From the step to its plan.
+        A function from the step to its plan.
     recompute : str or mapping of str to str
-        As :func:`tvm_distir.train_step` takes it; what is not ``auto`` is done as it is said.
+        The recomputation, as :func:`tvm_distir.train_step` takes it; a policy that is not ``auto``
+        is applied as it is.
     system : System or str, optional
-        Whose memory is the bound where ``auto`` gives none, and by which is distributed.
+        The system whose memory is the bound where ``auto`` gives none, and by which the step is
+        distributed.
     measure_peak : callable, optional
-        From a step and its plan to the bytes of its peak. None: the step is distributed, exported
-        and simulated.
+        A function from a step and its plan to the bytes of its peak. None: the step is distributed,
+        exported and simulated.
 
     Returns
     -------

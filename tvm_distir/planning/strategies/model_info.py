@@ -40,12 +40,12 @@ class Parameter:
     Attributes
     ----------
     function : str or None
-        What a rule's ``function`` must say; None where it need not.
+        The value of a rule's ``function``; None where a rule need not give it.
     entry : str
         Name of the function.
     position : int
     name : str
-        As the model's author wrote it.
+        The name that the model's author wrote.
     shape : tuple
         Ints, and expressions where symbolic; None when unknown.
     ndim : int

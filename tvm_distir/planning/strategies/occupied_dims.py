@@ -72,11 +72,11 @@ def avoid_occupied(
     ----------
     explorer : PlacementSearch
     trial : CandidatePlacement
-        The labels found without regard to others.
+        The placement chosen without regard to other strategies.
     weights, taken : mapping
         See :func:`occupied_dims`.
     most_bytes : int
-        Of the weights a device may hold.
+        The maximum bytes of the weights that a device may hold.
     """
 
     def used_up(name: str, i: int, label: int) -> bool:

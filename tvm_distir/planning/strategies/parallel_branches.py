@@ -54,11 +54,12 @@ def branches_of(module: PlacedModule, g: Graph, results: Sequence[int], percent:
     ----------
     module : PlacedModule
     g : Graph
-        Of the function.
+        The graph of the function.
     results : sequence of int
         The results that count, by number; together they are a join as well.
     percent : int
-        Of the work of all nodes that count: branches with less are none.
+        The minimum share of a branch in the work of all nodes that count; branches with less are
+        ignored.
     """
     work = _work(module, g)
     past = _past(g)

@@ -75,7 +75,7 @@ class StrategySpec:
     Parameters
     ----------
     name : str
-        As :func:`strategy_names` lists it.
+        The name, as :func:`strategy_names` lists it.
     options : mapping of str to value
         Keyword options of the strategy.
     """
@@ -93,9 +93,9 @@ class StrategyInfo:
     function : callable
         Takes the module, the mesh and the options, gives a plan.
     options : mapping of str to Option
-        Its parameters after the mesh, but for :data:`BEFORE`, :data:`OTHERS` and :data:`SYSTEM`.
+        The parameters after the mesh, except for :data:`BEFORE`, :data:`OTHERS` and :data:`SYSTEM`.
     looks_at : str or None
-        Which of those two it has.
+        Either :data:`BEFORE` or :data:`OTHERS`, if it has such a parameter.
     asks_system : bool
         Whether it has the parameter :data:`SYSTEM`.
     """

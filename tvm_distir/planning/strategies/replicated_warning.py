@@ -45,9 +45,9 @@ def warn_of_whole(projections: Iterable[Projection], strategy: str, axis: str) -
     Parameters
     ----------
     projections : iterable of Projection
-        Of one entry function.
+        The projections of an entry function.
     strategy, axis : str
-        For the message.
+        The strategy and the axis that the message names.
     """
     known = [projection for projection in projections if _NUMBER.search(projection.parameter.name)]
     whole = [weight for weight in known if weight.why_whole]

@@ -44,16 +44,16 @@ def cut_inputs(
     ----------
     mod : IRModule
     mesh, axis
-        What is to cut them.
+        The mesh and the axis that shards them.
     dim : int
-        Which of their dims is the sequence.
+        The number of the dim that is the sequence.
     strategy : str
-        Who asks, for messages.
+        The strategy that messages name.
 
     Returns
     -------
     dict
-        Per entry, the flat numbers of the parameters that are cut, with the dim.
+        The flat numbers of the parameters that are sharded, with the dim, per entry.
     list of PlanRule
         One per parameter.
 
@@ -118,7 +118,7 @@ class Product:
     tied : TiedDims
         The function it stands in.
     node : int
-        In the graph.
+        The number of the node in the graph.
     meeting : bool
         Whether positions meet in it: it reads or gives pairs of them, or takes the sequence whole.
     """

@@ -28,7 +28,7 @@ class PlaceValues:
     mesh : MeshSpec
     axis : str
     left : mapping, optional
-        Per function and variable, whether it may be cut; those that it does not name may.
+        Whether each variable may be sharded, per function; variables that it does not name may.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ def place_rows(tied: TiedDims, values: PlaceValues, count: int, ring: bool = Fal
     tied : TiedDims
     values : PlaceValues
     count : int
-        Into how many parts.
+        The number of parts.
     ring : bool
         Whether products of two sequences are cut along that of their first operand: in steps that
         make the scores of attention again either could be.

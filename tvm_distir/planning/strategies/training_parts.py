@@ -105,17 +105,17 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
     Parameters
     ----------
     mod : IRModule
-        At level 1; any module.
+        Any module, at level 1.
     plan : Plan
-        Of several rules that mean a weight the last counts.
+        The plan; of several rules that match a weight the last counts.
 
     Returns
     -------
     Plan
-        With more rules: a ``param`` rule per state that the plan does not name itself, a
-        ``value`` rule per new weight and state, and per weight that the backward pass reads anew:
-        as stationary as the weight. In a step of stages what goes to another stage lies as that
-        one takes it.
+        A plan with more rules: a ``param`` rule per state that the plan does not name itself, a
+        ``value`` rule per new weight and state, and per weight that the backward pass reads again:
+        as stationary as the weight. In a pipelined step a value that goes to another stage is
+        placed as that stage takes it.
     """
     rules = list(plan.rules)
     functions = {

@@ -147,7 +147,7 @@ def _storable(explorer: PlacementSearch, labels: WeightLabels, over: int) -> lis
     ----------
     explorer : PlacementSearch
     labels : mapping
-        What has been found.
+        The labels of the search.
     over : int
         Bytes too many.
     """
@@ -191,8 +191,8 @@ def search(
     explorer : PlacementSearch
     bounds : Bounds
     parts : int
-        Not 0: ops may divide what follows from the data inputs (the batch), where this number
-        divides it.
+        Where it is not 0, ops may shard values that follow from the data inputs (the batch), if
+        this number divides it.
     start : (float, float)
         Prices to begin with. At 1, all weights cost what all results cost to send.
 

@@ -90,9 +90,9 @@ def stored_in_parts(
     Parameters
     ----------
     mod, mesh, axis, stage, others
-        As :func:`zero` has them.
+        The arguments, as :func:`zero` has them.
     strategy : str
-        Who asks, for messages.
+        The strategy that messages name.
     """
     spec = as_mesh_spec(mesh)
     number = mesh_axis(spec, axis, strategy)

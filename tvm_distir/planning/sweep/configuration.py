@@ -49,19 +49,19 @@ class Configuration:
     Attributes
     ----------
     sizes : tuple of (str, str)
-        Keys of a model of the zoo, or symbolic dims of an imported one, with their values.
+        The keys of a model of the zoo, or symbolic dims of an imported model, with their values.
     tp, pp, dp : int
         Devices along the axes of the mesh: of tensors, of stages, of the batch.
     micro_batch : int
         Samples of a micro-batch on each part of ``dp``.
     micro_batches : int
-        Of a step.
+        The number of micro-batches of a step.
     schedule : str
         Kind of schedule.
     chunks : int
         Stages per rank.
     recompute : str
-        What the backward pass recomputes.
+        The recomputation of the backward pass.
     zero : int
         Stage of ZeRO; 0: none.
     sequence_parallel : int
@@ -110,9 +110,9 @@ class Configuration:
         Parameters
         ----------
         tensor : str
-            That of ``tp``.
+            The strategy of ``tp``.
         training : bool
-            Whether the step is one of training, in micro-batches.
+            Whether the step is a training step, in micro-batches.
         """
         result = []
         if training:

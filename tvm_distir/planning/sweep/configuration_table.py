@@ -34,13 +34,13 @@ class Table:
     size : int
         Rows.
     numbers : dict of str to int64 array (rows,)
-        Those of :data:`.configuration.INTEGERS`.
+        The columns of :data:`.configuration.INTEGERS`.
     words : dict of str to list of str
-        Those of :data:`.configuration.WORDS`.
+        The columns of :data:`.configuration.WORDS`.
     sizes : dict of str to list of str
         Keys of the zoo's model, symbolic dims.
     others : dict of str to list of str
-        What else stands in the rows: handed on as it is.
+        Any further columns, which are passed on unchanged.
     faults : dict of int to str
         Rows that are no configurations, and why.
     """

@@ -35,7 +35,7 @@ class CsvOutput:
     header : sequence of str
         Names of all columns.
     keys : int
-        So many of them are the configuration.
+        The number of columns that are the configuration.
     resume : bool
         Whether to go on with what stands there.
 

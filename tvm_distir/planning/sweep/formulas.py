@@ -58,7 +58,7 @@ class FormulaFit:
     Parameters
     ----------
     sizes : sequence of sequence of int
-        Of each sample.
+        The sizes of each sample.
     """
 
     def __init__(self, sizes: Sequence[Sequence[int]]) -> None:
@@ -171,7 +171,7 @@ def evaluate(formulas: Sequence[Formula], sizes: Ints) -> tuple[Ints, npt.NDArra
     -------
     values : int64 array (formulas, rows)
     whole : bool array (rows,)
-        Where all of them are whole numbers, and fit.
+        A flag per row, whether all values are integers and fit.
     """
     known: dict[tuple[int, ...], tuple[Ints, Floats]] = {}
     values = np.zeros((len(formulas), sizes.shape[1]), np.int64)

@@ -33,7 +33,7 @@ class RowOutcome:
         ``structure`` or ``row``.
     time_s : float
     peak_bytes : int
-        Of the fullest device.
+        The peak memory of the fullest device.
     bound_by : str
         One of :data:`BOUNDS`: what most of the busiest device's step goes to.
     """

@@ -40,7 +40,7 @@ class RowGroup:
     ----------
     rows : int64 array
     structure : ProgramTemplate, optional
-        Of all of them; None: each goes through the pipeline.
+        The template of all of them; None: each goes through the pipeline.
     refused : bool
         Whether all samples were impossible.
     why : str

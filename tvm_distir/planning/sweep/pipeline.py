@@ -39,7 +39,7 @@ class ProgramPipeline:
     model : str
         MODEL string.
     system : System
-        Whose times decide what strategies leave open.
+        The system whose times decide what strategies leave open.
     train : mapping, optional
         Keywords of ``train_step``; None: forward steps.
     tensor : str
@@ -48,7 +48,7 @@ class ProgramPipeline:
     cuts : str
         ``layers``: stages have equally many layers; ``work``: equal work.
     decide : str
-        What decides what strategies leave open: ``bytes``, or ``times`` of the system.
+        The costs that decide what strategies leave open: ``bytes``, or ``times`` of the system.
     dims : mapping of str to int
         Sizes of symbolic dims for all rows.
     """

@@ -30,11 +30,11 @@ class ProgramTemplate:
     program : Program
         One of them, grouped into kernels.
     numbers : Numbers
-        Of that one.
+        The numbers of that program.
     which : int64 array
-        By number of the program, its quantity.
+        The quantity of each number of the program.
     formulas : list of Formula
-        Of the quantities, in the symbols.
+        The formulas of the quantities, in the symbols.
     """
 
     program: Program

@@ -76,16 +76,16 @@ def sweep(
         ``layers``: stages of equally many layers, where the model has repeated ones; ``work``: as
         ``td.train_step`` cuts.
     decide : str
-        What decides what strategies leave open: ``bytes`` and operations, by fixed weights; or
-        ``times`` of the system, which change more often between rows.
+        The costs that decide what strategies leave open: ``bytes`` and operations, by fixed
+        weights; or ``times`` of the system, which change more often between rows.
     dims : mapping of str to int, optional
         Sizes of symbolic dims for all rows.
     output : path, optional
-        CSV file that gets rows as they are found.
+        A CSV file to which rows are written as they are computed.
     resume : bool
         Go on with what stands there.
     settings : mapping, optional
-        What else predictions depend on, for ``resume`` to compare.
+        The further settings that predictions depend on, for ``resume`` to compare.
     structures : bool
         Predict training steps from structures, where there are enough rows alike; False: take
         every row through the whole pipeline.

@@ -20,7 +20,7 @@ class Progress:
     rows, done, impossible : int
         All rows; those that are finished; those of them without a prediction.
     structures, checked : int
-        Structures found; predictions by them that were checked.
+        The number of structures, and of predictions by them that were checked.
     notes : list of str
         Why rows have no structure.
     """

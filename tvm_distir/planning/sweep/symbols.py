@@ -31,14 +31,14 @@ class Symbols:
     Attributes
     ----------
     names : tuple of str
-        Of the symbols: sizes of the model, parts of sizes along axes that do not divide them,
-        rounded up, and micro-batches.
+        The names of the symbols: sizes of the model, parts of sizes along axes that do not divide
+        them, rounded up, and micro-batches.
     values : int64 array (symbols, rows)
         All positive.
     hints : int64 array (hints, rows)
-        What else may decide which ops there are: what is not divisible.
+        The further features that may decide which ops there are: which sizes are not divisible.
     keys : list
-        By row what certainly does.
+        The features of each row that certainly decide it.
     uneven : dict of str to (int64 array, int64 array)
         Sizes and parts of what some rows do not divide, by the name of the hint.
     """

@@ -57,9 +57,9 @@ class Difference:
     ----------
     row : int
     time_s, peak_bytes
-        By its structure.
+        The prediction by its structure.
     whole : RowOutcome
-        Through the pipeline.
+        The outcome of the full pipeline.
     """
 
     row: int
@@ -133,10 +133,10 @@ class StructureSweep:
     Parameters
     ----------
     pipeline : ProgramPipeline
-        Of training steps.
+        The pipeline of training steps.
     table : Table
     cache : Path, optional
-        Folder in which programs are kept; None: the usual one.
+        The folder in which programs are stored; None: the default folder.
 
     Attributes
     ----------
