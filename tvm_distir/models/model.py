@@ -46,7 +46,7 @@ class Model:
     Attributes
     ----------
     mod : IRModule
-        Its module, at the global level (a TVMScript or JSON file may be at any).
+        The module, at the global level (a TVMScript or JSON file may be at any level).
     name : str
         Short name: the file's stem, or ``gpt``, ``llama``.
     kind : str
@@ -138,9 +138,10 @@ def from_onnx(
     source : str, Path or ModelProto
         The model; external weight files are not opened.
     batch : int, optional
-        New size of dim 0 of every data input; constants that pin the old one are rewritten.
+        The new size of dim 0 of every data input; constants that pin the old size are rewritten.
     dims : mapping of str to int, optional
-        Sizes for the symbolic dims of the inputs, by name; ``INPUT.INDEX`` for one without.
+        The sizes of the symbolic dims of the inputs, by name; ``INPUT.INDEX`` for a dim without a
+        name.
 
     Returns
     -------

@@ -37,10 +37,10 @@ def from_tvmscript(
     Parameters
     ----------
     path_or_text : str or Path
-        A ``.py`` file, ``file.py::Name`` to take one of several module classes, or the text
-        itself (recognised by its line breaks). The file may hold imports from ``tvm.script``
-        (under any alias), assignments of literals, TVM's ``metadata`` and classes decorated
-        with ``I.ir_module``, at any IR level.
+        A ``.py`` file, ``file.py::Name`` to take a class among several module classes, or the text
+        itself (recognised by its line breaks). The file may hold imports from ``tvm.script`` (under
+        any alias), assignments of literals, TVM's ``metadata`` and classes decorated with
+        ``I.ir_module``, at any IR level.
     dims : mapping of str to int, optional
         Sizes of symbolic dims, as `tvm_distir.bind_dims` takes them.
 

@@ -45,7 +45,8 @@ class Flow:
     same : int
         Parameters of its shape that it is computed from element by element.
     moved : int
-        Those of them that it is a sum with, times a factor that is near one where it is known.
+        The parameters among those of which it is a sum with them, times a factor that is near 1
+        where it is known.
     beneath : int
         Parameters that the other values depend on which it is computed from element by element.
     """
@@ -62,15 +63,15 @@ class Flows:
     Parameters
     ----------
     mod : IRModule
-        Whose functions the function calls; each is followed once.
+        The module whose functions the function calls; each is followed once.
     fn : Function
 
     Attributes
     ----------
     of : dict of Var to tuple of Flow
-        Of each variable, one per tensor that it holds.
+        The flows of each variable, a flow per tensor that it holds.
     values : dict of Var to Any
-        What each variable is bound to.
+        The value that each variable is bound to.
     place : dict of Var to int
         Number of each binding.
     """

@@ -37,15 +37,15 @@ def noted_step(mod: ir.IRModule, gradients: Mapping[str, int] | None = None) -> 
     Parameters
     ----------
     mod : IRModule
-        As a frontend wrote it: plain values, results in a flat tuple.
+        The module as a frontend wrote it: plain values, results in a flat tuple.
     gradients : mapping of str to int, optional
         Results by number that are said to be the gradients of weights.
 
     Returns
     -------
     IRModule
-        With the attribute ``dist.training`` of ``main``; what is updated is a weight, behind the
-        data. ``mod`` itself where it is no step.
+        The module with the attribute ``dist.training`` of ``main``; an updated parameter is a
+        weight, behind the data. ``mod`` itself is returned where it is no step.
     """
     names = [str(gv.name_hint) for gv in mod.functions]
     if MAIN not in names or not isinstance(mod[MAIN], relax.Function):

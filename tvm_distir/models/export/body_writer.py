@@ -48,7 +48,7 @@ class Body:
     ----------
     lines : list of str
     placed : dict of str to Ssa
-        By names of values, as what the dialect ``shard`` annotates them first.
+        The annotated value by the name of a value, as the dialect ``shard`` annotates it first.
     """
 
     def __init__(self) -> None:

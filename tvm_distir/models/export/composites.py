@@ -41,7 +41,7 @@ class Composites:
         Parameters
         ----------
         name : str
-            Of its op, without ``relax.``; of a start, that of its collective.
+            The name of its op, without ``relax.``; of a start, that of its collective.
         write : callable
             Writes what it computes.
         """

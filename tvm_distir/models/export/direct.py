@@ -24,7 +24,7 @@ def is_direct(step: ExportStep, name: str) -> bool:
     Parameters
     ----------
     name : str
-        Of its op, without ``relax.``; of a start, that of its collective.
+        The name of its op, without ``relax.``; of a start, that of its collective.
     """
     if name.startswith("dist."):
         return True

@@ -44,7 +44,7 @@ class FunctionWriter:
     fn : relax.Function
     devices : DeviceInterface
     composites : Composites or None
-        Where composites are defined; None: without any.
+        The writer of composites; None: calls are written without composites.
     """
 
     def __init__(

@@ -44,17 +44,17 @@ def to_stablehlo(mod: ir.IRModule, form: str = "auto", *, composites: bool = Tru
     Parameters
     ----------
     mod : IRModule
-        At any level. Global: plain functions. Annotated: with ``sdy.mesh``, ``sdy.sharding`` on
-        arguments and ``sdy.sharding_constraint``. Distributed and legalized: with shardings of all
-        arguments and results, and constraints where values are redistributed (the partitioner
-        that reads it chooses collectives). Local: with explicit collectives.
+        A module at any level. Global: plain functions. Annotated: with ``sdy.mesh``,
+        ``sdy.sharding`` on arguments and ``sdy.sharding_constraint``. Distributed and legalized:
+        with shardings of all arguments and results, and constraints where values are redistributed
+        (the partitioner that reads it chooses collectives). Local: with explicit collectives.
     form : str
-        Of a local module: ``manual``, full arrays and ``sdy.manual_computation``, which wants even
-        shards; ``replicas``, what each device runs, of local shapes, as replicas numbered in the
-        order of device ids, with attributes that say of which arrays arguments and results are
-        parts; ``auto``, the first where it can be had. Of a module of any level:
-        ``shard``, shardings or collectives of MLIR's dialect ``shard`` (LLVM 22) around the
-        operations of StableHLO.
+        The form of the text. Of a local module: ``manual``, full arrays and
+        ``sdy.manual_computation``, which requires even shards; ``replicas``, the program of each
+        device, of local shapes, as replicas numbered in the order of device ids, with attributes
+        that say of which arrays arguments and results are parts; ``auto``, the first where it is
+        possible. Of a module of any level: ``shard``, shardings or collectives of MLIR's dialect
+        ``shard`` (LLVM 22) around the operations of StableHLO.
     composites : bool
         Whether ops that StableHLO lacks (softmax, layer_norm, take, ...) are written as its
         composites: by name and attributes, with a function that says what they compute. They are

@@ -211,9 +211,9 @@ def read_name(location: str, aliases: Mapping[str, str]) -> str:
     Parameters
     ----------
     location : str
-        Between ``loc(`` and ``)``.
+        The text between ``loc(`` and ``)``.
     aliases : mapping of str to str
-        What ``#loc1`` and the like represent.
+        The texts that ``#loc1`` and the like represent.
 
     Examples
     --------

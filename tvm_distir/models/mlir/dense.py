@@ -46,7 +46,7 @@ def dense_elements(body: str, shape: tuple[int, ...], word: str) -> npt.NDArray[
     Returns
     -------
     ndarray
-        Of the shape, or of one element where all are equal.
+        An array of the shape, or of a single element where all are equal.
 
     Raises
     ------

@@ -25,9 +25,9 @@ def parse_module(text: str, place: str = "text") -> Module:
     Parameters
     ----------
     text : str
-        In the form that MLIR prints, generic or pretty, with locations or without.
+        The text in the form that MLIR prints, generic or pretty, with locations or without.
     place : str
-        What errors call it.
+        The name of the text in errors.
 
     Raises
     ------

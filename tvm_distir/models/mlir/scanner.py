@@ -23,7 +23,7 @@ class Scanner:
     ----------
     text : str
     place : str
-        What errors call the text.
+        The name of the text in errors.
     """
 
     def __init__(self, text: str, place: str) -> None:

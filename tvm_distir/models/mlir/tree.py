@@ -90,17 +90,17 @@ class Operation:
     Attributes
     ----------
     name : str
-        With its dialect: ``stablehlo.add``.
+        The name with its dialect: ``stablehlo.add``.
     operands, results : list of str
-        Names of values, with ``%``; ``%3#1`` is one of several results.
+        The names of values, with ``%``; ``%3#1`` is the second of several results.
     attributes : dict
-        By the names of the generic form.
+        The attributes by the names of the generic form.
     regions : list of RegionBlock
-        Each region is one block.
+        The regions, each a single block.
     line : int
-        Where it stands in the text.
+        The line of the text.
     location : str
-        What ``loc(...)`` holds, not resolved.
+        The content of ``loc(...)``, not resolved.
     """
 
     name: str

@@ -124,8 +124,8 @@ def batch_position(
     Returns
     -------
     int or None
-        Of the dims that span the batch: the one that is the batch alone, else the one that the
-        batch ends, else the one that it begins, else any.
+        The dim among those that span the batch: the dim that is the batch alone, else the dim that
+        the batch ends, else the dim that it begins, else any.
     """
     spans = []
     for j, size in enumerate(target):

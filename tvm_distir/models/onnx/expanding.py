@@ -30,11 +30,11 @@ def expanded(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
     Parameters
     ----------
     node : NodeProto
-        It is not changed.
+        The node, which is not changed.
     seen : Seen
-        What is known of the graph up to the node.
+        The known facts of the graph up to the node.
     version : int
-        Of the operator set.
+        The version of the operator set.
     """
     if node.domain not in ("", "ai.onnx") or node.op_type not in _EXPANSIONS:
         return None

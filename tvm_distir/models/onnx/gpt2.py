@@ -46,7 +46,7 @@ def build(
         One projection to query, key and value, as in the published checkpoint, then a Split;
         otherwise three projections.
     seed : int
-        Of the weights.
+        The seed of the weights.
 
     Returns
     -------

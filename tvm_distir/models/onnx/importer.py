@@ -49,9 +49,10 @@ def from_onnx(
     source : str, Path or ModelProto
         The model; external weight files are not opened.
     batch : int, optional
-        New size of dim 0 of every data input; constants that pin the old one are rewritten.
+        The new size of dim 0 of every data input; constants that pin the old size are rewritten.
     dims : mapping of str to int, optional
-        Sizes for the symbolic dims of the inputs, by name; ``INPUT.INDEX`` for one without.
+        The sizes of the symbolic dims of the inputs, by name; ``INPUT.INDEX`` for a dim without a
+        name.
 
     Raises
     ------
@@ -103,7 +104,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     Parameters
     ----------
     names : mapping of str to str
-        By the names of nodes; what others give keeps the name that TVM finds.
+        The names of results by the names of nodes; results of other nodes keep the name that TVM
+        gives.
     """
 
     node = ""

@@ -19,7 +19,7 @@ class NodeWriter:
     Parameters
     ----------
     node : NodeProto
-        What the nodes represent; the last one gives its first result.
+        The node that the written nodes represent; the last node computes its first result.
     """
 
     def __init__(self, node: onnx.NodeProto) -> None:

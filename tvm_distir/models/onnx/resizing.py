@@ -113,11 +113,11 @@ def resized(
     attributes : mapping
         ``mode``, ``coordinate_transformation_mode``, ``nearest_mode``, ``cubic_coeff_a``.
     shape, result : sequence of int
-        Of the operand and the result.
+        The shapes of the operand and the result.
     scales : sequence of float
-        Per dim.
+        The scale of each dim.
     dtype : dtype
-        Of the operand.
+        The dtype of the operand.
     """
     if attributes["coordinate_transformation_mode"] not in _COORDINATES:
         return None

@@ -63,7 +63,7 @@ def name_weights(skeleton: Skeleton) -> None:
     Parameters
     ----------
     skeleton : Skeleton
-        Its model and weights are changed in place.
+        The skeleton, whose model and weights are changed in place.
     """
     nodes = list(skeleton.model.graph.node)
     scoped = [node for node in nodes if scopes_of(node)]

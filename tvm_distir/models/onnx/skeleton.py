@@ -44,15 +44,15 @@ class FileWeight:
     Attributes
     ----------
     name : str
-        Its name in the graph.
+        The name in the graph.
     elem_type : int
         ONNX element type.
     shape : tuple of int
-        Its shape.
+        The shape.
     tensor : TensorProto or None
         The stored values (maybe external); None for a weight that is filled with ``fill``.
     fill : float
-        The one value of a weight shipped as a ConstantOfShape node.
+        The single value of a weight that is shipped as a ConstantOfShape node.
     transposed : bool
         Whether the stored values are its transpose.
     """
@@ -85,7 +85,7 @@ class Skeleton:
     data : list of str
         Names of the data inputs.
     weights : dict of str to FileWeight
-        By name, in file order.
+        The weights by name, in file order.
     """
 
     model: onnx.ModelProto

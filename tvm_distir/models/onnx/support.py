@@ -132,7 +132,7 @@ def check_sizes(
     Parameters
     ----------
     node : NodeProto
-        Its results are not known values.
+        A node whose results are not known values.
     has_shape, is_known : callable
         Whether the walk knows the static shape, and the value, of a tensor.
     """

@@ -44,7 +44,7 @@ class ArgumentNames:
     data : collection of str, or None
         Names of the arguments that are data. None: those that are no part of a structure.
     place : str
-        What errors call the text.
+        The name of the text in errors.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class Places:
     table : tuple of int
         Shape of the table.
     sizes : list of int
-        Shape of one window of it.
+        The shape of a window of it.
     result : tuple of int
         Shape of what is read or written.
     windows : list of int
@@ -109,8 +109,8 @@ class Places:
         places : relax.Expr
             int64, of the shape of the result.
         inside : relax.Expr or None
-            Which windows lie in the table, with dims of 1 for dims of windows; None with ``clip``,
-            which moves them into it.
+            Whether each window is in the table, with dims of 1 for dims of windows; None with
+            ``clip``, which moves windows into it.
         """
         strides = [math.prod(self.table[i + 1 :]) for i in range(len(self.table))]
         indices = write.cast(indices, "int64")

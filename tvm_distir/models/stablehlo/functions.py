@@ -42,7 +42,7 @@ class Functions:
     ----------
     module : Module
     place : str
-        What errors call the text.
+        The name of the text in errors.
     inline : int
         Private functions of at most so many operations are written into their callers.
     shardings : Shardings

@@ -67,7 +67,7 @@ class Grids:
     Parameters
     ----------
     shardings : Shardings
-        Where the grids are.
+        The shardings, which hold the grids.
     annotates : bool
         Whether values are annotated with their placements.
 

@@ -76,7 +76,7 @@ class Shardings:
         Parameters
         ----------
         sharding : Opaque or str
-            Of Shardy, or the text of one of GSPMD.
+            A sharding of Shardy, or the text of a sharding of GSPMD.
 
         Raises
         ------

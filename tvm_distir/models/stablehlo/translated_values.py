@@ -75,13 +75,13 @@ class TranslatedTensor:
     shape : tuple of int
         The tensor's shape.
     rows : tuple of TranslatedTensor or None
-        Rows (of size 1 along dim 0) that stand in place of those of ``expr``: what a loop writes
-        into an array, one in each round.
+        The rows (of size 1 along dim 0) that replace those of ``expr``: a loop writes a row into an
+        array in each round.
     counts : int or None
         The dim along which it counts from 0, where it is known to.
     base : relax.Expr or None
-        What was spread along dims in front of its own: what an operation with a tensor of full rank
-        reads in place of ``expr``.
+        The tensor that was spread along dims in front of its dims: an operation with a tensor of
+        full rank reads it in place of ``expr``.
     """
 
     expr: Any

@@ -90,11 +90,11 @@ class AtenCall:
     Parameters
     ----------
     node : torch.fx.Node
-        Whose target is an overload of an operator.
+        A node whose target is an overload of an operator.
     env : mapping of Node to Any
         Values of the nodes before it.
     builder : relax.BlockBuilder
-        Inside a block.
+        A builder, inside a block.
     """
 
     def __init__(self, node: fx.Node, env: Mapping[fx.Node, Any], builder: Any) -> None:

@@ -90,7 +90,7 @@ class Translation:
         Parameters
         ----------
         owner : torch.nn.Module
-            Whose attributes the graph reads: graphs of regions.
+            The module whose attributes the graph reads: graphs of regions.
         graph : torch.fx.Graph
         env : dict of Node to Any
             Values of the placeholders; gets those of all nodes.

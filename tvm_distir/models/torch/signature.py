@@ -40,9 +40,9 @@ class Inputs:
     Attributes
     ----------
     data, weights : list of (str, Var)
-        The model's own names, and the variables.
+        The names in the model, and the variables.
     env : dict of Node to Any
-        Of each placeholder: a variable, a constant, or the number that was exported.
+        The value of each placeholder: a variable, a constant, or the number that was exported.
     """
 
     data: list[tuple[str, Any]] = field(default_factory=list)

@@ -38,7 +38,7 @@ class BertConfig(FourfoldFfn):
     batch, seq : int
         Samples and tokens per sample.
     dtype : str
-        Of weights and activations: float32, float16 or bfloat16.
+        The dtype of weights and activations: float32, float16 or bfloat16.
     nested : int
         1: a layer is a private function; 0: everything stands in ``main``.
     """

@@ -87,7 +87,7 @@ class GptConfig(FourfoldFfn):
     batch, seq : int
         Samples and tokens per sample of the data input ``input_ids``.
     dtype : str
-        Of weights and activations: float32, float16 or bfloat16.
+        The dtype of weights and activations: float32, float16 or bfloat16.
     nested : int
         1: a layer is a private function; 0: everything stands in ``main``.
     dropout : float
@@ -148,7 +148,7 @@ class LlamaConfig(Config):
     batch, seq : int
         Samples and tokens per sample of the data input ``input_ids``.
     dtype : str
-        Of weights and activations: float32, float16 or bfloat16.
+        The dtype of weights and activations: float32, float16 or bfloat16.
     theta : float
         Base of the rotary position embedding.
     eps : float
@@ -222,7 +222,7 @@ def configure(
     Parameters
     ----------
     name : str
-        Of the model, for messages.
+        The name of the model, for messages.
     presets : mapping of str to config
         The sizes.
     default_size : str

@@ -17,14 +17,14 @@ class Attention(nn.Module):  # type: ignore[misc]
     Parameters
     ----------
     width, heads : int
-        Of the queries and of the result.
+        The sizes of the queries and of the result.
     dtype : str
     source : int
         Width of what keys and values come from; 0: the same as the queries'.
     bias : bool
-        Whether query, key and value have biases; the output projection always has one.
+        Whether query, key and value have biases; the output projection always has a bias.
     dropout : float
-        Of the weights of attention, and of the result.
+        The dropout rate of the weights of attention, and of the result.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class FusedAttention(nn.Module):  # type: ignore[misc]
     width, heads : int
     dtype : str
     dropout : float
-        Of the weights of attention, and of the result.
+        The dropout rate of the weights of attention, and of the result.
     flash : bool
-        Attention as one op, which keeps no scores.
+        Whether attention is a single op, which stores no scores.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class FeedForward(nn.Module):  # type: ignore[misc]
     approximate : str, optional
         "tanh" for the tanh form of gelu; else it is exact.
     dropout : float
-        Of the result.
+        The dropout rate of the result.
     """
 
     def __init__(

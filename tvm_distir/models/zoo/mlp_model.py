@@ -27,7 +27,7 @@ class MlpConfig(Config):
     batch : int
         Rows of the data input ``x``, (batch, hidden).
     dtype : str
-        Of input, weights and activations: float32, float16 or bfloat16.
+        The dtype of input, weights and activations: float32, float16 or bfloat16.
     nested : int
         1: a layer is a private function; 0: everything stands in ``main``.
     """

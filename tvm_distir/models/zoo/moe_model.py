@@ -35,8 +35,8 @@ class MoeConfig(LlamaConfig):
     experts, top_k : int
         Experts of a layer, and how many of them work on a token.
     capacity_factor : float
-        Slots of an expert for one sample, relative to an even spread of its tokens; 0: as many
-        as the sample has tokens, so that none is dropped.
+        The number of slots of an expert for a sample, relative to an even spread of its tokens; 0:
+        as many as the sample has tokens, so that none is dropped.
     """
 
     MAY_BE_ZERO = frozenset({"capacity_factor"})

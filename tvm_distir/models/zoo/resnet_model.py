@@ -48,7 +48,7 @@ class ResnetConfig(Config):
     batch : int
         Images of the data input ``images``, (batch, channels, image, image).
     dtype : str
-        Of images, weights and activations: float32, float16 or bfloat16.
+        The dtype of images, weights and activations: float32, float16 or bfloat16.
     nested : int
         1: a block is a private function, shared by equal blocks; 0: all stands in ``main``.
     """

@@ -88,7 +88,7 @@ def attend(q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0) -> An
     mask : Tensor, optional
         Bool, broadcast to the scores (batch, heads, seq, seq): True where a score counts.
     dropout : float
-        Of the weights.
+        The dropout rate of the weights.
 
     Returns
     -------
@@ -216,7 +216,7 @@ def export_model(model: Any, **data: tuple[Sequence[int], str]) -> ir.IRModule:
     Parameters
     ----------
     model : nn.Module
-        Its method ``main`` takes the data.
+        The model, whose method ``main`` takes the data.
     **data
         Shape and dtype of each data input, named and ordered as ``main`` has them.
     """

@@ -19,26 +19,27 @@ class UnetConfig(Config):
     Attributes
     ----------
     channels : int
-        Of the first level.
+        The channels of the first level.
     multipliers : str
         Channels of the levels, in units of ``channels``: "1-2-4-4".
     depth : int
-        Residual blocks per level on the way down; one more on the way up.
+        The residual blocks per level on the way down; there is an additional block on the way up.
     attention : int
         How many levels, from the first, have a transformer after each block. The middle always
         has one.
     heads, groups : int
-        Of attention and of group norms; both divide the channels of every level.
+        The number of heads of attention, and of groups of group norms; both divide the channels of
+        every level.
     context, tokens : int
         Width and count of the tokens that cross-attention looks at (a text); width 0: none.
     image, inputs : int
         Rows and columns (which 2 divides once less than there are levels), and channels in
         and out.
     batch : int
-        Samples of the data inputs ``sample`` (batch, inputs, image, image), ``timesteps``
+        The samples of the data inputs ``sample`` (batch, inputs, image, image), ``timesteps``
         (batch,) and, if there is one, ``text`` (batch, tokens, context).
     dtype : str
-        Of data, weights and activations: float32, float16 or bfloat16; times are float32.
+        The dtype of data, weights and activations: float32, float16 or bfloat16; times are float32.
     nested : int
         1: residual blocks and transformers are private functions, shared by equal ones.
     """

@@ -32,7 +32,7 @@ class VitConfig(FourfoldFfn):
     batch : int
         Images of the data input ``images``, (batch, channels, image, image).
     dtype : str
-        Of images, weights and activations: float32, float16 or bfloat16.
+        The dtype of images, weights and activations: float32, float16 or bfloat16.
     nested : int
         1: a layer is a private function; 0: everything stands in ``main``.
     """
