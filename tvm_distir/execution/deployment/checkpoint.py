@@ -38,8 +38,8 @@ def open_weights(path: str | os.PathLike[str]) -> dict[str, FileArray]:
     Returns
     -------
     arrays : dict of str to FileArray
-        To be given to :func:`tvm_distir.run` or :func:`tvm_distir.deploy`: every rank reads
-        its shard. An ``.npy`` file goes by its name.
+        The arrays for :func:`tvm_distir.run` or :func:`tvm_distir.deploy`: every rank reads its
+        shard. The array of an ``.npy`` file has the file's name.
 
     Raises
     ------

@@ -45,10 +45,10 @@ def deploy(
     Parameters
     ----------
     dist : IRModule
-        At level 5, with ``dist.io``.
+        The module, at level 5, with ``dist.io``.
     folder : str or path
-        New or empty, or one that was deployed before, which is replaced when all is written:
-        where that fails, the folder is as it was.
+        A folder that is new or empty, or that was deployed before, which is replaced when all is
+        written: where that fails, the folder is as it was.
     params : mapping of parameter name to array, or path, optional
         Weights that go into the folder, cut into shards: whole arrays, stored ones
         (:func:`open_weights`), or the path of a file of them. The other parameters are the
@@ -60,7 +60,7 @@ def deploy(
     Returns
     -------
     deployment : Deployment
-        As :func:`load` gives it.
+        The deployment, as :func:`load` returns it.
 
     Raises
     ------

@@ -36,7 +36,7 @@ class Deployment:
     Attributes
     ----------
     inputs : tuple of Port
-        What a run must be given, in order: the parameters whose weights are not in the folder.
+        The required inputs of a run, in order: the parameters whose weights are not in the folder.
     """
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:

@@ -41,7 +41,7 @@ class Manifest:
     built_with : mapping of str to str
         Versions of the packages, and the machine's kind.
     target : mapping
-        For what the libraries are compiled, as TVM's JSON form: ``kind``, ``mcpu``, ...
+        The target for which the libraries are compiled, as TVM's JSON form: ``kind``, ``mcpu``, ...
     """
 
     entries: tuple[EntryFunction, ...]

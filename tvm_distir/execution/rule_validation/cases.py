@@ -36,15 +36,15 @@ class Case:
     name : str
     call : Call
     draws : mapping of int to Draw
-        Of operands that do not hold numbers from -2 to 2.
+        The distributions of operands that do not hold numbers from -2 to 2.
     tolerance : float
         0: results must be bit-equal.
     mod : IRModule, optional
         Holds the kernel of a ``call_tir``.
     fills : mapping of int to number
-        What the padding of an operand holds, when NaN (or 0) would not be harmless.
+        The padding of an operand, when NaN (or 0) would not be harmless.
     numpy : callable, optional
-        What the op computes, where TVM has no kernel for it.
+        A NumPy function that computes the op, where TVM has no kernel for it.
     """
 
     name: str

@@ -42,7 +42,7 @@ class Missing:
     ----------
     case : str
     factor : Factor
-        That would allow it.
+        The factor that would allow it.
     """
 
     case: str

@@ -78,7 +78,7 @@ class CaseProgram:
     results : list of variables
         The results' shards, flattened.
     steps : list
-        In order.
+        The steps, in order.
     count : int
         How many devices there are.
     """

@@ -32,16 +32,16 @@ class Proof:
     Attributes
     ----------
     failures : dict of str to list of str
-        By case; empty where all held.
+        The failures by case; empty where all checks held.
     placements, linear : int
         Factors executed over a number of devices each, and linear groups.
     uneven : int
-        Those of the placements that needed padding.
+        The number of placements that needed padding.
     ops : list of str
-        Of which ops, sorted.
+        The names of the checked ops, sorted.
     undeclared : dict of str to dict
-        By op: groups of operands that no rule declares linear, and whether all cases show that
-        they are. Empty unless they were looked for.
+        The groups of operands that no rule declares linear, by op, and whether all cases show that
+        they are. Empty unless they were requested.
     """
 
     failures: dict[str, list[str]] = field(default_factory=dict)
@@ -124,9 +124,9 @@ def prove(cases: Sequence[Case], rules: Sequence[Rule] | None = None, hints: boo
     Parameters
     ----------
     cases : sequence of Case
-        Of distinct names.
+        The cases, which have distinct names.
     rules : sequence of Rule, optional
-        To be proved in the place of those looked up.
+        The rules to be proved in place of those that are looked up.
     hints : bool
         Look for linear groups that rules do not declare, too.
     """

@@ -52,12 +52,12 @@ class Fault:
     Attributes
     ----------
     function, binding, op : str
-        As in the distributed module at level 3.
+        The place, as in the distributed module at level 3.
     rank : int
         The rank whose part differs most.
     max_abs_diff : float
     allowed : float
-        For the element that differs most, at most.
+        The tolerance of the largest element, which bounds that of the element that differs most.
     """
 
     function: str

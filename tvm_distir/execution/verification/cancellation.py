@@ -44,11 +44,11 @@ def with_terms(
     Parameters
     ----------
     reports : sequence of OutputReport
-        By the default tolerances.
+        The reports by the default tolerances.
     plain : IRModule
         The original, at level 1.
     values : sequence of arrays
-        Its inputs.
+        The inputs of the module.
     got, ref : sequences of arrays
         Outputs of the distributed program, and of the original.
     """

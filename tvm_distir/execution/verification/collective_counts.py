@@ -24,7 +24,7 @@ class ExpectedCollective:
     ----------
     kind, mesh_axis : str
     group_size : int
-        As in :class:`tvm_distir.execution.runtime.program.counts.CollectiveCount`.
+        The size, as in :class:`tvm_distir.execution.runtime.program.counts.CollectiveCount`.
     count, bytes_per_device : tuple of int
         Least and most: they differ where the branches of an ``If`` do.
     """
@@ -115,7 +115,7 @@ def claimed_collectives(program: Program) -> tuple[ExpectedCollective, ...]:
     Parameters
     ----------
     program : Program
-        As :func:`tvm_distir.export` gives it.
+        The program, as :func:`tvm_distir.export` returns it.
     """
     summing, totals = _Summing(program), _Totals()
     for entry in program.entries:

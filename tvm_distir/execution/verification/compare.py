@@ -74,7 +74,7 @@ class OutputReport:
     rms_diff : float
         Root of the mean squared difference.
     rms_allowed : float
-        What it may be; infinite where only single elements are bounded.
+        The tolerance of ``rms_diff``; infinite where only single elements are bounded.
     """
 
     index: int
@@ -133,7 +133,7 @@ def compare_output(
     atol, rtol, rms_allowed : float
         See :class:`OutputReport`.
     dtype : str, optional
-        To report instead of the reference's.
+        The dtype to report instead of the reference's dtype.
     """
     same_type = got.shape == ref.shape and got.dtype == ref.dtype
     report = OutputReport(

@@ -23,7 +23,7 @@ def divisor_leaves(call: Any, index: int, functions: Mapping[str, Any]) -> tuple
     call : Call
     index : int
     functions : mapping of str to function
-        Those of the module: of a kernel, the integer divisions decide.
+        The functions of the module: for a kernel, its integer divisions decide.
     """
     name = call.op.name if isinstance(call.op, ir.Op) else ""
     if index != 1 or name not in (*_DIVISIONS, *_KERNEL_CALLS):

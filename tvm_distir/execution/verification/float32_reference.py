@@ -81,7 +81,7 @@ def widened(mod: ir.IRModule) -> ir.IRModule:
     Parameters
     ----------
     mod : IRModule
-        At level 1.
+        The module, at level 1.
     """
     graph = json.loads(ir.save_json(mod))
     graph["nodes"] = [_widened_node(node) for node in graph["nodes"]]
@@ -169,16 +169,16 @@ def judge(
     Parameters
     ----------
     got : sequence of arrays
-        Of the distributed program.
+        The outputs of the distributed program.
     ref, truth : sequences of arrays
-        Of one device and of the twin, on the same inputs.
+        The outputs of a single device and of the float32 reference, on the same inputs.
     errors : sequence of OwnError
 
     Returns
     -------
     reports : tuple of OutputReport
-        Outputs of other types than 16-bit floats are compared so too, but integers and bool
-        exactly, and with one device.
+        The reports. Outputs of other types than 16-bit floats are compared in the same way, but
+        integers and bool exactly, and with a single device.
     """
     reports = []
     for i, (a, b, t, error) in enumerate(zip(got, ref, truth, errors)):

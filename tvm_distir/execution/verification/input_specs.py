@@ -38,7 +38,7 @@ class InputSpec:
     Attributes
     ----------
     name : str
-        As the model has it.
+        The name in the model.
     shape : tuple of int
         Static.
     dtype : str
@@ -69,14 +69,14 @@ def input_specs(mod: ir.IRModule) -> list[InputSpec]:
     Parameters
     ----------
     mod : IRModule
-        At the global or annotated level.
+        The module, at the global or annotated level.
 
     Returns
     -------
     list of InputSpec
-        One for each parameter, in order, and for each tensor of one that is a tuple: ``x_0``,
-        ``x_1_0``, ... Without the attribute ``num_input`` a parameter is a
-        weight when a norm, a convolution, a lookup or the right side of a matmul consumes it.
+        The specification of each parameter, in order, and of each tensor of a parameter that is a
+        tuple: ``x_0``, ``x_1_0``, ... Without the attribute ``num_input`` a parameter is a weight
+        when a norm, a convolution, a lookup or the right side of a matmul consumes it.
 
     Raises
     ------

@@ -31,7 +31,7 @@ def draw_inputs(
     Parameters
     ----------
     mod : IRModule
-        At the global or annotated level.
+        The module, at the global or annotated level.
     seed : int
         Each parameter has its stream of ``numpy.random.default_rng([seed, index])``.
     exact : bool
@@ -44,8 +44,8 @@ def draw_inputs(
     Returns
     -------
     list of array
-        In the order of the parameters. Data are standard normal, weights normal with deviation
-        ``gain / sqrt(fan_in)`` (He et al. 2015 for convolutions), biases and means small,
+        The arrays in the order of the parameters. Data are standard normal, weights normal with
+        deviation ``gain / sqrt(fan_in)`` (He et al. 2015 for convolutions), biases and means small,
         scales near 1, variances uniform in [0.5, 1.5], integers inside the range that their
         consumers allow.
 

@@ -36,19 +36,19 @@ class VerifyReport:
         For a 16-bit model without ``exact`` or a tolerance given: differences from its float32
         twin (see :mod:`.twin`), else from one device.
     collectives : tuple of CollectiveCount
-        What one run executed; empty where the engine does not count.
+        The collectives that a run executed; empty where the engine does not count.
     twin : tuple of OutputReport
         For such a model: the twin of the distributed program against that of the original.
     claims : tuple of ExpectedCollective
-        What ``export`` says that a run executes.
+        The collectives that ``export`` expects of a run.
     unlike_claims : tuple of str
-        Collectives that ran otherwise than claimed, one text each.
+        The collectives that ran otherwise than expected, a text each.
     replicas : str
-        Which ranks hold different bits of an output, if any do.
+        The ranks that hold different bits of an output, if any do.
     fault : Fault, optional
-        The first binding that differs, where ``equal`` is false and it could be found.
+        The first binding that differs, where ``equal`` is false and it could be determined.
     no_fault : str
-        Why it was looked for and not found.
+        The reason why the search for it had no result.
     """
 
     equal: bool

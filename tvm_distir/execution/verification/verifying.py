@@ -69,7 +69,7 @@ class RandomInputs:
     Parameters
     ----------
     mod : IRModule
-        At level 1 or 2.
+        The module, at level 1 or 2.
     exact : bool
         Draw from {-2..2}, weights of the file included.
     """
@@ -208,7 +208,7 @@ def verify(
     engine : str or Engine
         See :func:`tvm_distir.execution.runtime.engines.registry.run`.
     seed : int
-        Of the inputs and of weights that the model's file does not have.
+        The seed of the inputs and of weights that the model's file does not have.
     exact : bool
         Draw from {-2..2} and demand equal bits.
     atol, rtol : float, optional

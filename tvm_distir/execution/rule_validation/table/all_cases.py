@@ -78,7 +78,7 @@ def all_cases() -> tuple[list[Case], dict[str, str]]:
     Returns
     -------
     cases : list of Case
-        Where a rule that ships is replaced, those of its registration only.
+        The cases. Where a rule that ships is replaced, only those of its registration are returned.
     unproved : dict of str to str
         Ops with a hand-written rule that no case proves, and why not.
     """

@@ -134,12 +134,12 @@ def join(session: Any, workers: int, groups: int = 1, timeout_s: float = TIMEOUT
     Parameters
     ----------
     session : disco.Session
-        Whose worker processes, if it has any, run this module. It must not have called
-        ``init_ccl``, which makes Disco look for another library's functions.
+        A session whose worker processes, if it has any, run this module. It must not have called
+        ``init_ccl``, which makes Disco look for the functions of another library.
     workers, groups : int
-        As the session was made with; groups are contiguous.
+        The numbers with which the session was made; groups are contiguous.
     timeout_s : float
-        How long a worker waits for another one.
+        The time for which a worker waits for another worker.
     """
     register()
     fabric = native.CclFabric(range(workers), timeout_s, shared=True)

@@ -31,7 +31,7 @@ class NativeFabric(Transfers):
     ranks : sequence of int
         Ranks that take part.
     timeout_s : float
-        How long a rank waits for another one that is busy computing.
+        The time for which a rank waits for another rank that is busy computing.
     shared : bool
         Whether other processes can take part, by :meth:`open` of its ``native.descriptor``.
     """

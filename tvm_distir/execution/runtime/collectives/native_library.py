@@ -42,7 +42,7 @@ class Executed:
         One of :data:`NATIVE_KINDS`.
     groups : tuple of tuple of int
     result_bytes : int
-        Of one execution, on this rank.
+        The bytes of the result of an execution, on this rank.
     count : int
     """
 
@@ -69,7 +69,7 @@ def send(x: Any, tag: int, destination: int, label: bytes) -> None:
         Contiguous; its bytes are copied.
     tag, destination : int
     label : bytes
-        What it is.
+        The label of the message.
     """
     load_library()["ccl_send"](x, tag, destination, label)
 
@@ -99,7 +99,7 @@ class CclFabric:
     ranks : sequence of int
         Ranks that take part.
     timeout_s : float
-        How long a rank waits for another one that is busy.
+        The time for which a rank waits for another rank that is busy.
     shared : bool
         Whether processes can take part, through :meth:`open` of its ``descriptor``.
     """

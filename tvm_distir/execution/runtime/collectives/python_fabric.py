@@ -45,7 +45,7 @@ class PythonFabric(Transfers):
     ranks : sequence of int
         Ranks that take part.
     timeout_s : float
-        How long a rank waits for another one that is busy computing.
+        The time for which a rank waits for another rank that is busy computing.
     """
 
     def __init__(self, ranks: Sequence[int], timeout_s: float) -> None:

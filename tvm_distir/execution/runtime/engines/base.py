@@ -44,7 +44,7 @@ class Engine(ABC):
     ----------
     name : str
     collectives : tuple of CollectiveCount
-        What the last run executed, as the first rank of every mesh counted it.
+        The collectives that the last run executed, as the first rank of every mesh counted them.
     """
 
     name: str

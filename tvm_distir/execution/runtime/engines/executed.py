@@ -48,7 +48,7 @@ def count_executed(
     entries : sequence of EntryFunction
         The entry functions.
     fabric : Executions
-        Of the run, which has ended.
+        The fabric of the run, which has ended.
     """
     counter = CollectiveCounter()
     for entry in entries:

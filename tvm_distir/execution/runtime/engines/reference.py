@@ -80,8 +80,7 @@ class Reference:
     Parameters
     ----------
     mod : IRModule
-        At level 1 or 2.
-        Its entry is run: ``main``, or the only public function.
+        The module, at level 1 or 2. Its entry is run: ``main``, or the only public function.
 
     Raises
     ------

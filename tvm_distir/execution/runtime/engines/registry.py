@@ -74,23 +74,23 @@ def run(
     Parameters
     ----------
     dist : IRModule or Deployment
-        At level 5, with ``dist.io``: the result of ``LowerDistIR``; or what
-        :func:`tvm_distir.load` gives.
+        The module, at level 5, with ``dist.io``: the result of ``LowerDistIR``; or the result of
+        :func:`tvm_distir.load`.
     inputs : sequence or mapping
-        In the order of the original ``main``'s parameters, or by their names. Each is a whole
-        array of exactly the parameter's shape and type, which is cut into shards; a stored
-        one (:func:`tvm_distir.open_weights`), of which only shards are read; or a
-        :class:`ShardedArray`, which is taken as it lies.
+        The inputs in the order of the original ``main``'s parameters, or by their names. Each is a
+        full array of exactly the parameter's shape and type, which is sharded; a stored array
+        (:func:`tvm_distir.open_weights`), of which only shards are read; or a
+        :class:`ShardedArray`, whose parts are used as they are.
     engine : str or Engine
-        ``"threads"``, ``"processes"``, ``"virtual"``, ``"mpi"``, ``"xla"``, or an engine object
-        with options of its own.
+        The name of an engine, ``"threads"``, ``"processes"``, ``"virtual"``, ``"mpi"``, ``"xla"``,
+        or an engine object with particular options.
     outputs : str
         ``"whole"``, or ``"sharded"`` to leave them on their ranks.
 
     Returns
     -------
     outputs : list of ndarray, or of ShardedArray
-        In the order of the original function's flattened results.
+        The outputs in the order of the original function's flattened results.
 
     Raises
     ------

@@ -46,11 +46,11 @@ class TerminationWatch:
     Parameters
     ----------
     fabric : Watched
-        Where the ranks meet.
+        The fabric in which the ranks meet.
     ranks : sequence of int
     timeout_s : float
-        As long as a rank waits for another one: once a rank has ended, the others must meet, post
-        a message or end within it.
+        The time for which a rank waits for another rank: once a rank has ended, the others must
+        meet, post a message or end within it.
     work : callable, optional
         A number that changes while any rank computes. Where it is given and stands still, too,
         the ranks need not have been seen to end: all of them may be stopped. They get

@@ -33,9 +33,9 @@ def index_fault(values: Array, index_range: Sequence[int], place: str) -> Engine
     ----------
     values : array of integers
     index_range : sequence of int
-        As :attr:`Port.index_range` has it.
+        The range, as :attr:`Port.index_range` has it.
     place : str
-        Of the input.
+        The place of the input.
     """
     low, high, *ignored = index_range
     if not values.size or (values.min() >= low and values.max() < high):
@@ -159,7 +159,7 @@ class LocalInputs:
     Parameters
     ----------
     values : mapping of int to array, Stored or ShardedArray
-        By position in the original function.
+        The values by position in the original function.
     """
 
     def __init__(self, values: Mapping[int, Any]) -> None:
@@ -249,10 +249,10 @@ def bind_inputs(
     ----------
     entries : sequence of EntryFunction
     inputs : sequence in the original function's order, or mapping by parameter name
-        For a parameter that is a tuple, a (nested) tuple; by name, its tensors are ``x_0``,
-        ``x_1_0``, ... Per parameter a whole array (anything NumPy reads) of exactly its shape
-        and type, a :class:`~tvm_distir.execution.runtime.program.sharded.Stored` of them, or a
-        :class:`~tvm_distir.execution.runtime.program.sharded.ShardedArray`.
+        The inputs. For a parameter that is a tuple, a (nested) tuple; by name, its tensors are
+        ``x_0``, ``x_1_0``, ... Each is a full array (anything NumPy reads) of exactly the
+        parameter's shape and type, a :class:`~tvm_distir.execution.runtime.program.sharded.Stored`
+        array, or a :class:`~tvm_distir.execution.runtime.program.sharded.ShardedArray`.
     stored : mapping of int to such a value, optional
         Values that need not be given, by position.
 

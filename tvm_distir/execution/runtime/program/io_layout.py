@@ -45,10 +45,11 @@ class Port:
     labels : tuple of int
         Placement on its mesh.
     mesh : pair of tuples of int, optional
-        Shape and device ids of the mesh it lies on, where that is not the entry's first one.
+        The shape and device ids of the mesh on which it is placed, where that is not the entry's
+        first mesh.
     index_range : tuple of int
-        Of an input that holds indices: the lowest, the first beyond the highest and, where there
-        is one, a number that is allowed besides; empty for others.
+        The range of an input that holds indices: the lowest index, the first beyond the highest
+        and, where it exists, a further number that is allowed; empty for others.
     """
 
     index: int

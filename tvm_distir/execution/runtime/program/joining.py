@@ -109,7 +109,7 @@ def gather_outputs(
     ----------
     entries : sequence of EntryFunction
     results : mapping of rank to its local results
-        In ``dist.io`` order, of every rank.
+        The results of every rank, in ``dist.io`` order.
 
     Raises
     ------

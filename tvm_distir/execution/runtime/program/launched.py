@@ -22,10 +22,10 @@ def launched(mod: ir.IRModule, fuse: bool = False) -> ir.IRModule:
     Parameters
     ----------
     mod : IRModule
-        At level 5.
+        The module, at level 5.
     fuse : bool
-        Join kernels as TVM's ``FuseOps`` does. False: one per op, as :func:`tvm_distir.run` and
-        ``tvm.compile`` on a CPU launch them.
+        Whether to fuse kernels as TVM's ``FuseOps`` does. False: a kernel per op, as
+        :func:`tvm_distir.run` and ``tvm.compile`` on a CPU launch them.
     """
     communication = [
         str(name) for name in ir.Op.list_op_names() if str(name).startswith(_COMMUNICATION)

@@ -19,8 +19,8 @@ class Turn:
     Parameters
     ----------
     make : callable
-        Makes the lock: ``threading.Lock``, or ``threading.RLock`` for one that a thread may take
-        again while it holds it.
+        A function that makes the lock: ``threading.Lock``, or ``threading.RLock`` for a lock that a
+        thread may take again while it holds it.
     """
 
     def __init__(self, make: Callable[[], Any] = threading.Lock) -> None:

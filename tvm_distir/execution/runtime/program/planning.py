@@ -45,12 +45,12 @@ def plan_storage(mod: ir.IRModule) -> Storage:
     Parameters
     ----------
     mod : IRModule
-        At level 5.
+        The module, at level 5.
 
     Returns
     -------
     storage : Storage
-        Of its entries, in their order; put it into the program: ``replace(program,
+        The storage of its entries, in their order; it belongs into the program: ``replace(program,
         storage=plan_storage(mod))``.
 
     Raises

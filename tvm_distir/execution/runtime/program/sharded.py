@@ -50,8 +50,8 @@ class ShardedArray:
     shape : tuple of int, optional
         Shape of the whole tensor.
     boxes : mapping of rank to (start, stop) per dim
-        Which box of the whole tensor each part holds; empty where it is not known. A run
-        refuses a part that holds another box than the one it needs.
+        The box of the full tensor that each part holds; empty where it is not known. A run refuses
+        a part that holds another box than the box it needs.
     """
 
     parts: Mapping[int, Any]
@@ -100,7 +100,7 @@ def sharded_outputs(
     ----------
     entries : sequence of EntryFunction
     results : mapping of rank to its local results
-        Of all ranks, or of those whose results are in this process.
+        The results of all ranks, or of those whose results are in this process.
 
     Raises
     ------

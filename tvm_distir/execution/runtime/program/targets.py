@@ -63,7 +63,7 @@ def check_engine_runs(target: str, place: str) -> None:
     target : str
         TVM's JSON form.
     place : str
-        What would run it.
+        The function that would run it, for the message.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def check_machine_runs(target: Mapping[str, Any], place: str) -> None:
     Parameters
     ----------
     target : mapping
-        As TVM's JSON form.
+        The target, as TVM's JSON form.
     place : str
 
     Raises

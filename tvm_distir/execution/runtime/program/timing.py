@@ -44,9 +44,10 @@ def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Pro
     Parameters
     ----------
     mod : IRModule
-        At level 5; shapes of fixed size.
+        The module, at level 5, with shapes of fixed size.
     fuse : bool
-        As in :func:`.launched.launched`: False for what :func:`tvm_distir.run` does.
+        Whether kernels are fused, as in :func:`.launched.launched`; :func:`tvm_distir.run` does not
+        fuse them.
     cached : bool
         Whether to read and keep times on disk, in :data:`CACHE`.
 

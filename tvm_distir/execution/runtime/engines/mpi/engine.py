@@ -49,11 +49,10 @@ class MpiEngine(Engine):
     Parameters
     ----------
     timeout_s : float
-        How long a rank waits for another one.
+        The time for which a rank waits for another rank.
     launcher : sequence of str, optional
-        The command that starts processes, e.g. ``("mpirun", "--hostfile", "hosts")``; by
-        default the ``mpiexec`` of this environment, or the one on the path. Not used under
-        ``mpirun``.
+        The command that starts processes, e.g. ``("mpirun", "--hostfile", "hosts")``; by default
+        the ``mpiexec`` of this environment, or that of the path. It is not used under ``mpirun``.
     preload : sequence of str
         Modules that every started process imports first, for example because they register
         packed functions that the program calls.

@@ -53,7 +53,7 @@ class MpiFabric(Transfers):
     ranks : sequence of int
         Device ids; the i-th smallest is process i.
     place : str
-        Where this rank works, for messages.
+        The place of this rank, for messages.
     """
 
     def __init__(self, world: World, ranks: Sequence[int], place: str = "engine mpi") -> None:
@@ -188,9 +188,9 @@ class MpiFabric(Transfers):
         Parameters
         ----------
         parts : mapping of rank to array
-            What each rank gets from this one.
+            The array that each rank gets from this rank.
         shapes : mapping of rank to shape
-            What this rank gets from each, in the type of ``x``.
+            The shape of the array that this rank gets from each, in the type of ``x``.
         """
         group, head = call.group_of(rank), self._header(call, x)
         for peer in group:

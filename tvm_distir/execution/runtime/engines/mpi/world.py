@@ -56,7 +56,7 @@ class World:
     Parameters
     ----------
     timeout_s : float
-        How long a process waits for another one.
+        The time for which a process waits for another process.
     """
 
     def __init__(self, timeout_s: float) -> None:

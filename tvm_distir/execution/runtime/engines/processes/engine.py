@@ -137,8 +137,8 @@ class ProcessesEngine(Engine):
     Parameters
     ----------
     timeout_s : float
-        How long a rank waits for another one that is busy; a rank whose process ends, and ranks
-        that can never meet, are found at once.
+        The time for which a rank waits for another rank that is busy; a rank whose process ends,
+        and ranks that can never meet, are detected at once.
     preload : sequence of str
         Modules that every worker imports first, for example because they register packed
         functions that the program calls.
@@ -146,7 +146,7 @@ class ProcessesEngine(Engine):
     Attributes
     ----------
     collectives : tuple of CollectiveCount
-        What the last run executed, as the first rank of every mesh counted it.
+        The collectives that the last run executed, as the first rank of every mesh counted them.
     """
 
     name = "processes"

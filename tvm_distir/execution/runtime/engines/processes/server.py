@@ -46,7 +46,7 @@ class Server:
     Parameters
     ----------
     channel : socket
-        To the controller.
+        The socket to the controller.
     """
 
     def __init__(self, channel: socket.socket) -> None:

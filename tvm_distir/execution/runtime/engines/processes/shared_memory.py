@@ -36,7 +36,7 @@ class ArraySlot:
     Attributes
     ----------
     offset : int
-        In bytes.
+        The offset in bytes.
     shape : tuple of int
     dtype : str
     """

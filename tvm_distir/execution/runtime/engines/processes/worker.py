@@ -33,7 +33,7 @@ def serve(channel: socket.socket, rank: int) -> None:
     Parameters
     ----------
     channel : socket
-        To the controller.
+        The socket to the controller.
     rank : int
     """
     while True:

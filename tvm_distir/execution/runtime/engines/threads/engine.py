@@ -173,15 +173,15 @@ class ThreadsEngine(Engine):
     Parameters
     ----------
     timeout_s : float
-        How long a rank waits for another one that is busy; ranks that can never meet are
-        found at once.
+        The time for which a rank waits for another rank that is busy; ranks that can never meet are
+        detected at once.
     collectives : str
         ``"native"``, those of the native library, or ``"python"``, their slow reference.
 
     Attributes
     ----------
     collectives : tuple of CollectiveCount
-        What the last run executed, as the first rank of every mesh counted it.
+        The collectives that the last run executed, as the first rank of every mesh counted them.
 
     Raises
     ------

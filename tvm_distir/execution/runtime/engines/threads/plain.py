@@ -28,7 +28,7 @@ class PlainEngine(Engine):
     Parameters
     ----------
     timeout_s : float
-        How long a rank waits for another one that is busy.
+        The time for which a rank waits for another rank that is busy.
     """
 
     name = "virtual"

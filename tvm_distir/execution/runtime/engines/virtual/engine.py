@@ -174,7 +174,7 @@ class VirtualEngine(Engine):
     Parameters
     ----------
     kernels : KernelCache, optional
-        Where compiled segments are kept; by default one cache per process.
+        The cache of compiled segments; by default there is a single cache per process.
     """
 
     name = "virtual"

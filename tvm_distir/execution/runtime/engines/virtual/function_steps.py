@@ -108,7 +108,7 @@ class FunctionSteps:
     result : Expr
         Variable, constant or (nested) tuple.
     last_use : tuple of tuple of Var
-        Per step, the variables nobody reads afterwards.
+        The variables that nobody reads after each step.
     """
 
     name: str

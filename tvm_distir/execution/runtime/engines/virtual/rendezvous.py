@@ -85,7 +85,7 @@ class Rendezvous:
     ----------
     call : Collective
     operands : dict of rank to array
-        Of the ranks that have arrived.
+        The operands of the ranks that have arrived.
     results : dict of rank to array
         Empty until all ranks have arrived.
     """

@@ -29,14 +29,14 @@ class XlaEngine(Engine):
     Parameters
     ----------
     python : str, optional
-        An interpreter that can import ``jax``; by default this one.
+        An interpreter that can import ``jax``; by default this interpreter.
     timeout_s : float
-        How long its process may take to start, and to compile and run one program.
+        The time that its process may take to start, and to compile and run a program.
 
     Attributes
     ----------
     ran : list of XlaCollective
-        Those in what XLA compiled last.
+        The collectives in the program that XLA compiled last.
     """
 
     name = "xla"

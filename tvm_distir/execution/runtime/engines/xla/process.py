@@ -45,9 +45,9 @@ class XlaCollective(NamedTuple):
     kind : str
         ``all-reduce``, ...
     result_bytes : int
-        Of a device's result; of several in one, of all.
+        The bytes of a device's result; of several results together, the bytes of all.
     ranks : int
-        In a group.
+        The number of ranks in a group.
     """
 
     kind: str
@@ -120,9 +120,10 @@ class XlaProcess:
         Returns
         -------
         outputs : list of ndarray
-            As the inputs are.
+            The outputs, in the form of the inputs.
         collectives : list of XlaCollective
-            Those of the compiled program; one in the body of a loop once.
+            The collectives of the compiled program; a collective in the body of a loop is listed
+            once.
 
         Raises
         ------

@@ -121,7 +121,7 @@ def collectives(text: str, devices: int) -> list[tuple[str, int, int]]:
     text : str
         HLO.
     devices : int
-        That run it: a collective that names no groups is of all of them.
+        The number of devices that run it: a collective that names no groups is of all of them.
     """
     result = []
     for line in text.splitlines():
