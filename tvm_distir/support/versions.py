@@ -33,7 +33,7 @@ class VersionRange:
     Parameters
     ----------
     distribution : str
-        Its name on the package index.
+        The name on the package index.
     specifier : str
         The range as pip reads it.
     lowest : str

@@ -37,7 +37,7 @@ class CacheFile:
     Parameters
     ----------
     path : Path
-        Its folder is made when it is written.
+        The path, whose folder is made when the file is written.
     """
 
     def __init__(self, path: Path) -> None:

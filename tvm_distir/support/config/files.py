@@ -61,9 +61,10 @@ def parse_json(
     refuse : callable
         Makes the error of a text that is no JSON.
     remedy : str
-        For it.
+        The remedy of the error.
     repeated : callable, optional
-        Makes the error of a key that stands twice in one object, if not ``refuse``.
+        A function that makes the error of a key that occurs twice in an object, instead of
+        ``refuse``.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class JsonValue:
     Parameters
     ----------
     data : value
-        As ``json.loads`` gives it.
+        The data, as ``json.loads`` returns it.
     place : str
         The file, and the keys that lead to the value: ``plan.json/rules/0/param``.
     refuse : callable

@@ -41,7 +41,8 @@ class OutputRecord:
     Parameters
     ----------
     folder : Path
-        It need not exist. A record that cannot be read is empty: all files are the user's then.
+        The folder, which need not exist. A record that cannot be read is empty: all files are the
+        user's then.
     """
 
     def __init__(self, folder: Path) -> None:

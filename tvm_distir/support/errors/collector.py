@@ -28,9 +28,9 @@ class Faults:
     Parameters
     ----------
     place : str
-        What is checked: a plan's file, ``inputs``.
+        The subject of the check: a plan's file, ``inputs``.
     common : DistIRError
-        Its class and code are those of the error for faults of several codes.
+        An error whose class and code are those of the error for faults of several codes.
 
     Examples
     --------

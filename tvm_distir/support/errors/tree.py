@@ -41,18 +41,18 @@ class DistIRError(Exception):
     code : str
         ``DISTnnnn`` of :data:`tvm_distir.support.errors.codes.CODES`.
     what : str
-        What is wrong, as one sentence without the final stop being needed.
+        The fault as a sentence, which may lack the final stop.
     place : str
-        Where: ``function/binding (op)``, a file, a key of a plan.
+        The place: ``function/binding (op)``, a file, a key of a plan.
     remedy : str
-        What the user can do.
+        The remedy that the user has.
     violations : sequence of Violation
         The single faults, where ``what`` tells of several.
 
     Attributes
     ----------
     violations : tuple of Violation
-        The single faults; the error itself as the only one where none were given.
+        The single faults; the error itself is the only fault where none were given.
     """
 
     exit_code: ClassVar[int] = 1

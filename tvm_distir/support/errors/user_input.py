@@ -26,7 +26,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     name : str
         The unknown name.
     known : iterable of str
-        What would have been right.
+        The valid names.
     """
     names = sorted(known)
     close = difflib.get_close_matches(shortened(name), names, n=1, cutoff=0.6)

@@ -46,9 +46,9 @@ class Unreadable(Exception):
     Attributes
     ----------
     expects : str
-        What was expected instead.
+        A description of the expected text.
     remedy : str
-        What more there is to say; often nothing.
+        Any further advice; often empty.
     """
 
     def __init__(self, expects: str, remedy: str = "") -> None:
@@ -67,9 +67,9 @@ class OptionType:
     expects : str
         The type in a message: ``an integer``.
     read : callable
-        From a term to a plain value; raises :class:`Unreadable`.
+        A function from a term to a plain value; it raises :class:`Unreadable`.
     make : callable
-        From a plain value to what the function takes.
+        A function from a plain value to the argument of the function.
     """
 
     word: str

@@ -83,7 +83,7 @@ def read_calls(text: str, place: str) -> tuple[Call, ...]:
     ----------
     text : str
     place : str
-        Where the text stands, for messages.
+        The place of the text, for messages.
 
     Raises
     ------

@@ -69,7 +69,7 @@ def options_of(function: Callable[..., Any], without: Collection[str] = ()) -> d
     Parameters
     ----------
     function : callable
-        With annotations; where one lacks, the type of the default counts.
+        A function with annotations; where an annotation lacks, the type of the default counts.
     without : collection of str
         Parameters that are no options.
     """
