@@ -4,7 +4,7 @@
 
 Users and their plugins write ``tvm_distir.strategy``, ``tvm_distir.ops`` and so on. The folders of
 the package may move; these paths stay. A path is an alias: importing it gives the module itself,
-so that an object has one identity under both names.
+so that an object has the same identity under both names.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Sharding of one module: from a module and a plan to one local program per device."""
+"""Sharding of a module: from a module and a plan to a local program per device."""
 
 from __future__ import annotations
 

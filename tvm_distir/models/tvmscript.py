@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Import the module classes of a TVMScript ``.py`` file without running the file.
 
-Only the text of one module class reaches TVM's parser. Imports outside ``tvm.script`` and other
-statements are refused, so no code of the file runs on import; but TVM's parser evaluates the
+Only the text of a single module class reaches TVM's parser. Imports outside ``tvm.script`` and
+other statements are refused, so no code of the file runs on import; but TVM's parser evaluates the
 expressions inside the module, so read files you trust, as with any Python.
 """
 
@@ -230,7 +230,7 @@ def _choose(classes: list[ast.ClassDef], wanted: str | None, place: str) -> ast.
 
 
 def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> ir.IRModule:
-    """Parse one class, with preceding blank lines that preserve line numbers."""
+    """Parse a class, with preceding blank lines that preserve line numbers."""
     _check_metadata(node, names, place)
     first = min(decorator.lineno for decorator in node.decorator_list)
     lines = text.splitlines()[first - 1 : node.end_lineno]

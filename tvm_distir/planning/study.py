@@ -46,7 +46,7 @@ Recompute = str | Mapping[str, str]
 
 @dataclass(eq=False)
 class Study:
-    """Study of one step: load, train, plan, distribute, export, simulate.
+    """Study of a step: load, train, plan, distribute, export, simulate.
 
     Each stage runs when its result is first read, and once: reading :attr:`program` runs all
     stages but the simulation.
@@ -356,7 +356,7 @@ class Study:
 
 
 def _is_of_mesh(plan: Plan, axes: Sequence[tuple[str, int]]) -> bool:
-    """Return whether a plan is for a mesh; of a plan with stages one axis may be theirs."""
+    """Return whether a plan is for a mesh; of a plan with stages a single axis may be theirs."""
     meshes = [list(mesh.axes.items()) for mesh in plan.meshes]
     if meshes == [axes]:
         return True

@@ -28,7 +28,7 @@ _Key = tuple[tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class VersionRange:
-    """A range of versions of one distribution.
+    """A range of versions of a distribution.
 
     Parameters
     ----------

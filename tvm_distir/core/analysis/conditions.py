@@ -103,7 +103,7 @@ class Differing:
 
 
 def _cut(key: Any, placement: str) -> Axes:
-    """Return the mesh axes of more than one device along which a placement shards."""
+    """Return the mesh axes of more than a single device along which a placement shards."""
     labels = parse_placement(placement)
     return frozenset((key, a) for a, label in enumerate(labels) if label >= 0 and key[0][a] > 1)
 

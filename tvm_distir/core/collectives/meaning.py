@@ -225,7 +225,7 @@ class Collective:
 
 
 def apply(call: Collective, xs: Sequence[Array], count: int | None = None) -> list[Array]:
-    """Return the results of a collective on one group.
+    """Return the results of a collective on a group.
 
     Parameters
     ----------

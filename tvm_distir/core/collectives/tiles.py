@@ -3,7 +3,7 @@
 """Compute which bytes each rank sends to which when a value moves to another mesh.
 
 The full tensor is sharded along both placements; every overlap of a source shard with a
-destination shard is one tile. A destination that holds a separate copy (a replica) gets its
+destination shard is a tile. A destination that holds a separate copy (a replica) gets its
 own tile, so each element of each destination is written exactly once, and padding never travels.
 """
 
@@ -24,7 +24,7 @@ Side = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Tile:
-    """A box of elements that travels from one rank to another.
+    """A box of elements that travels between two ranks.
 
     Attributes
     ----------

@@ -170,4 +170,4 @@ FORMS: Mapping[str, KernelTimeForm] = {
     "logits": KernelTimeForm(factor="logits_factor", gap_factor="logits_factor"),
 }
 """By kernel class: see :class:`KernelTimeForm`. Half of the traffic is exposed in a pipelined
-product: loads of one tile run beside the arithmetic of another, at their ends they do not."""
+product: loads of a tile run beside the arithmetic of another, at their ends they do not."""

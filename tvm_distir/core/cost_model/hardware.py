@@ -25,7 +25,7 @@ TENSOR_CLASSES = ("matmul", "conv", "attention", "batched", "vocabulary", "unali
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Fractions of the peaks that kernels of one class reach."""
+    """Fractions of the peaks that kernels of the same class reach."""
 
     flops: float
     bandwidth: float

@@ -36,7 +36,7 @@ def near_time_s(near: IntraNode, kind: str, payload_bytes: Any, ranks: int) -> A
     ``setup + steps latency + wire / bandwidth (1 + share / ranks) + root sqrt(wire)``: the last two
     terms, 0 for most systems, are what NCCL's measured curves need beyond alpha-beta. NCCL
     chooses between algorithms and protocols by size itself; the curve is that of its choices.
-    What goes straight from one device to another is as slow per byte as in a group of two.
+    What goes straight from a single device to another is as slow per byte as in a group of two.
     """
     wire = wire_bytes(kind, payload_bytes, ranks)
     if kind in TRANSFERS and near.send_us is not None:

@@ -188,7 +188,7 @@ class System:
     ) -> float:
         """Return the bandwidth out of a node for a group with ``per_node`` members on it.
 
-        All adapters divided by the groups that share them; one device drives its part only.
+        All adapters divided by the groups that share them; a single device drives its part only.
         ``gradients``: of sums of gradients behind a step.
         """
         net = self.inter_node

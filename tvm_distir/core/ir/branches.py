@@ -145,7 +145,7 @@ class _Lifter:
         return [relax.VarBinding(var, new)]
 
     def _outlined(self, var: Any, name: str, side: str, seq: relax.SeqExpr) -> relax.SeqExpr:
-        """Return a branch that is one call of the function made of it."""
+        """Return a branch that is a call of the function made of it."""
         call = self._lifted(name, side, self._sequence(seq))
         inner = relax.Var(f"{var.name}_{side}", call.ty)
         return _sequence([relax.BindingBlock([relax.VarBinding(inner, call)])], inner)

@@ -10,7 +10,7 @@ from typing import Any
 import tvm_ffi
 
 handle: Callable[[Any], int] = tvm_ffi.Object.__chandle__
-"""A number that two Python objects share exactly when they are one IR node.
+"""A number that two Python objects share exactly when they are the same IR node.
 
 Good as a key only while the node is alive. Variables compare equal by this as well, but through
 an overloaded ``==`` that costs twenty times as much.

@@ -253,7 +253,7 @@ def dist_op_name(expr: Any) -> str | None:
 
 @functools.cache
 def _names() -> dict[int, str]:
-    """Return the short names by the handles of the ops, of which there is one node each."""
+    """Return the short names by the handles of the ops, of which there is a node each."""
     return {handle(ir.Op.get(PREFIX + name)): name for name in CONSTRUCTORS}
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Search the cheapest steps between two placements as a shortest path (A*).
 
-The states are placements (one label per mesh axis, partial sums included); the edges are the
+The states are placements (a label per mesh axis, partial sums included); the edges are the
 collectives along mesh axes, and the *exchange*. What a device must receive at least bounds the
 rest of the way.
 """

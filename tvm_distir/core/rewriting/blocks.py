@@ -11,7 +11,7 @@ from typing import Any
 def merged_blocks(blocks: Iterable[Any]) -> list[Any]:
     """Leave out empty blocks and join adjacent blocks of equal kind.
 
-    The text of a function shows neither where one block ends and the next of its kind begins
+    The text of a function shows neither where a block ends and the next of its kind begins
     nor a block without bindings: only so does it parse back to the same function.
     """
     merged: list[Any] = []

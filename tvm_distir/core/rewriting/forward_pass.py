@@ -44,8 +44,8 @@ def loss_place(fn: relax.Function) -> int | None:
 def _loss(fn: relax.Function, result: Any) -> Any:
     """Return the loss among a function's results.
 
-    A step without notes that was written elsewhere has one number, and gradients or new values of
-    parameters, all of the type of one. None of what is no step.
+    A step without notes that was written elsewhere returns a single number, and gradients or new
+    values of parameters, all of the type of a parameter. The result is None for other functions.
     """
     fields = result.fields[:] if isinstance(result, relax.Tuple) else []
     place = loss_place(fn)

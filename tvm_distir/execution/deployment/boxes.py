@@ -81,7 +81,7 @@ class FileArray:
     member: str = ""
 
     def read(self, bounds: Bounds) -> Array:
-        """Read one box; no other element of the array is held in memory.
+        """Read a box; no other element of the array is held in memory.
 
         Raises
         ------

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find placements that are valid although no factor of the rule has them.
 
-Along one mesh axis of two devices every placement of the operands is tried: each whole, or cut
+Along a single mesh axis of two devices every placement of the operands is tried: each whole, or cut
 evenly along a dim. The op itself is run on the shards; where the devices' results, joined along
 a dim, or reduced, are the whole result for several draws, the placement is right.
 """

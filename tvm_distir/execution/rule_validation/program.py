@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a sharded call on the devices of a mesh axis, in lockstep.
 
-The local form writes straight-line calls. Those between two collectives are one function, which
+The local form writes straight-line calls. Those between two collectives form a function, which
 each device runs on values of its own; a collective is interpreted for all devices at once.
 """
 
@@ -89,7 +89,7 @@ class CaseProgram:
     steps: list[_Function | _Collective] = field(default_factory=list)
 
     def sent_bytes(self) -> dict[str, int]:
-        """Return the operand bytes of the collectives on one device, by collective."""
+        """Return the operand bytes of the collectives on a single device, by collective."""
         result: dict[str, int] = {}
         for step in self.steps:
             if isinstance(step, _Collective) and step.source is not None:

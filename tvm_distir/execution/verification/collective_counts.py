@@ -18,7 +18,7 @@ Key = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class ExpectedCollective:
-    """Collectives of one kind along the same axes, as an exported program has them.
+    """Collectives of the same kind along the same axes, as an exported program has them.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ def claimed_collectives(program: Program) -> tuple[ExpectedCollective, ...]:
 def differences(
     claims: Sequence[ExpectedCollective], ran: Sequence[CollectiveCount]
 ) -> tuple[str, ...]:
-    """Return one text for each kind, axes and group that did not run as claimed."""
+    """Return a text for each kind, axes and group that did not run as claimed."""
     claimed = {(c.kind, c.mesh_axis, c.group_size): c for c in claims}
     executed = {(c.kind, c.mesh_axis, c.group_size): c for c in ran}
     return tuple(

@@ -90,7 +90,7 @@ class OutputReport:
 
 
 def _chunks(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Yield the pieces of arrays of one shape in float64, small enough for a cache."""
+    """Yield the pieces of arrays of the same shape in float64, small enough for a cache."""
     flat = [a.reshape(-1) for a in arrays]
     for i in range(0, flat[0].size, _CHUNK):
         yield tuple(a[i : i + _CHUNK].astype(np.float64) for a in flat)
@@ -122,7 +122,7 @@ def compare_output(
     rms_allowed: float = math.inf,
     dtype: str = "",
 ) -> OutputReport:
-    """Compare one output; integers and bool are always compared exactly.
+    """Compare an output; integers and bool are always compared exactly.
 
     Parameters
     ----------

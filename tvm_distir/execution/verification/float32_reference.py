@@ -3,14 +3,14 @@
 """Compare 16-bit modules with a float32 reference, which has no 16-bit rounding.
 
 A fixed tolerance fits no 16-bit model: its rounding may be 1e-3 or 1e-1 of its outputs,
-whatever one device or many run it. So a 16-bit model passes when both hold:
+whatever a single device or many run it. So a 16-bit model passes when both hold:
 
 1. the twin of the *distributed* program equals the twin of the original at the float32
    tolerance: the distribution is right, seen without the noise of 16 bits;
-2. the distributed program itself is about as near to the twin as one device is: its root mean
-   square error is at most :data:`RMS_FACTOR` times that of one device, its largest error at
+2. the distributed program itself is about as near to the twin as a single device is: its root mean
+   square error is at most :data:`RMS_FACTOR` times that of a single device, its largest error at
    most :data:`PEAK_FACTOR` times (a maximum scatters more than a mean). Where an output has few
-   elements, one device's error is taken over several draws of the inputs, and as what so few
+   elements, a single device's error is taken over several draws of the inputs, and as what so few
    tell scatters, more is allowed (:func:`_scatter`). It is never taken as less than the
    rounding of the output itself.
 """
@@ -138,7 +138,7 @@ def own_errors(draws: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> list
 
     Parameters
     ----------
-    draws : iterable of (outputs of one device, outputs of its twin)
+    draws : iterable of (outputs of a single device, outputs of its twin)
     """
     errors: list[OwnError] = []
     for got, truth in draws:

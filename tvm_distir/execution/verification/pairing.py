@@ -38,7 +38,7 @@ def _is_form(value: Any) -> bool:
 def pairs_of(original: TracedProgram, distributed: TracedProgram) -> list[ValuePair]:
     """Pair the reduced values of the distributed module, in order, with those of the original.
 
-    Values of one name go together in the order they are bound, when their types agree. What a
+    Values of the same name go together in the order they are bound, when their types agree. What a
     redistribute gives equals its operand.
     """
     waiting: dict[tuple[str, str], deque[int]] = defaultdict(deque)

@@ -26,7 +26,7 @@ def draw_inputs(
     exact: bool = False,
     weights: Mapping[str, Array] | None = None,
 ) -> list[Array]:
-    """Draw one array for each tensor among the parameters of a module's entry.
+    """Draw an array for each tensor among the parameters of a module's entry.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def draw_inputs(
 
 
 def is_constant_filled(array: Array) -> bool:
-    """Return whether an array of several elements holds one value only."""
+    """Return whether an array of several elements holds a single value only."""
     return array.size > 1 and bool((array == array.reshape(-1)[0]).all())
 
 

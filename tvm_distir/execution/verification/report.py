@@ -34,7 +34,7 @@ class VerifyReport:
     exact : bool
     outputs : tuple of OutputReport
         For a 16-bit model without ``exact`` or a tolerance given: differences from its float32
-        twin (see :mod:`.twin`), else from one device.
+        twin (see :mod:`.twin`), else from a single device.
     collectives : tuple of CollectiveCount
         The collectives that a run executed; empty where the engine does not count.
     twin : tuple of OutputReport

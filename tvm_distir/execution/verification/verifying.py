@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Run the distributed program and the original on one input, and compare."""
+"""Run the distributed program and the original on the same input, and compare."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RandomInputs:
         self._weights = {} if exact else file_weights(mod)
 
     def draw(self, seed: int) -> list[Array]:
-        """Return one array per parameter (see :func:`tvm_distir.models.draw_inputs`)."""
+        """Return an array per parameter (see :func:`tvm_distir.models.draw_inputs`)."""
         from .random_inputs import draw_inputs
 
         return draw_inputs(self._mod, seed=seed, exact=self._exact, weights=self._weights)
@@ -196,7 +196,7 @@ def verify(
     locate: bool = True,
     entry: str | None = None,
 ) -> VerifyReport:
-    """Distribute a module by a plan, run it, and compare with the original on one device.
+    """Distribute a module by a plan, run it, and compare with the original on a single device.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ _NEAR_ONE = (0.5, 1.5)
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Dependences of one tensor, with parameters as bits of a mask.
+    """Dependences of a tensor, with parameters as bits of a mask.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Report one error as one line, without TVM's complaint about a half-built function."""
+"""Report an error as a single line, without TVM's complaint about a half-built function."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Body:
         attributes: str = "",
         regions: str = "",
     ) -> Ssa:
-        """Write an operation with one result, of StableHLO unless the name has a dialect."""
+        """Write an operation with a result, of StableHLO unless the name has a dialect."""
         result = self.new(shape, dtype)
         self._line(f"{result.name} = ", name, operands, result.type, attributes, regions)
         return result
@@ -158,7 +158,7 @@ class Body:
         return self.op(name, [left, right], left.shape, left.dtype)
 
     def unary(self, name: str, value: Ssa, dtype: str | None = None) -> Ssa:
-        """Write an operation on one value."""
+        """Write an operation on a single value."""
         return self.op(name, [value], value.shape, dtype or value.dtype)
 
     def compare(self, direction: str, a: Ssa, b: Any) -> Ssa:

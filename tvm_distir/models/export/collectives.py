@@ -32,7 +32,7 @@ def _groups(step: ExportStep) -> list[list[int]]:
 
 
 def _channel(step: ExportStep, by_ids: bool = True) -> str:
-    """Return whether device numbers are partitions of one program, or replicas of it."""
+    """Return whether device numbers are partitions of a program, or replicas of it."""
     if step.devices.form != "manual":
         return ""
     ids = ", use_global_device_ids" if by_ids else ""

@@ -45,7 +45,7 @@ def _unary(step: ExportStep) -> bool:
 
 
 def _binary(step: ExportStep) -> bool:
-    """Accept values of one rank, or one of full rank with broadcast others."""
+    """Accept values of the same rank, or a value of full rank with broadcast others."""
     kinds = {value.dtype for value in step.args}
     return len(kinds) == 1 and not _all_constant(step) and _spreads(step)
 
@@ -117,7 +117,7 @@ def _slice(step: ExportStep) -> bool:
 
 
 def _matmul(step: ExportStep) -> bool:
-    """Accept equal batches, or one matrix for all."""
+    """Accept equal batches, or a matrix for all."""
     a, b = step[0].shape, step[1].shape
     fits = len(a) >= 2 and (len(b) == 2 or (len(a) == len(b) and a[:-2] == b[:-2]))
     same = step.attrs.out_dtype is None and step[0].dtype == step[1].dtype == step.dtype

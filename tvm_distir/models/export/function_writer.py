@@ -36,7 +36,7 @@ def fault(place: str, what: str) -> ModelError:
 
 
 class FunctionWriter:
-    """Writer of one function.
+    """Writer of a function.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ def grid_text(name: str, mesh: Any, axes: Sequence[str]) -> str:
 
 
 def split_axes(labels: Sequence[int], rank: int) -> str:
-    """Return the axes that shard each of at least one dim."""
+    """Return the axes that shard each of at least a single dim."""
     dims = [[a for a, label in enumerate(labels) if label == dim] for dim in range(max(rank, 1))]
     return f"#shard<axisarray{dims}>"
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write one Relax call, with the building blocks that several ops share."""
+"""Write a Relax call, with the building blocks that several ops share."""
 
 from __future__ import annotations
 

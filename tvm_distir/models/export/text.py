@@ -61,7 +61,7 @@ def table(rows: Sequence[Sequence[int]]) -> str:
 
 
 def array_text(array: npt.NDArray[Any], dtype: str) -> str:
-    """Format the content of ``dense<...>``, with one element if all are equal."""
+    """Format the content of ``dense<...>``, with a single element if all are equal."""
     flat = array.reshape(-1)
     if flat.size and (flat == flat[0]).all():
         return number_text(flat[0], dtype)
@@ -71,7 +71,7 @@ def array_text(array: npt.NDArray[Any], dtype: str) -> str:
 
 
 def number_text(value: Any, dtype: str) -> str:
-    """Format one element; floats have a point, and infinities are written as bits."""
+    """Format a single element; floats have a point, and infinities are written as bits."""
     if dtype == "bool":
         return "true" if value else "false"
     if not is_float(dtype):

@@ -46,7 +46,7 @@ class Attributes:
         self.aliases: dict[str, Any] = {}
 
     def type(self) -> Type:
-        """Parse one type."""
+        """Parse a type."""
         scan = self._scan
         if scan.take("tensor"):
             return self._tensor(scan.balanced())
@@ -77,7 +77,7 @@ class Attributes:
         )
 
     def types(self) -> list[Type]:
-        """Parse types between parentheses, or one type."""
+        """Parse types between parentheses, or a type."""
         scan = self._scan
         if not scan.take("("):
             return [self.type()]
@@ -107,7 +107,7 @@ class Attributes:
         return result
 
     def value(self, typed: bool = True) -> Any:
-        """Parse one attribute.
+        """Parse an attribute.
 
         Parameters
         ----------

@@ -199,7 +199,7 @@ class _Parser:
         return operation
 
     def _region(self) -> RegionBlock:
-        """Parse a region of one block."""
+        """Parse a region of a block."""
         scan, block = self._scan, RegionBlock([], [])
         scan.deeper()
         scan.expect("{")

@@ -92,7 +92,7 @@ class PrettyForms:
         return any(scan.peek(end) for end in (":", "}", "loc(")) or scan.at_end
 
     def _clause(self, operation: Operation, short: str) -> None:
-        """Parse one clause between the name and the signature."""
+        """Parse a clause between the name and the signature."""
         scan, notes = self._scan, operation.attributes
         if scan.take(",") or scan.take("(") or scan.take(")"):
             return
@@ -156,7 +156,7 @@ class PrettyForms:
             notes["dot_dimension_numbers"] = numbers
 
     def _signature(self, operation: Operation, results: int) -> None:
-        """Parse the types of operands and results, or one type for all."""
+        """Parse the types of operands and results, or a type for all."""
         scan, operands = self._scan, len(operation.operands)
         if scan.peek("("):
             operation.operand_types, operation.result_types = self._attributes.function_type()

@@ -31,7 +31,7 @@ _REMEDY = "Export the model at the batch you want, or with a symbolic batch."
 
 
 class Shapes(Protocol):
-    """Facts known of a graph at one batch."""
+    """Facts known of a graph at a batch."""
 
     values: dict[str, npt.NDArray[np.generic]]
     outer: dict[str, int]  # what is merged before the batch in the dim that carries it; 1: absent

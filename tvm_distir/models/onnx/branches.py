@@ -54,7 +54,7 @@ def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
 def with_scalar_condition(node: onnx.NodeProto, shape: tuple[int, ...] | None) -> Nodes | None:
     """Return an ``If`` with a scalar condition and the reshape for it, or None if it is scalar.
 
-    ONNX takes any tensor of one element. What ``If`` nodes inside of the branches read is
+    ONNX takes any tensor of a single element. What ``If`` nodes inside of the branches read is
     reshaped too: nothing says of which shape it is.
     """
     copy = onnx.NodeProto()

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluate one node on constants."""
+"""Evaluate a node on constants."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class _Writer:
         self.constants: dict[str, str] = {}
 
     def node(self, kind: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
-        """Append a node with one output, named after it."""
+        """Append a node with an output, named after it."""
         self.nodes.append(helper.make_node(kind, inputs, [name], name=f"{name}_node", **attributes))
         return name
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Infer every shape of a graph, and the values that depend only on shapes, in one walk."""
+"""Infer every shape of a graph, and the values that depend only on shapes, in a single walk."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Places:
 
     @property
     def is_of_rows(self) -> bool:
-        """Return whether full rows along one dim are indexed."""
+        """Return whether full rows along a single dim are indexed."""
         if self.batch or len(self.indexed) != 1 or self.dropped != self.indexed:
             return False
         rest = enumerate(zip(self.sizes, self.table))
@@ -89,7 +89,7 @@ class Places:
         return write.reshape(indices, [n for i, n in enumerate(shape) if i != self.vector])
 
     def _column(self, write: Emitter, indices: Any, position: int) -> Any:
-        """Return one component of every index, with its dims at their positions in the result."""
+        """Return a component of every index, with its dims at their positions in the result."""
         shape = shape_of(indices)
         if self.vector < len(shape):
             begins, ends = [0] * len(shape), list(shape)

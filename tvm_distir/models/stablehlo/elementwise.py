@@ -42,7 +42,7 @@ COMPARISONS = {
 def spread(
     call: HloCall, make: Callable[..., Any], values: Sequence[TranslatedTensor]
 ) -> TranslatedTensor:
-    """Apply an op to operands of one shape, which may be broadcast."""
+    """Apply an op to operands of the same shape, which may be broadcast."""
     shape = max((value.shape for value in values), key=len)
     numbers = [value.integer for value in values]
     if None not in numbers and make in _FOLDED:

@@ -179,7 +179,7 @@ class Emitter:
         return None, None
 
     def counting(self, size: int, dtype: str) -> Any:
-        """Return ``0, 1, ...`` as a tensor of one dim."""
+        """Return ``0, 1, ...`` as a tensor of a single dim."""
         held = dtype if "int" in dtype else "int64"
         return self.cast(self.emit(_op.arange(0, size, 1, held)), dtype)
 

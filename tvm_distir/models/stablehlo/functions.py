@@ -174,7 +174,7 @@ class Functions:
 
 
 class _Body:
-    """Translator of the body of one function."""
+    """Translator of the body of a function."""
 
     def __init__(self, functions: Functions, builder: Any) -> None:
         self._functions = functions

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Read GSPMD shardings as axes of one mesh that fits all tiles of devices."""
+"""Read GSPMD shardings as axes of a single mesh that fits all tiles of devices."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _added_rows(call: HloCall, places: Places) -> TranslatedTensor:
 
 
 def _masked(call: HloCall, places: Places, kind: str) -> TranslatedTensor:
-    """Write one element per row by a comparison of positions, which preserves any sharding."""
+    """Write a single element per row by a comparison of positions, which preserves any sharding."""
     write, last = call.write, len(places.table) - 1
     indices = write.reshape(call.whole(1), [*places.table[:last], 1])
     line = write.counting(places.table[last], dtype_of(indices))
@@ -207,7 +207,7 @@ def _dynamic_update_slice(call: HloCall) -> TranslatedTensor:
 
 
 def _replaced(call: HloCall, axis: int, start: int) -> Any:
-    """Replace a part of a tensor along one dim."""
+    """Replace a part of a tensor along a single dim."""
     write, x, new = call.write, call.whole(0), call.whole(1)
     shape = call[0].shape
     first = max(0, min(start, shape[axis] - call[1].shape[axis]))

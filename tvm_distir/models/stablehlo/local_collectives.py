@@ -58,7 +58,7 @@ def _reduction(call: HloCall) -> str:
 def _along(
     call: HloCall, mesh: Any, ordered: bool, make: Callable[[Any, list[int]], Any]
 ) -> list[TranslatedTensor]:
-    """Apply a collective to each operand, unless groups have one device."""
+    """Apply a collective to each operand, unless groups have a single device."""
     axes = _axes(call, mesh, ordered)
     if not axes:
         return call.operands

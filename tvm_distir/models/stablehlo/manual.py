@@ -28,7 +28,7 @@ def local_program(function: Operation, shardings: Shardings, grids: Grids) -> Op
     Raises
     ------
     UnsupportedOperation
-        What is no program of one mesh whose axes are all manual.
+        What is no program of a single mesh whose axes are all manual.
     """
     block = function.regions[0]
     manual = next((op for op in block.operations if op.name == MANUAL), None)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Represent one operation during translation: operands, attributes and emitted values."""
+"""Represent an operation during translation: operands, attributes and emitted values."""
 
 from __future__ import annotations
 

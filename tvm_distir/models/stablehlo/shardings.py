@@ -207,7 +207,7 @@ def _unquoted(quoted: str | None, bare: str | None) -> str:
 
 
 def _axis_words(text: str) -> list[str]:
-    """Return the axis names of one dim, with the suffixes of sub-axes."""
+    """Return the axis names of a single dim, with the suffixes of sub-axes."""
     return [unescaped(name) + part for name, part in _PART.findall(text)]
 
 

@@ -30,7 +30,7 @@ class _Windows:
 
     @property
     def moved(self) -> list[int]:
-        """Return the dims along which a window has more than one element."""
+        """Return the dims along which a window has more than a single element."""
         rows = enumerate(zip(self.sizes, self.steps, self.pads))
         return [i for i, (size, step, pad) in rows if (size, step, pad) != (1, 1, (0, 0))]
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Represent one ATen call during translation: arguments by name and emitted values."""
+"""Represent an ATen call during translation: arguments by name and emitted values."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class AtenCall:
 
 
 Converter = Callable[[AtenCall], Any]
-"""Writes what a call computes: one expression, or a list of what its results are."""
+"""Writes what a call computes: an expression, or a list of what its results are."""
 
 
 def constant(value: Any, dtype: str) -> Any:

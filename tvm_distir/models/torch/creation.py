@@ -23,7 +23,7 @@ _op = relax.op
 
 
 def full_tensor(call: AtenCall, shape: list[int], value: Any, dtype: str) -> Any:
-    """Return a tensor of one value, infinite ones included, which TVM's ``full`` rejects."""
+    """Return a tensor of a single value, infinite ones included, which TVM's ``full`` rejects."""
     number = constant(value, dtype)
     if isinstance(value, float) and not math.isfinite(value):
         return call.emit(_op.broadcast_to(number, shape))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Translate elementwise functions of one tensor, many of which convert integers to floats."""
+"""Translate elementwise functions of a tensor, many of which convert integers to floats."""
 
 from __future__ import annotations
 

@@ -94,9 +94,9 @@ class GptConfig(FourfoldFfn):
         Share of elements that training drops: of embeddings, weights of attention, and results of
         blocks.
     fused_qkv : int
-        1: one projection to query, key and value, by head.
+        1: a joint projection to query, key and value, by head.
     attention : str
-        ``softmax``: products and a softmax; ``flash``: one op, with ``fused_qkv`` and without
+        ``softmax``: products and a softmax; ``flash``: a single op, with ``fused_qkv`` and without
         dropout.
     """
 

@@ -55,7 +55,7 @@ class Attention(nn.Module):  # type: ignore[misc]
 
 
 class FusedAttention(nn.Module):  # type: ignore[misc]
-    """Causal self-attention with one projection to query, key and value of each head in turn.
+    """Causal self-attention with a joint projection to query, key and value of each head in turn.
 
     Rows of its weight are ordered as Megatron-LM has them, (heads, 3, head width), so that a
     contiguous part of them is whole heads.

@@ -49,7 +49,7 @@ class MoeConfig(LlamaConfig):
 
     @property
     def capacity(self) -> int:
-        """Return the slots of an expert for one sample."""
+        """Return the slots of an expert for a sample."""
         if not self.capacity_factor:
             return self.seq
         even = self.seq * self.top_k * self.capacity_factor / self.experts

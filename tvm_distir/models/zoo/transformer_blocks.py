@@ -69,7 +69,7 @@ def dropped(x: Any, rate: float) -> Any:
 
 
 def attend_at_once(q: Any, k: Any, v: Any) -> Any:
-    """Compute causal attention as one op: (batch, seq, heads, width) to the same shape."""
+    """Compute causal attention as a single op: (batch, seq, heads, width) to the same shape."""
     width = q.shape[3]
     mixed = relax.op.nn.attention(
         q._expr, k._expr, v._expr, scale=1.0 / math.sqrt(width), causal_mask="TopLeft"
@@ -199,7 +199,7 @@ class BatchNorm(nn.Module):  # type: ignore[misc]
 
 
 def layer_class(base: type, nested: int, name: str = "Layer") -> Any:
-    """Return a layer subclass, whose calls go to one private function when ``nested``.
+    """Return a layer subclass, whose calls go to a private function when ``nested``.
 
     relax.nn keeps made subroutines on the class, so each export needs a class of its own; the
     functions are called as the class, in snake case.

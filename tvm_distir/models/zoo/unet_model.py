@@ -195,7 +195,7 @@ class Unet(nn.Module):  # type: ignore[misc]
         return block[1](x, *text) if len(block) > 1 else x
 
     def noise(self, sample: Any, timesteps: Any, text: tuple[Any, ...]) -> Any:
-        """Return the noise of the sample, in its shape; ``text`` holds at most one tensor."""
+        """Return the noise of the sample, in its shape; ``text`` holds at most a single tensor."""
         config, levels = self.config, len(self.config.widths)
         time = self.time(timesteps)
         x = self.conv_in(sample)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model units and messages as activities whose speeds depend on contention.
 
-What one activity hands to another is a *token*: a time that is known once it has come. Token 0 is
+What an activity hands to another is a *token*: a time that is known once it has come. Token 0 is
 there all along, token 1 at time 0.
 """
 

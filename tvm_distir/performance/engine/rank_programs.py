@@ -66,7 +66,7 @@ class RankPrograms:
     micros: int
 
     def arrays(self) -> tuple[Ints | int, ...]:
-        """Return the fields in order, each array in one dim."""
+        """Return the fields in order, each array in a single dim."""
         return (
             self.kind_function,
             self.kind_places,

@@ -68,7 +68,7 @@ class Dataflow:
         self.kept = {self.source[value] for value in fn.results}
 
     def is_cast(self, number: int) -> bool:
-        """Return whether an op changes one floating type to another."""
+        """Return whether an op changes a floating type to another."""
         op = self.fn.ops[number]
         if op.op != CAST or len(op.inputs) != 1 or number in self.plain:
             return False

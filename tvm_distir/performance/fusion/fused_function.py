@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write a function with one kernel for each group of its ops."""
+"""Write a function with a single kernel for each group of its ops."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Decide which ops of a function run as one kernel."""
+"""Decide which ops of a function run as a single kernel."""
 
 from __future__ import annotations
 

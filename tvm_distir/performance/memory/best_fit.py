@@ -69,7 +69,7 @@ class Arena:
 class Arenas:
     """Arena sizes of the functions of a program under best-fit placement.
 
-    What a call takes for itself is one block, there while it runs; what it returns is placed by
+    What a call takes for itself is a block, there while it runs; what it returns is placed by
     who calls it.
 
     Parameters

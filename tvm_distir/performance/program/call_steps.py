@@ -50,7 +50,7 @@ def collective(mod: ir.IRModule, kind: str, call: ir.Call, ty: Any) -> Op:
 def transfer(
     mod: ir.IRModule, kind: str, call: ir.Call, result: Value, devices: Sequence[int]
 ) -> Op:
-    """Return one end of a transfer; ``devices`` run it, where not all of its mesh do."""
+    """Return an end of a transfer; ``devices`` run it, where not all of its mesh do."""
     elements = decode_transfer(call).crossing_elements(kind == "send", devices)
     return Op(
         "", "transfer", str(call.op.name), collective=kind,

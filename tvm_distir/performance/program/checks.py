@@ -16,7 +16,7 @@ from .staged_checks import StagedChecks
 Functions = Mapping[str, Function]
 
 MOST_STEPS = 5_000_000
-"""Steps, one device per entry, that the simulator takes on."""
+"""Steps, a single device per entry, that the simulator takes on."""
 
 
 def _broken(place: str, what: str, remedy: str = "Export the program again.") -> SimulationError:

@@ -159,7 +159,7 @@ class FunctionExporter:
         return None
 
     def binding(self, number: int) -> Tree:
-        """Export one binding."""
+        """Export a binding."""
         reading = self.reading
         var, value = reading.variables[len(self.trees)], reading.values[number]
         name = str(var.name)

@@ -166,7 +166,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class StageSum:
-    """A sum of one term per stage.
+    """A sum of a term per stage.
 
     Attributes
     ----------
@@ -211,7 +211,7 @@ class PipelineProgram:
     def inputs(self, only: int | None = None) -> Iterator[tuple[int, str, Value]]:
         """Yield the inputs and weights of the full step: rank, name and value, once per rank.
 
-        ``only`` those of one rank, where it is given.
+        ``only`` those of a rank, where it is given.
         """
         seen: set[tuple[int, str]] = set()
         for stage, rank in zip(self.stages, self.schedule.rank_of, strict=True):

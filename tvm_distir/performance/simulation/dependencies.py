@@ -124,7 +124,7 @@ def _joined(parts: Iterable[Places]) -> Places:
 
 
 def _operand_bytes(row: OpRow) -> int:
-    """Return the bytes of one device's operand of a collective."""
+    """Return the bytes of a single device's operand of a collective."""
     op = row.op
     if op.collective == "all_gather":
         return op.payload_bytes // max(op.group_size, 1)

@@ -162,5 +162,5 @@ class OpCosts:
         return self._pair_ps(op.collective, op.wire_bytes, op.mesh, op.peer_mesh, place)
 
     def _pair_ps(self, kind: str, size_bytes: int, mesh: int, peer: int, place: str) -> int:
-        """Return the duration of one end of a transfer on a mesh, from or to a peer."""
+        """Return the duration of an end of a transfer on a mesh, from or to a peer."""
         return self.clock.transfer_ps(kind, size_bytes, self.pair_layout(mesh, peer), place)

@@ -30,7 +30,7 @@ def simulate(
     allocator: str = "framework",
     contention: bool = False,
 ) -> Result:
-    """Predict one step: time, memory and traffic of every device.
+    """Predict a step: time, memory and traffic of every device.
 
     Event driven: every device has a compute stream, a communication stream for collectives and
     one for sends; each runs its ops in program order, and an op starts when its operands are

@@ -155,7 +155,7 @@ class _Ends:
     receives: dict[DeviceTasks, list[int]]
 
     def counts(self) -> tuple[int, int]:
-        """Return the sends and receives of one device."""
+        """Return the sends and receives of a single device."""
         sent, received = (len(next(iter(x.values()), [])) for x in (self.sends, self.receives))
         return sent, received
 

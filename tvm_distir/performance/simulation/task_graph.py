@@ -4,9 +4,9 @@
 
 Devices of an entry run the same program. *Folded*, one device stands for all of them, so the cost
 does not grow with their number: a collective then takes as long as its slowest group, and both
-ends of a transfer are one device each. *Unfolded*, every device has its own tasks, and the
+ends of a transfer are a single device each. *Unfolded*, every device has its own tasks, and the
 members of a collective are tied together: slow, and the check of the folding. Entries that share
-a mesh have its collectives in one order; folded, each is tied together over the entries whose
+a mesh have its collectives in a single order; folded, each is tied together over the entries whose
 devices meet in it, so that a device may seem to wait for one that only another of its entry meets.
 """
 
@@ -62,7 +62,7 @@ def build_graph(program: Program, costs: OpCosts, fold: bool, blocking: bool = F
     Raises
     ------
     SimulationError
-        DIST0722 for a transfer with one end, DIST0712 for a collective on another mesh.
+        DIST0722 for a transfer with a single end, DIST0712 for a collective on another mesh.
     """
     roots = [entry.function for entry in program.entries]
     used = {name: _meshes(program, name) for name in roots}

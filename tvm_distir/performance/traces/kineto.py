@@ -3,11 +3,11 @@
 """Write JSON traces like PyTorch's profiler, Kineto: for Perfetto, and for Holistic Trace Analysis.
 
 A kernel has the device as its process and a stream as its thread; times are in microseconds. For
-Perfetto all lanes (devices that do the same) are in one file, units of a pipeline are one event
+Perfetto all lanes (devices that do the same) are in a single file, units of a pipeline are an event
 each, and live memory is a counter. For HTA each rank has a file with all of its ops: communication
 has the names of NCCL's kernels, by which HTA knows it; each kernel has a launch of the same
 correlation at its start, because a result does not say when the host issued it; and all events are
-inside one ``ProfilerStep``.
+inside a ``ProfilerStep``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TAIL = "\n]}\n"
 
 
 def chrome_trace(system: str, lanes: Sequence[TracedDevices]) -> Iterator[str]:
-    """Yield the text of one file with the events of all lanes.
+    """Yield the text of a file with the events of all lanes.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def _chrome_events(lanes: Sequence[TracedDevices]) -> Iterator[str]:
 class _Threads:
     """Threads of a process: one per stream, and as many as receives need.
 
-    Receives of different peers may overlap, which spans of one thread must not.
+    Receives of different peers may overlap, which spans of a thread must not.
     """
 
     def __init__(self) -> None:

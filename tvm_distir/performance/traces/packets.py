@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encode Perfetto packets as bytes; many slices and counters at once, in tables.
 
-A table has one packet pattern with fields of equal length (:func:`.protobuf.padded`), repeated,
+A table has a packet pattern with fields of equal length (:func:`.protobuf.padded`), repeated,
 into which tracks, numbers and times are written column by column.
 """
 

@@ -65,7 +65,7 @@ def padded(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
 
 
 def put_padded(rows: Bytes, at: int, values: npt.NDArray[np.int64], width: int = 8) -> None:
-    """Write varints into the rows (..., bytes) of a table, at one place of each.
+    """Write varints into the rows (..., bytes) of a table, at the same place of each.
 
     Parameters
     ----------

@@ -75,7 +75,7 @@ class OpRecords:
 
 @dataclass(frozen=True)
 class MessageRecords:
-    """Messages of one end, in time in sequence.
+    """Messages of an end, in time in sequence.
 
     Attributes
     ----------

@@ -81,7 +81,7 @@ class StepTimeModel:
 
 
 class _Pricer:
-    """Seconds of the parts of one step."""
+    """Seconds of the parts of a step."""
 
     def __init__(self, step: StepCostTerms, system: System) -> None:
         self.system = system

@@ -62,7 +62,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class StepRow:
-    """A training step of any model: one micro-batch, on all devices.
+    """A training step of any model: a micro-batch, on all devices.
 
     Attributes
     ----------

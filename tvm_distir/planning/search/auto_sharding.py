@@ -99,7 +99,7 @@ class ShardedCandidate:
     def plan(self) -> Plan:
         """Return the assignment as data: all labels, and the rules that can express them.
 
-        Rules cannot say that calls of one function are done in different ways, or that a value
+        Rules cannot say that calls of a function are done in different ways, or that a value
         waits unfinished; where labels are removed, that is left to propagation.
         """
         rules = (*self.fixed.rules, *plan_of(self.decision, self.meshes).rules)

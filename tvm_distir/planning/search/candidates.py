@@ -20,7 +20,7 @@ BATCH = "dp"
 
 
 Axes = tuple[tuple[str, int], ...]
-"""Of a mesh, sizes above 1 only; one axis at least."""
+"""Of a mesh, sizes above 1 only; a single axis at least."""
 
 EQUAL, ANY = "equal", "any"
 """Whether all stages have meshes alike, or may have different ones."""
@@ -145,7 +145,7 @@ class Candidate:
 
     @property
     def mesh(self) -> MeshSpec:
-        """Mesh of one stage; of the first, where they differ."""
+        """Mesh of a stage; of the first, where they differ."""
         return MeshSpec(DEFAULT_MESH, dict(self.axes))
 
     @property
@@ -242,7 +242,7 @@ class Enumeration:
                 yield {name: size for name, size in chosen.items() if size > 1} or {BATCH: 1}
 
     def allows(self, chosen: Mapping[str, int]) -> bool:
-        """Return whether constraints allow sizes of axes, by name; others have one device."""
+        """Return whether constraints allow sizes of axes, by name; others have a single device."""
         rules, node = self.constraints, self.system.intra_node.devices_per_node
         if any(chosen.get(name, 1) > size for name, size in rules.most.items()):
             return False
@@ -291,7 +291,7 @@ def factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
 def kept_rules(keep: Plan | None, mesh: MeshSpec) -> Plan:
     """Return the rules that are to hold, for a mesh whose axes may be others: these are open.
 
-    Along an axis of one device, which a mesh leaves out, nothing needs to hold.
+    Along an axis of a single device, which a mesh leaves out, nothing needs to hold.
     """
     if keep is None:
         return Plan((mesh,))

@@ -37,7 +37,7 @@ SUM_ITEM_BYTES = 4
 
 
 class Layers(NamedTuple):
-    """Table of layers for one micro-batch on the devices of one part of the batch.
+    """Table of layers for a micro-batch on the devices of a part of the batch.
 
     Attributes
     ----------
@@ -154,7 +154,7 @@ def _local_bytes(labelled: ShardedCandidate, inst: Instance, v: int) -> int:
 
 
 def stash_bytes(labelled: ShardedCandidate, entry: str) -> int:
-    """Return what a device keeps of one micro-batch between its forward and its backward pass."""
+    """Return what a device keeps of a micro-batch between its forward and its backward pass."""
     inst = labelled.decision.entries[entry]
     g, total = inst.graph, 0
     for k in g.calls:

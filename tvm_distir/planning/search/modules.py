@@ -62,7 +62,7 @@ class Source:
             self.batch = batch
 
     def forward(self, micro_batches: int) -> ir.IRModule:
-        """Return the model with the samples of one micro-batch."""
+        """Return the model with the samples of a micro-batch."""
         key = None if self.batch is None else self.batch // micro_batches
         if key not in self._known:
             assert self._make is not None and key is not None

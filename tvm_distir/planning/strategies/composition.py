@@ -53,7 +53,7 @@ def compose(
     specs: str | Sequence[StrategySpec | str],
     system: System | str | None = None,
 ) -> Plan:
-    """Merge the plans of several strategies on one mesh.
+    """Merge the plans of several strategies on a single mesh.
 
     Each strategy fills its own axis and leaves the others open. Plans are merged by
     :func:`merge`. An axis of a parameter that no strategy filled is closed as replicated: what

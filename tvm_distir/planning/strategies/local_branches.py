@@ -105,7 +105,7 @@ def local_layers(
 
 
 def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
-    """Place what branches hold as other strategies do on one mesh of the same axes.
+    """Place what branches hold as other strategies do on a single mesh of the same axes.
 
     Gradients lie on the meshes of their weights.
 
@@ -248,7 +248,7 @@ class _Placing:
         return g.nodes[node].kind == "op" and len(self._made(node)) == len(operands)
 
     def _pin(self, node: int, place: int) -> None:
-        """Put what a node gives on a mesh, where it is one tensor."""
+        """Put the result of a node on a mesh, where it is a single tensor."""
         mesh = self._places[place]
         if node in self._names and len(self._g.nodes[node].results) == 1:
             title, nowhere = glob.escape(self._names[node]), (None,) * len(mesh.axes)

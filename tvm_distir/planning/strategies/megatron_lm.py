@@ -3,7 +3,7 @@
 """Megatron's tensor parallelism of transformers, optionally with sequence parallelism.
 
 Shoeybi et al. 2019, "Megatron-LM", section 3: projections into a block are cut by columns, those
-out of it by rows, so that each block needs one all-reduce forward; the token table and the LM
+out of it by rows, so that each block needs an all-reduce forward; the token table and the LM
 head are cut by the vocabulary. Korthikanti et al. 2022, "Reducing Activation Recomputation",
 section 4.2.2: between the blocks the residual stream is cut along the sequence.
 """

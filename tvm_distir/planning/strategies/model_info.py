@@ -147,7 +147,7 @@ def flat_positions(fn: relax.Function) -> list[int]:
 def parameter_rule(
     parameter: Parameter, mesh: MeshSpec, axis: int, label: int, stationary: bool
 ) -> PlanRule:
-    """Return the rule that places a parameter along one axis, the others left open."""
+    """Return the rule that places a parameter along a single axis, the others left open."""
     return PlanRule(
         "param",
         glob.escape(parameter.name),
@@ -159,7 +159,7 @@ def parameter_rule(
 
 
 def one_axis(mesh: MeshSpec, axis: int, label: int) -> tuple[int | None, ...]:
-    """Return labels that fill one axis of a mesh."""
+    """Return labels that fill a single axis of a mesh."""
     return some_axes(mesh, {axis: label})
 
 

@@ -92,7 +92,7 @@ def _take(groups: list[list[ParallelBranch]], row: list[ParallelBranch], least: 
     """Add the branches of a join to those found: a group of their own, or parts of one.
 
     A branch that holds a join, and hardly anything else, falls apart into the branches of that;
-    so all towers of a chain of sums are one group.
+    so all towers of a chain of sums form a group.
     """
     nodes = _together(row)
     for group in groups:

@@ -18,7 +18,7 @@ from .model_info import MeshLike, as_mesh_spec, mesh_axis
 from .registry import StrategySpec, checked, plan_maker
 
 PIPELINE = "pipeline"
-"""Name of the strategy: it takes an axis away, and all others work on the mesh of one stage."""
+"""Name of the strategy: it takes an axis away, and all others work on the mesh of a stage."""
 
 AXIS = "pp"
 
@@ -186,7 +186,7 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule, axis: str) -> 
 def _stage_mesh(mesh: MeshSpec, axis: str) -> tuple[MeshSpec, tuple[tuple[int, ...], ...]]:
     """Return the mesh of the first rank, without the axis, and the devices of all ranks.
 
-    The devices are left out where ranks have one range of devices behind the other.
+    The devices are left out where ranks have consecutive ranges of devices.
     """
     if axis not in mesh.axes:
         return mesh, ()

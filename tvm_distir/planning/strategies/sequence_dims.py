@@ -3,7 +3,7 @@
 """Find the sequence dims of a model's values, and where queries meet keys.
 
 Sharding rules tie the dims that belong together (:func:`~.tied_dims.tied_dims`). A
-value with one tied dim has rows that are positions of the sequence. Two tied dims mean pairs of
+value with a tied dim has rows that are positions of the sequence. Two tied dims mean pairs of
 positions: the scores of attention. An op that takes a tied dim whole is attention too.
 """
 

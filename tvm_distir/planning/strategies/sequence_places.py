@@ -46,7 +46,7 @@ class PlaceValues:
         return tuple(self._found.values())
 
     def put(self, tied: TiedDims, node: int, dim: int, stationary: bool = False) -> None:
-        """Cut the result of a node along a dim; of one target the last cut counts.
+        """Cut the result of a node along a dim; of a target the last cut counts.
 
         Nothing where it does not follow from the inputs, or may not be cut, or its variable does
         not stand in the module or shares its name.

@@ -155,7 +155,7 @@ def tensor_parallel(
 
 
 def _costs(mod: ir.IRModule, mesh: MeshSpec, axis: str, system: System | None) -> Costs:
-    """Return the weights along one axis of a mesh."""
+    """Return the weights along a single axis of a mesh."""
     if system is None:
         return Costs()
     groups = axis_groups(mesh.device_mesh(), (mesh.axis_number(axis),))

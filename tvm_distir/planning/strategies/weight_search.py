@@ -31,10 +31,10 @@ PRICES = (2.0, 8.0, 64.0, 512.0)
 """Multiples of the first prices tried until the bounds hold, where these do not."""
 
 CUTS = 3
-"""Of the prices by four, from the first that holds; then one step back by two."""
+"""Of the prices by four, from the first that holds; then a step back by two."""
 
 LOPSIDED = ((8.0, 1 / 64), (1 / 64, 8.0))
-"""Factors on the two prices: one bound may hold by itself."""
+"""Factors on the two prices: a bound may hold by itself."""
 
 LAUNCH = 1 << 20
 """Price of a collective, tried last: fewer of them where the bytes are the same."""

@@ -134,7 +134,7 @@ def _stored(
     number: int,
     stage: int,
 ) -> Iterator[PlanRule]:
-    """Yield the rules of weights, gradients and states of one function."""
+    """Yield the rules of weights, gradients and states of a function."""
     gradients, terms, states = gradient_names(fn), term_names(fn), states_of(fn)
     for position, weight in weights.items():
         dim = dims[position]

@@ -27,7 +27,7 @@ MOST_ROWS = 1 << 24
 
 @dataclass
 class Table:
-    """Table of configurations, with columns of one length.
+    """Table of configurations, with columns of the same length.
 
     Attributes
     ----------

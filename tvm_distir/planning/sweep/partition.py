@@ -70,7 +70,7 @@ class TemplateLearner:
         self._features = np.concatenate((symbols.values, symbols.hints)).astype(np.float64)
 
     def parts(self, rows: Ints) -> Iterator[RowGroup]:
-        """Yield the parts of rows that have one key."""
+        """Yield the parts of rows that have the same key."""
         yield from self._parts(rows, DEEPEST)
 
     def _parts(self, rows: Ints, depth: int) -> Iterator[RowGroup]:

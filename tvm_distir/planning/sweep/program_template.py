@@ -44,7 +44,7 @@ class ProgramTemplate:
 
     @staticmethod
     def of(programs: Sequence[Program], sizes: Sequence[Sequence[int]]) -> ProgramTemplate:
-        """Fit formulas to programs of one skeleton, given the symbols of each.
+        """Fit formulas to programs of the same skeleton, given the symbols of each.
 
         Raises
         ------

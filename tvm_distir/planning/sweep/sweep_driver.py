@@ -214,7 +214,7 @@ class _Sweep:
         return self._checked(predicted)
 
     def _checked(self, rows: list[int]) -> list[Difference]:
-        """Take one row in :data:`CHECKED`, and at least one, through the whole pipeline."""
+        """Take a row in :data:`CHECKED`, and at least one, through the whole pipeline."""
         result = []
         count = -(-len(rows) // CHECKED)
         for row in random.Random(len(rows)).sample(rows, count):

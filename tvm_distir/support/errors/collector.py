@@ -59,7 +59,7 @@ class Faults:
         self._found.append(error)
 
     def raise_all(self) -> None:
-        """Raise the only fault as it is, or several as the ``violations`` of one error.
+        """Raise the only fault as it is, or several as the ``violations`` of a single error.
 
         Raises
         ------

@@ -68,7 +68,7 @@ def offers(group: str) -> tuple[Offer, ...]:
     Raises
     ------
     DependencyError
-        DIST0114 where two packages offer one name.
+        DIST0114 where two packages offer the same name.
     """
     by_name: dict[str, Offer] = {}
     for offer in all_offers(group):

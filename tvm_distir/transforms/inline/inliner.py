@@ -30,7 +30,7 @@ def _callee_of(binding: Any, callees: dict[str, Any]) -> str | None:
 
 @relax.expr_functor.mutator
 class Inliner(relax.PyExprMutator):  # type: ignore[misc]
-    """Inliner of calls in one function, whose callees have been inlined already."""
+    """Inliner of calls in a single function, whose callees have been inlined already."""
 
     def __init__(self, callees: dict[str, Any]) -> None:
         super().__init__()

@@ -94,7 +94,7 @@ class BindingCosts:
 
 
 class BodyCosts:
-    """Times of the bindings of one body by number, computed once for equal bindings.
+    """Times of the bindings of a body by number, computed once for equal bindings.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Merge small collectives of one kind into buckets (level 5)."""
+"""Merge small collectives of the same kind into buckets (level 5)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .packing import one_for_all
 from .scan import Scan
 
 BUCKET_BYTES = 25 * 2**20
-"""As much as PyTorch's DistributedDataParallel puts into one bucket."""
+"""As much as PyTorch's DistributedDataParallel puts into a single bucket."""
 
 
 Key = tuple[Any, ...]

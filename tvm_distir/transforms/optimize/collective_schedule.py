@@ -204,7 +204,7 @@ def _in_time(nodes: Sequence[BlockNode], spent_ps: Sequence[int], start: int) ->
 def _order(
     nodes: Sequence[BlockNode], spent_ps: Sequence[int], due: Sequence[int], window: int | None
 ) -> list[int]:
-    """Run list scheduling with one compute stream and one for collectives."""
+    """Run list scheduling with a stream for compute and a stream for collectives."""
     missing = [len(node.deps) for node in nodes]
     at_rank = [0] * len(nodes)
     for i, rank in enumerate(due):

@@ -125,7 +125,7 @@ class _Sizes:
         self._known: dict[int, int] = {}
 
     def of(self, number: int) -> int:
-        """Return the bytes of a variable on one device."""
+        """Return the bytes of a variable on a single device."""
         kind = self.reading.types[number]
         if kind not in self._known:
             types = flat_types(self.reading.variables[number].ty)

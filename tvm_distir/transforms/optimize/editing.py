@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rewrite the bindings of one function in order: shared base of the passes of this stage."""
+"""Rewrite the bindings of a function in order: shared base of the passes of this stage."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def stepped(
 ) -> ir.IRModule:
     """Apply steps to the functions of a module at a level.
 
-    At level 4 the branches of an ``If`` are functions (:mod:`tvm_distir.core.ir.branches`). What a
-    step has moved to the boundary of one goes inside, and the steps run again. ``readings``
-    then holds those of the functions.
+    At level 4 the branches of an ``If`` are functions (:mod:`tvm_distir.core.ir.branches`).
+    Collectives that a step has moved to the boundary of a branch go inside, and the steps run
+    again. ``readings`` then holds the views of the functions.
     """
     readings = Readings() if readings is None else readings
     while True:
@@ -137,7 +137,7 @@ def signature(value: ir.Call) -> Any:
 
 
 def is_plain_op(value: Any, var: Any) -> bool:
-    """Return whether a value is an op call other than a collective that returns one DTensor."""
+    """Return whether a value is an op call other than a collective that returns a DTensor."""
     return (
         isinstance(var.ty, DTensorType)
         and isinstance(value, ir.Call)

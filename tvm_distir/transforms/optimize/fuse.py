@@ -120,7 +120,7 @@ def _scattered(edit: _Fuse, var: Any, first: ir.Call, second: ir.Call) -> ir.Cal
 
 
 def _exchanged(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
-    """Fuse a gather of one dim and a slice of another into an ``all_to_all``."""
+    """Fuse a gather of a single dim and a slice of another into an ``all_to_all``."""
     (axes, gathered), (again, dim) = axes_dim(first), axes_dim(second)
     if axes != again or gathered == dim:
         return None

@@ -3,9 +3,9 @@
 """Find values that the forward pass gathers and the backward pass reads (level 4).
 
 Every tensor that a variable or a function's result holds is a *slot*. Slots between which a value
-is passed on as it is, through tuples, other names and calls of private functions, are one class,
-of one type. A class that begins at gathers of the forward pass, and that only the backward pass
-computes with, may as well hold what was gathered.
+is passed on as it is, through tuples, other names and calls of private functions, form a class of
+slots of the same type. A class that begins at gathers of the forward pass, and that only the
+backward pass computes with, may as well hold what was gathered.
 """
 
 from __future__ import annotations

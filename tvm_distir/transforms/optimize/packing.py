@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merge collectives of a kind into one on flattened and concatenated tensors (level 5).
 
-An operand becomes a row per rank (one row where every rank takes part in all of it), so that
+An operand becomes a row per rank (a single row where every rank takes part in all of it), so that
 tensors of any shape stand side by side; what comes back is cut and shaped again.
 """
 
@@ -21,7 +21,7 @@ from tvm_distir.core.ir import ops
 def one_for_all(
     writer: BlockWriter, members: Sequence[tuple[Any, ir.Call]], name: str = "bucket"
 ) -> None:
-    """Write one collective in place of several, and bind their variables.
+    """Write a single collective in place of several, and bind their variables.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def _row(writer: BlockWriter, kind: str, var: Any, call: ir.Call) -> Any:
 
 
 def _to_front(writer: BlockWriter, x: Any, dim: int, ranks: int, name: str) -> Any:
-    """Split a dim into one block per rank, and move the blocks to the front."""
+    """Split a dim into a single block per rank, and move the blocks to the front."""
     if dim == 0:
         return x
     shape = [int(n) for n in x.ty.shape]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Compute the contribution of one key block in one step around a ring (level 5)."""
+"""Compute the contribution of a key block in a step around a ring (level 5)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Stats = dict[Any, tuple[Any, Any]]
 
 
 class RingBlock:
-    """Contribution of one key block in one step of a phase."""
+    """Contribution of a key block in a step of a phase."""
 
     def __init__(
         self, region: Region, emit: Emit, me: Any, step: int, env: dict[Any, Any], stats: Stats

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write one phase of a region, key block by key block around the ring (level 5)."""
+"""Write a phase of a region, key block by key block around the ring (level 5)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .ring_nodes import Region, RegionNode, path_to
 
 
 class RingPhase:
-    """Writer of the ``n`` blocks of one phase.
+    """Writer of the ``n`` blocks of a phase.
 
     Each device begins with its own keys and hands what it has to the next ``n - 1`` times. Sums
     over the keys grow on the device; what belongs to the keys, as their gradient, travels behind

@@ -26,7 +26,7 @@ from .scan import Row
 
 
 class RegionFinder:
-    """Finder of the regions of one binding block.
+    """Finder of the regions of a binding block.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Find softmaxes over keys, as one op or written out with maximum and sum."""
+"""Find softmaxes over keys, as a single op or written out with maximum and sum."""
 
 from __future__ import annotations
 

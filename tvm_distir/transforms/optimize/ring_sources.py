@@ -121,7 +121,7 @@ def travelling(
 ) -> dict[Any, tuple[Any, list[Any]]]:
     """Return, per gathered value, the travelling block and the transpositions from it.
 
-    Two that are gathered of one block, one of them transposed, travel once.
+    Two that are gathered of a block, one of them transposed, travel once.
     """
     bare = {var: _untransposed(source.block, values) for var, source in sources.items()}
     count = Counter(root for root, _ in bare.values())

@@ -44,7 +44,7 @@ class TrafficKind:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Collectives of one device in a run, counted at every call.
+    """Collectives of a single device in a run, counted at every call.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Traffic:
                 mine[kind] += number
 
     def to_text(self) -> str:
-        """Return one line with the counts by kind and the total bytes sent."""
+        """Return a line with the counts by kind and the total bytes sent."""
         words = [f"{number} {kind.op}({kind.axes})" for kind, number in sorted(self.counts.items())]
         return f"{', '.join(words) or 'no collectives'}: {self.total_wire_bytes:,} bytes sent"
 

@@ -39,7 +39,7 @@ class NameAllocator:
 
 
 def common_name(names: Sequence[str]) -> tuple[str, str] | None:
-    """Split the names of one tensor in each layer at the layer's number.
+    """Split the names of a tensor in each layer at the layer's number.
 
     Parameters
     ----------

@@ -46,7 +46,7 @@ class Numbering:
 class Sequence:
     """The bindings of a function in order, with an empty place between blocks.
 
-    Two bindings have one symbol when they are the same up to what their operands are: op,
+    Two bindings have the same symbol when they are the same up to what their operands are: op,
     attributes, types of operands and result, kind of block, notes on an annotation. Operands
     (*leaves*) are variables and constants, those inside tuples too.
 
@@ -187,7 +187,7 @@ class _Reader:
     def _close(
         self, binding: Any, dataflow: bool, key: Hashable | None, leaves: tuple[Any, ...]
     ) -> None:
-        """Append one element, which is unique if it has no key."""
+        """Append a single element, which is unique if it has no key."""
         here = len(self.made.bindings)
         self.symbols.append(self.numbering.of_key(("alone", here) if key is None else key))
         for leaf in leaves:

@@ -68,7 +68,7 @@ def shared_in_front(
 
 
 def _shared(sequence: Sequence, repeat: Repeat) -> set[int]:
-    """Return the positions of the values that have one position in all occurrences."""
+    """Return the positions of the values that have the same position in all occurrences."""
     stretches = [sequence.operands(s, s + repeat.length) for s in repeat.starts]
     result = set()
     for same in zip(*stretches, strict=True):

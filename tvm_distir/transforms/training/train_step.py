@@ -54,7 +54,7 @@ def train_step(
     """Turn a model into a training step.
 
     The gradient of a private function is a private function: ``layer`` becomes
-    ``layer_forward`` and ``layer_backward``, and what one call makes gradients of ``layer_update``
+    ``layer_forward`` and ``layer_backward``, and what a call makes gradients of ``layer_update``
     updates, where the layer is called more than once. Every float parameter that is no data is a
     weight and gets a gradient, unless it is frozen. Functions with batch norms are inlined; these
     work on the statistics of the batch and update their running ones. A layer whose weight is a

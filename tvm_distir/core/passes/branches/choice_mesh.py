@@ -16,7 +16,7 @@ After::
     y_chosen = R.where(c_1, y_then, y_else)
     y = R.dist.redistribute(y_chosen, mesh[1])        # one is sent
 
-The condition is one ``bool``, and only where it is known can the other branch be left out. Where
+The condition is a ``bool``, and only where it is known can the other branch be left out. Where
 the branches of an ``If`` lie on different meshes, or one of them on several, nobody could leave
 one out alone: both run, and the choice stays an ``R.where``.
 """
@@ -179,7 +179,7 @@ class _ChoiceMover:
             self.flags.setdefault((self.def_use.moved(var)[0], mesh_key(var.ty.device_mesh)), var)
 
     def _flag(self, cond: Any, mesh: Any) -> Any:
-        """Return the condition on a mesh: one variable for all choices there."""
+        """Return the condition on a mesh: a variable for all choices there."""
         key = (self.def_use.moved(cond)[0], mesh_key(mesh))
         if key not in self.flags:
             whole = placement_of([R] * len(mesh_shape(mesh)))

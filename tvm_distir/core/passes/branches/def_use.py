@@ -121,7 +121,7 @@ class DefUse:
 
 
 def redistributes(value: Any) -> bool:
-    """Return whether a value is a redistribute of a variable within one mesh."""
+    """Return whether a value is a redistribute of a variable within a single mesh."""
     if not is_redistribute(value):
         return False
     have = value.args[0].ty

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merge the entries of meshes that share devices into an entry per class of devices.
 
-A device runs one program. So the entries that a public function has on the meshes of a device
+A device runs a single program. So the entries that a public function has on the meshes of a device
 are put together, in the order in which the function itself sends and receives. Devices that
-belong to the same meshes are a *class* and run one entry; a mesh that several classes take part
-in has its steps in the entry of each. All entries are parts of one order of all steps, in which a
-receive stands behind its send, and only collectives and receives wait: so the entries never wait
-for each other in a circle.
+belong to the same meshes are a *class* and run an entry; a mesh that several classes take part
+in has its steps in the entry of each. All entries are parts of a common order of all steps, in
+which a receive stands behind its send, and only collectives and receives wait: so the entries never
+wait for each other in a circle.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """List the steps of each rank: its pipeline actions and the messages between them.
 
-All ranks' steps are parts of one order in which a message is one event of both its ends. So no two
-ranks wait for each other, also where a send waits for its receive.
+All ranks' steps are parts of a common order in which a message is an event of both its ends. So no
+two ranks wait for each other, also where a send waits for its receive.
 
 Stashes go to the host, and come back, between units of their rank.
 """
@@ -49,7 +49,7 @@ def programs(schedule: Schedule) -> list[list[RankStep]]:
     """Return the steps of each rank.
 
     A message goes as soon as its value is made, by the times of phases that take 1 (forward, or
-    half a backward) or 2. Neighbors on one rank need none.
+    half a backward) or 2. Neighbors on the same rank need none.
     """
     ranks = schedule.rank_of
     times = Times(1, 1, 1) if schedule.splits_backward else Times(1, 2)

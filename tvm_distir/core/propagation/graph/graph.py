@@ -107,7 +107,7 @@ class Link(NamedTuple):
     """A value with its readers.
 
     ``maker`` is the node that gives it, as its ``result``-th; ``handed`` tells whether its origin
-    is one of :data:`HANDED`. Where it is one operand, or one op reads it, ``reader`` is the node
+    is one of :data:`HANDED`. Where it is an operand, or an op reads it, ``reader`` is the node
     and ``reads`` the operands; else -1 and nothing.
     """
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define the fabric of a run's ranks: a rendezvous for collectives, messages for transfers.
 
-One fabric serves one run. A rank that waits is recorded with what it waits for, so that the
+One fabric serves a run. A rank that waits is recorded with what it waits for, so that the
 fabric sees at once when nobody can go on; a failure of a rank ends the waiting of all.
 
 Here stands what all fabrics have in common. :class:`.native_fabric.NativeFabric` meets in the

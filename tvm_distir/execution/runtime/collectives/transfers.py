@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 Route = tuple[int, int, int]
 """Tag, source rank, destination rank."""
 EXCHANGE_TAG = -1
-"""Tag of all exchanges: their messages on one route arrive in the order they were sent."""
+"""Tag of all exchanges: their messages on the same route arrive in the order they were sent."""
 
 
 class Transfers(ABC):

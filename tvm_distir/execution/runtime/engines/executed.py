@@ -30,7 +30,7 @@ class Executions(Protocol):
 def count_transfer(
     counter: CollectiveCounter, axes: str, transfer: Transfer, element_bytes: int
 ) -> None:
-    """Count one execution of a transfer."""
+    """Count an execution of a transfer."""
     part = [int(n) for n in local_shape(transfer.shape, transfer.dst[2], transfer.dst[0])]
     moved = sum(tile.elements for tile in transfer.tiles() if tile.src != tile.dst)
     result_bytes = math.prod(part) * element_bytes

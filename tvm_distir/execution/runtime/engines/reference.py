@@ -75,7 +75,7 @@ def _refuse_collectives(mod: ir.IRModule) -> None:
 
 
 class Reference:
-    """A module compiled for one device; several threads may run it at once.
+    """A module compiled for a single device; several threads may run it at once.
 
     Parameters
     ----------

@@ -124,7 +124,7 @@ def _order_function(fn: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _order_all(mod: ir.IRModule, _: Any) -> ir.IRModule:
-    """Reorder the loops of every contraction (two operands, one result, static sizes)."""
+    """Reorder the loops of every contraction (two operands, a result, static sizes)."""
     changed = {
         gv: _order_function(fn) if isinstance(fn, tirx.PrimFunc) else fn
         for gv, fn in mod.functions.items()

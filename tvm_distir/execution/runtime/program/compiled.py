@@ -135,7 +135,7 @@ class KernelCache:
         return self._known.find_or_make(mod, lambda: self._compile([(mod, place)])[0])
 
     def prepare(self, needed: Iterable[tuple[ir.IRModule, str]]) -> None:
-        """Compile the modules that are not known yet in one build.
+        """Compile the modules that are not known yet in a single build.
 
         They may share functions under a name only where these are the same. A module that
         cannot be compiled is left to :meth:`get`, which says where it comes from.

@@ -12,7 +12,7 @@ from tvm_distir.core import COLLECTIVES, wire_bytes
 
 @dataclass(frozen=True)
 class CollectiveCount:
-    """Collectives of one kind along the same mesh axes, as each device executed them.
+    """Collectives of the same kind along the same mesh axes, as each device executed them.
 
     Attributes
     ----------
@@ -56,13 +56,13 @@ class CollectiveCounter:
         entry[2] += wire
 
     def collective(self, kind: str, axes: str, group_size: int, result_bytes: int) -> None:
-        """Count one execution; ops without traffic are not counted."""
+        """Count an execution; ops without traffic are not counted."""
         if kind in COLLECTIVES:
             wire = wire_bytes(kind, result_bytes, group_size)
             self._add((kind, axes, group_size), result_bytes, wire)
 
     def transfer(self, axes: str, ranks: int, result_bytes: int, moved_bytes: int) -> None:
-        """Count one transfer between meshes."""
+        """Count a transfer between meshes."""
         self._add(("send", axes, ranks), result_bytes, -(-moved_bytes // ranks))
 
     def counts(self) -> tuple[CollectiveCount, ...]:

@@ -16,7 +16,7 @@ from .axis_table import AxisTable, Groups
 def axes_of_groups(mod: ir.IRModule) -> dict[tuple[int, Groups], tuple[int, ...]]:
     """Return the mesh axes by mesh number and rank groups.
 
-    Where several sets of axes have the same groups (an axis of one device changes nothing), it
+    Where several sets of axes have the same groups (an axis of a single device changes nothing), it
     is the smallest set, and of these the first one.
     """
     table: dict[tuple[int, Groups], tuple[int, ...]] = {}

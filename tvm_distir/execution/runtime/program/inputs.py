@@ -154,7 +154,7 @@ def flatten_tuples(inputs: Sequence[Any]) -> list[Any]:
 class LocalInputs:
     """The local inputs of each rank, sharded from the user's inputs on demand.
 
-    Replicas of a shard are one array: nothing is cut, read or sent twice.
+    Replicas of a shard share an array: nothing is cut, read or sent twice.
 
     Parameters
     ----------

@@ -74,7 +74,7 @@ class _OutputAssembly:
 
 
 def same_bits(a: Array, b: Array) -> bool:
-    """Return whether two arrays of one type are equal bit for bit (NaN and -0.0 included)."""
+    """Return whether two arrays of the same type are equal bit for bit (NaN and -0.0 included)."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     word = np.dtype(f"u{a.dtype.itemsize}") if a.dtype.itemsize in (1, 2, 4, 8) else np.uint8
@@ -114,7 +114,7 @@ def gather_outputs(
     Raises
     ------
     EngineError
-        DIST0604 when replicas (on one mesh or on several) differ in any bit, DIST0603 when an
+        DIST0604 when replicas (on a single mesh or on several) differ in any bit, DIST0603 when an
         output is missing or has a wrong shape or type.
     """
     check_results(entries, results)

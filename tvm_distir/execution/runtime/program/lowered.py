@@ -36,7 +36,7 @@ def entry_module(mod: ir.IRModule, entry: str) -> ir.IRModule:
 
 
 def compile_entry(mod: ir.IRModule, name: str) -> Any:
-    """Compile one entry function with its callees; returns a module to make machines of.
+    """Compile an entry function with its callees; returns a module to make machines of.
 
     Raises
     ------

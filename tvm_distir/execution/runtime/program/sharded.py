@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Represent arrays as one part per rank, in memory or in a file."""
+"""Represent arrays as a single part per rank, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Stored(Protocol):
         ...
 
     def read(self, bounds: Bounds) -> Array:
-        """Read one box only."""
+        """Read a box only."""
         ...
 
 

@@ -37,7 +37,7 @@ _MOST_S = 86400.0
 def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Program:
     """Export a level-5 module with the times of its kernels, measured on this machine.
 
-    Each distinct kernel is compiled and run on one core, by its own CPU time: the quickest of
+    Each distinct kernel is compiled and run on a core, by its own CPU time: the quickest of
     three. Times are kept on disk by kernel, target and processor. What is no kernel of TVM's
     (collectives, calls of external functions) has no time, and gets that of the system.
 
@@ -119,7 +119,7 @@ def _decoded(data: bytes) -> dict[str, float]:
 
 
 def _calls(kernels: ir.IRModule) -> dict[str, relax.Call]:
-    """Return one call of each PrimFunc whose operands are tensors of fixed size."""
+    """Return a call of each PrimFunc whose operands are tensors of fixed size."""
     calls: dict[str, relax.Call] = {}
 
     def visit(expr: Any) -> None:

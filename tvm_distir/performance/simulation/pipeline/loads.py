@@ -34,7 +34,7 @@ Piece = tuple[float, float, Shares]
 class StageLoads:
     """Loads of all units and messages.
 
-    A unit of a micro-batch is one piece: what its collectives send, on average. What is done once
+    A unit of a micro-batch is a piece: what its collectives send, on average. What is done once
     (sums of gradients) is looked at as its collectives come and go.
 
     Parameters

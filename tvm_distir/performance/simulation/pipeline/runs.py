@@ -62,7 +62,7 @@ class EdgeMessages:
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies of a stage's stashes in one direction, as :class:`EdgeMessages`."""
+    """The copies of a stage's stashes in a single direction, as :class:`EdgeMessages`."""
 
     move: StashTransfer
     micros: Ints

@@ -212,7 +212,7 @@ def _message(messages: EdgeMessages, micro: int) -> str:
 
 
 def _copy_facts(copies: Copies) -> dict[str, Any]:
-    """Return the properties that all copies of a stage in one direction share."""
+    """Return the properties that all copies of a stage in a single direction share."""
     move = copies.move
     return {
         "op": move.kind,

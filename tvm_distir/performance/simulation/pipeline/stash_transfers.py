@@ -35,7 +35,7 @@ STREAM = {STORE: STORE_STREAM, FETCH: FETCH_STREAM}
 
 @dataclass(frozen=True)
 class StashTransfer:
-    """Transfer of a stage's stashes in one direction.
+    """Transfer of a stage's stashes in a single direction.
 
     Attributes
     ----------

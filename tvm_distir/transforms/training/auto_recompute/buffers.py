@@ -16,7 +16,7 @@ from tvm_distir.transforms.training.autodiff.saved_values import type_bytes
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory of one tensor.
+    """Memory of a tensor.
 
     Attributes
     ----------

@@ -44,7 +44,7 @@ class PeakMemory:
         self._peaks: dict[tuple[str, Flags, Flags], int] = {}
 
     def size(self, buffer: Buffer) -> int:
-        """Return the bytes of a buffer on one device."""
+        """Return the bytes of a buffer on a single device."""
         parts = self.auto.weights if buffer.weight else self.auto.activations
         return self._rounded(-(-buffer.size_bytes // parts))
 

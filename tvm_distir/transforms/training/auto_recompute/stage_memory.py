@@ -161,7 +161,7 @@ class _Measuring:
         return self._sizes(b for param in params for b in leaves(body.trees[param]))
 
     def _micro_batch(self, draft: DraftPair) -> tuple[FunctionBody, int]:
-        """Return both passes as one function, and the task between them."""
+        """Return both passes as a single function, and the task between them."""
         results = tuple_of([draft.result, *draft.gradients])
         block = relax.DataflowBlock([*draft.before, *draft.after])
         params = [*draft.params, draft.grad]

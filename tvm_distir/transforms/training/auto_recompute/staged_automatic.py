@@ -4,7 +4,7 @@
 
 The step is written once without recomputation. Stages of a kind share their functions, so that
 what is chosen for a kind holds for the tightest of its stages. Of each, :mod:`.stage_memory` says
-what one micro-batch needs, and :func:`~.resident_values.holdings` how many others its rank
+what a micro-batch needs, and :func:`~.resident_values.holdings` how many others its rank
 holds at the same time, in the order in which it runs them. Where kinds share ranks, the stashes
 of all of them are taken to be as large as the largest.
 """

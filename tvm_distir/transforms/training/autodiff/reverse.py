@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Differentiate one dataflow block in reverse mode.
+"""Differentiate a dataflow block in reverse mode.
 
 Per op the gradient is ours (:mod:`.gradients`) or the one TVM registers (``FPrimalGradient``).
 Unlike TVM's pass ``Gradient`` it takes bfloat16, writes only what the wanted gradients need, and
@@ -62,7 +62,7 @@ class Backward(Protocol):
 
 
 class Reverse:
-    """Writer of the gradients of one block.
+    """Writer of the gradients of a block.
 
     A gradient may be wider than its value where that is none of the block's own, a parameter.
 

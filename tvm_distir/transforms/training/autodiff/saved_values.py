@@ -15,7 +15,7 @@ VIEWS = frozenset(
     f"relax.{name}"
     for name in ("astype", "expand_dims", "flatten", "permute_dims", "reshape", "squeeze")
 )
-"""Ops that show one value in another form."""
+"""Ops that show a single value in another form."""
 
 
 def view_source(value: Any) -> Any:

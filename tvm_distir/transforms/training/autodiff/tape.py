@@ -64,7 +64,7 @@ class PairMaker(Protocol):
 
 @dataclass
 class CallGradient:
-    """Reverse of one call of a private function.
+    """Reverse of a call of a private function.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Run all stages of a pipelined step sequentially on one device, as its reference."""
+"""Run all stages of a pipelined step sequentially on a single device, as its reference."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from .wires import NEXT_STAGE, MessageEndpoints
 
 
 class RankMessages:
-    """Messages of one rank.
+    """Messages of a rank.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class RankMessages:
         self.rank_of, self.mesh = wires.rank_of, wires.meshes[rank]
 
     def message(self, step: RankStep) -> None:
-        """Send or receive all values of one kind between two stages."""
+        """Send or receive all values of the same kind between two stages."""
         kind = ACTIVATION if step.unit.phase == FORWARD else GRADIENT
         here = self.writer.stages[step.stage].body
         names = here.results if step.kind == SEND else here.params

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write a pipelined training step with micro-batches: one function per stage kind."""
+"""Write a pipelined training step with micro-batches: a function per stage kind."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class WrittenPipeline:
 
 
 class StagedStep:
-    """Writer of the step of one forward function, stage by stage.
+    """Writer of the step of a forward function, stage by stage.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ class IoPlacement:
         return {**item, "index_range": list(self.index_range)} if self.index_range else item
 
     def labels(self, mesh: DeviceMesh) -> tuple[int, ...]:
-        """Return the labels along the axes of more than one device."""
+        """Return the labels along the axes of more than a single device."""
         labels = zip(mesh_shape(mesh), parse_placement(self.placement), strict=True)
         return tuple(label for size, label in labels if size > 1)
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write the program of one pipeline rank: tasks and messages in order, then the end."""
+"""Write the program of a pipeline rank: tasks and messages in order, then the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .wires import NEXT_STAGE, MessageEndpoints, unfit
 
 
 class RankProgram:
-    """Program of one rank.
+    """Program of a rank.
 
     Parameters
     ----------

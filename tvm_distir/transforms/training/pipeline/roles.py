@@ -46,7 +46,7 @@ LOSS = "loss"
 
 
 class StageWriter:
-    """Writer of the function of one stage.
+    """Writer of the function of a stage.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write the tasks of stages one after the other into one function."""
+"""Write the tasks of stages one after the other into a single function."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class UnitWriter:
         stage.micro(micro)[stage.body.params[what]] = value
 
     def _slice(self, whole: Any, micro: int) -> Any:
-        """Slice the rows of a micro-batch from data: one row of every ``micro_batches``."""
+        """Slice the rows of a micro-batch from data: a row of every ``micro_batches``."""
         count, name = self.micro_batches, str(whole.name)
         if count == 1:
             return whole
@@ -192,7 +192,7 @@ class UnitWriter:
             stage.env[binding.var] = self.bind(call, f"{binding.var.name}_{micro}", binding.var.ty)
 
     def _update(self, stage: Running, micro: int) -> None:
-        """Write the update that follows one micro-batch, which later ones read."""
+        """Write the update that follows a micro-batch, which later ones read."""
         env = {**stage.env, **stage.now}
         for binding in (*stage.body.bindings[When.BEGIN], *stage.body.bindings[When.END]):
             self._copy(binding, env, f"_{micro}")

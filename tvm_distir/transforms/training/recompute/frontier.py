@@ -49,7 +49,7 @@ class Point:
 
 
 class _Values:
-    """Values of one function that its backward pass may need."""
+    """Values of a function that its backward pass may need."""
 
     def __init__(self, forward: Sequence[Any], read: Sequence[Any], times: ValueTimes) -> None:
         values = {binding.var: binding for binding in forward}
@@ -105,7 +105,7 @@ class _Values:
 
 
 class Frontier:
-    """Choices of one function.
+    """Choices of a function.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ class FlowNetwork:
         return level
 
     def _augment(self, level: list[int], tried: list[int]) -> bool:
-        """Augment along one path of rising levels, skipping exhausted edges."""
+        """Augment along a path of rising levels, skipping exhausted edges."""
         path: list[int] = []
         node = 0
         while node != 1:

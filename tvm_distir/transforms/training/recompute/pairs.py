@@ -3,7 +3,7 @@
 """Differentiate private functions into private functions.
 
 ``layer(x, w) -> y`` becomes ``layer_forward(x, w) -> (y, (saved...))`` and
-``layer_backward(grad, (saved...), w) -> (x's gradient, w's gradient)``: one pair per function and
+``layer_backward(grad, (saved...), w) -> (x's gradient, w's gradient)``: a pair per function and
 per set of parameters whose gradients are asked for, called as often as the function was.
 """
 

@@ -110,7 +110,7 @@ class _Streams:
         self._known: dict[Any, Any] = {}
 
     def function(self, gv: Any, fn: relax.Function) -> relax.Function:
-        """Write one function."""
+        """Write a function."""
         name = str(gv.name_hint)
         added = [relax.Var(DROPOUT, _TYPE)]
         if name != MAIN or self.given:
@@ -152,7 +152,7 @@ class _Streams:
 
 
 class _Body:
-    """Writer of the bindings of one function.
+    """Writer of the bindings of a function.
 
     Attributes
     ----------

@@ -77,7 +77,7 @@ LOSSES = {
 
 
 def is_trained_on(output: Any) -> bool:
-    """Return whether an output has a loss: one tensor of floats."""
+    """Return whether an output has a loss: a tensor of floats."""
     tensor = tensor_type(output)
     shape = static_shape(output)
     known = shape is not None and math.prod(n for n in shape if isinstance(n, int)) > 0

@@ -99,7 +99,7 @@ class _Part:
 
 
 class Objective:
-    """Loss of one model.
+    """Loss of a model.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ class Objective:
         return ir.Call(part.function, [*read, *part.targets])
 
     def _output(self, emitter: Any, output: Any, number: int) -> Any:
-        """Return one output, a field if the result is a tuple literal."""
+        """Return an output, a field if the result is a tuple literal."""
         if not isinstance(output.ty, relax.TupleType):
             return output
         if isinstance(output, relax.Tuple):

@@ -21,7 +21,7 @@ from .recipe import Recipe
 
 
 class Parameters:
-    """Parameters of one forward function, by kind.
+    """Parameters of a forward function, by kind.
 
     Parameters
     ----------

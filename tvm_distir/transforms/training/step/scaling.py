@@ -37,7 +37,7 @@ def _f32(value: float) -> Any:
 
 
 class Scaling:
-    """Loss scale and norm bound of one step.
+    """Loss scale and norm bound of a step.
 
     Parameters
     ----------

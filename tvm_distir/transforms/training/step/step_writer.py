@@ -39,7 +39,7 @@ STEPS = 1000
 
 
 class TrainStepWriter:
-    """Writer of the step of one forward function.
+    """Writer of the step of a forward function.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write the new weights and states, with one function for repeated layers."""
+"""Write the new weights and states, with a function for repeated layers."""
 
 from __future__ import annotations
 

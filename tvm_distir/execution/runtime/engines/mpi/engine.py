@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Run programs with the engine ``mpi``: one process per rank.
+"""Run programs with the engine ``mpi``: a single process per rank.
 
-Under ``mpirun -n N python program.py`` every process runs the same program and is one rank; from
+Under ``mpirun -n N python program.py`` every process runs the same program and is a rank; from
 a plain process the engine starts ``mpirun`` itself (:mod:`~.mpi.launch`).
 """
 
@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 
 
 class MpiEngine(Engine):
-    """Runs level-5 modules with one MPI process per rank.
+    """Runs level-5 modules with an MPI process per rank.
 
     Under ``mpirun`` all processes must call :meth:`run` with the same program; the i-th process
     is the i-th smallest device id. Whole inputs are given on every process, which cuts its own
@@ -91,14 +91,14 @@ class MpiEngine(Engine):
         return super().run_program(program, [] if inputs is None else inputs, outputs)
 
     def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
-        """Start a job of one process per rank and wait for its end."""
+        """Start a job of a single process per rank and wait for its end."""
         results, self.collectives = launch(
             program, local, self.timeout_s, self.launcher, self.preload
         )
         return results
 
     def join(self, program: Runnable, inputs: Inputs | None, outputs: str) -> list[Any]:
-        """Run as one rank of the job that this process is part of."""
+        """Run as a single rank of the job that this process is part of."""
         here = world(self.timeout_s)
         fabric = _fabric(here, program)
         try:

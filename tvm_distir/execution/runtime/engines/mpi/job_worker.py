@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Run one rank in a process of an MPI job that :mod:`~.mpi.launch` started."""
+"""Run a rank in a process of an MPI job that :mod:`~.mpi.launch` started."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _run(job: Job, rank: int, folder: Path) -> None:
 
 
 def main(folder: Path) -> int:
-    """Run one rank of the job in a folder; a failure ends the whole job.
+    """Run a rank of the job in a folder; a failure ends the whole job.
 
     Returns
     -------

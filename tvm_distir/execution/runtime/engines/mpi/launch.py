@@ -3,7 +3,7 @@
 """Start the MPI job of a run from a plain process, and collect its results.
 
 A job lives in a temporary folder: what to run and on what (``job.pickle``, libraries, parts of
-inputs) goes in; results, counts and failures come out, one file per rank. The folder is gone
+inputs) goes in; results, counts and failures come out, a file per rank. The folder is gone
 when the run has ended, however it ended.
 """
 
@@ -49,7 +49,7 @@ def launch(
     launcher: Sequence[str] | None = None,
     preload: tuple[str, ...] = (),
 ) -> tuple[LocalResults, tuple[CollectiveCount, ...]]:
-    """Run a program as a job of one process per rank.
+    """Run a program as a job of a single process per rank.
 
     Raises
     ------

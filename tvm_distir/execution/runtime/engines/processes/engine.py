@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Run programs with the engine ``processes``: one worker process per rank on this machine.
+"""Run programs with the engine ``processes``: a worker process per rank on this machine.
 
 The controller compiles each entry function to a library, which only the workers that run it
 load. Inputs, outputs and collectives go through nameless shared memory. The workers are
@@ -132,7 +132,7 @@ def _place_outputs(job: _Job) -> None:
 
 
 class ProcessesEngine(Engine):
-    """Runs level-5 modules with one process per rank. Linux only.
+    """Runs level-5 modules with a single process per rank. Linux only.
 
     Parameters
     ----------

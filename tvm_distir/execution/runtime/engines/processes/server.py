@@ -4,9 +4,9 @@
 
 ``python -m tvm_distir.execution.runtime.engines.processes.server FILE``, where FILE is the number
 of an open
-socket to the controller. It has one thread, so forking is safe; a worker starts in milliseconds
-instead of importing TVM for a second. It reports the end of every worker, and kills all of them
-when the controller goes.
+socket to the controller. It has a single thread, so forking is safe; a worker starts in
+milliseconds instead of importing TVM for a second. It reports the end of every worker, and kills
+all of them when the controller goes.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def serve(channel: socket.socket, rank: int) -> None:
 
 
 def _run(message: Message, files: list[int], rank: int) -> Message:
-    """Run one job; a failure goes to the fabric."""
+    """Run a job; a failure goes to the fabric."""
     fabric = NativeFabric.open(files[0])
     try:
         with ccl.worker(fabric, rank):

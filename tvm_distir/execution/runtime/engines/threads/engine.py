@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Run programs with the engine ``threads``: one worker per rank in a ``ThreadedSession``.
+"""Run programs with the engine ``threads``: a worker per rank in a ``ThreadedSession``.
 
 Each mesh's entry function is compiled whole; every worker has a virtual machine of its own, and
 the workers meet in a fabric (:mod:`~.collectives.fabric`). An exception that
@@ -168,7 +168,7 @@ def _session(workers: int) -> Any:
 
 
 class ThreadsEngine(Engine):
-    """Runs level-5 modules with one Disco worker thread per rank.
+    """Runs level-5 modules with a Disco worker thread per rank.
 
     Parameters
     ----------

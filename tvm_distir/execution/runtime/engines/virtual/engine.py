@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Run programs with the engine ``virtual``: all ranks in one process, step by step.
+"""Run programs with the engine ``virtual``: all ranks in a single process, step by step.
 
 The ranks of an entry run the same function, so each step is done for all of them before the next:
 compute segments with kernels TVM compiled (each distinct one once), collectives in NumPy. Entries
@@ -166,9 +166,9 @@ class _Run:
 
 
 class VirtualEngine(Engine):
-    """Runs level-5 modules on one process, all ranks step by step.
+    """Runs level-5 modules on a single process, all ranks step by step.
 
-    A deployed program holds no steps, only compiled functions: its ranks take one plain thread
+    A deployed program holds no steps, only compiled functions: its ranks take a plain thread
     each, with the same collectives in NumPy.
 
     Parameters

@@ -143,7 +143,7 @@ def _first(value: Any, shape: Sequence[Any], builder: relax.BlockBuilder) -> Any
 
 
 def _turned(value: Any, layout: str, wanted: str, builder: relax.BlockBuilder) -> Any:
-    """Convert a value from one layout to another."""
+    """Convert a value from a layout to another."""
     if layout == wanted:
         return value
     return builder.emit(permute_dims(value, [layout.index(c) for c in wanted]))

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Define gradients of dilated pools, one window element at a time, as TVM has no kernel."""
+"""Define gradients of dilated pools, a window element at a time, as TVM has no kernel."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class WindowRange:
         return max(self.before + self.rows + self.after, end)
 
     def read(self, element: int) -> tuple[int, int]:
-        """Return the first row, and the end, of one element of all windows."""
+        """Return the first row, and the end, of a single element of all windows."""
         low = element * self.dilation
         return low, low + (self.count - 1) * self.stride + 1
 
@@ -77,7 +77,7 @@ def _padded(x: Any, reaches: Sequence[WindowRange], fill: float) -> Any:
 def _spread(
     part: Any, reaches: Sequence[WindowRange], elements: Sequence[int], builder: relax.BlockBuilder
 ) -> Any:
-    """Place a value per window at one element in zeros like the padded data."""
+    """Place a value per window at a single element in zeros like the padded data."""
     for r, element in zip(reaches, elements, strict=True):
         low, high = r.read(element)
         shape = list(shape_of(part))

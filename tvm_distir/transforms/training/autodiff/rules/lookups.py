@@ -84,7 +84,7 @@ def _gather_nd(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
 
 
 def indices_together(indices: Any, builder: relax.BlockBuilder) -> Any:
-    """Combine a tensor of indices per leading dim into one index vector per element.
+    """Combine a tensor of indices per leading dim into a single index vector per element.
 
     Parameters
     ----------

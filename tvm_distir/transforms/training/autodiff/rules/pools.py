@@ -130,7 +130,7 @@ BACKWARD = {"max": _maximum, "avg": _average}
 
 @register_gradient(*(f"nn.{kind}_pool{n}d" for kind in BACKWARD for n in (1, 2, 3)))
 def _pool(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Differentiate a pool; one dim is run as two, and three dims in two steps."""
+    """Differentiate a pool; a single dim is run as two, and three dims in two steps."""
     a, x = call.attrs, call.args[0]
     layout, count = str(a.layout), len(a.strides)
     if str(a.out_layout or layout) != layout:
@@ -185,7 +185,7 @@ def _dilated(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> A
 
 
 def _with_row(shape: Any, layout: str) -> list[Any]:
-    """Return the shape of a value of one spatial dim with a dim of size 1 before it."""
+    """Return the shape of a value of a spatial dim with a dim of size 1 before it."""
     result = list(shape)
     result.insert(layout.index("H"), 1)
     return result

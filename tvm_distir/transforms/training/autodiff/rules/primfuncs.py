@@ -55,7 +55,7 @@ def _kept(kernel_source: tirx.PrimFunc, name: str) -> _Kernel:
 
 
 def _with_kernels(kernels: Sequence[_Kernel | None]) -> Backward:
-    """Build a backward pass with one kernel per non-constant operand."""
+    """Build a backward pass with a single kernel per non-constant operand."""
 
     def backward(call: ir.Call, results: Any, grads: Any, builder: relax.BlockBuilder) -> list[Any]:
         operands = [x for x, _, _ in leaves_of(call.args[1])]
@@ -83,7 +83,7 @@ def register_primfunc_gradient(
         counts as constant. (One kernel for several would be cut along what they have in common
         only: where samples are cut, the gradient of data is a part, that of a weight a term.) Or
         a function ``(call, results, gradients, builder)``, of the forward call, the lists of its
-        results and of their gradients, and the open block, to one expression or None per operand,
+        results and of their gradients, and the open block, to an expression or None per operand,
         of Relax ops.
     override : bool
         Replace what was registered for the name.

@@ -57,7 +57,7 @@ def _extreme(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> l
 
 @register_gradient("prod")
 def _product(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Differentiate ``prod``: the product of the others, also where one element is 0."""
+    """Differentiate ``prod``: the product of the others, also where a single element is 0."""
     x, axes = call.args[0], _axes(call)
     zero, unit = constant_like(0.0, x), constant_like(1.0, x)
     empty = builder.emit(equal(x, zero))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Register gradients of ops by name, with helpers to write them.
 
-A gradient is a function ``(result, call, gradient of the result, builder)`` to one expression
+A gradient is a function ``(result, call, gradient of the result, builder)`` to an expression
 per argument; None where there is none.
 """
 

@@ -71,7 +71,7 @@ def _cubic(t: np.ndarray, alpha: float) -> list[np.ndarray]:
 
 
 def _matrix(call: ir.Call, n: int, m: int) -> np.ndarray:
-    """Return the weights (m, n) of a resize along one dim."""
+    """Return the weights (m, n) of a resize along a single dim."""
     a = call.attrs
     mode, method = str(a.coordinate_transformation_mode), str(a.method)
     at = _positions(n, m, mode)
