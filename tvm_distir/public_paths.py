@@ -76,13 +76,13 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return spec is not None and spec.submodule_search_locations is not None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Return the module itself, and remember its own spec."""
+        """Return the module itself, and remember its spec."""
         module = importlib.import_module(self._target(spec.name))
         spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module back its own spec: it has been executed already."""
+        """Give the module back its spec: it has been executed already."""
         if module.__spec__ is not None and module.__spec__.loader_state is not None:
             module.__spec__ = module.__spec__.loader_state
 

@@ -68,7 +68,7 @@ def read_relax(path: str | Path, dims: Mapping[str, int]) -> ir.IRModule:
     Raises
     ------
     ModelError
-        DIST0301 no file, DIST0303 one that holds no module, DIST0313 a size of no dim.
+        DIST0301 no file, DIST0303 a file that holds no module, DIST0313 a size of no dim.
     """
     check_file(path)
     remedy = "Give the JSON of a Relax module, as `tvm-distir convert MODEL out.json` writes it."

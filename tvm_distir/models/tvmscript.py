@@ -49,7 +49,7 @@ def from_tvmscript(
     ModelError
         DIST0313 a size of no dim;
         DIST0301 no file, DIST0320 no Python, DIST0321 a statement not allowed, DIST0322 no
-        module or an unclear one, DIST0323 TVM's parser refuses it; each with the line.
+        module or an unclear choice, DIST0323 TVM's parser refuses it; each with the line.
     """
     text, place, wanted = _source(path_or_text)
     try:

@@ -187,7 +187,7 @@ class Study:
 
     @cached_property
     def _given_plan(self) -> Plan | None:
-        """The plan that is given, its mesh compared with the one that is given.
+        """The plan that is given, its mesh compared with the given mesh.
 
         Raises
         ------

@@ -76,7 +76,7 @@ def pipeline(
     """The named pipeline: annotate, propagate, legalize, optimize, lower; ``RingAttention`` for a
     plan with rings; and what is to come later, as :func:`communication_passes` says.
 
-    With a ``decision`` about a module at level 2 the passes begin with the one that writes it.
+    With a ``decision`` about a module at level 2 the passes begin with that which writes it.
     """
     wanted: list[Named] = [
         (name, {**options, "system": system}) for name, options in passes_for(plan)

@@ -72,7 +72,7 @@ class PartialState:
         """Walk the bindings; the result must be as declared.
 
         Of like bindings whose operands are partial alike the first is looked at. ``reading``:
-        of the function, where there is one already.
+        of the function, where it exists already.
         """
         reading = read_functions([self.fn])[0] if reading is None else reading
         numbers: dict[tuple[Axes, ...], int] = {}  # of what a variable may have

@@ -27,7 +27,7 @@ def near_time_s(near: IntraNode, kind: str, payload_bytes: Any, ranks: int) -> A
     near : IntraNode
     kind : str
     payload_bytes : int, or int64 array
-        The payload. An array gives an array of seconds, equal to those of its numbers one at a
+        The payload. An array gives an array of seconds, equal to those of its numbers each by
         time.
     ranks : int
 

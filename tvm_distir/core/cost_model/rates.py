@@ -57,7 +57,7 @@ class Rate(NamedTuple):
     exposed: float
 
     def spent_s(self, flops: Amount, moved_bytes: Amount) -> RooflineTime[Amount]:
-        """Return the seconds of kernels, one or an array of them.
+        """Return the seconds of a kernel, or of an array of kernels.
 
         Arithmetic is at the peak until the burst is over, then at the rate.
         """

@@ -10,7 +10,7 @@ Before::
     else:
         y = R.negative(x)
 
-:func:`lift_branches`, for what has no control flow of its own (propagation, DTensors)::
+:func:`lift_branches`, for what cannot represent control flow (propagation, DTensors)::
 
     y_then = cls.main_y_then(x, w)
     y_else = cls.main_y_else(x)
@@ -103,7 +103,7 @@ class _Lifter:
         self.notes: Any = {}
 
     def run(self) -> ir.IRModule:
-        """Return the new module, or the old one when nothing is to be done."""
+        """Return the new module, or the old module when nothing is to be done."""
         branching = [(gv, fn) for gv, fn in relax_functions(self.mod) if holds_branch(fn)]
         if not branching:
             return self.mod

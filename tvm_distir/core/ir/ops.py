@@ -50,7 +50,7 @@ def _text(placement: Any) -> str:
 
 
 def _axes(value: int | Sequence[int]) -> int | list[int]:
-    """Return the normal form of the mesh axes of a step: an int for one, else a sorted list."""
+    """Return the normal form of the mesh axes of a step: an int for an axis, else a sorted list."""
     axes = [int(value)] if isinstance(value, int) else sorted({int(v) for v in value})
     return axes[0] if len(axes) == 1 else axes
 
@@ -176,7 +176,7 @@ def exchange(
     """Convert ``placement`` to ``peer_placement``: each rank receives the tiles that it lacks.
 
     ``x`` is of full ``shape``. Tiles travel along ``mesh_axes`` only; along the other axes both
-    placements are ``R`` (an unfinished reduction along them stays one).
+    placements are ``R`` (an unfinished reduction along them stays unfinished).
     """
     return _call(
         "exchange",

@@ -58,7 +58,7 @@ def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:
     """Match each rule with tensors; of several rules the most specific applies.
 
     A rule that names a tensor refines the patterns that match it too. Rules of the same kind must
-    agree where both say a label; what one leaves open the other may say.
+    agree where both give a label; what a rule leaves open another rule may give.
 
     Parameters
     ----------

@@ -50,8 +50,8 @@ class Plan:
     PlanError, MeshError
         All faults at once (``error.violations``; DIST0228 where they differ): DIST0202 two equal
         meshes; DIST0204 a placement of the wrong length; DIST0206 an unknown mesh, or an axis of
-        ``ring`` or ``regather`` that no mesh has; DIST0221 no mesh, or two of one name, or a policy
-        that is none.
+        ``ring`` or ``regather`` that no mesh has; DIST0221 no mesh, or two of the same name, or a
+        policy that is none.
     """
 
     meshes: tuple[MeshSpec, ...]

@@ -66,7 +66,7 @@ class Runs:
 
     @staticmethod
     def of(policies: Sequence[str]) -> Runs:
-        """Write the policies of calls, one for each, as runs."""
+        """Write the policies of calls, a policy for each, as runs."""
         parts: list[tuple[str, int]] = []
         for policy in policies:
             count = parts.pop()[1] if parts and parts[-1][0] == policy else 0
@@ -143,7 +143,7 @@ def read_runs(text: str, refuse: Refuse) -> Runs:
 
 
 def share_of(policy: str) -> float | None:
-    """Return the memory fraction of a policy that has one, in [0, 1]; None otherwise."""
+    """Return the memory fraction of a policy, in [0, 1]; None where it has none."""
     try:
         share = float(policy.removeprefix(CUT)) if policy.startswith(CUT) else math.nan
     except ValueError:

@@ -140,7 +140,7 @@ class ShardingAssignment:
     def _cheaper(
         self, inst: Instance, axes: Sequence[int], solution: tuple[Instance, int, int]
     ) -> tuple[Instance, int, int]:
-        """Return the joint solution, or a cheaper sequential one if not proved optimal."""
+        """Return the joint solution, or a cheaper sequential one if it is not optimal."""
         try:
             other = self._in_turn(inst, axes)
         except PropagationError:  # no sequential solution; the joint solution is allowed

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bounds memory: measures a decision's peak per device, and searches for a fitting decision.
 
-A labelling that minimises a price is exact; one under a bound on the peak of memory is not found
-by eliminating variables, since every value counts at once. So memory gets a cost: a weight per
-byte that is kept, doubled until the decision fits and then halved towards the bound (Lagrange's
+A labelling that minimises a price is exact; a labelling under a bound on the peak of memory is not
+found by eliminating variables, since every value counts at once. So memory gets a cost: a weight
+per byte that is kept, doubled until the decision fits and then halved towards the bound (Lagrange's
 relaxation). Free parameters may then be sharded over any axis, which nothing but the bound asks
 for.
 """

@@ -68,7 +68,7 @@ def _exchanging(
 
 
 def local_bytes(ty: Any) -> int:
-    """Return the bytes of a device's (padded) part of a tensor; symbolic dims count as one."""
+    """Return the bytes of a device's (padded) part of a tensor; symbolic dims count as 1."""
     tensor, shape = tensor_type(ty), static_shape(ty)
     if tensor is None or shape is None:
         return 0

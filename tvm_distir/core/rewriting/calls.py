@@ -82,7 +82,7 @@ def rebuild(call: ir.Call, op: Any, args: Sequence[Any], ty: Any = None) -> ir.C
 
 
 def typed(expr: Any, ty: Any) -> Any:
-    """Give a fresh expression its type, unless its constructor inferred one."""
+    """Give a fresh expression its type, unless its constructor inferred a type."""
     if type(expr.ty) is ir.Type:
         relax.expr._update_type(expr, ty)
     return expr

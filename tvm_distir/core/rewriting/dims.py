@@ -16,8 +16,8 @@ After ``bind_dims(mod, {"seq": 128})``::
     def main(x: R.Tensor((128, 8))):
         y = cls.layer(x)
 
-A private function or a kernel has the sizes of its calls; one that is called at several sizes
-becomes several functions.
+A private function or a kernel has the sizes of its calls; a function that is called at several
+sizes becomes several functions.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def inner_made_private(mod: ir.IRModule) -> ir.IRModule:
     """Make public functions private that other functions of the module call.
 
     A function is an entry, which is cut up for each device, or it is called and has its callers'
-    placements: one that is both counts as called.
+    placements: a function that is both counts as called.
     """
     functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
     public = {name for name, fn in functions.items() if not is_private(fn)}

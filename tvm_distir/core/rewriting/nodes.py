@@ -29,7 +29,7 @@ def argument(call: Any, number: int) -> Any:
 
 
 def make_var(name: str, ty: Any, dataflow: bool = False) -> Any:
-    """Return a Relax variable; ``dataflow``: one that its dataflow block hides."""
+    """Return a Relax variable; ``dataflow``: a variable that its dataflow block hides."""
     return (_DATAFLOW_VAR if dataflow else _VAR)(name, ty, None)
 
 

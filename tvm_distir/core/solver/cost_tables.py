@@ -57,7 +57,7 @@ class Restriction:
 
 
 class Tables:
-    """Interned tables and the eliminations done with them, for one user at a time."""
+    """Interned tables and the eliminations done with them, for a single user at a time."""
 
     def __init__(self) -> None:
         (
@@ -192,7 +192,7 @@ class Tables:
         return (result[1:], bool(result[0])) if result else None
 
     def dual(self, problem: Problem, most: int) -> Dual:
-        """Return the bounds of a problem whose factors stand over one or two variables.
+        """Return the bounds of a problem whose factors stand over at most two variables.
 
         Labellings that cost more than ``most`` may be lost.
         """

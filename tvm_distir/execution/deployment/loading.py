@@ -99,7 +99,7 @@ class Deployment:
         Raises
         ------
         EngineError
-            DIST0640 when the file is not the one that was written.
+            DIST0640 when the file is not the file that was written.
         """
         return load_saved(self.save(entry, self.folder), entry.function)
 

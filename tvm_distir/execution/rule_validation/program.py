@@ -3,7 +3,7 @@
 """Run a sharded call on the devices of a mesh axis, in lockstep.
 
 The local form writes straight-line calls. Those between two collectives form a function, which
-each device runs on values of its own; a collective is interpreted for all devices at once.
+each device runs on its values; a collective is interpreted for all devices at once.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def _whole(machine: Machine, case: Case, inputs: Sequence[np.ndarray]) -> list[n
 
 
 def blocks(x: np.ndarray, dim: int | None, count: int, fill: Any) -> list[np.ndarray]:
-    """Return the shards of an operand, one per device, padded at their end."""
+    """Return the shard of an operand on each device, padded at its end."""
     if dim is None:
         return [x] * count
     missing = -(-x.shape[dim] // count) * count - x.shape[dim]

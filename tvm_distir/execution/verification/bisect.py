@@ -39,10 +39,10 @@ from .pairing import ValuePair, pairs_of
 Array = npt.NDArray[Any]
 
 PROBES = 12
-"""Values returned by one pair of runs."""
+"""Values returned by a pair of runs."""
 
 MOST_CALLS = 8
-"""Calls opened one inside the other."""
+"""Nested calls that have been opened."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _lowered(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _spread(count: int) -> list[int]:
-    """Return up to :data:`PROBES` positions of ``count``, the last one included."""
+    """Return up to :data:`PROBES` positions of ``count``, the last included."""
     probes = min(PROBES, count)
     return sorted({(i + 1) * count // probes - 1 for i in range(probes)})
 
@@ -198,7 +198,7 @@ def _operands(both: _ModulePair, pair: ValuePair) -> list[ValuePair]:
 
 
 def _culprit(both: _ModulePair, pair: ValuePair, how: _Differs) -> tuple[ValuePair, _Differs]:
-    """Return the earliest value among what a differing one reads, directly or not, that differs."""
+    """Return the earliest differing value among those that a value reads, directly or not."""
     while True:
         operands = _operands(both, pair)
         earlier = _first_of(both, operands)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judge outputs that are sums of canceling terms by the size of the terms.
 
-The gradient of the bias of keys is one: attention does not change when all keys move by the same
-vector, so the gradient is zero, and what any program gives for it is rounding alone.
+The gradient of the bias of keys is such a sum: attention does not change when all keys move by the
+same vector, so the gradient is zero, and what any program gives for it is rounding alone.
 """
 
 from __future__ import annotations

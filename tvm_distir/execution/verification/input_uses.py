@@ -160,7 +160,7 @@ class UseWalker:
         return ()
 
     def _nested(self, value: Any) -> Any:
-        """Return the numbers of a parameter's tuple, or of a field of one; None for all else."""
+        """Return the numbers of a parameter's tuple, or of a field of it; None for all else."""
         if isinstance(value, relax.TupleGetItem):
             whole = self._nested(value.tuple_value)
             return whole[int(value.index)] if isinstance(whole, list) else None

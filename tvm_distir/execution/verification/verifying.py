@@ -52,7 +52,7 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
 
 
 def file_weights(mod: ir.IRModule) -> dict[str, Any]:
-    """Return the weights by name of the file that a module came from, if there is one."""
+    """Return the weights by name of the file that a module came from, if any."""
     from tvm_distir.core import FRONTEND_ATTR
 
     attrs: Any = mod.attrs or {}

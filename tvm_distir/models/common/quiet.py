@@ -38,7 +38,7 @@ def drop_half_built(error: BaseException) -> None:
     """Release what the frames of a failed import or parse hold.
 
     They hold a BlockBuilder that TVM's C++ side, when it is released, reports on standard error
-    as "destroyed with remaining blocks"; our own error says what is wrong.
+    as "destroyed with remaining blocks"; the package's error says what is wrong.
     """
     with muted_stderr():
         held: BaseException | None = error

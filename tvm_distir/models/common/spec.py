@@ -60,7 +60,7 @@ def file_bytes(path: str | Path) -> bytes:
     Raises
     ------
     ModelError
-        DIST0301 no file, or one that cannot be read.
+        DIST0301 no file, or an unreadable file.
     """
     check_file(path)
     try:
@@ -168,7 +168,7 @@ def split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
 
 
 def batch_fault(kind: str, spec: str, instead: str) -> ModelError:
-    """Return the error (DIST0314) about a batch for a text format that fixes its own."""
+    """Return the error (DIST0314) about a batch for a text format that fixes the batch."""
     return ModelError(
         "DIST0314",
         f"the batch of a {kind} module is written in it",

@@ -151,7 +151,7 @@ class Body:
         return [self.broadcast(value, shape) for value in values]
 
     def binary(self, name: str, a: Any, b: Any) -> Ssa:
-        """Write an operation on two values, or on one and a number."""
+        """Write an operation on two values, or on a value and a number."""
         like = a if isinstance(a, Ssa) else b
         sides = [v if isinstance(v, Ssa) else self.constant(v, like.dtype) for v in (a, b)]
         left, right = self.together(sides)
@@ -162,7 +162,7 @@ class Body:
         return self.op(name, [value], value.shape, dtype or value.dtype)
 
     def compare(self, direction: str, a: Ssa, b: Any) -> Ssa:
-        """Compare two values, or one and a number."""
+        """Compare two values, or a value and a number."""
         other = b if isinstance(b, Ssa) else self.constant(b, a.dtype)
         left, right = self.together([a, other])
         notes = f"comparison_direction = #stablehlo<comparison_direction {direction}>"

@@ -91,7 +91,7 @@ def _floor_divide(step: ExportStep) -> Ssa:
 
 
 def _is_below(step: ExportStep, a: Ssa, b: Ssa) -> Ssa:
-    """Return whether a truncated quotient is above the exact one, except for division by zero."""
+    """Return whether truncation raised a quotient, except for division by zero."""
     body = step.body
     rest = body.binary("remainder", a, b)
     signs = body.compare("LT", rest, 0), body.compare("LT", b, 0)

@@ -33,7 +33,7 @@ from .grid import NUM_INPUT, grid_text, port_notes
 from .text import Unwritable, string, symbol, tensor_text
 
 FORMS = ("auto", "manual", "replicas", "shard")
-"""How a module can be written; the second and the third say it of a local one."""
+"""How a module can be written; the second and the third apply to local modules."""
 _WITH_PORTS = ("replicas", "shard")
 """Forms of local shapes, where attributes say of which arrays arguments and results are parts."""
 
@@ -179,7 +179,7 @@ class _Writer:
         return f"{head} -> ({types}) {notes}{{\n{lines}    {ended}\n  }}\n"
 
     def _notes(self, fn: Any) -> str:
-        """Return the attribute with the number of leading data arguments, if there is one."""
+        """Return the attribute with the number of leading data arguments, if any."""
         count = num_input(fn)
         if count is None:
             return ""

@@ -95,7 +95,7 @@ class Attributes:
         return inputs, self.types()
 
     def dictionary(self, close: str = "}") -> dict[str, Any]:
-        """Parse ``key = value, ...`` up to the closing bracket, after the opening one."""
+        """Parse ``key = value, ...`` up to the closing bracket, after the opening bracket."""
         scan = self._scan
         result: dict[str, Any] = {}
         while not scan.take(close):

@@ -70,7 +70,7 @@ class Scanner:
         return match.group()
 
     def balanced(self) -> str:
-        """Consume a bracket up to its closing one; return the text between them."""
+        """Consume a bracket up to the matching bracket; return the text between them."""
         start = self.skip()
         depth: list[str] = []
         for match in _NEXT.finditer(self.text, start):

@@ -144,7 +144,7 @@ def _pad(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
 
 
 def _resize(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
-    """Expand a resize in its own type where float32 is not exact."""
+    """Expand a resize in its dtype where float32 is not exact."""
     mode = _attribute(node, "mode", "nearest")
     exact: tuple[int, ...] = (TensorProto.DOUBLE,)
     if mode == "nearest":

@@ -75,7 +75,7 @@ def _text(node: onnx.NodeProto, name: str) -> str:
 
 
 def _reads(node: onnx.NodeProto, first: int, seen: Seen) -> bool:
-    """Return whether a result of the given number, or a later one, is read."""
+    """Return whether a result of the given number, or a later result, is read."""
     return any(name in seen.read for name in list(node.output)[first:] if name)
 
 

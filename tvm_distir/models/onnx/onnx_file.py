@@ -24,7 +24,7 @@ def read_model(path: str | Path) -> onnx.ModelProto:
     Raises
     ------
     ModelError
-        DIST0301 no file, DIST0303 a broken one.
+        DIST0301 no file, DIST0303 a broken file.
     """
     data = file_bytes(path)
     model = onnx.ModelProto()

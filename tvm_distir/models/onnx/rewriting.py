@@ -15,7 +15,7 @@ def rewritten(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """Return the nodes that replace a node, which is not changed.
 
     TVM's importer would stack the operands of a Sum: it becomes Adds. It refuses a TopK that
-    leaves the order open, for which any order is right: it becomes a sorted one. It knows no
+    leaves the order open, for which any order is right: it becomes a sorted order. It knows no
     optimizers: these are written out; and of constants tensors only, not numbers and lists.
     """
     written = updates(node)

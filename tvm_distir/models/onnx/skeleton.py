@@ -94,11 +94,12 @@ class Skeleton:
 
 
 def strip_weights(model: onnx.ModelProto, folder: str = "") -> Skeleton:
-    """Take the weights out of a model; the given one is not changed.
+    """Take the weights out of a model; the given model is not changed.
 
-    A weight is a floating initializer of more than 16 elements, or a smaller one that an operator
-    uses as trained values (a convolution's bias, a norm's scale), or a ConstantOfShape node used
-    so. Integers, booleans and small rest (shapes, scales of Resize, ...) become Constant nodes.
+    A weight is a floating initializer of more than 16 elements, or a smaller initializer that an
+    operator uses as trained values (a convolution's bias, a norm's scale), or a ConstantOfShape
+    node used so. Integers, booleans and small rest (shapes, scales of Resize, ...) become Constant
+    nodes.
     """
     graph = model.graph
     used = {name for node in graph.node for name in node.input}

@@ -159,7 +159,7 @@ class ShapeWalk:
         return ", ".join("unknown" if s is None else str(list(s)) for s in shapes)
 
     def _fold(self, node: onnx.NodeProto) -> Array | None:
-        """Return the value of a one-output node with known operands, unless it is large."""
+        """Return the value of a node with known operands and an output, unless it is large."""
         names = [name for name in node.input if name]
         if (
             len(node.output) != 1

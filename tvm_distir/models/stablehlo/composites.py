@@ -133,7 +133,7 @@ def _listed(value: Any, kind: type) -> Any:
 
 
 def _integers(value: Any) -> Any:
-    """Return one or several integers, as ``split`` has them."""
+    """Return an integer or several, as ``split`` has them."""
     if _is(value, int):
         return tirx.IntImm("int64", value)
     items = _listed(value, int)

@@ -71,7 +71,7 @@ def _rows(call: HloCall, places: Places, table: Any, indices: Any) -> Any:
 
 
 def _scatter(call: HloCall) -> TranslatedTensor:
-    """Translate to a look-up gradient, a mask for one element per row, else to flat indices."""
+    """Translate to a look-up gradient, a mask for an element per row, else to flat indices."""
     if len(call.operands) != 3:
         raise UnsupportedOperation("a scatter into several tensors")
     kind = _combine_written(call)

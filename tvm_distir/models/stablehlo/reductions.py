@@ -84,7 +84,7 @@ def _of_pairs(call: HloCall, dims: list[int]) -> list[TranslatedTensor]:
 
 
 def _sort(call: HloCall) -> list[TranslatedTensor]:
-    """Translate a sort by the first operand, the only one that is compared."""
+    """Translate a sort by the first operand, the only operand that is compared."""
     axis, write = int(call.attribute("dimension", -1)) % len(call[0].shape), call.write
     descending = _is_descending(call.region())
     x = call.whole(0)

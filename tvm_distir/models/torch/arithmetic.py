@@ -3,7 +3,7 @@
 """Translate elementwise operators on two tensors, or on a tensor and a number.
 
 TVM's importer gives a scalar the type of the tensor (``ints * 0.5`` multiplied by 0) and drops the
-factor ``alpha`` of sums; here the type of the result, or of the comparison, is torch's own.
+factor ``alpha`` of sums; here the type of the result, or of the comparison, is that of torch.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _mask(call: AtenCall, mask: Any, dtype: str, shape: Sequence[int]) -> Any:
 
 
 def sizes(value: int | Sequence[int], rank: int) -> list[int]:
-    """Return a number per spatial dim, where torch may write a single one."""
+    """Return a number per spatial dim, where torch may write a single number."""
     listed = [value] if isinstance(value, int) else list(value)
     return listed * (rank if len(listed) == 1 else 1)
 

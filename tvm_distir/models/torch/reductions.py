@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translate reductions, searches and sorts.
 
-Sums and means of half precision run in float32, as torch's own do.
+Sums and means of half precision run in float32, as those of torch do.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Config:
     FLAGS: ClassVar[frozenset[str]] = frozenset({"nested"})
     MAY_BE_ZERO: ClassVar[frozenset[str]] = frozenset()
     LIMITS: ClassVar[Mapping[str, int]] = {"layers": 1024, "depth": 1024}
-    """The most of what is built one by one; other integers may be up to ``MAX_INT``."""
+    """The most of what is built individually; other integers may be up to ``MAX_INT``."""
 
     def faults(self) -> Iterator[Fault]:
         """Yield faults and remedies, the values of single fields first."""

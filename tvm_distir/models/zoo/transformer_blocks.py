@@ -201,7 +201,7 @@ class BatchNorm(nn.Module):  # type: ignore[misc]
 def layer_class(base: type, nested: int, name: str = "Layer") -> Any:
     """Return a layer subclass, whose calls go to a private function when ``nested``.
 
-    relax.nn keeps made subroutines on the class, so each export needs a class of its own; the
+    relax.nn keeps made subroutines on the class, so each export needs a separate class; the
     functions are called as the class, in snake case.
     """
     return type(name, (base,), {"define_subroutine": bool(nested)})

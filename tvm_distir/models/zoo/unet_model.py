@@ -3,7 +3,7 @@
 """Define the diffusion U-Net in relax.nn (Ho et al. 2020; Rombach et al. 2022, appendix).
 
 Residual blocks with group norm and a time embedding, transformers on the finer levels and in the
-middle, a skip connection from every block on the way down to one on the way up.
+middle, a skip connection from every block on the way down to a block on the way up.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class FunctionSummaries(Protocol):
         """Return the starts of all ops in issue order, (runs, tasks), from (runs, ports) times."""
 
     def spans(self, function: int, times: Ints) -> Ints:
-        """Start of the first and end of the last compute op, (runs, 2); NEVER without one."""
+        """Start of the first and end of the last compute op, (runs, 2); else NEVER."""
 
     def run(self, units: RankPrograms) -> ActionTimes:
         """Run units on ranks as early as possible."""

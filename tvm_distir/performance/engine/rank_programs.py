@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Units of work on ranks, and messages between them, as arrays.
 
-What units hand to each other lies in *cells*: of a slot of a stage there is one per micro-batch, in
-order, and behind them one for what is there once. A *place* is a cell and a stride: for
+What units hand to each other lies in *cells*: of a slot of a stage there is a cell per micro-batch,
+in order, and behind them a cell for what is there once. A *place* is a cell and a stride: for
 micro-batch i the cell ``cell + stride * i``. Cells begin with what is there all along.
 """
 
@@ -18,8 +18,8 @@ Ints = npt.NDArray[np.int64]
 
 RUN, COPY, SEND, RECV, MARK, WAIT = range(6)
 """Steps: run a kind of unit, its places counted from a cell; copy a place to another; send a
-message from a place; take one into a place, for which a rank waits until it was sent; put into a
-place when a stream is free; keep a stream from being free before what a place says."""
+message from a place; take a message into a place, for which a rank waits until it was sent; put
+into a place when a stream is free; keep a stream from being free before what a place says."""
 
 RANK_STREAMS = 6
 """Streams of a rank: compute, communication, host, sends, stores, fetches."""

@@ -80,7 +80,7 @@ def _schedule_native(tasks: Tasks) -> tuple[Ints, Ints, int]:
 def find_cycle(tasks: Tasks, start: Ints) -> list[int]:
     """Tasks of a cycle of waits among those that never started (``start`` is -1).
 
-    Each entry waits for the one after it, the last for the first. A task of a group also waits
+    Each entry waits for its successor, the last for the first. A task of a group also waits
     for what the other members wait for, so neighbours may be members of the same group.
     """
     blocked = start < 0

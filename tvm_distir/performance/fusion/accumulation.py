@@ -22,7 +22,7 @@ def accumulated(program: Program) -> Program:
 
     A backward pass that waits for its host has time for it. The first micro-batch adds to zeros, as
     frameworks with buffers of sums have it. Programs without stages or sums stay, and so do steps
-    whose gradients of weights are units of their own.
+    whose gradients of weights are separate units.
     """
     staged = program.staged
     if staged is None or staged.schedule.splits_backward or staged.schedule.micro_batches < 2:

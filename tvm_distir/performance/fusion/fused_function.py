@@ -96,7 +96,7 @@ class Writer:
 
 
 def _in_order(nodes: list[tuple[int, Op]]) -> list[Op]:
-    """Return the ops in a topological order that is otherwise the old one."""
+    """Return the ops in a topological order that otherwise equals the old order."""
     nodes = sorted(nodes, key=lambda node: node[0])
     maker = {value: k for k, (_, op) in enumerate(nodes) for value in op.outputs}
     waits = [{maker[v] for v in op.inputs if v in maker} for _, op in nodes]

@@ -11,7 +11,7 @@ from tvm_distir.performance.program.parts import Function, Op, Value
 from tvm_distir.performance.program.program import Program
 
 MOST_CALLS = 4
-"""Calls of a function that is written out; a stack of many layers stays one."""
+"""Calls of a function that is written out; a stack of many layers stays a single function."""
 
 
 def without_wrappers(program: Program) -> Program:

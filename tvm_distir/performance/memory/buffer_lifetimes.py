@@ -186,7 +186,7 @@ class ProgramBuffers:
     def _returned(self, op: Op, reads: Sequence[int]) -> list[tuple[int, int | None, int, int]]:
         """Return, per result of a call, the argument's buffer or the callee's role and size.
 
-        A result of a branch of which one side hands on an argument is one that it makes.
+        A result of a branch of which one side hands on an argument is a result that it makes.
         """
         called = self.called(op, reads)
         callee = called[0][0]

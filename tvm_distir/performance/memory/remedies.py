@@ -164,9 +164,9 @@ def _share(values: Sequence[Value], holds: Any) -> float:
 
 
 def _layers(program: Program, roots: Sequence[str]) -> tuple[list[int], int, int]:
-    """Return the bytes that each layer stashes, that all are given, and the most weights of one.
+    """Return the stash bytes of each layer, the input bytes of all, and the most weight bytes.
 
-    A layer is a call of the forward pass of a function that calls no further one.
+    A layer is a call of the forward pass of a function that calls no further function.
     """
     stash, input_bytes, weight = list[int](), 0, 0
     inner = {

@@ -16,8 +16,8 @@ def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
     """Return the phases of each unit of a role.
 
     The first micro-batch of a stage begins its sums: ``B``, or ``W`` where gradients of weights
-    are units of their own; the others go on with them: ``B+``, ``W+``. Where the schedule stashes
-    weights, each micro-batch begins with those that are there, and ends with an update of its own.
+    are separate units; the others go on with them: ``B+``, ``W+``. Where the schedule stashes
+    weights, each micro-batch begins with those that are there, and ends with a separate update.
     """
     splits = schedule.splits_backward
     names = {BEGIN: [BEGIN], FORWARD: ["rows", "forward"], END: [END]}
@@ -43,7 +43,7 @@ def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
 def once_slots(role: StageKind, schedule: Schedule, unit: str) -> set[int]:
     """Return the slots that are there once, not per micro-batch, as a unit sees them.
 
-    A micro-batch has weights of its own where the schedule stashes them, and what is made of them;
+    A micro-batch has separate weights where the schedule stashes them, and what is made of them;
     its sums are not, nor is what it hands to the next.
     """
     if schedule.stash and unit.rstrip("+") in (FORWARD, BACKWARD, WEIGHT):

@@ -113,7 +113,7 @@ class StepAccount:
             self._traffic[kind] = [max(pair) for pair in zip(most, table, strict=True)]
 
     def _ops(self, counts: Ints) -> _Ops:
-        """Return the ops of devices that run each row so often; equal ones are found once."""
+        """Return the ops of devices that run each row so often; equal rows are computed once."""
         key = counts.tobytes()
         if key not in self._known:
             numbers = np.flatnonzero(counts)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Simulate many pipelined steps together that differ in numbers only.
 
-The functions, units and messages of a step are found once; each step has durations of its own.
+The functions, units and messages of a step are computed once; each step has different durations.
 """
 
 from __future__ import annotations

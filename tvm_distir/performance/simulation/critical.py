@@ -45,7 +45,7 @@ def critical_path(lanes: Sequence[DeviceGroupResult]) -> tuple[PathPart, ...]:
 
     Everything starts when something ends that it waited for; the path goes back from the last end
     to what ended when each event began, on its device or, for what was received, on the sender's.
-    Where several did, the one on the event's own stream is taken. The times add up to the step's.
+    Where several did, the event on the same stream is taken. The times add up to the step's.
 
     Parameters
     ----------

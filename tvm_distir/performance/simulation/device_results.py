@@ -165,7 +165,7 @@ Tables = tuple[tuple[OpTime, ...], tuple[FunctionTime, ...]]
 
 
 class DeviceTimeline(Protocol):
-    """Timeline of one device: the only view that accounts, events and traces have of an engine."""
+    """Timeline of a device: the only view that accounts, events and traces have of an engine."""
 
     def __len__(self) -> int:
         """Return the number of events."""

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lower functions with their costs: each is read once, and calls stay calls.
 
-A function is *open* when something in it meets what other devices do at times of its own (the end
+A function is *open* when something in it meets what other devices do at different times (the end
 of a transfer, a collective whose members are simulated apart), directly or in what it calls; its
-ops are then looked at one by one, in every call. All others are *closed*: a max-plus map each.
+ops are then simulated individually, in every call. All others are *closed*: a max-plus map each.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def flags_of(row: OpRow, blocking: bool) -> int:
     """Return the flags of an op: what else it waits for, and what waits for it.
 
     A collective that is *started* waits for the compute ops issued before it, as a kernel on a
-    stream of its own that waits for an event; its ``wait`` stands on the compute stream. A plain
+    separate stream that waits for an event; its ``wait`` stands on the compute stream. A plain
     one only needs its operands, or, where collectives block, runs between the compute ops before
     it and those behind it.
     """

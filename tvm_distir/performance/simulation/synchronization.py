@@ -233,7 +233,7 @@ class Groups:
     def collectives(
         self, shared: CollectiveGroups, rows: Sequence[OpRow], costs: OpCosts, durations: Ints
     ) -> None:
-        """Tie the members of every group of every collective, each with its own duration."""
+        """Tie the members of every group of every collective, each with its duration."""
         part_of = {part.devices[0]: i for i, part in enumerate(shared.parts)}
         for number, tasks in zip(shared.row.tolist(), shared.tasks.T, strict=True):
             row = rows[number]
@@ -256,7 +256,7 @@ class Groups:
 
 
 def _joined_parts(shared: CollectiveGroups, axes: tuple[int, ...]) -> list[list[int]]:
-    """Return the sets of parts of which some group has devices, more than one each."""
+    """Return the sets of parts of which some group has devices, several each."""
     part_of = {device: i for i, part in enumerate(shared.parts) for device in part.devices}
     joined: list[set[int]] = []
     for group in shared.mesh.groups(axes):

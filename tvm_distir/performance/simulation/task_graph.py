@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the task graph of all entries for the event loop.
 
-Devices of an entry run the same program. *Folded*, one device stands for all of them, so the cost
-does not grow with their number: a collective then takes as long as its slowest group, and both
+Devices of an entry run the same program. *Folded*, a single device stands for all of them, so the
+cost does not grow with their number: a collective then takes as long as its slowest group, and both
 ends of a transfer are a single device each. *Unfolded*, every device has its own tasks, and the
-members of a collective are tied together: slow, and the check of the folding. Entries that share
-a mesh have its collectives in a single order; folded, each is tied together over the entries whose
-devices meet in it, so that a device may seem to wait for one that only another of its entry meets.
+members of a collective are tied together: slow, and the check of the folding. Entries that share a
+mesh have its collectives in a single order; folded, each is tied together over the entries whose
+devices meet in it, so that a device may seem to wait for a device that only another of its entry
+meets.
 """
 
 from __future__ import annotations

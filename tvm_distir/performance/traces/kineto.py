@@ -71,7 +71,7 @@ def chrome_trace(system: str, lanes: Sequence[TracedDevices]) -> Iterator[str]:
 
 
 def hta_pages(lanes: Sequence[TracedDevices], finish_s: float) -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of the files, one for each rank.
+    """Yield the names and texts of the files of all ranks.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def _chrome_events(lanes: Sequence[TracedDevices]) -> Iterator[str]:
 
 
 class _Threads:
-    """Threads of a process: one per stream, and as many as receives need.
+    """Threads of a process: a thread per stream, and as many as receives need.
 
     Receives of different peers may overlap, which spans of a thread must not.
     """

@@ -54,7 +54,7 @@ def interned(names: Sequence[tuple[int, str]], notes: Sequence[tuple[int, str]])
 def descriptor(
     uuid: int, name: str, *, pid: int | None = None, parent: int = 0, rank: int = 0, unit: int = 0
 ) -> bytes:
-    """Return a track: of a process, of a stream of one, or of a counter with a unit."""
+    """Return a track: of a process, of a stream of a process, or of a counter with a unit."""
     content = integer(1, uuid)
     if pid is not None:  # ordered as its tracks say
         content += block(3, integer(1, pid) + block(6, name)) + integer(11, 3)

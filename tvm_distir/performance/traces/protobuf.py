@@ -18,7 +18,7 @@ VARINT, FIXED64, LENGTH = 0, 1, 2
 
 
 def varint(value: int) -> bytes:
-    r"""Return an integer; a negative one as 64 bits.
+    r"""Return an integer; a negative integer as 64 bits.
 
     >>> varint(300)
     b'\\xac\\x02'

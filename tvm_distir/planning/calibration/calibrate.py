@@ -95,7 +95,7 @@ def calibrate(
     """Fit the constants of a system to measured steps of models, or to matrix products.
 
     Each step is exported through the whole pipeline once and kept on disk. Its time is the sum of
-    what lies on its critical path, which is found again with the constants found.
+    what lies on its critical path, which is computed again with the fitted constants.
 
     Parameters
     ----------

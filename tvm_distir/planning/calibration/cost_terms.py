@@ -33,7 +33,7 @@ class KernelTerm(NamedTuple):
 
 
 class CollectiveTerm(NamedTuple):
-    """A collective on groups that lie on the nodes in one way, ``sharing`` of them per node."""
+    """A collective on groups of equal layout on the nodes, ``sharing`` of them per node."""
 
     kind: str
     payload_bytes: int

@@ -3,7 +3,7 @@
 """Find the critical path of a pipelined step as a sum of cost terms.
 
 Units, messages and sums over stages run as :func:`~.simulator.simulate` runs them with
-collectives that block; every event remembers which one it waited for.
+collectives that block; every event remembers the event that it waited for.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class ProductRow:
-    """A matrix product, (m, k) by (k, n), in a kernel of its own.
+    """A matrix product, (m, k) by (k, n), in a separate kernel.
 
     Attributes
     ----------

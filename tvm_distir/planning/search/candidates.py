@@ -13,7 +13,7 @@ from tvm_distir.core import DEFAULT_MESH, MeshSpec, Plan, PlanRule, Schedule, Sy
 from tvm_distir.support import UsageError, nearest, shortened
 
 STAGES = "pp"
-"""Name of the axis whose devices work on stages of their own."""
+"""Name of the axis whose devices work on different stages."""
 
 BATCH = "dp"
 """Name of the axis along which a micro-batch is taken to be cut."""

@@ -191,7 +191,7 @@ class _Search:
         return self.plans[self.top - 1].time_s if len(self.plans) >= self.top else math.inf
 
     def _known(self, candidate: Candidate) -> CandidateRow | None:
-        """Return what a search before found of a candidate."""
+        """Return what an earlier search stored of a candidate."""
         if self.folder is None:
             return None
         stored = self.folder.known(candidate)
@@ -227,7 +227,7 @@ class _Search:
         return SearchResult(plans, tuple(rows), excluded, None, complete, self.interrupted)
 
     def _refuse(self) -> None:
-        """Say why nothing was found.
+        """Say why there is no plan.
 
         Raises
         ------

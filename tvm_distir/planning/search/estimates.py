@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimate the time and memory of candidates before auto-sharding, by tables of layers.
 
-A step of which every layer is a stage of its own has few kinds of stage, whatever its depth: one
+A step of which every layer is a separate stage has few kinds of stage, whatever its depth: one
 sharding assignment of it, on a mesh without the axis of the batch, gives the time and the stash of
 every layer. Candidates that differ only in stages, in micro-batches and in parts of the batch share
 it.

@@ -42,8 +42,8 @@ class Folder:
     OutputError
         DIST0160 where the folder has a table or plans that no search wrote.
     UsageError
-        DIST0151 where the folder has a search with other settings, or one that ended although
-        ``resume`` is not asked for (one that failed without a plan is no hindrance); DIST0153
+        DIST0151 where the folder has a search with other settings, or a search that ended although
+        ``resume`` is not asked for (a search that failed without a plan is no hindrance); DIST0153
         where it cannot be written.
     """
 
@@ -68,7 +68,7 @@ class Folder:
         """Take the rows of a search before.
 
         One that failed left no table: it is gone on with, and begun anew under other settings if
-        it found no plan.
+        it has no plan.
         """
         try:
             lines = rows.read_text(encoding="utf-8").splitlines()

@@ -109,7 +109,7 @@ class CandidateRow:
 
 @dataclass(frozen=True)
 class FoundPlan:
-    """Plan that a search found.
+    """Plan that is a result of a search.
 
     Attributes
     ----------

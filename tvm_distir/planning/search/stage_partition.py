@@ -18,9 +18,9 @@ def partition_stages(
 ) -> list[range] | None:
     """Cut a sequence into parts of which the most expensive is as cheap as can be.
 
-    A part that begins later is the shorter for it, and fits where a longer one does; so parts that
+    A part that begins later is the shorter for it, and fits where a longer part does; so parts that
     are as long as can be, in sequence, reach as far as any, and the least that the
-    most expensive may take is found by halving.
+    most expensive may take is determined by halving.
 
     Parameters
     ----------

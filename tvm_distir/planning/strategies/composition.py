@@ -55,7 +55,7 @@ def compose(
 ) -> Plan:
     """Merge the plans of several strategies on a single mesh.
 
-    Each strategy fills its own axis and leaves the others open. Plans are merged by
+    Each strategy fills an axis and leaves the others open. Plans are merged by
     :func:`merge`. An axis of a parameter that no strategy filled is closed as replicated: what
     arrives from outside lies nowhere that was not asked for; so is one of what replaces a
     parameter, where the plan is to be completed. Axes of intermediate values and
@@ -117,7 +117,7 @@ def _compose_branches(
     stages: Plan | None,
     system: System | str | None,
 ) -> Plan:
-    """Compose what puts branches on meshes of their own with what works on each of these."""
+    """Compose what puts branches on separate meshes with what works on each of these."""
     if stages is not None or sum(spec.name == LOCAL_LAYERS for spec in wanted) > 1:
         other = LOCAL_LAYERS if stages is None else PIPELINE
         raise PlanError(
@@ -175,7 +175,7 @@ def _plans(
 
 
 def _close_rule(rule: PlanRule, updated: Collection[str]) -> PlanRule:
-    """Return a rule without open axes, if it is of a parameter or of what replaces one."""
+    """Return a rule without open axes, if it is of a parameter or of a replacement of it."""
     closes = rule.kind == "param" or (rule.kind == "value" and rule.name in updated)
     return placed(rule, rule.closed_labels) if closes else rule
 
@@ -183,11 +183,11 @@ def _close_rule(rule: PlanRule, updated: Collection[str]) -> PlanRule:
 def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
     """Merge plans of the same meshes, axis by axis.
 
-    Rules with the same target (kind, name, function, index, argument, mesh) become one, at the
-    place of the first: on each axis the label that one of them fills; open where none does.
+    Rules with the same target (kind, name, function, index, argument, mesh) become a single rule,
+    at the place of the first: on each axis the label that one of them fills; open where none does.
     It is stationary along the axes on which a stationary rule cuts it, and may move along the
-    others; where none cuts, when one of them is. A plan's own repeated target counts as its
-    last rule.
+    others; where none cuts, when one of them is. A plan's own repeated target counts as its last
+    rule.
 
     Parameters
     ----------
@@ -197,8 +197,8 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
     Raises
     ------
     PlanError
-        DIST0232 when two plans fill one axis of a target with different labels (reported once for
-        each two plans and axis, of all of these), or have different meshes.
+        DIST0232 when two plans fill the same axis of a target with different labels (reported once
+        for each two plans and axis, of all of these), or have different meshes.
     """
     name, first = plans[0]
     rules: dict[tuple[Any, ...], PlanRule] = {}

@@ -53,7 +53,7 @@ def resolve_conflicts(plan: Plan, other: Plan) -> Plan:
 
 
 def placed(rule: PlanRule, placement: OpenLabels) -> PlanRule:
-    """Return the rule with another placement, itself where it has that one."""
+    """Return the rule with another placement, itself where it has that placement."""
     return rule if rule.placement == placement else replace(rule, placement=placement)
 
 

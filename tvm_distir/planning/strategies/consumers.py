@@ -193,7 +193,7 @@ class Consumers:
         return other
 
     def split_into(self, function: str, result: Any, width: int) -> int | None:
-        """Return into how many heads a projection's result is reshaped; None when not found.
+        """Return into how many heads a projection's result is reshaped; None when it is not known.
 
         The first reshape that makes two or more dims of the last, of ``width``, says it. One
         that keeps the width, and has no dim for heads beside batch and sequence, does not: it

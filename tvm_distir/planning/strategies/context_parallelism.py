@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Context parallel: the sequence is cut over an axis through the whole model, attention included.
 
-Attention is where two dims of the sequence meet, queries and keys; it is found by the sharding
+Attention is where two dims of the sequence meet, queries and keys; it is recognized by the sharding
 rules, not by names. Around it each device works on its part of the sequence. Inside it, by
 all-to-all, on its part of the heads (Jacobs et al. 2023, "DeepSpeed Ulysses"), or on its part of
 the queries against all keys, which are gathered, or come by around a ring (Liu et al. 2023, "Ring

@@ -4,7 +4,7 @@
 
 Experts are weights stacked along a dim that every consumer takes apart: the rules of the ops that
 multiply by them have a factor that walks this dim of the weight, of what is multiplied and of the
-product, beside the one that is summed over. No name of a parameter, an op or a model plays a part.
+product, beside the dim that is summed over. No name of a parameter, an op or a model plays a part.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def expert_dim(
 
 
 def _multiplies_slices(mod: ir.IRModule, use: WeightConsumer, dim: int) -> bool:
-    """Return whether a consumer multiplies by each slice of the dim on its own."""
+    """Return whether a consumer multiplies by each slice of the dim separately."""
     if not isinstance(use.value, ir.Call) or not isinstance(use.value.op, ir.Op):
         return False
     operands = _operands(use.value)

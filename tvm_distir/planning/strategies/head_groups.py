@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Place fewer key and value heads than devices on groups of neighbouring devices.
 
-A mesh axis of 16 devices for 8 heads becomes two: one of 8 along which these heads are cut, and
-behind it one of 2, along which they are repeated and all else is cut further. Devices of a
+A mesh axis of 16 devices for 8 heads becomes two: an axis of 8 along which these heads are cut, and
+behind it an axis of 2, along which they are repeated and all else is cut further. Devices of a
 group are neighbours. One head of keys and values needs no second axis: it lies on all devices.
 """
 
@@ -71,12 +71,12 @@ def with_copies(mesh: MeshSpec, axis: str, heads: int | None) -> MeshSpec:
 
 
 def tensor_axes(mesh: MeshSpec, axis: str) -> tuple[int, ...]:
-    """Numbers of the axes that one axis of a strategy has become: its own, and that of copies."""
+    """Numbers of the axes that an axis of a strategy has become: the axis, and that of copies."""
     return tuple(mesh.axis_number(name) for name in (axis, axis + COPIES) if name in mesh.axes)
 
 
 def key_heads(mod: ir.IRModule, consumers: Consumers) -> int | None:
-    """Return the heads of keys and values, the fewest of all layers; None where none are found."""
+    """Return the heads of keys and values, the fewest of all layers; None where there are none."""
     return min(_key_heads(mod, consumers), default=None)
 
 

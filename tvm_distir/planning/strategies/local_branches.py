@@ -201,7 +201,7 @@ class _Placing:
         return [*rules, *self._rules]
 
     def _beginnings(self, branch: ParallelBranch) -> Iterator[int]:
-        """Yield the nodes of a branch that take what others give, and nothing of its own."""
+        """Yield the nodes of a branch that take only the results of others."""
         nodes = set(members(branch))
         for k in sorted(nodes):
             producers = self._made(k)

@@ -93,7 +93,7 @@ def mesh_axis(mesh: MeshSpec, axis: str, strategy: str, option: str = "axis") ->
 def entries(mod: ir.IRModule) -> list[tuple[str, relax.Function, str | None]]:
     """Return the entry functions: name, function, and what rules must call it.
 
-    ``main`` where there is one, else all public functions.
+    ``main`` where it exists, else all public functions.
     """
     mod = inner_made_private(mod)
     public = {

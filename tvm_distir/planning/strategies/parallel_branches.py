@@ -89,7 +89,7 @@ def branches_of(module: PlacedModule, g: Graph, results: Sequence[int], percent:
 
 
 def _take(groups: list[list[ParallelBranch]], row: list[ParallelBranch], least: int) -> None:
-    """Add the branches of a join to those found: a group of their own, or parts of one.
+    """Add the branches of a join to the groups: as a new group, or as parts of a group.
 
     A branch that holds a join, and hardly anything else, falls apart into the branches of that;
     so all towers of a chain of sums form a group.
@@ -175,7 +175,7 @@ def _work(module: PlacedModule, g: Graph) -> list[int]:
 def balanced(branches: Sequence[ParallelBranch], bins: int, last: bool) -> list[int]:
     """Put branches into bins of about equal work: each, the heaviest first, where least is.
 
-    Bin 0 gets the one that begins first, or ``last``.
+    Bin 0 gets the branch that begins first, or ``last``.
     """
     loads, bins_of = [0] * bins, []
     for branch in branches:

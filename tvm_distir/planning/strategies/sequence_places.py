@@ -63,7 +63,7 @@ class PlaceValues:
         self._found[function, title] = rule
 
     def rows(self, tied: TiedDims, value: int) -> None:
-        """Cut a value along its sequence, where it has one and an op gives it."""
+        """Cut a value along its sequence, where it has such a dim and an op gives it."""
         dims, node = tied.dims(value), -1 if value < 0 else tied.graph.producer[value][0]
         if len(dims) == 1 and node >= 0 and tied.graph.nodes[node].rule is not None:
             self.put(tied, node, dims[0])

@@ -79,7 +79,7 @@ def known_weight(
 
 
 def cut_dim(weight: KnownWeight) -> int:
-    """Return the dim that all consumers agree to be the one to cut (DIST0233)."""
+    """Return the dim that all consumers agree to be the dim to cut (DIST0233)."""
     place = f"{weight.parameter.place} (megatron)"
     dims: list[int] = []
     for use in weight.uses:

@@ -256,7 +256,7 @@ def _least(holds: Callable[[float], bool]) -> float:
 def _lowest(holds: Callable[[float], bool], multiple: float = 1.0, failed: float = 0.0) -> float:
     """Return the least multiple of prices that holds, of those tried: from one that does down.
 
-    All are above one that failed.
+    All are above a multiple that failed.
     """
     for _ in range(CUTS):
         if multiple / 4 <= failed or not holds(multiple / 4):

@@ -87,7 +87,7 @@ class Table:
 
 
 def read_table(path: str | Path, keys: Collection[str]) -> Table:
-    """Read configurations from a CSV file, one a row.
+    """Read configurations from a CSV file, a configuration per row.
 
     Parameters
     ----------

@@ -63,7 +63,7 @@ class ProgramPipeline:
 
     @cached_property
     def zoo(self) -> tuple[str, dict[str, str]] | None:
-        """Name and keys of a model of the zoo; None for an imported one."""
+        """Name and keys of a model of the zoo; None for an imported model."""
         return model_keys(self.model)
 
     @cached_property
@@ -86,7 +86,7 @@ class ProgramPipeline:
 
     @cached_property
     def counted(self) -> dict[str, int]:
-        """Sizes of the zoo's model that are not numbers of things built one by one, nor flags."""
+        """Sizes of the zoo's model that are not numbers of things built individually, nor flags."""
         if self.zoo is None:
             return {}
         config = zoo.config(*self.zoo)

@@ -150,7 +150,7 @@ def _total(counts: Mapping[int, int], rows: Sequence[Sequence[int]]) -> list[int
 
 
 def _added(counts: Mapping[int, int], formulas: Sequence[Formula | None]) -> Formula | None:
-    """Sum of formulas; None where one is missing."""
+    """Sum of formulas; None where a formula is missing."""
     terms: dict[Exponents, Fraction] = {}
     for number, count in counts.items():
         formula = formulas[number]

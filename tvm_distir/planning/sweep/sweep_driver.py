@@ -31,7 +31,7 @@ OnProgress = Callable[[Progress], None]
 Ints = npt.NDArray[np.int64]
 
 LEAST_ROWS = 24
-"""Fewer rows go through the pipeline one by one."""
+"""Fewer rows go through the pipeline individually."""
 CHECKED = 1000
 """One in so many predictions by structures is checked."""
 _FLUSH_S = 1.0
@@ -214,7 +214,7 @@ class _Sweep:
         return self._checked(predicted)
 
     def _checked(self, rows: list[int]) -> list[Difference]:
-        """Take a row in :data:`CHECKED`, and at least one, through the whole pipeline."""
+        """Take a row in :data:`CHECKED`, at least a single row, through the whole pipeline."""
         result = []
         count = -(-len(rows) // CHECKED)
         for row in random.Random(len(rows)).sample(rows, count):
@@ -260,7 +260,7 @@ class _Sweep:
             self._write()
 
     def _write(self) -> None:
-        """Write what was found since the last time, and tell how far it is."""
+        """Write the outcomes since the last call, and report the progress."""
         if self.sheet is not None:
             self.sheet.add(
                 (*self.configurations[row], *(self.outcomes[row] or ())) for row in self._unwritten

@@ -51,7 +51,7 @@ class TemplateMatch:
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference between a prediction by template and one through the full pipeline.
+    """Difference between a prediction by template and a prediction by the full pipeline.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class Refusals:
         return (self.symbols.keys[row], culprits) if culprits else None
 
     def known(self, row: int) -> str | None:
-        """Return why a row is impossible, where one like it was."""
+        """Return why a row is impossible, where an equal row was."""
         return self._known.get(self._key(row))
 
     def learn(self, row: int, why: str) -> None:

@@ -58,7 +58,7 @@ class JsonValue:
     def object(self, keys: Iterable[str] | None = None, optional: Iterable[str] = ()) -> JsonValue:
         """Return the value, if it is an object with exactly these keys (any, when None).
 
-        ``optional`` ones of them may be missing; an unknown one is reported the nearest.
+        ``optional`` keys may be missing; of an unknown key the nearest is reported.
         """
         if not isinstance(self.data, Mapping):
             raise self.wrong(f"{shown(self.data)} is not an object", "Give an object: {...}.")

@@ -3,7 +3,7 @@
 """Record which files of a folder this package wrote, so that no file of the user is replaced.
 
 A folder of outputs holds an index of them, :data:`RECORD`: names with SHA-256 digests. A file of
-any format is the package's while its content is the recorded one; one that was edited, or
+any format is the package's while its content is as recorded; a file that was edited, or
 that something else wrote, is the user's.
 """
 
@@ -101,7 +101,7 @@ class OutputRecord:
             self.digests.pop(name, None)
 
     def write(self, digests: Mapping[str, str], folder: Path | None = None) -> None:
-        """Add files, and write the record into its folder, or into another one."""
+        """Add files, and write the record into its folder, or into another folder."""
         self.digests.update(digests)
         files = dict(sorted(self.digests.items()))
         text = json.dumps({"schema_version": 1, "files": files}, indent=1) + "\n"

@@ -81,7 +81,7 @@ class DistIRError(Exception):
 
     @property
     def violations(self) -> tuple[Violation, ...]:
-        """Return the single faults, at least one."""
+        """Return the single faults, of which there is at least one."""
         return self._listed or (Violation(self.code, self.what, self.place, self.remedy),)
 
     def placed(self: Self, where: Callable[[str], str]) -> Self:

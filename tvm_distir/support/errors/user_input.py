@@ -13,7 +13,7 @@ MAX_INT = 2**31 - 1
 bytes are products of several."""
 
 MAX_DEVICES = 2**17
-"""The most devices of a mesh, and one more than the largest device id."""
+"""The most devices of a mesh; device ids are smaller."""
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 

@@ -18,7 +18,7 @@ ABI_VERSION = 14
 """Version of the interface that the Python side is written for (``passes/ffi/abi.cc``)."""
 
 LIBRARY_VARIABLE = "TVM_DISTIR_LIBRARY"
-"""Environment variable that names a library to load instead of the installed one."""
+"""Environment variable that names a library to load instead of the installed library."""
 
 LIBRARY_NAME = "libtvm_distir.so"
 DISTRIBUTION = "tvm_distir"
@@ -75,7 +75,7 @@ def library_path() -> Path:
 
 
 def load_library() -> Any:
-    """Load the library once per path and check that its interface is the expected one.
+    """Load the library once per path and check that its interface is as expected.
 
     It is looked for once for each value of :data:`LIBRARY_VARIABLE`.
 

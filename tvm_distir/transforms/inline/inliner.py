@@ -44,7 +44,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         self.open_axes: dict[str, list[int]] = {}
 
     def run(self, fn: relax.Function) -> relax.Function:
-        """Return the function with its calls inlined; the given one is unchanged."""
+        """Return the function with its calls inlined; the given function is unchanged."""
         if not any(_callee_of(binding, self.callees) for binding in all_bindings(fn.body)):
             return fn
         bound = [binding.var for binding in all_bindings(fn.body)]

@@ -110,7 +110,7 @@ class _Buckets(Editor):
         self.bucket_bytes = bucket_bytes
 
     def run(self) -> relax.Function:
-        """Return the rewritten function, or the given one if nothing can be merged."""
+        """Return the rewritten function, or the given function if nothing can be merged."""
         blocks, changed = [], False
         for block, rows in zip(self.fn.body.blocks, self.scan.blocks, strict=True):
             buckets = _fill(rows, self.joined, self.bucket_bytes)
@@ -138,7 +138,7 @@ def _key(var: Any, value: ir.Call, kind: str) -> Key:
 def _fill(rows: list[Any], joined: tuple[str, ...], most_bytes: int) -> dict[Any, Bucket]:
     """Return the buckets of two or more collectives, by the variables of their members.
 
-    A collective joins the open bucket of its kind unless it depends on a member of an open one:
+    A collective joins the open bucket of its kind unless it depends on a member of an open bucket:
     then those are closed first. So no bucket ever waits for another that waits for it.
     """
     buckets: list[Bucket] = []

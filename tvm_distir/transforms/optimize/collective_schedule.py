@@ -133,7 +133,7 @@ class _Schedule(Editor):
         return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
 
     def _best(self, nodes: Sequence[BlockNode], rows: Sequence[Any], first: int) -> Sequence[int]:
-        """Return the best order within the memory limit, or the original one.
+        """Return the best order within the memory limit, or the original order.
 
         ``first`` is the number of the block's first binding.
         """

@@ -54,9 +54,9 @@ class FunctionStep:
         self.editor, self.kinds, self.arguments = editor, frozenset(kinds), arguments
 
     def apply(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> relax.Function:
-        """Return the rewritten function, or the given one if nothing changes.
+        """Return the rewritten function, or the given function if nothing changes.
 
-        Every branch of an ``If`` is a scope of its own, in which what stands before the ``If``
+        Every branch of an ``If`` is a separate scope, in which what stands before the ``If``
         is known as parameters are: nothing moves into a branch, out of it, or over it to where
         it would be read before it is there.
         """
@@ -207,7 +207,7 @@ class Editor:
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
         """Return the value to bind ``var`` to, or a variable that replaces it.
 
-        ``kind`` names the ``R.dist`` op that is called, if it is one.
+        ``kind`` names the ``R.dist`` op that is called, if it is such an op.
         """
         raise NotImplementedError
 

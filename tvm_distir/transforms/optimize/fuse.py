@@ -65,7 +65,7 @@ def FuseCollectives() -> Rewrite:
 
 class _Fuse(Editor):
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
-        """Fuse a collective with the one that computed its operand."""
+        """Fuse a collective with the collective that computed its operand."""
         if kind == "send":
             return self._sent(var, value)
         if kind == "recv":
@@ -144,7 +144,7 @@ def _reduced(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | No
 
 
 def _reduced_at_once(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
-    """Fuse reductions along different axes into one along all of them."""
+    """Fuse reductions along different axes into a single reduction along all of them."""
     op = str(second.attrs["op"])
     if str(first.attrs["op"]) != op:
         return None
@@ -213,7 +213,7 @@ def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
     dtype = element_type(reduction.ty)
 
     def price(kind: str, scattered: Labels) -> tuple[int, int]:
-        """Return the most elements that one device moves, and the total."""
+        """Return the most elements that a device moves, and the total."""
         part = size_bytes(tuple(local_shape(shape, scattered, here[0])), dtype)
         reduced = wire_bytes(kind, part, count)
         moved = [

@@ -38,7 +38,7 @@ from tvm_distir.core import (
 
 @dataclass(frozen=True)
 class GatheredValue:
-    """Value gathered from a smaller one.
+    """Value gathered from a smaller value.
 
     Attributes
     ----------

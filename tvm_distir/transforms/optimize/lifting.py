@@ -126,7 +126,7 @@ class GatherPrologue:
         """Return how many of the starts to hoist, in order of first use.
 
         As few as make a call shortest, of many calls in a row, when those of the next call are
-        started at the beginning of this one. Their bytes stay within ``most_bytes``, those of the
+        started at the beginning of this call. Their bytes stay within ``most_bytes``, those of the
         next call and what a call takes more whose own are there from its beginning.
         """
         (nodes,) = block_nodes(self.scan, self.costs)
@@ -154,7 +154,7 @@ class GatherPrologue:
         return numbers[::-1]
 
     def _spent_ps(self, out: Collection[Any]) -> int:
-        """Return the time of a call whose starts run before it, while those of the next one run."""
+        """Return the time of a call whose starts ran before it, while the next call's run."""
         ends_ps = dict.fromkeys(out, 0)
         now_ps, wire_ps = 0, self._wire_ps(out)
         for binding, spent_ps in zip(self.bindings, self._ps, strict=True):

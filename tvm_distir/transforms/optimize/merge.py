@@ -64,7 +64,7 @@ def MergeReductions(*, scatters: bool = False) -> Rewrite:
 
 @dataclass(frozen=True)
 class Pending:
-    """Value that is a reduction, or a chain of linear ops on one.
+    """Value that is a reduction, or a chain of linear ops on a reduction.
 
     Attributes
     ----------

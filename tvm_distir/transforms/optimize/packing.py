@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Merge collectives of a kind into one on flattened and concatenated tensors (level 5).
+"""Merge collectives of a kind on flattened and concatenated tensors (level 5).
 
 An operand becomes a row per rank (a single row where every rank takes part in all of it), so that
 tensors of any shape stand side by side; what comes back is cut and shaped again.

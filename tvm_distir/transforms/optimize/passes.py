@@ -26,7 +26,7 @@ STEPS: dict[str, FunctionStep] = {
     "cancel": CANCEL,
     "fuse": FUSE,
 }
-"""Those of its passes that look at one function at a time, by name, in their order."""
+"""The passes of it that look at a single function at a time, by name, in their order."""
 
 NAMES = (*STEPS, "unused")
 

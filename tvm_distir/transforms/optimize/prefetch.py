@@ -88,7 +88,7 @@ class _Prefetch:
         self._bounds: dict[Any, int] = {}
 
     def run(self) -> ir.IRModule:
-        """Return the module, or the given one if nothing can start earlier."""
+        """Return the module, or the given module if nothing can start earlier."""
         if any(_shares_mesh(fn) for fn in self.functions.values()):
             return self.mod
         parts: dict[Any, HoistedGathers] = {}
@@ -216,7 +216,7 @@ class _Caller:
     ) -> int:
         """Return the last binding before which a start still leaves enough time.
 
-        Not before the call ``earlier``, so that at most one is ahead, nor before another
+        Not before the call ``earlier``, so that at most a single call is ahead, nor before another
         collective of the caller, which may be needed first.
         """
         value = bindings[number].value

@@ -3,7 +3,7 @@
 """Save activations sharded for the backward pass, and gather them again there.
 
 Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4.2.2: of what is gathered in
-front of a product each device stores its own part, and the backward pass has one more gather.
+front of a product each device stores its part, and the backward pass has a further gather.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Regathering:
         self._builder = relax.BlockBuilder()
 
     def run(self) -> relax.Function:
-        """Return the function, or the given one if nothing changes."""
+        """Return the function, or the given function if nothing changes."""
         fn = self.fn
         params = [self._held(p) for p in fn.params]
         blocks = []
@@ -128,7 +128,7 @@ class _Regathering:
         return with_body(fn, params, blocks, result, bool(fn.is_pure))
 
     def _held(self, var: Any) -> Any:
-        """Return the variable, or the saved one that replaces it."""
+        """Return the variable, or the saved variable that replaces it."""
         leaves = self.gathers.of(var)
         if not any(leaves):
             return var
@@ -154,7 +154,7 @@ class _Regathering:
             writer.bindings.append(binding) if not env else writer.bind(var, substitute(value, env))
 
     def _handed_on(self, value: Any, ty: Any) -> Any:
-        """Rewrite a tuple, a field of one, or a call of a function, of saved values."""
+        """Rewrite a tuple, a field of a tuple, or a call of a function, of saved values."""
         if isinstance(value, relax.Tuple):
             return substitute(value, self.kept)
         if isinstance(value, relax.TupleGetItem):

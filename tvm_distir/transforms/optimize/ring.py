@@ -104,7 +104,7 @@ class _Ring(Editor):
         ]
 
     def run(self) -> relax.Function:
-        """Return the function, or the given one if it has no attention over gathered keys."""
+        """Return the function, or the given function if it has no attention over gathered keys."""
         if not any(self._regions):
             return self.fn
         fn, blocks = self.fn, []

@@ -4,7 +4,7 @@
 
 A *walk* is the dim of a value that runs over all keys. It begins at a gather, goes through ops that
 work on each key by itself, as their rules say, and ends in a sum over the keys, in a softmax, or
-in a ``reduce_scatter``, which leaves each device its own keys' part. Attention, its gradient, and
+in a ``reduce_scatter``, which leaves each device its keys' part. Attention, its gradient, and
 what makes one of the two again, are such regions. What a sum gives may be needed by what walks on:
 a region has phases, each of which can be done key by key when those before are done.
 """
@@ -158,7 +158,7 @@ class RegionFinder:
         return None
 
     def _summed(self, var: Any, call: ir.Call, walks: Any, phase: int) -> RegionNode:
-        """Record a sum over keys, or one of unnormalized weights where all else matches."""
+        """Record a sum over keys, or a sum of unnormalized weights where all else matches."""
         weights = weights_of(self._nodes, call.args[0])
         last = len(call.args[0].ty.shape) - 1
         name = op_name(call)

@@ -103,7 +103,7 @@ def gathered_values(
     readers: Mapping[Any, Sequence[Any]],
     axes: Mapping[str, Collection[int]],
 ) -> dict[Any, GatheredTensor]:
-    """Return the gathered values of a block by variable; a sliced one hides its source."""
+    """Return the gathered values of a block by variable; a sliced value hides its source."""
     result = {}
     for _, var, _, _ in rows:
         known = match_ring_gather(var, values, axes)

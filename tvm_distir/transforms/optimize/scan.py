@@ -66,7 +66,7 @@ class Scan:
 
     @functools.cached_property
     def used(self) -> list[list[int]]:
-        """Return, per binding, the numbers of the variables that it reads, one per use.
+        """Return, per binding, the numbers of the variables that it reads, a number per use.
 
         Of an ``If`` each once.
         """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Remove duplicate collectives and those that the next one undoes."""
+"""Remove duplicate collectives and those that the next collective undoes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Share(Editor):
         ] = {}  # by operand, while it has one collective
 
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
-        """Replace a collective by an earlier equal one."""
+        """Replace a collective by an earlier equal collective."""
         if kind in IMPURE or len(value.args) != 1:
             return value
         operand = value.args[0]
@@ -73,7 +73,7 @@ class _Share(Editor):
 
 class _Cancel(Editor):
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
-        """Replace a collective that undoes an earlier one by the operand of that one."""
+        """Replace a collective that undoes an earlier collective by the operand of the latter."""
         if kind == "all_to_all":
             source: Any = self.known.get(value.args[0])
             if dist_op_name(source) == kind and _is_way_back(value, source):
@@ -88,7 +88,7 @@ class _Cancel(Editor):
         return self.normalize(_rewrite_operand(between[-1], start)) if between else start
 
     def _undone(self, value: ir.Call) -> tuple[list[ir.Call], Any]:
-        """Return the moves between a collective and the one it undoes, with the moved one."""
+        """Return the moves between two collectives that cancel, with the moved collective."""
         axes, dim = axes_dim(value)
         wanted, at = INVERSES[str(dist_op_name(value))], value.args[0]
         between: list[ir.Call] = []

@@ -45,9 +45,9 @@ def build(
 ) -> Outlined | None:
     """Build the function of a repeat.
 
-    An operand from outside the stretch becomes a parameter; two of them become one where they
-    are the same value in every stretch. A constant that is equal in all stretches stays in the
-    body. Values of other bindings come first, then parameters and constants of the function
+    An operand from outside the stretch becomes a parameter; two of them become a single parameter
+    where they are the same value in every stretch. A constant that is equal in all stretches stays
+    in the body. Values of other bindings come first, then parameters and constants of the function
     that is outlined from.
 
     Parameters

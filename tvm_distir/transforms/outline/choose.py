@@ -49,7 +49,7 @@ def choose_repeats(sequence: Sequence, min_repeats: int, min_bindings: int) -> l
 
     Runs of equal parts are found by :func:`tandem_runs`. Each is cut where the fewest values
     cross the cuts; equal stretches elsewhere join; those wired differently part. The repeat
-    that saves most is taken, and so on until nothing saves anything. Ties: the earlier one.
+    that saves most is taken, and so on until nothing saves anything. Ties: the earlier.
 
     Parameters
     ----------

@@ -42,10 +42,10 @@ class Run:
 def tandem_runs(symbols: Ints, least_period: int, least_count: int) -> list[Run]:
     """Find ranges that consist of ``least_count`` or more equal parts.
 
-    For windows of growing width, each is compared with the nearest earlier equal one. Where
+    For windows of growing width, each is compared with the nearest earlier equal window. Where
     that lies the same distance back for a row of neighbours, the row repeats with this
-    distance as its period. A window of a run's own period finds it, as nothing nearer equals
-    it: otherwise the period would be a shorter one.
+    distance as its period. A window of a run's period finds it, as nothing nearer equals
+    it: otherwise the period would be shorter.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def _windows(symbols: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 def _number_windows(left: Ints, left_width: int, right: Ints) -> Ints:
-    """Number the windows composed of a left one and the adjacent right one."""
+    """Number the windows composed of a left window and the adjacent right window."""
     count = max(0, len(right) - left_width)
     if not count:
         return np.zeros(0, np.int64)

@@ -104,7 +104,7 @@ class DefUse:
                 yield from self.leaves(uses[0], (*path, index))
 
     def moved(self, var: Any) -> tuple[Any, list[Any]]:
-        """Return what redistributes lead to a variable, across meshes too, and from which one.
+        """Return the redistributes that lead to a variable, across meshes too, and their source.
 
         Returns
         -------

@@ -15,7 +15,7 @@ After::
     else:
         y = cls.main_y_else(x)
 
-The branches stay functions: TVM plans the memory of each on its own (see :mod:`...ir.branches`).
+The branches stay functions: TVM plans the memory of each separately (see :mod:`...ir.branches`).
 The condition has no dim to cut and is linear in nothing, so propagation leaves it complete and
 the same on all devices: all ranks of a mesh take the same branch and meet in its collectives.
 

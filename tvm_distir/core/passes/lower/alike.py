@@ -90,7 +90,7 @@ class LikeBindings:
         return True
 
     def keep(self, number: int, binding: Any) -> None:
-        """Keep the one binding that was written for another as a template, if it can be one."""
+        """Store the binding that was written for another as a template, if it can serve as such."""
         reading = self.reading
         value, used = reading.values[number], reading.used(number)
         place, key = self._first + number, self._key(number, used)
@@ -120,7 +120,7 @@ class LikeBindings:
         self._numbers[place] = self.templates.number(state) if number is None else number
 
     def note(self, place: int) -> None:
-        """Note what ``values`` knows of a variable, if it is one like others of its state."""
+        """Note what ``values`` knows of a variable, if it is in a class of its state."""
         values = self.values
         var = self.reading.variables[place]
         local = values.env.get(var)

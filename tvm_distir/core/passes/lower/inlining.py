@@ -30,7 +30,7 @@ class _Splicer:
         """Append a body; return its result. Transfers of an inner body get separate tags.
 
         What calls share, such as a mask, is sent once: later transfers of a value between the
-        same meshes, with the same placements, are those of the first one.
+        same meshes, with the same placements, are those of the first.
         """
         tags: dict[int, int] = {}
         for var, value in bindings_of(fn, name):

@@ -33,7 +33,7 @@ def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
     """Write the local form of a call of a packed function.
 
     Tensors become shards, arguments that state a shape are sharded as the tensor they speak of. An
-    object has no placement of its own: what it holds lies as the function's rule ties it to the
+    object has no placement: what it holds lies as the function's rule ties it to the
     tensors around it.
 
     Raises

@@ -108,7 +108,7 @@ class Template:
 
     @functools.cached_property
     def _constants(self) -> list[int] | None:
-        """Return which arguments of a call are constants; None where they are found by looking."""
+        """Return which arguments of a call are constants; None where each must be inspected."""
         if self.op is None or any(type(part) is Fields for part in self.parts):
             return None
         return [i for i, part in enumerate(self.parts) if type(part) is ConstantSlot]

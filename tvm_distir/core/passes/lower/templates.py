@@ -40,7 +40,7 @@ class Templates:
         self._own: dict[Key, Template] = {}
 
     def find(self, key: Key) -> Template | None:
-        """Return the template of a key, if there is one."""
+        """Return the template of a key, or None."""
         return self.shared.get(key) or self._own.get(key)
 
     def number(self, state: VariableState) -> int:

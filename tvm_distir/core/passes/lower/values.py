@@ -207,7 +207,7 @@ class LocalValues:
         return new
 
     def bind(self, var: Any, value: Any, terms: Sequence[Terms], zero: bool) -> None:
-        """Bind a local value, or let the variable be an existing one."""
+        """Bind a local value, or let the variable be an existing variable."""
         self.note(var, terms, zero)
         if type(value) in VARIABLES:
             leaves = type(value) is relax.DataflowVar and type(var) is not relax.DataflowVar

@@ -113,7 +113,7 @@ class PlacedValues:
         }
 
     def stays_inside(self, var: Any) -> bool:
-        """Return whether a variable of a dataflow block is bound to one that the block hides."""
+        """Return whether a dataflow variable is bound to a variable that the block hides."""
         return is_dataflow(var) or handle(var) in self._shadowed
 
     def emit(self, name: str, value: Any, ty: Any, var: Any = None) -> Any:
@@ -248,7 +248,7 @@ class PlacedValues:
         return ir.GenericConst(constant.value, as_dtensor(constant.ty, self.meshes[mesh], labels))
 
     def _unaliased(self, value: Any) -> Any:
-        """Return the expression that an old variable, or a field of one, is another name of."""
+        """Return the expression that an old variable, or a field of it, is another name of."""
         if type(value) is relax.TupleGetItem:
             whole = self._unaliased(value.tuple_value)
             return self._unaliased(whole.fields[value.index])

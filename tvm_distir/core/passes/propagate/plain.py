@@ -18,7 +18,7 @@ class PlainCalls:
     """A writer of runs of calls that change only in their types.
 
     Such a call has a single result, and of this, and of all that it reads, every reader wants the
-    form in which it is produced; a constant it takes whole. Most are so; where one is not,
+    form in which it is produced; a constant it takes whole. Most are so; where a call is not,
     :meth:`write` stops before it.
 
     Parameters

@@ -17,8 +17,8 @@ ACTIVATION, GRADIENT, PART, TOTAL = "activation", "gradient", "part", "total"
 STREAM = "stream"
 """Kinds of parameters and results of a stage's function beside those of the whole step.
 
-``activation:0`` comes from the stage before, or goes to the one behind; ``gradient:0``, that of an
-activation, the other way; ``part:NAME`` is a stage's term of a sum over stages, ``total:NAME``
+``activation:0`` comes from the preceding stage, or goes to the following; ``gradient:0``, that of
+an activation, the other way; ``part:NAME`` is a stage's term of a sum over stages, ``total:NAME``
 that sum. ``stream:N``, int64 (), is the first of a micro-batch's streams of random numbers in a
 stage, see :func:`first_stream`."""
 

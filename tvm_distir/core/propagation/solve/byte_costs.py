@@ -170,7 +170,7 @@ class ByteCosts:
         return table
 
     def _sum(self, parts: Sequence[Part]) -> Interned:
-        """Intern the sum of a table per axis; an only one has its columns in order."""
+        """Intern the sum of a table per axis; a single table has its columns in order."""
         if len(parts) == 1:
             rows, of, _ = parts[0]
             return self.prices.table([rows[i] for i in of])

@@ -14,7 +14,7 @@ from .problem import LabellingProblem
 from .strategies import Strategies
 
 Consumer = tuple[Strategies, int, tuple[int, ...]]
-"""Strategies, the variable that picks one (-1: a single strategy), and operand numbers."""
+"""Strategies, the variable that picks among them (-1: a single strategy), and operand numbers."""
 
 Placed = tuple[int | None, ...] | None
 """The only placement in which a value is given; None where there are several."""

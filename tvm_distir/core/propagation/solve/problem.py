@@ -26,7 +26,7 @@ from .strategies import Strategies
 from .tables import Interned, TableStore
 
 End: TypeAlias = tuple[Strategies, int]
-"""Strategies of a node and the variable that picks one (-1: a single strategy)."""
+"""Strategies of a node and the variable that picks among them (-1: a single strategy)."""
 
 
 @dataclass

@@ -56,7 +56,7 @@ class CallWriter:
         self._open(bindings, list(types), tuple(which), dataflow, tuple(inside))
 
     def write(self, first: int) -> tuple[list[Any], list[Any]]:
-        """Write bindings from a first one on, up to the first that is left to others.
+        """Write bindings from a given binding on, up to the first that is left to others.
 
         Returns
         -------

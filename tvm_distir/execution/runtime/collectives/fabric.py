@@ -84,7 +84,7 @@ class WorkerError(Exception):
 
 
 def failure_text(error: BaseException) -> str:
-    """Describe an error in one line: its code and text, or its class and its text's last line."""
+    """Describe an error in a line: its code and text, or its class and its text's last line."""
     if isinstance(error, DistIRError | WorkerError):
         return str(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -144,7 +144,7 @@ class CclFabric:
         self._call("enter", rank)
 
     def fail(self, rank: int, error: DistIRError | str) -> int:
-        """Record a failure unless there is one; wakes all. Returns the rank that failed first.
+        """Record the first failure and wake all ranks. Returns the rank that failed first.
 
         Parameters
         ----------

@@ -155,7 +155,7 @@ class PythonFabric(Transfers):
             return box.popleft()
 
     def executed(self, rank: int) -> list[native.Executed]:
-        """Return collectives a rank executed, one by one."""
+        """Return each collective that a rank executed."""
         return [*self._executed.get(rank, []), *self._exchanged.get(rank, [])]
 
     def progress(self) -> int:

@@ -116,12 +116,12 @@ def stopped(ranks: Sequence[int], timeout_s: float) -> EngineError:
 
 
 def raise_failure(fabric: Fabric, entries: Sequence[EntryFunction]) -> None:
-    """Raise the first failure of a run, if there is one.
+    """Raise the first failure of a run, if any.
 
     Raises
     ------
     EngineError
-        What a rank raised, as DIST0612 unless it has a code of its own.
+        What a rank raised, as DIST0612 unless it has another code.
     KeyboardInterrupt
         When the run was interrupted.
     """

@@ -137,7 +137,7 @@ order_loops = tvm.transform.module_pass(_order_all, opt_level=0, name="tvm_disti
 
 
 def _has_threads(stmt: Any) -> bool:
-    """Return whether a statement, or one inside of it, runs on threads of a GPU."""
+    """Return whether a statement, or a statement inside of it, runs on threads of a GPU."""
     if getattr(stmt, "thread_binding", None) is not None:
         return True
     if str(getattr(stmt, "attr_key", "")) == "thread_extent":
@@ -176,7 +176,7 @@ def _build(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
 def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutable:
     """Compile a module: legalize, order loops, repair kernels, and run TVM's default build.
 
-    The target is the one in scope (``with target:``), or else this machine's CPU.
+    The target is that in scope (``with target:``), or else this machine's CPU.
 
     Raises
     ------

@@ -66,7 +66,7 @@ class _ModuleMap:
                 self._kept.popitem(last=False)
 
     def find_or_make(self, mod: ir.IRModule, make: Callable[[], Any]) -> Any:
-        """Return the value remembered for a module, computed once by one thread."""
+        """Return the value remembered for a module, computed once by a single thread."""
         value = self.find(mod)
         if value is None:
             with compile_turn():

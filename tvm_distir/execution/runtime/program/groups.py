@@ -17,7 +17,7 @@ def axes_of_groups(mod: ir.IRModule) -> dict[tuple[int, Groups], tuple[int, ...]
     """Return the mesh axes by mesh number and rank groups.
 
     Where several sets of axes have the same groups (an axis of a single device changes nothing), it
-    is the smallest set, and of these the first one.
+    is the smallest set, and of these the first.
     """
     table: dict[tuple[int, Groups], tuple[int, ...]] = {}
     for number, mesh in enumerate(meshes(mod)):

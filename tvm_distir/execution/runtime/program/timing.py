@@ -37,8 +37,8 @@ _MOST_S = 86400.0
 def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Program:
     """Export a level-5 module with the times of its kernels, measured on this machine.
 
-    Each distinct kernel is compiled and run on a core, by its own CPU time: the quickest of
-    three. Times are kept on disk by kernel, target and processor. What is no kernel of TVM's
+    Each distinct kernel is compiled and run on a core, timed by the thread's CPU time: the quickest
+    of three. Times are kept on disk by kernel, target and processor. What is no kernel of TVM's
     (collectives, calls of external functions) has no time, and gets that of the system.
 
     Parameters

@@ -3,8 +3,8 @@
 """Compute the load of units and messages of a pipelined step on shared links.
 
 Links are, in either direction: a node's adapters, a device's part of them, and its port inside the
-node; of the devices of a rank, which do the same, one stands for all. A load is the share of the
-link's time that is taken at full speed.
+node; of the devices of a rank, which do the same, a single device stands for all. A load is the
+share of the link's time that is taken at full speed.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class StageLoads:
         return _ps(size, net.nics_per_node * net.bandwidth_per_nic_GBps * self._reached(gradients))
 
     def _own_ps(self, size: int, gradients: bool) -> float:
-        """Return the time that bytes take the adapters that one device drives."""
+        """Return the time that bytes take the adapters that a device drives."""
         net = self.system.inter_node
         nics = math.ceil(net.nics_per_node / self.system.intra_node.devices_per_node)
         return _ps(size, nics * net.bandwidth_per_nic_GBps * self._reached(gradients))
@@ -232,9 +232,9 @@ def _covered(edges: Ints, start: Ints, end: Ints) -> npt.NDArray[np.bool_]:
 
 
 def _shared(classes: list[list[Piece]], owners: list[Hashable]) -> dict[Hashable, int]:
-    """Return the links that may be full, by number; those that all classes load alike are one.
+    """Return the links that may be full, by number; links with equal loads share a number.
 
-    An owner, a rank or its messages, does one thing at a time.
+    An owner, a rank or its messages, does a single thing at a time.
     """
     most: dict[Hashable, dict[Hashable, float]] = {}
     columns: dict[Hashable, list[tuple[int, int, float]]] = {}

@@ -3,7 +3,7 @@
 """Write the program of each rank of a pipelined step as arrays, per kind of unit.
 
 A rank begins with what its stages do once, runs the units of the schedule, takes its part in the
-sums over stages, and ends. A message leaves as soon as its value is made and the one before it
+sums over stages, and ends. A message leaves as soon as its value is made and the message before it
 has gone; its receive occupies nothing.
 """
 
@@ -178,7 +178,7 @@ class StageSteps:
         return np.stack((programs, np.array(micros, np.int64)), axis=1)
 
     def _phase(self, stage: int, phase: str, first: bool) -> list[_Step]:
-        """Return a unit of the schedule: the first of a stage, or one of those that follow."""
+        """Return a unit of the schedule: the first of a stage, or a later unit."""
         role, stash = self.staged.role_of(stage), self.schedule.stash
         direction = _DIRECTION.get(phase, "")
         steps = [
@@ -232,7 +232,7 @@ class StageSteps:
         return _Step((SEND, self._number[id(edge)], *(place or _NOWHERE), SEND_STREAM))
 
     def _run(self, stage: int, name: str, once: bool = False) -> list[_Step]:
-        """Run a unit, if there is one; ``once``: no micro-batch has slots of its own."""
+        """Run a unit, if any; ``once``: no micro-batch has separate slots."""
         unit = self.kinds.unit(stage, name)
         if unit is None:
             return []

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Show a pipeline rank as events: one per unit or message."""
+"""Show a pipeline rank as events: an event per unit or message."""
 
 from __future__ import annotations
 

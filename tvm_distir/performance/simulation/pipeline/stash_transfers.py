@@ -3,8 +3,8 @@
 """Add transfers of offloaded stashes to the programs of ranks.
 
 A store begins when the forward unit is over, beside the next unit; the unit behind that waits for
-its end, since the memory is needed then. A fetch begins with the unit before the backward one,
-which waits for it. Either direction has a stream of its own.
+its end, since the memory is needed then. A fetch begins with the unit before the backward unit,
+which waits for it. Either direction has a separate stream.
 """
 
 from __future__ import annotations

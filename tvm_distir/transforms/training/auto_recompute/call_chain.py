@@ -86,7 +86,7 @@ class CallChain:
         return list(leaves(tree_of(value, self.main.trees)))
 
     def _unread(self) -> dict[int, set[Buffer]]:
-        """Return the saved values, and results of calls, that only one backward pass reads."""
+        """Return the saved values, and results of calls, that only a single backward pass reads."""
         operand_buffers = [
             {b for arg in place.call.args for b in self._buffers(arg) if self._is_value(b)}
             for place in self.places

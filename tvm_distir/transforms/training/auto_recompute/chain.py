@@ -178,7 +178,7 @@ def least_bytes(links: Sequence[ChainCall], gaps: Sequence[int]) -> int:
 
 
 def _followed(ways: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[PartialChoice]:
-    """Extend choices by one call."""
+    """Extend choices by a call."""
     order = sorted(range(len(link.options)), key=lambda k: -link.options[k].kept_bytes)
     candidates = []
     for rank, number in enumerate(order):

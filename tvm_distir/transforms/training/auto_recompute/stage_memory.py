@@ -4,7 +4,7 @@
 
 One micro-batch forward and backward is a function, whose calls are a chain (:mod:`.call_chain`);
 the stages behind stand in it as a task that turns the results into their gradients. What is done
-once, and what each micro-batch leaves behind, follows from the stage's own function.
+once, and what each micro-batch leaves behind, follows from the stage's function.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differentiate a dataflow block in reverse mode.
 
-Per op the gradient is ours (:mod:`.gradients`) or the one TVM registers (``FPrimalGradient``).
+Per op the gradient is ours (:mod:`.gradients`) or that which TVM registers (``FPrimalGradient``).
 Unlike TVM's pass ``Gradient`` it takes bfloat16, writes only what the wanted gradients need, and
 registers nothing with TVM.
 """
@@ -31,7 +31,7 @@ _NO_GRADIENT = "relax.grad.no_grad"
 
 
 def is_differentiable(ty: Any) -> bool:
-    """Return whether a type has a gradient: a float tensor, or a tuple that holds one."""
+    """Return whether a type has a gradient: a float tensor, or a tuple with such a field."""
     if isinstance(ty, relax.TupleType):
         return any(is_differentiable(field) for field in ty.fields)
     return is_float(ty)

@@ -66,7 +66,7 @@ class WeightRegather:
         return self._again[var]
 
     def argument(self, arg: Any) -> Any:
-        """Return an argument, computed from the parameter again if it is one or a view of one."""
+        """Return an argument; parameters and views of them are read again."""
         return substitute(arg, {v: self._variable(v) for v in variables(arg)})
 
     def __call__(self, call: ir.Call) -> ir.Call:

@@ -85,7 +85,7 @@ class RelocatedFunctions:
         return ir.IRModule(functions, global_infos=self.mod.global_infos)
 
     def going_on(self, gv: ir.GlobalVar, rank: int) -> ir.GlobalVar:
-        """Return the function that continues the sums that another one starts."""
+        """Return the function that continues the sums that another function starts."""
         return self._sums.of(self.module(rank), gv)
 
     def functions(self) -> Mapping[Any, Any]:

@@ -196,7 +196,7 @@ def _shared(
     policies: tuple[str, ...],
     stage_functions: dict[Any, list[ir.GlobalVar]],
 ) -> ir.GlobalVar:
-    """Return the function, or an equal one with equal policies of its calls."""
+    """Return the function, or an equal function with equal policies of its calls."""
     key = (int(tvm_ffi.structural_hash(fn, map_free_vars=True)), policies)
     for gv in stage_functions.get(key, ()):
         if tvm_ffi.structural_equal(functions.of[str(gv.name_hint)], fn, map_free_vars=True):

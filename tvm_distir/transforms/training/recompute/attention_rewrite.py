@@ -3,7 +3,7 @@
 """Implement the policy ``attention``, which saves the row maxima and sums of the weights.
 
 ``weights = softmax(f(matmul(q, k)))``, ``mixed = matmul(weights, v)`` is written with the maxima
-and sums as values of their own. The backward pass makes the scores and from them the weights again,
+and sums as separate values. The backward pass makes the scores and from them the weights again,
 key by key as it likes, and takes the sum over the keys that the gradient of a softmax has from
 the result instead, ``sum(mixed_grad * mixed)`` (Dao et al. 2022, "FlashAttention", section 3.1 and
 appendix B; what ring attention needs, Liu et al. 2023).
@@ -120,7 +120,7 @@ def keeping_sums(
 
 
 def _sites(before: Sequence[Any]) -> list[_Site]:
-    """Return attention whose weights are read by one product."""
+    """Return attention whose weights are read by a single product."""
     values = {b.var: b.value for b in before}
     readers: dict[Any, list[Any]] = {}
     for binding in before:
@@ -244,7 +244,7 @@ def _along(
 
 
 def _transposed(first: Any, other: Any, values: Mapping[Any, Any]) -> bool:
-    """Return whether a value is another one with its last two dims swapped."""
+    """Return whether a value is another value with its last two dims swapped."""
     for a, b in ((first, other), (other, first)):
         value: Any = values.get(a)
         if op_name(value) == "permute_dims" and value.args[0].same_as(b):

@@ -220,7 +220,7 @@ class _Body:
 
 
 def from_first_stream(bindings: Sequence[Any], stream: Any) -> tuple[int, list[Any]]:
-    """Number streams from the first one that some bindings use.
+    """Number streams from the first stream that some bindings use.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ TARGETS = "targets"
 """Name of the parameter that holds what the output should have been."""
 
 HALF = ("float16", "bfloat16")
-"""Types whose sums over many samples need a wider one."""
+"""Types whose sums over many samples need a wider type."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class UpdatedWeight:
 
 @dataclass(frozen=True, eq=False)
 class Owner:
-    """Call of a layer, whose weights are updated by one call too.
+    """Call of a layer, whose weights are updated by a single call too.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ Rows = list[tuple[UpdatedWeight, Any, str]]
 """Weights, their gradients, and what the layer's function calls the weights."""
 
 Groups = dict[Owner | None, Rows]
-"""By the layer; under None those of no layer, or of one that is called once."""
+"""By the layer; under None those of no layer, or of a layer that is called once."""
 
 
 def grouped(

@@ -76,7 +76,7 @@ class MpiEngine(Engine):
             find_launcher(self.launcher)
 
     def run_program(self, program: Runnable, inputs: Inputs | None, outputs: str) -> list[Any]:
-        """Join the job that this process is part of, or start one.
+        """Join the job that this process is part of, or start a job.
 
         Raises
         ------

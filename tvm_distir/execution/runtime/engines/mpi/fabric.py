@@ -6,7 +6,7 @@
 bytes and every rank reduces its part with the reference of all engines
 (:mod:`tvm_distir.core.collectives.meaning`), so the bits are the same everywhere.
 
-Ranks exchange messages pairwise on a communicator of the run's own: the group of a call is
+Ranks exchange messages pairwise on a separate communicator of the run: the group of a call is
 part of its header. With a communicator per group, ranks that call over different groups would
 wait for each other; so each sees what the other called.
 """
@@ -71,7 +71,7 @@ class MpiFabric(Transfers):
 
     @property
     def rank(self) -> int | None:
-        """Return the device id of this process; None for one more than the mesh has devices."""
+        """Return the device id of this process; None for a surplus process."""
         here = self._world.rank
         return self.ranks[here] if here < len(self.ranks) else None
 

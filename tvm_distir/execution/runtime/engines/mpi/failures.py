@@ -54,7 +54,7 @@ def fork_worker(folder: Path) -> int | None:
 
 
 def raise_failure(job: Job, folder: Path, code: int) -> None:
-    """Raise the earliest failure that was written down, or why the job ended without one.
+    """Raise the earliest failure that was written down, or why the job ended without a failure.
 
     Parameters
     ----------

@@ -69,7 +69,7 @@ def inputs_of_rank(
     inputs: Inputs | None,
     sources: Sequence[int],
 ) -> LocalInputs:
-    """Return the inputs of this rank: its own, or those that process 0 scatters."""
+    """Return the inputs of this rank, given by itself or scattered by process 0."""
     if len(sources) == here.size:
         return bind_inputs(program.entries, [] if inputs is None else inputs, program.stored)
     if list(sources) != [0]:

@@ -51,7 +51,7 @@ def as_bytes(array: npt.NDArray[Any]) -> Bytes:
 class World:
     """The processes of an MPI job, on separate communicators.
 
-    Making one is collective: all processes of the job must do it.
+    Construction is collective: all processes of the job must do it.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class World:
 
     @property
     def others(self) -> list[int]:
-        """Return all processes but this one."""
+        """Return all other processes."""
         return [r for r in range(self.size) if r != self.rank]
 
     # Failures -------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Worker:
 
 
 class Pool:
-    """A server and its workers, at most one per rank."""
+    """A server and its workers, at most a worker per rank."""
 
     def __init__(self) -> None:
         self._begin()

@@ -68,7 +68,7 @@ class MemoryLayout:
         self.size_bytes = 0
 
     def place(self, shape: Sequence[int], dtype: str) -> ArraySlot:
-        """Return the place of one more array."""
+        """Return the place of a further array."""
         slot = ArraySlot(self.size_bytes, tuple(shape), dtype)
         self.size_bytes += -(-slot.size_bytes // _ALIGNMENT) * _ALIGNMENT
         return slot

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run programs with the engine ``threads``: a worker per rank in a ``ThreadedSession``.
 
-Each mesh's entry function is compiled whole; every worker has a virtual machine of its own, and
+Each mesh's entry function is compiled whole; every worker has a separate virtual machine, and
 the workers meet in a fabric (:mod:`~.collectives.fabric`). An exception that
 leaves a worker would abort the process: workers call :func:`_invoke`, which hands it to the
 fabric. A thread cannot be ended: a session with a worker that does not come back is given up, and
@@ -61,7 +61,7 @@ class ThreadJob:
     all_ended: threading.Event = field(default_factory=threading.Event)
 
     def end(self, rank: int) -> None:
-        """Note that a rank's worker has ended; the last one wakes the controller."""
+        """Note that a rank's worker has ended; the last worker wakes the controller."""
         self.ended.add(rank)
         if len(self.ended) == len(self.machine):
             self.all_ended.set()

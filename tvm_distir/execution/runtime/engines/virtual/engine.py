@@ -3,9 +3,9 @@
 """Run programs with the engine ``virtual``: all ranks in a single process, step by step.
 
 The ranks of an entry run the same function, so each step is done for all of them before the next:
-compute segments with kernels TVM compiled (each distinct one once), collectives in NumPy. Entries
-take turns: one that waits for a transfer, or for the other entries of a mesh that they share,
-yields to the others until it can go on.
+compute segments with kernels TVM compiled (each distinct segment once), collectives in NumPy.
+Entries take turns: an entry that waits for a transfer, or for the other entries of a mesh that they
+share, yields to the others until it can go on.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class VirtualEngine(Engine):
 
 
 def _columns(entry: EntryFunction, local: LocalInputs) -> list[PerRank]:
-    """Return the inputs one by one, each as a tensor per rank; replicas share theirs."""
+    """Return each input as a tensor per rank; replicas share a tensor."""
     converted: dict[int, tuple[Array, Any]] = {}  # holds the array, so that no other takes its id
     columns: list[PerRank] = [[] for _ in entry.inputs]
     for rank in entry.ranks:

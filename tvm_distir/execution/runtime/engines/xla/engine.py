@@ -23,8 +23,8 @@ from .process import TIMEOUT_S, XlaCollective, missing, process_turn, running
 class XlaEngine(Engine):
     """Runs level-5 modules of a mesh with XLA:CPU, as replicas on as many host devices.
 
-    XLA merges collectives and reduces in orders of its own: its results are compared within
-    tolerances, and what ran is not counted as our own engines count it.
+    XLA merges collectives and reduces in other orders: its results are compared within
+    tolerances, and what ran is not counted as the other engines count it.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ class Xla:
         self.version = str(jax.__version__)
 
     def compiled(self, text: str, count: int, replicas: bool) -> Any:
-        """Return a program for so many devices, as replicas or as partitions of one."""
+        """Return a program for so many devices, as replicas or as partitions of a program."""
         from jax._src import compiler, xla_bridge
         from jax._src.interpreters import mlir
         from jaxlib._jax import DeviceList

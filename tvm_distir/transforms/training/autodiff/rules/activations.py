@@ -48,7 +48,7 @@ def _leaky(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> lis
 
 @register_gradient("nn.prelu")
 def _prelu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Differentiate ``prelu``; slopes are per channel, or one for all channels."""
+    """Differentiate ``prelu``; slopes are per channel, or the same for all channels."""
     x, slopes = call.args
     axis = int(call.attrs.axis) % len(shape_of(x))
     wide = [shape_of(slopes)[0] if d == axis else 1 for d in range(len(shape_of(x)))]

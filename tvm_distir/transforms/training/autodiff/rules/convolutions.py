@@ -196,7 +196,7 @@ def _weight_of(call: ir.Call, weight: Any) -> _Weight:
 
 @register_gradient("nn.conv1d", "nn.conv2d", "nn.conv3d")
 def _convolution(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Differentiate a convolution: a transposed one for the data, a convolution for the weight."""
+    """Differentiate a convolution: the data by a transposed, the weight by a plain convolution."""
     a = call.attrs
     data, weight, grad, layouts = _plain(call, grad, "OI", builder)
     w, pads = _weight_of(call, weight), _numbers(a.padding)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""List the files that register gradients where TVM has none, a wrong or a costly one."""
+"""List the files that register gradients where TVM has none, or a wrong or costly gradient."""
 
 from __future__ import annotations
 

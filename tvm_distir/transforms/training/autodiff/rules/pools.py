@@ -194,7 +194,7 @@ def _with_row(shape: Any, layout: str) -> list[Any]:
 def _three(
     grad: Any, x: Any, plane: _Windows, depth: _Windows, backward: Any, builder: relax.BlockBuilder
 ) -> Any:
-    """Differentiate a 3-D pool as one over planes followed by one over depth."""
+    """Differentiate a 3-D pool as a pool over planes followed by a pool over depth."""
     shape, rest = list(shape_of(x)), list(shape_of(grad))
     if plane.layout == "NCHW":
         n, c, d, h, w = shape

@@ -78,7 +78,7 @@ def register_primfunc_gradient(
     name : str
         The kernel's name in its module; of a ``call_tir_with_grad`` its ``te_grad_name``.
     backward : sequence of PrimFunc, or callable
-        A kernel per operand: its parameters are all operands of the forward one, its results,
+        A kernel per operand: its parameters are all operands of the forward kernel, its results,
         their gradients, and then, to be written, the gradient of the operand; None for one that
         counts as constant. (One kernel for several would be cut along what they have in common
         only: where samples are cut, the gradient of data is a part, that of a weight a term.) Or
@@ -115,7 +115,7 @@ def register_primfunc_gradient(
 
 
 def without_mark(value: Any) -> Any:
-    """Return a ``call_tir`` in place of one that names its gradient."""
+    """Return a ``call_tir`` in place of a call that names its gradient."""
     if not isinstance(value, ir.Call) or value.op != ir.Op.get(_MARKED):
         return value
     return ir.Call(ir.Op.get("relax.call_tir"), list(value.args), None, list(value.ty_args))

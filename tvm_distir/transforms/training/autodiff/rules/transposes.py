@@ -32,7 +32,7 @@ def transposed_from(builder: relax.BlockBuilder, value: Any, order: Sequence[int
 
 
 def before_transposing(builder: relax.BlockBuilder, target: Any, gradient: Any) -> tuple[Any, Any]:
-    """Return a value and its gradient before a common transposition, if there is one.
+    """Return a value and its gradient before a common transposition, if any.
 
     The gradient of a transposed value, transposed back, is that of the value before: one that is
     written as a ``permute_dims`` already is passed on without either.
